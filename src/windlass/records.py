@@ -1,7 +1,7 @@
 """Frozen records to and from JSON, driven by their type hints.
 
 A record is a frozen dataclass of str, int, float, bool, None, tuples, mappings, string enums and other
-records. Standard library only: the agent reads the same records inside a node. No record lives here.
+records; one of several records in a union is told by its class's `kind`. Standard library only: the agent reads the same records inside a node. No record lives here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ T = TypeVar("T")
 def to_json(value: Any) -> Any:
     """The plain JSON form of a record; tuples become lists, numbers that JSON lacks become text."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        data = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        kind = getattr(type(value), "kind", None)
+        return {"kind": kind, **data} if isinstance(kind, str) else data
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):

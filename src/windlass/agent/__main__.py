@@ -1,0 +1,68 @@
+"""The three programs of a node: `agent`, `forkserver` and `rank`.
+
+    python agent.pyz agent PLAN.json NODE RUN_DIR
+
+Checks the interpreter's version first and imports as little as it can before the fork server is on its
+way: importing torch is what takes the time.
+"""
+
+import sys
+
+if sys.version_info < (3, 10):  # noqa: UP036 - an old interpreter must get this far to be told
+    sys.exit(
+        "windlass: the nodes run Python %d.%d, 3.10 or newer is needed; choose another with --python"
+        % sys.version_info[:2]
+    )
+
+from typing import NoReturn
+
+
+def run_agent(plan_path: str, node: str, run_dir: str) -> int:
+    """One agent a node; the fork server first."""
+    import os
+    from pathlib import Path
+
+    from windlass.agent.forks import ForkServer
+    from windlass.plan.plan import read_plan
+
+    plan = read_plan(Path(plan_path).read_text())
+    forks = ForkServer(plan_path, {**os.environ, **plan.env})
+
+    import logging
+
+    from windlass.agent import agent
+    from windlass.wire.folder import JobFolder
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    return agent.main(plan, JobFolder(Path(plan_path).parent), int(node), Path(run_dir), forks)
+
+
+def run_rank(plan_path: str, rank: str, attempt: str) -> NoReturn:
+    """One rank in a fresh interpreter, for `--start spawn`."""
+    from pathlib import Path
+
+    from windlass.agent.forkserver import enter_python
+    from windlass.plan.plan import read_plan
+    from windlass.wire.folder import JobFolder
+
+    plan = read_plan(Path(plan_path).read_text())
+    enter_python(plan, JobFolder(Path(plan_path).parent), rank=int(rank), attempt=int(attempt))
+
+
+def main() -> int:
+    """Which program this process is."""
+    program, *args = sys.argv[1:] or [""]
+    if program == "agent":
+        return run_agent(*args)
+    if program == "forkserver":
+        from windlass.agent.forkserver import serve
+
+        serve(int(args[0]), args[1])
+    if program == "rank":
+        run_rank(*args)
+    sys.stderr.write(__doc__ or "")
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

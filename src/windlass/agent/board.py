@@ -1,0 +1,156 @@
+"""The board: what the lead knows of a job, and the status file everyone reads it from.
+
+The lead writes on it as things happen; it is put on disk at once when a phase changes, else at most ten
+times a second. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from dataclasses import replace
+from typing import Any
+
+from windlass import records
+from windlass.plan.plan import Plan
+from windlass.wire.folder import JobFolder, write_atomically
+from windlass.wire.status import (
+    Condition,
+    JobStatus,
+    Moment,
+    NodeStatus,
+    Phase,
+    Progress,
+    RankStatus,
+    Verdict,
+)
+
+logger = logging.getLogger(__name__)
+
+_EVERY_S = 0.1
+
+
+class Board:
+    """A JobStatus that is replaced as the job goes on."""
+
+    def __init__(self, plan: Plan, folder: JobFolder) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._timer: asyncio.TimerHandle | None = None
+        self._reports: dict[int, dict[str, Any]] = {}
+        self._first_step: tuple[int, float] | None = None
+        self.status = make_first_status(plan)
+
+    def set_phase(self, phase: Phase, reason: str, message: str) -> None:
+        """A new phase: a condition with the reason, on disk at once."""
+        condition = Condition(type=phase.value, reason=reason, message=message, since_s=time.time())
+        ended_at_s = time.time() if phase.is_final else None
+        self._set(phase=phase, ended_at_s=ended_at_s, conditions=(*self.status.conditions, condition))
+        self.write()
+
+    def add_condition(self, kind: str, reason: str, message: str) -> None:
+        """Something worth knowing that changes no phase; said once."""
+        if any(c.reason == reason and c.message == message for c in self.status.conditions):
+            return
+        condition = Condition(type=kind, reason=reason, message=message, since_s=time.time())
+        self._set(conditions=(*self.status.conditions, condition))
+
+    def mark(self, name: str, at_s: float | None = None) -> None:
+        """The first time something happened."""
+        if all(moment.name != name for moment in self.status.timeline):
+            moment = Moment(name=name, at_s=at_s or time.time())
+            self._set(timeline=(*self.status.timeline, moment))
+
+    def set_node(self, index: int, **fields: Any) -> None:
+        nodes = list(self.status.nodes)
+        nodes[index] = replace(nodes[index], **fields)
+        self._set(nodes=tuple(nodes))
+
+    def set_rank(self, rank: int, **fields: Any) -> None:
+        ranks = list(self.status.ranks)
+        ranks[rank] = replace(ranks[rank], **fields)
+        self._set(ranks=tuple(ranks))
+
+    def start_attempt(self, attempt: int) -> None:
+        self._reports.clear()
+        self._first_step = None
+        self._set(attempt=attempt, ranks=_make_ranks(self._plan))
+
+    def set_verdict(self, verdict: Verdict, *, final: bool) -> None:
+        if final:
+            self._set(verdict=verdict)
+        else:
+            self._set(history=(*self.status.history, verdict))
+        self.write()
+
+    def report(self, message: dict[str, Any]) -> None:
+        """A rank's report: its step, and the progress of all of them."""
+        rank, step = message["rank"], message["step"]
+        before = self._reports.get(rank, {}).get("metrics", {})
+        self._reports[rank] = {**message, "metrics": {**before, **message["metrics"]}}
+        if not 0 <= rank < self._plan.num_ranks:
+            return
+        if step is not None:
+            self.set_rank(rank, step=step)
+            self.mark("first step", message["at_s"])
+        self._set(progress=self._make_progress(message["at_s"]))
+
+    def _make_progress(self, at_s: float) -> Progress:
+        lowest = self._reports[min(self._reports)]
+        steps = [r["step"] for r in self._reports.values() if r["step"] is not None]
+        totals = [r["total"] for r in self._reports.values() if r["total"] is not None]
+        step, total = min(steps, default=None), max(totals, default=None)
+        progress = Progress(step=step, total=total, metrics=lowest["metrics"], at_s=at_s)
+        if step is None:
+            return progress
+        if self._first_step is None:
+            self._first_step = (step, at_s)
+        steps_done, seconds = step - self._first_step[0], at_s - self._first_step[1]
+        if steps_done <= 0 or seconds <= 0:
+            return progress
+        speed = steps_done / seconds
+        eta_s = max(0, total - step) / speed if total is not None else None
+        return replace(progress, steps_per_s=speed, eta_s=eta_s)
+
+    def _set(self, **fields: Any) -> None:
+        self.status = replace(self.status, **fields)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_EVERY_S, self.write)
+
+    def write(self) -> None:
+        """Put the status on disk; a full disk is survived, and tried again with the next change."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        try:
+            write_atomically(self._folder.status, render_status(self.status))
+        except OSError as error:
+            logger.warning("status: %s", error)
+
+
+def make_first_status(plan: Plan) -> JobStatus:
+    """A job's status before anything has been seen of it."""
+    return JobStatus(
+        job_id=plan.job_id,
+        name=plan.name,
+        engine=plan.engine,
+        work=plan.work.label,
+        restarts=plan.restarts,
+        num_nodes=len(plan.nodes),
+        num_ranks=plan.num_ranks,
+        detach=plan.detach,
+        created_at_s=plan.created_at_s,
+        nodes=tuple(NodeStatus(index=node.index, name=node.name) for node in plan.nodes),
+        ranks=_make_ranks(plan),
+        timeline=(Moment(name="submitted", at_s=plan.created_at_s),),
+    )
+
+
+def render_status(status: JobStatus) -> bytes:
+    return json.dumps(records.to_json(status), separators=(",", ":")).encode()
+
+
+def _make_ranks(plan: Plan) -> tuple[RankStatus, ...]:
+    return tuple(RankStatus(rank=rank, node=node.index) for node in plan.nodes for rank in node.ranks)

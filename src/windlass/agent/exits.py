@@ -1,0 +1,59 @@
+"""How a rank ended, judged from its exit code, its result file and whether it was asked to.
+
+Pure, but for reading the error file that torch's `record` writes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from windlass.wire.results import ErrorInfo, Outcome, ResultHeader
+
+
+def judge_exit(
+    *,
+    rank: int,
+    attempt: int,
+    code: int,
+    header: ResultHeader | None,
+    error: ErrorInfo | None,
+    is_command: bool,
+    at_s: float,
+    stopped_at_s: float | None,
+    out_of_memory: bool,
+) -> Outcome:
+    """The outcome of a rank whose process is gone."""
+    outcome = Outcome(rank=rank, attempt=attempt, state="stopped", at_s=at_s)
+    if code == 0 and (is_command or (header is not None and header.state == "returned")):
+        return replace(outcome, state="returned", at_s=header.at_s if header else at_s, exit_code=0)
+    if header is not None and header.state != "returned":
+        was_first = stopped_at_s is None or header.at_s < stopped_at_s
+        return header.outcome() if was_first else replace(outcome, exit_code=code)
+    if stopped_at_s is not None:
+        return outcome
+    if code < 0:
+        return replace(
+            outcome, state="killed", signal=-code, out_of_memory=out_of_memory and code == -9
+        )
+    return replace(outcome, state="exited", exit_code=code, error=error)
+
+
+def read_error_file(path: Path) -> ErrorInfo | None:
+    """What torch's `record` left of an exception; None when there is nothing, or nothing readable."""
+    try:
+        message = json.loads(path.read_text())["message"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    text, extra = _read_message(message)
+    type_name, _, rest = text.partition(": ")
+    return ErrorInfo(type=type_name, message=rest, traceback=str(extra.get("py_callstack", "")))
+
+
+def _read_message(message: Any) -> tuple[str, dict[str, Any]]:
+    if isinstance(message, dict):
+        extra = message.get("extraInfo")
+        return str(message.get("message", "")), extra if isinstance(extra, dict) else {}
+    return str(message), {}

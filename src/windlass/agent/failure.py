@@ -1,0 +1,141 @@
+"""From what was seen of ranks and nodes to a verdict: who failed first, and why.
+
+Pure. The lead calls it; nothing here touches a process.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Iterable
+
+from windlass.plan.plan import Plan
+from windlass.wire.results import Outcome
+from windlass.wire.status import FailureKind, Verdict
+
+# What a rank prints when it was a peer that died: a consequence, not a cause.
+_PEER_LOST = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "socket closed",
+    "remote process exited",
+    "connection refused",
+    "failed to recv",
+    "recvvalue failed",
+    "recvbytes",
+    "sendbytes",
+)
+
+
+def choose_first(outcomes: Iterable[Outcome]) -> Outcome | None:
+    """The failure that came first; a rank that only lost its peer is blamed last."""
+    failures = [outcome for outcome in outcomes if outcome.is_failure]
+    return min(failures, key=lambda o: (_is_consequence(o), o.at_s, o.rank), default=None)
+
+
+def _is_consequence(outcome: Outcome) -> bool:
+    if outcome.error is None:
+        return False
+    text = outcome.error.message.lower()
+    return any(sign in text for sign in _PEER_LOST)
+
+
+def make_verdict(
+    plan: Plan, outcomes: Iterable[Outcome], *, attempt: int, running: int = 0
+) -> Verdict | None:
+    """The verdict over one attempt; None when no rank failed."""
+    outcomes = list(outcomes)
+    first = choose_first(outcomes)
+    if first is None:
+        return None
+    node = plan.node_of(first.rank)
+    others = Counter(outcome.state for outcome in outcomes if outcome.rank != first.rank)
+    if running:
+        others["running"] += running
+    error = first.error
+    return Verdict(
+        kind=_classify(first),
+        message=_describe(first, node.name),
+        rank=first.rank,
+        node=node.index,
+        node_name=node.name,
+        attempt=attempt,
+        at_s=first.at_s,
+        exception=error.text if error else "",
+        file=error.file if error else "",
+        line=error.line if error else 0,
+        source=error.source if error else "",
+        exit_code=first.exit_code,
+        signal=signal_name(first.signal) if first.signal else "",
+        others=dict(others),
+        next=_next_step(plan, first),
+    )
+
+
+def _classify(outcome: Outcome) -> FailureKind:
+    if outcome.state == "lost":
+        return FailureKind.LOST_NODE
+    if outcome.out_of_memory or (outcome.error and _is_memory_error(outcome.error.type)):
+        return FailureKind.OUT_OF_MEMORY
+    if outcome.state == "killed":
+        return FailureKind.KILLED
+    return FailureKind.USER_ERROR
+
+
+def _is_memory_error(type_name: str) -> bool:
+    return type_name.rpartition(".")[2] in ("MemoryError", "OutOfMemoryError")
+
+
+def _describe(outcome: Outcome, node_name: str) -> str:
+    who = f"rank {outcome.rank} on {node_name}"
+    if outcome.state == "lost":
+        return f"{node_name} was lost with rank {outcome.rank} on it"
+    if outcome.out_of_memory:
+        return f"{who} was killed because the machine ran out of memory"
+    if outcome.signal:
+        return f"{who} was killed by {signal_name(outcome.signal)}"
+    if outcome.error is not None:
+        where = f" at {outcome.error.file}:{outcome.error.line}" if outcome.error.file else ""
+        return f"{who} raised {outcome.error.text.splitlines()[0][:200]}{where}"
+    if outcome.exit_code == 0:
+        return f"{who} exited with code 0 before its work returned (os._exit?)"
+    return f"{who} exited with code {outcome.exit_code}"
+
+
+def _next_step(plan: Plan, outcome: Outcome) -> str:
+    if outcome.error is not None and outcome.error.type.endswith("ModuleNotFoundError"):
+        missing = outcome.error.message.rpartition("'")[0].rpartition("'")[2]
+        python = plan.python or "python"
+        if missing:
+            return f"{python} -m pip install {missing.partition('.')[0]}"
+    return f"windlass logs {plan.job_id} --rank {outcome.rank}"
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL rather than 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def make_job_verdict(
+    plan: Plan,
+    kind: FailureKind,
+    message: str,
+    *,
+    at_s: float,
+    attempt: int = 0,
+    node: int | None = None,
+) -> Verdict:
+    """A verdict about the job or a node rather than about one rank."""
+    return Verdict(
+        kind=kind,
+        message=message,
+        node=node,
+        node_name=plan.nodes[node].name if node is not None else "",
+        attempt=attempt,
+        at_s=at_s,
+        next=f"windlass logs {plan.job_id}",
+    )

@@ -1,0 +1,107 @@
+"""Between agent and fork server: requests with pipes attached one way, events the other.
+
+A request is a length and JSON; the rank's two pipe ends travel with its first bytes. An event is a line
+of JSON. Both ends are here so that they cannot drift apart; neither end's work is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from windlass import names
+from windlass.agent import processes
+
+if TYPE_CHECKING:  # the fork server imports this file too, and no event loop
+    from asyncio import AbstractEventLoop
+
+_LENGTH = struct.Struct(">I")
+_MAX_FDS = 8
+
+
+def read_request(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """The next request and the descriptors that came with it; None when the agent has hung up."""
+    data, fds, _, _ = socket.recv_fds(control, _LENGTH.size, _MAX_FDS)
+    if not data:
+        return None
+    (length,) = _LENGTH.unpack(data)
+    body = b""
+    while len(body) < length:
+        piece = control.recv(length - len(body))
+        if not piece:
+            return None
+        body += piece
+    return json.loads(body), list(fds)
+
+
+def send_event(control: socket.socket, event: dict[str, Any]) -> None:
+    """Tell the agent; if it is gone, so is the reason to go on."""
+    control.sendall(json.dumps(event).encode() + b"\n")
+
+
+class ForkServer:
+    """The agent's end: starts the server, asks for ranks, hears of their ends."""
+
+    def __init__(self, plan_path: str, env: dict[str, str]) -> None:
+        self._buffer = b""
+        self._loop: AbstractEventLoop | None = None
+        self._control, theirs = socket.socketpair()
+        os.set_inheritable(theirs.fileno(), True)
+        python = sys.executable
+        argv = [python, sys.argv[0], "forkserver", str(theirs.fileno()), plan_path]
+        self.forgotten = [] if names.OPENBLAS_NUM_THREADS in env else [names.OPENBLAS_NUM_THREADS]
+        env = {names.OPENBLAS_NUM_THREADS: "1", **env}
+        self.pid = os.posix_spawn(python, argv, env)
+        theirs.close()
+
+    def listen(self, loop: AbstractEventLoop, on_event: Callable[[dict[str, Any]], None]) -> None:
+        """Hand events to the loop from now on."""
+        self._loop, self._on_event = loop, on_event
+        self._control.setblocking(False)
+        loop.add_reader(self._control.fileno(), self._read)
+
+    def fork(self, *, rank: int, attempt: int, env: dict[str, str], fds: tuple[int, int]) -> None:
+        """Ask for one rank; `started` and, once, `exited` follow as events."""
+        request = {"rank": rank, "attempt": attempt, "env": env, "forget": self.forgotten}
+        body = json.dumps(request).encode()
+        self._control.setblocking(True)
+        try:
+            socket.send_fds(self._control, [_LENGTH.pack(len(body))], fds)
+            self._control.sendall(body)
+        except ConnectionError:
+            return  # its death is an event of its own
+        finally:
+            self._control.setblocking(False)
+
+    def _read(self) -> None:
+        try:
+            data = self._control.recv(65536)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._hang_up()
+            self._on_event({"event": "gone"})
+            return
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            self._on_event(json.loads(line))
+
+    def close(self) -> None:
+        """End the server and everything below it."""
+        self._hang_up()
+        processes.kill_descendants(os.getpid(), spare=frozenset({self.pid}))
+        processes.kill(self.pid, signal.SIGKILL)
+        processes.kill_descendants(os.getpid())
+
+    def _hang_up(self) -> None:
+        if self._loop is not None and self._control.fileno() >= 0:
+            self._loop.remove_reader(self._control.fileno())
+        self._control.close()

@@ -1,0 +1,197 @@
+"""The fork server: imports torch once, then forks ranks for as long as the agent asks.
+
+A process of its own, single-threaded, which is checked: a fork copies only the forking thread, so a
+preloaded module that started another one makes ranks hang in its locks; then they are spawned instead.
+Requests and events are JSON lines of `agent.forks`. No asyncio here: the ranks would inherit it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from windlass import names
+from windlass.agent import processes
+from windlass.agent.forks import read_request, send_event
+from windlass.agent.openblas import restore_threads
+from windlass.plan.plan import Plan, read_plan
+from windlass.spec.work import Command
+from windlass.wire.folder import JobFolder
+
+
+def serve(control_fd: int, plan_path: str) -> NoReturn:
+    """Import, then fork on request until the agent hangs up."""
+    control = socket.socket(fileno=control_fd)
+    processes.become_subreaper()
+    signal.signal(signal.SIGTERM, _end_now)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    processes.die_with_parent(os.getppid(), signal.SIGTERM)
+    folder = JobFolder(Path(plan_path).parent)
+    plan = read_plan(folder.plan.read_text())
+    unsafe = _preload(plan, control)
+    server = _ForkServer(plan, folder, control, unsafe=unsafe)
+    with contextlib.suppress(ConnectionError):
+        server.loop()
+    _end_now()
+
+
+def _end_now(*_: object) -> NoReturn:
+    processes.kill_descendants(os.getpid())
+    os._exit(0)
+
+
+def _preload(plan: Plan, control: socket.socket) -> bool:
+    """Import what the plan names; tell the agent how it went, and whether forking is safe after it."""
+    started_s = time.monotonic()
+    missing: dict[str, str] = {}
+    culprit = ""
+    gc.disable()  # a tenth of the time of importing torch
+    for name in plan.preload:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 - the rank that needs it will say so, at the user's line
+            missing[name] = f"{type(error).__name__}: {error}"
+        if not culprit and processes.count_threads() > 1:
+            culprit = name
+    gc.freeze()
+    gc.enable()
+    event = {
+        "event": "ready",
+        "import_s": time.monotonic() - started_s,
+        "missing": missing,
+        "num_threads": processes.count_threads(),
+        "culprit": culprit,
+    }
+    send_event(control, event)
+    return bool(culprit)
+
+
+class _ForkServer:
+    """Takes requests, forks, reaps."""
+
+    def __init__(self, plan: Plan, folder: JobFolder, control: socket.socket, *, unsafe: bool) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._control = control
+        self._executes = isinstance(plan.work, Command)
+        self._spawns = unsafe or plan.start == "spawn"
+        self._wake_read, self._wake_write = os.pipe()
+        for end in (self._wake_read, self._wake_write):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that the wake-up pipe is written
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+
+    def loop(self) -> None:
+        while True:
+            ready, _, _ = select.select([self._control, self._wake_read], [], [])
+            if self._wake_read in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_read, 4096)
+                self._reap()
+            if self._control in ready:
+                request = read_request(self._control)
+                if request is None:
+                    return
+                self._fork(*request)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            send_event(
+                self._control,
+                {"event": "exited", "pid": pid, "code": os.waitstatus_to_exitcode(status)},
+            )
+
+    def _fork(self, request: dict[str, Any], fds: list[int]) -> None:
+        server = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become_rank(server, request, fds)
+        for fd in fds:
+            os.close(fd)
+        send_event(self._control, {"event": "started", "rank": request["rank"], "pid": pid})
+
+    def _become_rank(self, server: int, request: dict[str, Any], fds: list[int]) -> NoReturn:
+        try:
+            self._enter_rank(server, request, fds)
+        except BaseException as error:  # noqa: BLE001 - nothing may unwind into the server's own loop
+            sys.stderr.write(f"windlass: cannot start this rank: {type(error).__name__}: {error}\n")
+            sys.stderr.flush()
+        finally:
+            os._exit(126)
+
+    def _enter_rank(self, server: int, request: dict[str, Any], fds: list[int]) -> NoReturn:
+        os.setsid()
+        processes.die_with_parent(server, signal.SIGKILL)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _connect_streams(fds)
+        self._control.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+        _set_environment(request["env"], forgotten=request["forget"])
+        if self._plan.cwd:
+            os.chdir(self._plan.cwd)
+        if self._executes:
+            _execute(self._plan.work)
+        if self._spawns:
+            rank = (str(request["rank"]), str(request["attempt"]))
+            os.execv(sys.executable, [sys.executable, sys.argv[0], "rank", str(self._folder.plan), *rank])
+        enter_python(self._plan, self._folder, rank=request["rank"], attempt=request["attempt"])
+
+
+def enter_python(plan: Plan, folder: JobFolder, *, rank: int, attempt: int) -> NoReturn:
+    """From a prepared process, forked or spawned, into the user's Python."""
+    import faulthandler
+
+    from windlass.agent.rank import run_rank
+
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.enable()
+    restore_threads()
+    if "numpy.random" in sys.modules:  # torchrun's ranks do not share a generator's state
+        sys.modules["numpy.random"].seed()
+    run_rank(plan, folder, rank=rank, attempt=attempt)
+
+
+def _connect_streams(fds: list[int]) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (fds[0], 1), (fds[1], 2)):
+        os.dup2(source, target)
+        os.close(source)
+
+
+def _set_environment(env: dict[str, str], *, forgotten: list[str]) -> None:
+    for name in forgotten:
+        os.environ.pop(name, None)
+    os.environ.update(env)
+
+
+def _execute(work: Any) -> NoReturn:
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    try:
+        os.execvp(work.argv[0], work.argv)  # noqa: S606 - no shell, on purpose
+    except FileNotFoundError:
+        sys.stderr.write(f"windlass: command not found: {work.argv[0]}\n")
+        os._exit(127)
+    except OSError as error:
+        sys.stderr.write(f"windlass: cannot run {work.argv[0]}: {error.strerror}\n")
+        os._exit(126)

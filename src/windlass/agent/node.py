@@ -1,0 +1,215 @@
+"""One node's part of a job: starts its ranks when the lead says so, watches them, ends them.
+
+Talks to the fork server below and to the lead above, which for node 0 is in the same process. Decides
+nothing about the job: what a rank did is told to the lead, and the lead says what follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from windlass import names, records
+from windlass.agent import processes
+from windlass.agent.exits import judge_exit, read_error_file
+from windlass.agent.forks import ForkServer
+from windlass.agent.link import Send
+from windlass.agent.streams import RankStreams
+from windlass.errors import ProtocolError
+from windlass.plan.environ import make_rank_env
+from windlass.plan.plan import Plan
+from windlass.spec.work import Command
+from windlass.wire.folder import JobFolder
+from windlass.wire.results import Outcome, ResultHeader, read_header
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Rank:
+    """One live rank."""
+
+    number: int
+    streams: RankStreams
+    pid: int | None = None
+
+
+class Node:
+    """The ranks of one node, one attempt at a time."""
+
+    def __init__(
+        self, plan: Plan, folder: JobFolder, index: int, run_dir: Path, forks: ForkServer, send: Send
+    ) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._node = plan.nodes[index]
+        self._forks = forks
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._report_path = run_dir / f"node-{index}.sock"
+        self._ranks: dict[int, _Rank] = {}
+        self._attempt = 0
+        self._stopped_at_s: float | None = None
+        self._oom_kills = 0
+        self._kill_timer: asyncio.TimerHandle | None = None
+        self._listen()
+        forks.listen(self._loop, self._on_fork_event)
+
+    def receive(self, message: dict[str, Any]) -> None:
+        """An order of the lead."""
+        if message["type"] == "start":
+            self._start(message["attempt"], message["master_addr"], message["master_port"])
+        elif message["type"] == "stop":
+            self.stop(now=message["now"])
+
+    # -- starting ------------------------------------------------------------------------------
+
+    def _start(self, attempt: int, master_addr: str, master_port: int) -> None:
+        self._attempt = attempt
+        self._stopped_at_s = None
+        self._oom_kills = processes.read_oom_kills()
+        self._folder.attempt(attempt).mkdir(exist_ok=True)
+        for rank in self._node.ranks:
+            env = make_rank_env(
+                self._plan, rank, attempt=attempt, master_addr=master_addr, master_port=master_port
+            )
+            env[names.REPORT_SOCKET] = str(self._report_path)
+            env[names.TORCHELASTIC_ERROR_FILE] = str(self._folder.error(attempt, rank))
+            streams = RankStreams(self._folder.log(attempt, rank), self._on_log_trouble)
+            self._ranks[rank] = _Rank(rank, streams)
+            ends = streams.open()
+            self._forks.fork(rank=rank, attempt=attempt, env=env, fds=ends)
+            for end in ends:
+                os.close(end)
+
+    # -- hearing of ranks ----------------------------------------------------------------------
+
+    def _on_fork_event(self, event: dict[str, Any]) -> None:
+        if event["event"] == "started" and event["rank"] in self._ranks:
+            self._ranks[event["rank"]].pid = event["pid"]
+            self._tell("started", rank=event["rank"], pid=event["pid"])
+            if self._stopped_at_s is not None:  # the order to stop overtook the fork
+                processes.kill(event["pid"], signal.SIGTERM)
+        elif event["event"] == "exited":
+            rank = next((r for r in self._ranks.values() if r.pid == event["pid"]), None)
+            if rank is not None:
+                self._on_exit(rank, event["code"])
+        elif event["event"] == "ready":
+            self._tell("ready", **{key: event[key] for key in event if key != "event"})
+        elif event["event"] == "gone":
+            self._on_server_gone()
+
+    def _on_exit(self, rank: _Rank, code: int) -> None:
+        del self._ranks[rank.number]
+        rank.streams.close()
+        header = self._read_header(rank.number)
+        is_command = isinstance(self._plan.work, Command)
+        outcome = judge_exit(
+            rank=rank.number,
+            attempt=self._attempt,
+            code=code,
+            header=header,
+            error=read_error_file(self._folder.error(self._attempt, rank.number)) if code else None,
+            is_command=is_command,
+            at_s=time.time(),
+            stopped_at_s=self._stopped_at_s,
+            out_of_memory=processes.read_oom_kills() > self._oom_kills,
+        )
+        self._tell("outcome", outcome=records.to_json(outcome), exited=True)
+        self._check_stopped()
+
+    def _read_header(self, rank: int) -> ResultHeader | None:
+        try:
+            return read_header(self._folder.result(self._attempt, rank))
+        except (OSError, ProtocolError) as error:
+            logger.warning("result of rank %s: %s", rank, error)
+            return None
+
+    def _on_server_gone(self) -> None:
+        """The fork server died and its ranks with it."""
+        logger.warning("the fork server is gone")
+        for rank in list(self._ranks.values()):
+            self._on_exit(rank, -signal.SIGKILL)
+        self._tell("server_gone")
+
+    def _on_log_trouble(self, message: str) -> None:
+        self._tell("trouble", reason=names.REASON_LOG_TRUNCATED, message=message)
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def stop(self, *, now: bool) -> None:
+        """End every rank: ask, and after the grace, make it so. `now` leaves the asking out."""
+        if self._stopped_at_s is None:
+            self._stopped_at_s = time.time()
+            for rank in self._ranks.values():
+                if rank.pid is not None:
+                    processes.kill(rank.pid, signal.SIGTERM)
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+        if now:
+            self._kill_all()
+        else:
+            self._kill_timer = self._loop.call_later(self._plan.grace_s, self._kill_all)
+        self._check_stopped()
+
+    def _kill_all(self) -> None:
+        for rank in self._ranks.values():
+            if rank.pid is not None:
+                processes.kill_group(rank.pid, signal.SIGKILL)
+                processes.kill(rank.pid, signal.SIGKILL)
+
+    def _check_stopped(self) -> None:
+        if self._stopped_at_s is None or self._ranks:
+            return
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+            self._kill_timer = None
+        self.sweep()
+        self._tell("stopped", attempt=self._attempt)
+
+    def sweep(self) -> None:
+        """End what ranks left behind: grandchildren, daemons of theirs."""
+        processes.kill_descendants(os.getpid(), spare=frozenset({self._forks.pid}))
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._ranks
+
+    # -- reports -------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        self._reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._reports.bind(str(self._report_path))
+        self._reports.setblocking(False)
+        self._loop.add_reader(self._reports.fileno(), self._on_report)
+
+    def _on_report(self) -> None:
+        try:
+            message = json.loads(self._reports.recv(names.MAX_DATAGRAM_BYTES + 1))
+            kind, is_current = message["type"], message["attempt"] == self._attempt
+        except (BlockingIOError, ValueError, KeyError, TypeError):
+            return
+        if not is_current:
+            return
+        if kind == "outcome":
+            outcome = records.read(ResultHeader, message["header"]).outcome()
+            if self._stopped_at_s is None or outcome.at_s < self._stopped_at_s:
+                self._tell("outcome", outcome=records.to_json(outcome), exited=False)
+        elif kind in ("running", "report"):
+            self._send(message)
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        self._send({"type": kind, **fields})
+
+
+def read_outcome(message: dict[str, Any]) -> Outcome:
+    """The outcome in a message of a node."""
+    return records.read(Outcome, message["outcome"])

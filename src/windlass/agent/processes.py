@@ -1,0 +1,112 @@
+"""Processes of this machine: who descends from whom, and how to end them all.
+
+The kernel's tools only: subreaper, parent-death signal, /proc. Where they are missing (macOS) process
+groups do what they can. Knows nothing of ranks or jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PROC = Path("/proc")
+
+
+def _prctl(option: int, value: int) -> bool:
+    if not sys.platform.startswith("linux"):
+        return False
+    return ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0
+
+
+def become_subreaper() -> bool:
+    """Orphaned grandchildren become children of this process instead of init's."""
+    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int, signum: int) -> None:
+    """Get `signum` when `parent` ends, however it ends."""
+    _prctl(_PR_SET_PDEATHSIG, signum)
+    if os.getppid() != parent:  # it ended before the call above
+        os.kill(os.getpid(), signum)
+
+
+def count_threads() -> int:
+    """Threads of this process; 1 where the machine does not say."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return 1
+
+
+def read_parents() -> dict[int, int]:
+    """Every process of this machine and its parent."""
+    parents = {}
+    for entry in os.listdir(_PROC) if _PROC.is_dir() else []:
+        if not entry.isdigit():
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # the name in brackets may itself hold brackets and blanks: fields start after the last one
+            fields = (_PROC / entry / "stat").read_bytes().rpartition(b")")[2].split()
+            if fields[0] != b"Z":
+                parents[int(entry)] = int(fields[1])
+    return parents
+
+
+def find_descendants(root: int) -> set[int]:
+    """Every live process below `root`, which itself is not counted."""
+    children: dict[int, list[int]] = {}
+    for pid, parent in read_parents().items():
+        children.setdefault(parent, []).append(pid)
+    found: set[int] = set()
+    todo = [root]
+    while todo:
+        for child in children.get(todo.pop(), ()):
+            if child not in found:
+                found.add(child)
+                todo.append(child)
+    return found
+
+
+def kill(pid: int, signum: int) -> None:
+    """Signal a process that may be gone."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signum)
+
+
+def kill_group(pid: int, signum: int) -> None:
+    """Signal a process group that may be gone."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signum)
+
+
+def kill_descendants(root: int, *, spare: frozenset[int] = frozenset()) -> int:
+    """SIGKILL everything below `root` until nothing is left; how many were killed.
+
+    A process that forks while it is being killed leaves a child for the next round.
+    """
+    killed: set[int] = set()
+    for _ in range(100):
+        alive = find_descendants(root) - spare - killed
+        if not alive:
+            break
+        for pid in alive:
+            kill(pid, signal.SIGKILL)
+        killed |= alive
+    return len(killed)
+
+
+def read_oom_kills() -> int:
+    """How many processes the kernel has killed for memory since boot."""
+    try:
+        for line in (_PROC / "vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    except OSError:
+        pass
+    return 0

@@ -1,0 +1,101 @@
+"""`wl.report(step=, total=, **metrics)`: a rank tells its agent where it is.
+
+One datagram to the agent's socket, at most ten a second, never blocking; outside a job, nothing happens.
+Runs in users' processes, so it imports little, starts no thread and raises only for misuse.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import time
+from typing import Any
+
+from windlass import names
+
+_EVERY_S = 0.1
+
+
+class _Reporter:
+    """The last report not sent yet, and the socket it goes to."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.path = os.environ.get(names.REPORT_SOCKET, "")
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if self.path else None
+        if self.socket is not None:
+            self.socket.setblocking(False)
+            atexit.register(self.flush)
+        self.pending: dict[str, Any] | None = None
+        self.sent_at_s = 0.0
+        self.step: int | None = None
+        self.total: int | None = None
+
+    def report(self, step: int | None, total: int | None, metrics: dict[str, Any]) -> None:
+        if self.socket is None:
+            return
+        self.step = self.step if step is None else int(step)
+        self.total = self.total if total is None else int(total)
+        before = self.pending["metrics"] if self.pending else {}
+        self.pending = {"metrics": {**before, **metrics}}
+        now_s = time.monotonic()
+        if now_s - self.sent_at_s >= _EVERY_S or self.step == self.total:
+            self.sent_at_s = now_s
+            self.flush()
+
+    def flush(self) -> None:
+        if self.pending is None or self.socket is None or self.pid != os.getpid():
+            return
+        message = {
+            "type": "report",
+            "rank": int(os.environ.get(names.RANK, "0")),
+            "attempt": int(os.environ.get(names.ATTEMPT, "0")),
+            "step": self.step,
+            "total": self.total,
+            "metrics": {str(k): _plain(v) for k, v in self.pending["metrics"].items()},
+            "at_s": time.time(),
+        }
+        if send(self.socket, self.path, message):
+            self.pending = None
+
+
+_reporter: _Reporter | None = None
+
+
+def report(step: int | None = None, total: int | None = None, **metrics: Any) -> None:
+    """Tell where this rank is: `wl.report(step=3, total=100, loss=0.25)`.
+
+    Shown in the live view and in `windlass status`. Tensors of one element are taken as numbers, but only
+    when a report is really sent, so calling it at every step costs next to nothing.
+    """
+    global _reporter
+    if _reporter is None or _reporter.pid != os.getpid():
+        _reporter = _Reporter()
+    _reporter.report(step, total, metrics)
+
+
+def send(sender: socket.socket, path: str, message: dict[str, Any]) -> bool:
+    """Send one datagram if the agent has room for it."""
+    data = json.dumps(message).encode()
+    if len(data) > names.MAX_DATAGRAM_BYTES:
+        return True  # never goes through: drop it rather than try it again
+    try:
+        sender.sendto(data, path)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # the agent is gone, and this process soon will be
+    return True
+
+
+def _plain(value: Any) -> Any:
+    """A number, text, truth value or None; whatever else is shown as text."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    try:
+        value = value.item()
+    except (AttributeError, RuntimeError, ValueError, TypeError):
+        return str(value)[:200]
+    return value if isinstance(value, (bool, int, float)) else str(value)[:200]

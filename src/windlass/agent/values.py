@@ -1,0 +1,114 @@
+"""Values that cross between processes: pickling them, and saying clearly why one cannot travel.
+
+Used by ranks for what they return and by clients for what they send. cloudpickle only; torch is touched
+only when the user's own code has imported it.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from windlass.errors import BundleError
+
+_MAX_DEPTH = 12
+_WHAT = {
+    "generator": "a generator cannot travel; return list(...) of it",
+    "async_generator": "an async generator cannot travel; collect it into a list",
+    "coroutine": "a coroutine cannot travel; await it first",
+    "lock": "a lock cannot travel; make it where it is used",
+    "RLock": "a lock cannot travel; make it where it is used",
+    "TextIOWrapper": "an open file cannot travel; pass its path",
+    "BufferedReader": "an open file cannot travel; pass its path",
+    "BufferedWriter": "an open file cannot travel; pass its path",
+    "socket": "a socket cannot travel; connect where it is used",
+    "Thread": "a thread cannot travel",
+    "module": "this module cannot travel",
+    "frame": "a stack frame cannot travel",
+    "ProcessGroup": "a process group belongs to its rank; return plain values",
+}
+
+
+def dump(value: Any, *, name: str) -> bytes:
+    """Pickle `value`; what cannot travel is named by its path, starting at `name`."""
+    import cloudpickle
+
+    buffer = io.BytesIO()
+    try:
+        _pickler_class(cloudpickle)(buffer, protocol=pickle.DEFAULT_PROTOCOL).dump(value)
+    except RecursionError as error:
+        raise BundleError(f"{name} is nested too deeply to travel") from error
+    except Exception as error:
+        path, why = explain(value, name)
+        raise BundleError(f"{path}: {why or error}", hint=_hint(why)) from error
+    return buffer.getvalue()
+
+
+def _hint(why: str) -> str:
+    return "" if why else "only values that pickle can travel between processes"
+
+
+def _pickler_class(cloudpickle: types.ModuleType) -> Any:
+    """cloudpickle's pickler, which also brings CUDA tensors to the CPU."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "Tensor"):
+        return cloudpickle.Pickler
+
+    class CpuPickler(cloudpickle.Pickler):  # type: ignore[name-defined,misc]
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
+                return obj.detach().cpu().requires_grad_(obj.requires_grad).__reduce_ex__(2)
+            return super().reducer_override(obj)
+
+    return CpuPickler
+
+
+def explain(value: Any, name: str) -> tuple[str, str]:
+    """The path of the innermost thing that cannot travel, and why (empty when nothing is known)."""
+    path, seen = name, {id(value)}
+    for _ in range(_MAX_DEPTH):
+        culprit = next(
+            ((p, v) for p, v in _parts(path, value) if id(v) not in seen and not _travels(v)), None
+        )
+        if culprit is None:
+            break
+        path, value = culprit
+        seen.add(id(value))
+    kind = type(value).__name__
+    return path, _WHAT.get(kind, "" if value is None else f"a {kind} cannot travel")
+
+
+def _travels(value: Any) -> bool:
+    import cloudpickle
+
+    try:
+        _pickler_class(cloudpickle)(io.BytesIO(), protocol=pickle.DEFAULT_PROTOCOL).dump(value)
+    except Exception:  # noqa: BLE001 - any exception of a user's __reduce__ means: it does not travel
+        return False
+    return True
+
+
+def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield f"{path}[{key!r}]", item
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for index, item in enumerate(value):
+            yield f"{path}[{index}]", item
+    elif isinstance(value, types.FunctionType):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
+        yield from ((f"{path} uses {free!r}, which", cell.cell_contents) for free, cell in cells)
+        used = (n for n in value.__code__.co_names if n in value.__globals__)
+        yield from ((f"{path} uses {n!r}, which", value.__globals__[n]) for n in used)
+    elif isinstance(value, types.MethodType):
+        yield f"{path}.__self__", value.__self__
+    elif hasattr(value, "func") and hasattr(value, "keywords"):
+        yield from ((f"{path}.func", value.func), (f"{path}.args", value.args))
+        yield f"{path}.keywords", value.keywords
+    elif not isinstance(value, type) and hasattr(value, "__dict__"):
+        for attribute, item in vars(value).items():
+            yield f"{path}.{attribute}", item

@@ -1,0 +1,112 @@
+"""Selected paths -> manifest: reads and hashes files, with a cache for those that did not change.
+
+The only reader of contents on the way to a manifest. Links are recorded, never followed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+from windlass.bundle.manifest import FileEntry, Manifest, make_manifest
+from windlass.bundle.paths import link_fault, shown
+from windlass.errors import BundleError
+
+CHUNK_BYTES = 1 << 20
+RACY_NS = 2_000_000_000
+
+
+class StatCache:
+    """Hashes of files by their stat, for one process.
+
+    A file touched less than two seconds before it was read is never remembered: on a file system
+    with coarse times it could change again and look the same. The change time counts too, since a
+    copy may carry an old modification time.
+    """
+
+    def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
+        self.clock = clock
+        self._known: dict[str, tuple[tuple[int, ...], str]] = {}
+
+    def find(self, file: Path, found: os.stat_result) -> str | None:
+        """The hash of `file` if its stat is the one it was read with."""
+        stamp, sha256 = self._known.get(str(file), ((), ""))
+        return sha256 if stamp == _stamp(found) else None
+
+    def keep(self, file: Path, found: os.stat_result, sha256: str, *, read_ns: int) -> None:
+        """Remember a hash; `found` and `read_ns` are from before the read."""
+        if read_ns - max(found.st_mtime_ns, found.st_ctime_ns) >= RACY_NS:
+            self._known[str(file)] = (_stamp(found), sha256)
+        else:
+            self._known.pop(str(file), None)
+
+
+def scan(root: Path, paths: Iterable[str], *, cache: StatCache | None = None) -> Manifest:
+    """The manifest of `paths` as they are below `root` now."""
+    root = root.resolve()
+    cache = StatCache() if cache is None else cache
+    return make_manifest([_read_entry(root, path, cache) for path in paths])
+
+
+def read_link(root: Path, path: str) -> str:
+    """The target of the link at `path`, as it may travel: relative, with `..` leading only.
+
+    A target written otherwise (absolute, but inside the root) is rewritten to reach the same file.
+    """
+    target = str((root / path).readlink())
+    if link_fault(path, target) is None:
+        return target
+    return os.path.relpath(os.path.realpath(root / path), os.path.realpath((root / path).parent))
+
+
+def open_regular(file: Path) -> BinaryIO:
+    """Open a regular file for reading; no link is followed and no pipe waited for."""
+    opened = os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
+    if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+        opened.close()
+        raise OSError(f"{file} is not a regular file any more")
+    return opened
+
+
+def _read_entry(root: Path, path: str, cache: StatCache) -> FileEntry:
+    try:
+        found = (root / path).lstat()
+        if stat.S_ISLNK(found.st_mode):
+            return FileEntry(path=path, link=read_link(root, path))
+        return _hash_file(root / path, path, cache)
+    except OSError as error:
+        raise BundleError(
+            f"cannot read {shown(path)}: {error.strerror or error}",
+            hint="if it was just deleted or replaced, run it again; else add it to .windlassignore",
+        ) from error
+
+
+def _hash_file(file: Path, path: str, cache: StatCache) -> FileEntry:
+    read_ns = cache.clock()
+    with open_regular(file) as opened:
+        found = os.fstat(opened.fileno())
+        sha256, size_bytes = cache.find(file, found), found.st_size
+        if sha256 is None:
+            # What was read is what is recorded: a file that grows meanwhile has no other size.
+            sha256, size_bytes = _hash(opened)
+            if size_bytes == found.st_size:
+                cache.keep(file, found, sha256, read_ns=read_ns)
+    executable = bool(found.st_mode & stat.S_IXUSR)
+    return FileEntry(path=path, size_bytes=size_bytes, sha256=sha256, executable=executable)
+
+
+def _hash(opened: BinaryIO) -> tuple[str, int]:
+    whole, size_bytes = hashlib.sha256(), 0
+    while chunk := opened.read(CHUNK_BYTES):
+        whole.update(chunk)
+        size_bytes += len(chunk)
+    return whole.hexdigest(), size_bytes
+
+
+def _stamp(found: os.stat_result) -> tuple[int, ...]:
+    return (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev)

@@ -1,0 +1,161 @@
+"""Which files travel: what git would keep, less `.windlassignore`, plus what it asks back with `!`.
+
+Reads names only, never contents; what may not travel is for `check` to say. Links are names like
+any other and are never followed. The order is that of the sorted paths, on every machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from windlass.bundle.ignore import GIT_FILE, OWN_FILE, Rules, add_file
+from windlass.bundle.root import check_root
+from windlass.errors import BundleError
+
+logger = logging.getLogger(__name__)
+
+SKIPPED_NAMES = frozenset(
+    {".git", ".hg", ".svn", "__pycache__", "node_modules", ".ipynb_checkpoints", ".DS_Store"}
+)
+SKIPPED_SUFFIXES = (".pyc", ".pyo")
+VENV_MARKER = "pyvenv.cfg"
+_GIT_LIMIT_S = 60
+
+
+def select_files(root: Path) -> tuple[str, ...]:
+    """The sorted paths that travel, relative to `root`, with forward slashes."""
+    root = check_root(root)
+    listed = _list_git(root)
+    chosen = set(_walk(root)) if listed is None else _filter(root, listed)
+    if not chosen:
+        raise BundleError(
+            f"no files to send: everything in {root} is ignored, or it is empty",
+            hint=f"ask files back in {OWN_FILE} with a line such as `!train.py`",
+        )
+    return tuple(sorted(chosen))
+
+
+def _filter(root: Path, listed: list[str]) -> set[str]:
+    """What of git's own list travels, and what `!` asks back although git ignores it."""
+    usable = _make_usable(root)
+    kept = [path for path in listed if usable(path)]
+    own_files = {path for path in kept if path.rpartition("/")[2] == OWN_FILE}
+    if (root / OWN_FILE).is_file():
+        own_files.add(OWN_FILE)
+    own = Rules()
+    for path in sorted(own_files, key=lambda path: (path.count("/"), path)):
+        own = add_file(own, root, path)
+    chosen = {path for path in kept if own.verdict(path) is not True}
+    if own.negates:
+        chosen.update(_walk(root, hidden=True))
+    return chosen
+
+
+def _make_usable(root: Path) -> Callable[[str], bool]:
+    """A test for one listed path: there, not skipped by name, and below real folders only.
+
+    Git goes on listing the files of a folder that was replaced by a link; the link itself travels.
+    """
+
+    @functools.cache
+    def is_usable_folder(folder: str) -> bool:
+        above, _, _ = folder.rpartition("/")
+        if above and not is_usable_folder(above):
+            return False
+        return not _is_skipped_folder(root / folder)
+
+    def is_usable(path: str) -> bool:
+        folder, _, name = path.rpartition("/")
+        if _is_skipped_name(name) or (folder and not is_usable_folder(folder)):
+            return False
+        return os.path.lexists(root / path)
+
+    return is_usable
+
+
+def _is_skipped_name(name: str) -> bool:
+    return name in SKIPPED_NAMES or name.endswith(SKIPPED_SUFFIXES)
+
+
+def _is_skipped_folder(folder: Path) -> bool:
+    if folder.name in SKIPPED_NAMES or (folder / VENV_MARKER).is_file():
+        return True
+    return folder.is_symlink() or not folder.is_dir()
+
+
+def _walk(
+    root: Path,
+    folder: str = "",
+    *,
+    git: Rules = Rules(),  # noqa: B008 - frozen
+    own: Rules = Rules(),  # noqa: B008 - frozen
+    hidden: bool = False,
+) -> Iterator[str]:
+    """Every travelling file below `folder`; `hidden` when git ignores the folder itself."""
+    try:
+        entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
+    except OSError:
+        # The folder stands for what it hides, so that `check` refuses it by name.
+        yield folder.rstrip("/") or "."
+        return
+    for entry in entries:
+        if entry.is_file():
+            if entry.name == GIT_FILE:
+                git = add_file(git, root, folder + entry.name)
+            elif entry.name == OWN_FILE:
+                own = add_file(own, root, folder + entry.name)
+    for entry in entries:
+        is_folder = entry.is_dir(follow_symlinks=False)
+        if _is_skipped_name(entry.name) or (is_folder and _is_skipped_folder(Path(entry.path))):
+            continue
+        path = f"{folder}{entry.name}/" if is_folder else folder + entry.name
+        asked = own.verdict(path)
+        ignored = hidden or git.verdict(path) is True
+        left_out = asked is True or (ignored and asked is None)
+        if is_folder and not (left_out and not own.negates):
+            yield from _walk(root, path, git=git, own=own, hidden=ignored)
+        elif not is_folder and not left_out:
+            yield path
+
+
+def _list_git(root: Path) -> list[str] | None:
+    """Git's list of tracked and untracked, unignored files below `root`; None where git has none.
+
+    Nothing listed means that the root itself is ignored by a repository around it.
+    """
+    # A hook's GIT_DIR would point elsewhere; a repository's fsmonitor would run a program.
+    env = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    command = ["git", "-c", "core.fsmonitor=false", "ls-files", "-co", "--exclude-standard", "-z"]
+    try:
+        done = subprocess.run(
+            command, cwd=root, env=env, capture_output=True, check=True, timeout=_GIT_LIMIT_S
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.debug("git does not list %s, walking it instead: %s", root, error)
+        return None
+    listed: list[str] = []
+    for path in filter(None, os.fsdecode(done.stdout).split("\0")):
+        listed.extend(_expand(root, path))
+    return listed or None
+
+
+def _expand(root: Path, path: str) -> Iterator[str]:
+    """`path` itself, or the files of a submodule or inner repository, listed as one name."""
+    folder = root / path
+    try:
+        is_folder = stat.S_ISDIR(folder.lstat().st_mode)
+    except OSError:
+        is_folder = False
+    if not is_folder:
+        yield path
+        return
+    # Without a .git of its own, git would answer for the outer repository again.
+    inner = _list_git(folder) if (folder / ".git").exists() else None
+    for name in _walk(folder) if inner is None else inner:
+        yield f"{path.rstrip('/')}/{name}"

@@ -1,0 +1,322 @@
+"""Flags from a function's own signature: `windlass run train.py::train --lr 1e-3`.
+
+The file is read with `ast` and never imported: a client must not pay for torch, nor run anything of
+the user's, to know a function's flags. How a word becomes a value is in cli.annotations; what is
+for Windlass and what for the function (`--`, `--help`) is the caller's to decide.
+"""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal
+
+from windlass.cli.annotations import ANY, ValueType, make_type, read_values
+from windlass.cli.docstrings import read_parameter_help, read_summary
+from windlass.cli.source import read_function
+from windlass.errors import SpecError
+
+# As in Python: before `/`; ordinary; after `*`; `*args`; `**kwargs`.
+Kind = Literal["positional", "either", "keyword", "args", "kwargs"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter. `default` is the value where it is a literal, else its source text."""
+
+    name: str
+    kind: Kind
+    annotation: str = ""
+    default: object = None
+    default_text: str = ""
+    is_literal: bool = False
+    help: str = ""
+
+    @property
+    def required(self) -> bool:
+        return not self.default_text and self.kind not in ("args", "kwargs")
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def type(self) -> ValueType:
+        return make_type(self.annotation, self.default if self.is_literal else ...)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """A function as its source says it is."""
+
+    path: Path
+    function: str
+    parameters: tuple[Parameter, ...]
+    doc: str = ""
+
+    def of_kind(self, *kinds: Kind) -> tuple[Parameter, ...]:
+        return tuple(p for p in self.parameters if p.kind in kinds)
+
+
+def read_signature(path: Path, function: str) -> Signature:
+    """The signature of a top-level `def` in the file, without importing it."""
+    node = read_function(path, function)
+    docstring = ast.get_docstring(node) or ""
+    helps = read_parameter_help(docstring)
+    parameters = tuple(_read_parameters(node.args, helps))
+    return Signature(
+        path=path, function=function, parameters=parameters, doc=read_summary(docstring)
+    )
+
+
+def _read_parameters(arguments: ast.arguments, helps: Mapping[str, str]) -> Iterator[Parameter]:
+    def make(arg: ast.arg, kind: Kind, default: ast.expr | None = None) -> Parameter:
+        value, is_literal = _read_default(default)
+        return Parameter(
+            name=arg.arg,
+            kind=kind,
+            annotation=_annotation_text(arg.annotation),
+            default=value,
+            default_text=ast.unparse(default) if default else "",
+            is_literal=is_literal,
+            help=helps.get(arg.arg, ""),
+        )
+
+    ordered = [*arguments.posonlyargs, *arguments.args]
+    padding = [None] * (len(ordered) - len(arguments.defaults))
+    for index, (arg, default) in enumerate(
+        zip(ordered, [*padding, *arguments.defaults], strict=True)
+    ):
+        is_first = index < len(arguments.posonlyargs)
+        yield make(arg, "positional" if is_first else "either", default)
+    if arguments.vararg:
+        yield make(arguments.vararg, "args")
+    for arg, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        yield make(arg, "keyword", default)
+    if arguments.kwarg:
+        yield make(arguments.kwarg, "kwargs")
+
+
+def _annotation_text(node: ast.expr | None) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    return ast.unparse(node) if node else ""
+
+
+def _read_default(node: ast.expr | None) -> tuple[object, bool]:
+    if node is None:
+        return None, False
+    try:
+        return ast.literal_eval(node), True
+    except (ValueError, TypeError):
+        return ast.unparse(node), False
+
+
+def read_flags(signature: Signature, argv: Sequence[str]) -> tuple[list[object], dict[str, object]]:
+    """The call's arguments: plain words fill parameters in order, `--name value` fills by name."""
+    words, given = _sort_words(signature, argv)
+    args = _read_plain(signature, words)
+    known = {p.name: p for p in signature.of_kind("either", "keyword")}
+    rest = signature.of_kind("kwargs")
+    kwargs = {
+        name: _read(signature, known.get(name) or rest[0], _flag(name), texts)
+        for name, texts in given.items()
+    }
+    _check_call(signature, words, kwargs)
+    return args, kwargs
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _sort_words(
+    signature: Signature, argv: Sequence[str]
+) -> tuple[list[str], dict[str, list[str]]]:
+    words: list[str] = []
+    given: dict[str, list[str]] = {}
+    queue = list(reversed(argv))
+    while queue:
+        word = queue.pop()
+        if not word.startswith("--"):
+            if word.startswith("-") and word != "-" and not _is_number(word):
+                raise _make_unknown(signature, word)
+            words.append(word)
+            continue
+        name, equals, text = word[2:].partition("=")
+        name, parameter, is_negated = _find_flag(signature, name.replace("-", "_"))
+        if is_negated and equals:
+            raise SpecError(f"{word.partition('=')[0]} takes no value", hint=f"write {_flag(name)}")
+        if not equals:
+            text = "False" if is_negated else _take_value(signature, parameter, word, queue)
+        given.setdefault(name, []).append(text)
+    return words, given
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _find_flag(signature: Signature, name: str) -> tuple[str, Parameter, bool]:
+    """What a flag sets: the name, its parameter, and whether it is the `--no-` form."""
+    known = {p.name: p for p in signature.of_kind("either", "keyword")}
+    if name in known:
+        return name, known[name], False
+    positive = name.removeprefix("no_")
+    if positive != name and positive in known and known[positive].type.is_switch:
+        return positive, known[positive], True
+    rest = signature.of_kind("kwargs")
+    if rest and name:
+        return name, rest[0], False
+    raise _make_unknown(signature, _flag(name))
+
+
+def _take_value(signature: Signature, parameter: Parameter, flag: str, queue: list[str]) -> str:
+    kind = parameter.type
+    follows = queue[-1] if queue and not queue[-1].startswith("--") else None
+    if kind.name == "bool":
+        # Only these words: `--shuffle data.csv` is a switch and then a plain word.
+        values = ("true", "false", "none") if kind.optional else ("true", "false")
+        return queue.pop() if follows and follows.lower() in values else "True"
+    if follows is not None:
+        return queue.pop()
+    if kind.is_switch or (parameter.kind == "kwargs" and kind == ANY):
+        return "True"
+    raise SpecError(f"{flag} needs a value: {_spell(parameter)}", hint=render_usage(signature))
+
+
+def _make_unknown(signature: Signature, word: str) -> SpecError:
+    name = signature.function
+    for parameter in signature.of_kind("positional"):
+        if word == parameter.flag:
+            return SpecError(
+                f"{name} takes {parameter.name} as a plain word, not as a flag",
+                hint=render_usage(signature),
+            )
+    flags = [p.flag for p in signature.of_kind("either", "keyword")]
+    flags += [f"--no-{p.flag[2:]}" for p in signature.parameters if p.type.is_switch]
+    near = get_close_matches("--" + word.lstrip("-"), flags, n=1)
+    return SpecError(
+        f"{name} has no flag {word}",
+        hint=f"did you mean {near[0]}?" if near else render_usage(signature),
+    )
+
+
+def _read_plain(signature: Signature, words: Sequence[str]) -> list[object]:
+    slots = list(signature.of_kind("positional", "either"))
+    rest = signature.of_kind("args")
+    if len(words) > len(slots) and not rest:
+        raise SpecError(
+            f"{signature.function} takes {len(slots) or 'no'} plain words at most, "
+            f"{words[len(slots)]!r} is one too many",
+            hint=render_usage(signature),
+        )
+    slots += list(rest) * (len(words) - len(slots))
+    return [
+        _read(signature, parameter, parameter.name, [word])
+        for parameter, word in zip(slots, words, strict=False)
+    ]
+
+
+def _read(signature: Signature, parameter: Parameter, label: str, texts: Sequence[str]) -> object:
+    try:
+        return read_values(parameter.type, texts)
+    except (ValueError, RecursionError) as error:
+        found = " ".join(map(repr, texts))
+        raise SpecError(
+            f"{label} must be {_spell(parameter)}, found {found:.200}",
+            hint=render_usage(signature),
+        ) from error
+
+
+def _check_call(signature: Signature, words: Sequence[str], kwargs: Mapping[str, object]) -> None:
+    filled = signature.of_kind("positional", "either")[: len(words)]
+    for parameter, word in zip(filled, words, strict=False):
+        if parameter.kind == "either" and parameter.name in kwargs:
+            raise SpecError(
+                f"{parameter.name} is given twice: {parameter.flag} and the plain word {word!r}",
+                hint=render_usage(signature),
+            )
+    missing = [
+        f"{p.name if p.kind == 'positional' else p.flag} ({_spell(p)})"
+        for p in signature.parameters
+        if p.required and p not in filled and (p.name not in kwargs or p.kind == "positional")
+    ]
+    if missing:
+        raise SpecError(
+            f"{signature.function} needs {', '.join(missing)}", hint=render_usage(signature)
+        )
+
+
+def _spell(parameter: Parameter) -> str:
+    kind = parameter.type
+    return parameter.annotation if kind.name == "any" and parameter.annotation else str(kind)
+
+
+def _render_form(parameter: Parameter) -> str:
+    if parameter.kind == "positional":
+        return parameter.name.upper()
+    if parameter.kind == "args":
+        return f"{parameter.name.upper()} ..."
+    if parameter.kind == "kwargs":
+        return f"--KEY {_spell(parameter)} ..."
+    if parameter.type.name == "bool":
+        return f"{parameter.flag} | --no-{parameter.flag[2:]}"
+    return f"{parameter.flag} {_spell(parameter)}"
+
+
+def render_usage(signature: Signature, prog: str = "") -> str:
+    """One line: what may be typed."""
+    prog = prog or f"windlass run {signature.path}::{signature.function}"
+    return " ".join(["usage:", prog, *_render_forms(signature)])
+
+
+def _render_forms(signature: Signature) -> list[str]:
+    forms = [(_render_form(p), p.required) for p in signature.parameters]
+    return [form if required else f"[{form}]" for form, required in forms]
+
+
+def render_help(signature: Signature, prog: str, *, width: int = 88) -> str:
+    """Usage, the docstring's first paragraph, and each parameter with its type and default."""
+    # Spaces that do not break keep a flag and its value on one line.
+    parts = [part.replace(" ", "\xa0") for part in (f"usage: {prog}", *_render_forms(signature))]
+    usage = textwrap.wrap(
+        " ".join(parts),
+        width,
+        subsequent_indent=" " * 7,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    lines = [line.replace("\xa0", " ") for line in usage]
+    if signature.doc:
+        lines += ["", *textwrap.wrap(signature.doc, width)]
+    if signature.parameters:
+        lines += ["", "parameters:"]
+        column = min(30, max(len(_render_form(p)) for p in signature.parameters) + 4)
+        for parameter in signature.parameters:
+            lines += _render_parameter(parameter, column, width)
+    if any(p.type.is_many for p in signature.of_kind("either", "keyword")):
+        lines += ["", "A list is given as 1,2,3 or by naming its flag again."]
+    return "\n".join(lines) + "\n"
+
+
+def _render_parameter(parameter: Parameter, column: int, width: int) -> list[str]:
+    kind = _spell(parameter) if parameter.kind in ("positional", "args") else ""
+    note = "(required)" if parameter.required else ""
+    if parameter.default_text:
+        note = f"(default: {parameter.default_text})"
+    text = " ".join(filter(None, (kind, parameter.help, note)))
+    form = f"  {_render_form(parameter)}"
+    indent = " " * column
+    wrapped = textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent)
+    if wrapped and len(form) + 2 <= column:
+        return [form.ljust(column) + wrapped[0][column:], *wrapped[1:]]
+    return [form, *wrapped]

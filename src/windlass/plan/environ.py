@@ -1,0 +1,65 @@
+"""The environment of ranks: what torchrun sets, by the same rules, plus a few names of ours.
+
+Pure. Job-wide variables are set before the fork server imports anything, since libraries read them
+when they load; a rank's own are set right after its fork, before any user import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from windlass import names
+from windlass.spec.job import JobSpec
+
+if TYPE_CHECKING:
+    from windlass.plan.plan import Plan
+
+
+def make_job_env(
+    spec: JobSpec,
+    *,
+    job_id: str,
+    name: str,
+    facts_env: Mapping[str, str],
+    environ: Mapping[str, str],
+) -> dict[str, str]:
+    """Variables that are the same on every rank; the user's own always win."""
+    env = {
+        names.JOB_ID: job_id,
+        names.JOB_NAME: name,
+        names.TORCHELASTIC_RUN_ID: job_id,
+        names.TORCHELASTIC_MAX_RESTARTS: str(spec.restarts),
+        names.TORCHELASTIC_SIGNALS_TO_HANDLE: "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+    }
+    defaults = {names.TORCH_NCCL_ASYNC_ERROR_HANDLING: "1", **facts_env}
+    if spec.procs > 1:
+        defaults[names.OMP_NUM_THREADS] = "1"
+    env.update({key: value for key, value in defaults.items() if key not in environ})
+    return {**env, **spec.env}
+
+
+def make_rank_env(
+    plan: Plan, rank: int, *, attempt: int, master_addr: str, master_port: int
+) -> dict[str, str]:
+    """Variables of one rank in one attempt."""
+    node = plan.node_of(rank)
+    world_size = str(plan.num_ranks)
+    return {
+        names.RANK: str(rank),
+        names.LOCAL_RANK: str(rank - node.first_rank),
+        names.WORLD_SIZE: world_size,
+        names.LOCAL_WORLD_SIZE: str(node.num_ranks),
+        names.GROUP_RANK: str(node.index),
+        names.GROUP_WORLD_SIZE: str(len(plan.nodes)),
+        names.ROLE_NAME: "default",
+        names.ROLE_RANK: str(rank),
+        names.ROLE_WORLD_SIZE: world_size,
+        names.MASTER_ADDR: master_addr,
+        names.MASTER_PORT: str(master_port),
+        names.TORCHELASTIC_RESTART_COUNT: str(attempt),
+        # rank 0 makes the store itself: there is no torch in the agent
+        names.TORCHELASTIC_USE_AGENT_STORE: "False",
+        names.NODE_NAME: node.name,
+        names.ATTEMPT: str(attempt),
+    }

@@ -1,0 +1,106 @@
+"""Plan: everything that was decided about one job, and the same thing as versioned JSON.
+
+Pure. `make_plan` takes ids, clock and facts as arguments. Engines render a Plan, the agent reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from windlass import names, records
+from windlass.errors import ProtocolError
+from windlass.plan.environ import make_job_env
+from windlass.plan.topology import NodePlan, make_nodes
+from windlass.spec.job import JobSpec
+from windlass.spec.work import Work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What planning must know of the world: handed in, never looked up."""
+
+    environ: Mapping[str, str]  # the environment the nodes will start with
+    env: Mapping[str, str] = field(default_factory=dict)  # what the engine adds unless it is set already
+    master_addr: str | None = None  # None: the lead finds it out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One job, decided."""
+
+    version: int
+    job_id: str
+    name: str
+    engine: str
+    created_at_s: float
+    work: Work
+    nodes: tuple[NodePlan, ...]
+    env: Mapping[str, str]
+    cwd: str
+    paths: tuple[str, ...]
+    python: str
+    start: str
+    preload: tuple[str, ...]
+    restarts: int
+    timeout_s: float | None
+    grace_s: float
+    lease_s: float
+    join_timeout_s: float
+    detach: bool
+    master_addr: str | None
+
+    @property
+    def num_ranks(self) -> int:
+        return sum(node.num_ranks for node in self.nodes)
+
+    def node_of(self, rank: int) -> NodePlan:
+        return next(node for node in self.nodes if rank in node.ranks)
+
+
+def make_plan(spec: JobSpec, *, job_id: str, now_s: float, facts: Facts) -> Plan:
+    """Decide everything that can be decided before a node exists."""
+    name = spec.name or job_id
+    return Plan(
+        version=names.PROTOCOL_VERSION,
+        job_id=job_id,
+        name=name,
+        engine=spec.engine,
+        created_at_s=now_s,
+        work=spec.work,
+        nodes=make_nodes(spec.nodes, spec.procs, job_name=name),
+        env=make_job_env(spec, job_id=job_id, name=name, facts_env=facts.env, environ=facts.environ),
+        cwd=spec.cwd,
+        paths=spec.paths,
+        python=spec.python,
+        start=spec.start,
+        preload=spec.preload,
+        restarts=spec.restarts,
+        timeout_s=spec.timeout_s,
+        grace_s=spec.grace_s,
+        lease_s=spec.lease_s,
+        join_timeout_s=spec.join_timeout_s,
+        detach=spec.detach,
+        master_addr=facts.master_addr,
+    )
+
+
+def render_plan(plan: Plan) -> str:
+    """The plan as JSON: what every agent reads."""
+    return json.dumps(records.to_json(plan), indent=1, sort_keys=True)
+
+
+def read_plan(text: str) -> Plan:
+    """The plan from its JSON; a plan of another version is refused, not guessed at."""
+    try:
+        data = json.loads(text)
+        version = data["version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ProtocolError(f"this is not a plan: {error}") from error
+    if version != names.PROTOCOL_VERSION:
+        raise ProtocolError(
+            f"the plan is of version {version}, this Windlass reads version {names.PROTOCOL_VERSION}",
+            hint="use the same version of Windlass for submitting and for reading",
+        )
+    return records.read(Plan, data)

@@ -1,0 +1,35 @@
+"""Ranks of a job: nodes x processes -> a table of ranks.
+
+Pure. Knows nothing of pods, engines or torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    """One node: its place, its stable name and the ranks it runs."""
+
+    index: int
+    name: str
+    first_rank: int
+    num_ranks: int
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first_rank, self.first_rank + self.num_ranks)
+
+
+def make_nodes(num_nodes: int, num_procs: int, *, job_name: str) -> tuple[NodePlan, ...]:
+    """Node i runs ranks i*procs to (i+1)*procs - 1 and keeps its name for the whole job."""
+    return tuple(
+        NodePlan(
+            index=index,
+            name=f"{job_name}-node-{index}",
+            first_rank=index * num_procs,
+            num_ranks=num_procs,
+        )
+        for index in range(num_nodes)
+    )

@@ -1,0 +1,1 @@
+"""What was asked: frozen records of the standard library only."""

@@ -1,0 +1,1 @@
+"""What crosses between agent and client: messages, status, results, logs. No sockets, no threads."""

@@ -1,0 +1,67 @@
+"""A job's folder: which file lies where. The agent writes it, engines and clients read it.
+
+Paths and the atomic write only; what the files say is `status`, `results` and `logs`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from windlass import names
+
+
+@dataclass(frozen=True, slots=True)
+class JobFolder:
+    """Names inside one job's folder."""
+
+    path: Path
+
+    @property
+    def plan(self) -> Path:
+        return self.path / names.PLAN_FILE
+
+    @property
+    def payload(self) -> Path:
+        return self.path / names.PAYLOAD_FILE
+
+    @property
+    def status(self) -> Path:
+        return self.path / names.STATUS_FILE
+
+    @property
+    def lead_lock(self) -> Path:
+        return self.path / names.LEAD_LOCK_FILE
+
+    def agent_log(self, node: int) -> Path:
+        return self.path / f"agent-{node}.log"
+
+    def attempt(self, attempt: int) -> Path:
+        return self.path / f"attempt-{attempt}"
+
+    def attempts(self) -> list[int]:
+        """The attempts that have a folder, oldest first."""
+        found = (entry.name.removeprefix("attempt-") for entry in self.path.glob("attempt-*"))
+        return sorted(int(number) for number in found if number.isdigit())
+
+    def log(self, attempt: int, rank: int) -> Path:
+        return self.attempt(attempt) / f"rank-{rank}.log"
+
+    def result(self, attempt: int, rank: int) -> Path:
+        return self.attempt(attempt) / f"rank-{rank}.result"
+
+    def error(self, attempt: int, rank: int) -> Path:
+        return self.attempt(attempt) / f"rank-{rank}.error.json"
+
+
+def write_atomically(path: Path, *chunks: bytes) -> None:
+    """Write beside and rename: a reader sees the old file or the new one, never half of one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("wb") as file:
+            file.writelines(chunks)
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise

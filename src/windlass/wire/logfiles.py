@@ -1,0 +1,129 @@
+"""Reading the log files of a job: whole, merged by time, or as they grow.
+
+The files are the buffer: a slow reader costs nobody memory, and a reader that comes back goes on
+from its offset. Knows the folder and the record's form, not terminals.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from windlass.plan.plan import Plan
+from windlass.wire.folder import JobFolder
+from windlass.wire.logs import FULL, PART, REPLACED, LogLine, LogQuery, LogRecord, read_record
+
+_READ_BYTES = 1 << 20
+_MAX_LINE_BYTES = 64 << 10
+
+
+@dataclass(slots=True)
+class RankLog:
+    """One rank's log in one attempt, read from where the last read ended."""
+
+    path: Path
+    node: int
+    rank: int
+    attempt: int
+    offset: int = 0
+    _tail: bytes = b""
+    _parts: dict[str, list[LogRecord]] = field(default_factory=dict)
+
+    def read_new(self) -> Iterator[LogLine]:
+        """Lines that were finished since the last call; at most about a megabyte of them."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                data = file.read(_READ_BYTES)
+        except FileNotFoundError:
+            return
+        self.offset += len(data)
+        *lines, self._tail = (self._tail + data).split(b"\n")
+        for line in lines:
+            record = read_record(line)
+            if record is not None:
+                yield from self._add(record)
+
+    def read_rest(self) -> Iterator[LogLine]:
+        """What is left of lines that never ended."""
+        for stream in list(self._parts):
+            yield from self._finish(stream)
+
+    def __iter__(self) -> Iterator[LogLine]:
+        before = -1
+        while self.offset != before:
+            before = self.offset
+            yield from self.read_new()
+        yield from self.read_rest()
+
+    def _add(self, record: LogRecord) -> Iterator[LogLine]:
+        parts = self._parts.setdefault(record.stream, [])
+        parts.append(record)
+        if record.tag != PART or sum(len(part.data) for part in parts) >= _MAX_LINE_BYTES:
+            yield from self._finish(record.stream)
+
+    def _finish(self, stream: str) -> Iterator[LogLine]:
+        parts = self._parts.pop(stream, [])
+        text = b"".join(part.data for part in parts).decode("utf-8", "backslashreplace")
+        if not parts or (not text and parts[-1].tag != FULL):
+            return
+        yield LogLine(
+            at_s=parts[0].at_s,
+            node=self.node,
+            rank=self.rank,
+            attempt=self.attempt,
+            stream=stream,
+            text=text,
+            replaced=parts[-1].tag == REPLACED,
+        )
+
+
+def find_logs(folder: JobFolder, plan: Plan, query: LogQuery) -> list[RankLog]:
+    """The log files a query asks for, oldest attempt first."""
+    logs = []
+    for attempt in folder.attempts():
+        if query.attempt not in (None, attempt):
+            continue
+        for node in plan.nodes:
+            if query.node not in (None, node.index):
+                continue
+            logs += [
+                RankLog(folder.log(attempt, rank), node.index, rank, attempt)
+                for rank in node.ranks
+                if query.rank in (None, rank)
+            ]
+    return logs
+
+
+def read_logs(folder: JobFolder, plan: Plan, query: LogQuery) -> Iterator[LogLine]:
+    """All lines that are there now, in the order they were written."""
+    logs = find_logs(folder, plan, query)
+    for line in heapq.merge(*logs, key=lambda line: line.at_s):
+        if query.wants(line):
+            yield line
+
+
+@dataclass(slots=True)
+class LogFollower:
+    """Lines as they come: each call reads what is new, from every file that is there by now."""
+
+    folder: JobFolder
+    plan: Plan
+    query: LogQuery
+    _logs: dict[Path, RankLog] = field(default_factory=dict)
+
+    def read_new(self) -> list[LogLine]:
+        """New lines of all ranks, ordered among themselves."""
+        for log in find_logs(self.folder, self.plan, self.query):
+            self._logs.setdefault(log.path, log)
+        lines = [line for log in self._logs.values() for line in log.read_new()]
+        return self._wanted(lines)
+
+    def read_rest(self) -> list[LogLine]:
+        """Lines that will never end, once the job has."""
+        return self._wanted([line for log in self._logs.values() for line in log.read_rest()])
+
+    def _wanted(self, lines: list[LogLine]) -> list[LogLine]:
+        return sorted((line for line in lines if self.query.wants(line)), key=lambda line: line.at_s)

@@ -1,0 +1,80 @@
+"""One line of a rank's log: its form on disk, and what a reader may ask for.
+
+On disk a log is text, a record a line, as container runtimes write it:
+
+    2026-01-31T12:00:00.123456Z stdout F step 3 loss 0.25
+
+F ends a line; P is a piece of a longer one; R was overwritten by a carriage return (a progress bar).
+Pure: files are `wire.logfiles`, pipes are `agent.streams`, terminals are `client.view`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+FULL, PART, REPLACED = "F", "P", "R"
+STREAMS = ("stdout", "stderr")
+
+
+@dataclass(frozen=True, slots=True)
+class LogRecord:
+    """One record as it lies on disk."""
+
+    at_s: float
+    stream: str
+    tag: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """One whole line of one rank, as a person reads it."""
+
+    at_s: float
+    node: int
+    rank: int
+    attempt: int
+    stream: str
+    text: str
+    replaced: bool = False  # a progress bar drew over it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogQuery:
+    """Which lines are wanted."""
+
+    rank: int | None = None
+    node: int | None = None
+    attempt: int | None = None
+    since_s: float | None = None
+    grep: str | None = None
+    follow: bool = False
+
+    def wants(self, line: LogLine) -> bool:
+        """Whether a line answers the query; rank, node and attempt already choose the files."""
+        if self.since_s is not None and line.at_s < self.since_s:
+            return False
+        return self.grep is None or re.search(self.grep, line.text) is not None
+
+
+def render_prefix(at_s: float, stream: str, tag: str) -> bytes:
+    """What stands before a record's data."""
+    when = datetime.fromtimestamp(at_s, tz=timezone.utc)
+    return f"{when:%Y-%m-%dT%H:%M:%S.%f}Z {stream} {tag} ".encode()
+
+
+def read_record(line: bytes) -> LogRecord | None:
+    """One line of a log file; None when it is not one (a disk filled up in its middle)."""
+    when, _, rest = line.rstrip(b"\n").partition(b" ")
+    stream, _, rest = rest.partition(b" ")
+    tag, _, data = rest.partition(b" ")
+    if tag.decode(errors="replace") not in (FULL, PART, REPLACED):
+        return None
+    try:
+        # fromisoformat takes a Z only from Python 3.11 on
+        at = datetime.fromisoformat(when.decode("ascii").replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return LogRecord(at.timestamp(), stream.decode(errors="replace"), tag.decode(), data)

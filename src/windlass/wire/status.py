@@ -1,0 +1,143 @@
+"""What was seen of a job: phase, conditions, nodes, ranks, progress, verdict, timeline.
+
+Records only, with their JSON. Written by the lead, read by clients of any age: unknown keys are ignored.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+class Phase(str, enum.Enum):
+    """Where a job is; the last three are final."""
+
+    PENDING = "pending"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED)
+
+
+class FailureKind(str, enum.Enum):
+    """Whose fault it was."""
+
+    USER_ERROR = "user error"
+    KILLED = "killed by a signal"
+    OUT_OF_MEMORY = "out of memory"
+    LOST_NODE = "lost node"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    START_FAILED = "start failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """One thing that is so, since when, and why. Programs match on `reason`, people read `message`."""
+
+    type: str
+    reason: str
+    message: str
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Who failed first, where, when, why, and what to type next."""
+
+    kind: FailureKind
+    message: str
+    rank: int | None = None
+    node: int | None = None
+    node_name: str = ""
+    attempt: int = 0
+    at_s: float = 0.0
+    exception: str = ""  # type and message, as Python prints them
+    file: str = ""
+    line: int = 0
+    source: str = ""  # the line itself
+    exit_code: int | None = None
+    signal: str = ""
+    others: Mapping[str, int] = field(default_factory=dict)  # what became of the other ranks
+    next: str = ""
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.line}" if self.file else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """The slowest rank's step, the lowest rank's metrics."""
+
+    step: int | None = None
+    total: int | None = None
+    metrics: Mapping[str, float | int | str | bool | None] = field(default_factory=dict)
+    at_s: float = 0.0
+    eta_s: float | None = None
+    steps_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStatus:
+    """One rank in the current attempt."""
+
+    rank: int
+    node: int
+    state: str = "pending"  # pending, running, returned, raised, exited, killed, stopped, lost
+    pid: int | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    """One node: its agent, and what was found there."""
+
+    index: int
+    name: str
+    state: str = "pending"  # pending, joined, ready, left, lost
+    pid: int | None = None
+    python: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """One line of the timeline from submit to the end."""
+
+    name: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus:
+    """Everything that is known of a job now."""
+
+    job_id: str
+    name: str
+    engine: str
+    work: str
+    phase: Phase = Phase.PENDING
+    attempt: int = 0
+    restarts: int = 0
+    num_nodes: int = 1
+    num_ranks: int = 1
+    detach: bool = False
+    created_at_s: float = 0.0
+    ended_at_s: float | None = None
+    conditions: tuple[Condition, ...] = ()
+    nodes: tuple[NodeStatus, ...] = ()
+    ranks: tuple[RankStatus, ...] = ()
+    progress: Progress = field(default_factory=Progress)
+    verdict: Verdict | None = None
+    history: tuple[Verdict, ...] = ()  # verdicts of attempts that were restarted
+    timeline: tuple[Moment, ...] = ()
+
+    def count(self, state: str) -> int:
+        return sum(rank.state == state for rank in self.ranks)
