@@ -27,7 +27,7 @@ _LISTED = 20
 class Kind(str, enum.Enum):
     """What is wrong with a file."""
 
-    SECRET = "secret"  # noqa: S105 - the name of a kind
+    CREDENTIAL = "credential"
     TOO_LARGE = "too-large"
     TOTAL_TOO_LARGE = "total-too-large"
     LINK_LEAVES = "link-leaves"
@@ -168,9 +168,9 @@ def _check_link(root: Path, path: str, travelling: set[str]) -> Finding | None:
 def _secret(path: str, suspicion: Suspicion) -> Finding:
     if suspicion.certain:
         message = f"{suspicion.reason}; add it to {OWN_FILE}, or allow it by name"
-        return _refusal(path, Kind.SECRET, message)
+        return _refusal(path, Kind.CREDENTIAL, message)
     message = f"{suspicion.reason}; it travels unless {OWN_FILE} names it"
-    return Finding(path=path, kind=Kind.SECRET, severity=Severity.WARN, message=message)
+    return Finding(path=path, kind=Kind.CREDENTIAL, severity=Severity.WARN, message=message)
 
 
 def _total_too_large(sizes: dict[str, int], total_bytes: int, limits: Limits) -> Finding:

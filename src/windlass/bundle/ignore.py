@@ -44,6 +44,9 @@ class Rules:
         return None
 
 
+NO_RULES = Rules()
+
+
 def add_file(rules: Rules, root: Path, path: str) -> Rules:
     """`rules` with the ignore file at `path` (relative to `root`) as the next deeper layer."""
     try:

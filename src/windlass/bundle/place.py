@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from windlass.bundle.paths import shown
+from windlass.bundle.paths import parents_of, shown
 from windlass.errors import BundleError
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -55,7 +55,7 @@ class Place:
 
     def link(self, name: str, path: str, target: str) -> None:
         """Make `path` a link to `target`, which must end inside the folder as it is on disk now."""
-        reached = os.path.realpath(self.dest / os.path.dirname(path) / target)  # noqa: PTH120
+        reached = os.path.realpath(self.dest / path.rpartition("/")[0] / target)
         if not Path(reached).is_relative_to(self.dest):
             raise BundleError(
                 f"the link {shown(path)} would leave {self.dest}, to {shown(reached)}",
@@ -71,15 +71,13 @@ class Place:
                 os.unlink(leaf, dir_fd=folder)
         except FileNotFoundError:
             pass
-        above = os.path.dirname(path)  # noqa: PTH120
-        while above:
+        for above in parents_of(path):
             try:
                 with self._parent(above, create=False) as (folder, leaf):
                     if not self._clear_folder(folder, leaf):
                         return
             except FileNotFoundError:
                 pass
-            above = os.path.dirname(above)  # noqa: PTH120
 
     @contextlib.contextmanager
     def _parent(self, path: str, *, create: bool) -> Iterator[tuple[int, str]]:

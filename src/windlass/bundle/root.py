@@ -6,6 +6,7 @@ is decided in `select`.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from windlass.errors import BundleError
@@ -25,7 +26,7 @@ def find_root(target: Path) -> Path:
     for folder in (own, *own.parents):
         if _too_wide(folder):
             break
-        if any((folder / marker).exists() for marker in MARKERS):
+        if any(os.path.lexists(folder / marker) for marker in MARKERS):
             return folder
     return own
 

@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from windlass.bundle.ignore import GIT_FILE, OWN_FILE, Rules, add_file
+from windlass.bundle.ignore import GIT_FILE, NO_RULES, OWN_FILE, Rules, add_file
 from windlass.bundle.root import check_root
 from windlass.errors import BundleError
 
@@ -48,7 +48,7 @@ def _filter(root: Path, listed: list[str]) -> set[str]:
     own_files = {path for path in kept if path.rpartition("/")[2] == OWN_FILE}
     if (root / OWN_FILE).is_file():
         own_files.add(OWN_FILE)
-    own = Rules()
+    own = NO_RULES
     for path in sorted(own_files, key=lambda path: (path.count("/"), path)):
         own = add_file(own, root, path)
     chosen = {path for path in kept if own.verdict(path) is not True}
@@ -84,7 +84,7 @@ def _is_skipped_name(name: str) -> bool:
 
 
 def _is_skipped_folder(folder: Path) -> bool:
-    if folder.name in SKIPPED_NAMES or (folder / VENV_MARKER).is_file():
+    if folder.name in SKIPPED_NAMES or os.path.lexists(folder / VENV_MARKER):
         return True
     return folder.is_symlink() or not folder.is_dir()
 
@@ -93,8 +93,8 @@ def _walk(
     root: Path,
     folder: str = "",
     *,
-    git: Rules = Rules(),  # noqa: B008 - frozen
-    own: Rules = Rules(),  # noqa: B008 - frozen
+    git: Rules = NO_RULES,
+    own: Rules = NO_RULES,
     hidden: bool = False,
 ) -> Iterator[str]:
     """Every travelling file below `folder`; `hidden` when git ignores the folder itself."""

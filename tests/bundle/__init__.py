@@ -1,0 +1,1 @@
+"""Tests of the bundle: which files travel, and that they arrive whole and nowhere else."""

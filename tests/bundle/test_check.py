@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from windlass.bundle.check import Finding, Kind, Limits, Severity, find_problems, refuse
+from windlass.bundle.select import select_files
+from windlass.errors import BundleError
+
+from .trees import touch
+
+NOBODY = 65534
+
+
+def only(findings: tuple[Finding, ...]) -> Finding:
+    (finding,) = findings
+    return finding
+
+
+def test_plain_files_are_fine(tmp_path: Path) -> None:
+    touch(tmp_path, "a.py", "b/c.py")
+    (tmp_path / "l").symlink_to("b/c.py")
+    assert find_problems(tmp_path, ("a.py", "b/c.py", "l")) == ()
+
+
+def test_secrets_are_refused_unless_allowed_by_name(tmp_path: Path) -> None:
+    touch(tmp_path, "deploy/.env")
+    finding = only(find_problems(tmp_path, ["deploy/.env"]))
+    assert (finding.kind, finding.severity) == (Kind.CREDENTIAL, Severity.REFUSE)
+    assert ".windlassignore" in finding.message
+    assert "allow it by name" in finding.message
+    for pattern in (".env", "deploy/.env", "deploy/*"):
+        assert find_problems(tmp_path, ["deploy/.env"], allow=(pattern,)) == ()
+    assert find_problems(tmp_path, ["deploy/.env"], allow=("other",)) != ()
+
+
+def test_doubtful_names_warn_and_pass(tmp_path: Path) -> None:
+    touch(tmp_path, "secrets.yaml")
+    findings = find_problems(tmp_path, ["secrets.yaml"])
+    assert only(findings).severity is Severity.WARN
+    refuse(findings)
+
+
+def test_a_file_over_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(b"")
+    os.truncate(tmp_path / "w.bin", (100 << 20) + 1)
+    finding = only(find_problems(tmp_path, ["w.bin"]))
+    assert finding.kind is Kind.TOO_LARGE
+    assert "100.0 MiB" in finding.message
+    assert find_problems(tmp_path, ["w.bin"], allow=("*.bin",)) == ()
+
+
+def test_all_files_together_over_the_limit(tmp_path: Path) -> None:
+    for name, size_bytes in (("a", 10), ("b", 30), ("c", 20), ("d", 1)):
+        (tmp_path / name).write_bytes(b"x" * size_bytes)
+    finding = only(find_problems(tmp_path, "abcd", limits=Limits(total_bytes=60)))
+    assert finding.kind is Kind.TOTAL_TOO_LARGE
+    assert (
+        finding.message.index("b (") < finding.message.index("c (") < finding.message.index("a (")
+    )
+    assert "d (" not in finding.message
+    assert find_problems(tmp_path, "abcd", limits=Limits(total_bytes=61)) == ()
+
+
+@pytest.mark.parametrize("target", ["/etc/hostname", "..", "../sibling", "inner/../.."])
+def test_links_that_leave(tmp_path: Path, target: str) -> None:
+    root = tmp_path / "root"
+    (root / "inner").mkdir(parents=True)
+    (root / "l").symlink_to(target)
+    finding = only(find_problems(root, ["l"]))
+    assert (finding.kind, finding.severity) == (Kind.LINK_LEAVES, Severity.REFUSE)
+    assert target in finding.message
+
+
+def test_links_that_leave_through_another(tmp_path: Path) -> None:
+    touch(tmp_path, "root/a/x.py")
+    root = tmp_path / "root"
+    (root / "a/up").symlink_to("..")
+    (root / "sly").symlink_to("a/up/..")
+    assert only(find_problems(root, ["a/up", "a/x.py", "sly"])).path == "sly"
+
+
+def test_links_to_what_stays_at_home_only_warn(tmp_path: Path) -> None:
+    touch(tmp_path, "here.py", "ignored.py")
+    for name, target in (("ok", "here.py"), ("dead", "gone"), ("lost", "ignored.py"), ("top", ".")):
+        (tmp_path / name).symlink_to(target)
+    findings = find_problems(tmp_path, ["dead", "here.py", "lost", "ok", "top"])
+    assert [finding.path for finding in findings] == ["dead", "lost"]
+    assert {finding.kind for finding in findings} == {Kind.LINK_DANGLES}
+    refuse(findings)
+
+
+def test_an_absolute_link_inside_the_root_is_fine(tmp_path: Path) -> None:
+    touch(tmp_path, "a.py")
+    (tmp_path / "l").symlink_to(tmp_path / "a.py")
+    assert find_problems(tmp_path, ["a.py", "l"]) == ()
+
+
+def test_pipes_sockets_and_devices() -> None:
+    # A socket's path is short by law, and a temporary folder of the tests is not.
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+        os.mkfifo(Path(folder, "pipe"))
+        listener.bind(str(Path(folder, "socket")))
+        findings = find_problems(Path(folder), ["pipe", "socket"])
+    assert [finding.kind for finding in findings] == [Kind.SPECIAL, Kind.SPECIAL]
+    assert only(find_problems(Path("/dev"), ["null"])).kind is Kind.SPECIAL
+
+
+def test_names_that_cannot_travel(tmp_path: Path) -> None:
+    for name in ("back\\slash", "C:drive", "raw\udcff"):
+        (tmp_path / name).write_text("")
+    findings = find_problems(tmp_path, select_files(tmp_path))
+    assert {finding.kind for finding in findings} == {Kind.NAME}
+    assert len(findings) == 3
+    with pytest.raises(BundleError) as caught:
+        refuse(findings)
+    str(caught.value).encode()
+
+
+def test_what_has_just_gone(tmp_path: Path) -> None:
+    finding = only(find_problems(tmp_path, ["gone.py"]))
+    assert finding.kind is Kind.UNREADABLE
+    assert "No such file" in finding.message
+
+
+@pytest.fixture
+def without_rights() -> Iterator[Path]:
+    """A project with locked parts, seen by a user who may not read them (root may read all)."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        touch(root, "locked.py", "closed/x.py", "open.py")
+        root.chmod(0o755)
+        (root / "locked.py").chmod(0)
+        (root / "closed").chmod(0)
+        uid = os.geteuid()
+        if uid == 0:
+            os.seteuid(NOBODY)
+        yield root
+        os.seteuid(uid)
+        (root / "closed").chmod(0o700)
+
+
+def test_unreadable_files_and_folders_are_named(without_rights: Path) -> None:
+    paths = select_files(without_rights)
+    findings = find_problems(without_rights, paths)
+    assert [(finding.path, finding.kind) for finding in findings] == [
+        ("closed", Kind.UNREADABLE),
+        ("locked.py", Kind.UNREADABLE),
+    ]
+
+
+def test_one_error_names_all(tmp_path: Path) -> None:
+    touch(tmp_path, ".env", "a.key")
+    with pytest.raises(BundleError) as caught:
+        refuse(find_problems(tmp_path, [".env", "a.key"]))
+    assert caught.value.message.startswith("2 files must not travel:\n  .env: ")
+    assert "\n  a.key: " in caught.value.message
+    assert ".windlassignore" in caught.value.hint
+
+
+def test_a_long_list_is_cut(tmp_path: Path) -> None:
+    names = [f"{number:02}.key" for number in range(33)]
+    touch(tmp_path, *names)
+    with pytest.raises(BundleError) as caught:
+        refuse(find_problems(tmp_path, names))
+    lines = caught.value.message.splitlines()
+    assert len(lines) == 22
+    assert lines[0] == "33 files must not travel:"
+    assert lines[-1] == "  and 13 more"
