@@ -17,14 +17,16 @@ if sys.version_info < (3, 10):  # noqa: UP036 - an old interpreter must get this
 from typing import NoReturn
 
 
-def run_agent(plan_path: str, node: str, run_dir: str) -> int:
-    """One agent a node; the fork server first."""
+def run_agent(plan_path: str, node: str, run_dir: str, lock_fd: str = "") -> int:
+    """One agent a node; the fork server first. The lead holds the lock it was handed for life."""
     import os
     from pathlib import Path
 
     from windlass.agent.forks import ForkServer
     from windlass.plan.plan import read_plan
 
+    if lock_fd:
+        os.set_inheritable(int(lock_fd), False)
     plan = read_plan(Path(plan_path).read_text())
     forks = ForkServer(plan_path, {**os.environ, **plan.env})
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import platform
@@ -38,8 +37,6 @@ _SILENCE_S = 10.0  # a lead or a follower that says nothing for so long is taken
 
 async def run_lead(plan: Plan, folder: JobFolder, run_dir: Path, forks: ForkServer) -> int:
     """Node 0: leads, and runs its own ranks."""
-    lock = folder.lead_lock.open("w")
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held for life: who can take it knows we are gone
     board = Board(plan, folder)
     board.mark("agent up")
     lead = Lead(plan, board)

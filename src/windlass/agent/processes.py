@@ -110,3 +110,14 @@ def read_oom_kills() -> int:
     except OSError:
         pass
     return 0
+
+
+def find_marked(mark: str) -> list[int]:
+    """Processes of this user whose environment holds `mark`, a NAME=value."""
+    wanted = mark.encode()
+    found = []
+    for pid in read_parents():
+        with contextlib.suppress(OSError):
+            if wanted in (_PROC / str(pid) / "environ").read_bytes().split(b"\0"):
+                found.append(pid)
+    return found

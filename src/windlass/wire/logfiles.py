@@ -97,25 +97,24 @@ def find_logs(folder: JobFolder, plan: Plan, query: LogQuery) -> list[RankLog]:
     return logs
 
 
-def read_logs(folder: JobFolder, plan: Plan, query: LogQuery) -> Iterator[LogLine]:
-    """All lines that are there now, in the order they were written."""
-    logs = find_logs(folder, plan, query)
-    for line in heapq.merge(*logs, key=lambda line: line.at_s):
-        if query.wants(line):
-            yield line
-
-
 @dataclass(slots=True)
-class LogFollower:
-    """Lines as they come: each call reads what is new, from every file that is there by now."""
+class LogFiles:
+    """The lines of a job that answer a query: all at once, or as they come."""
 
     folder: JobFolder
     plan: Plan
     query: LogQuery
     _logs: dict[Path, RankLog] = field(default_factory=dict)
 
+    def read_all(self) -> Iterator[LogLine]:
+        """All lines that are there now, in the order they were written."""
+        logs = find_logs(self.folder, self.plan, self.query)
+        for line in heapq.merge(*logs, key=lambda line: line.at_s):
+            if self.query.wants(line):
+                yield line
+
     def read_new(self) -> list[LogLine]:
-        """New lines of all ranks, ordered among themselves."""
+        """New lines of all ranks, ordered among themselves; files that appear are picked up."""
         for log in find_logs(self.folder, self.plan, self.query):
             self._logs.setdefault(log.path, log)
         lines = [line for log in self._logs.values() for line in log.read_new()]

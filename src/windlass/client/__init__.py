@@ -1,0 +1,1 @@
+"""What users call: run, submit, attach, jobs, and the Job handle."""

@@ -1,0 +1,69 @@
+"""Following an attached job to its end: logs and progress shown, the lease held, Ctrl-C understood.
+
+The first Ctrl-C asks the job to stop and says what is left; the second ends it at once. Anything else that
+ends this process leaves the job to its lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from windlass.client.job import Job
+from windlass.client.view import View
+from windlass.waiting import wait_until
+from windlass.wire.logs import LogQuery
+from windlass.wire.status import JobStatus
+
+_EVERY_S = 0.05
+
+
+def follow(job: Job, view: View, query: LogQuery | None = None, *, lease: bool = True) -> JobStatus:
+    """Show a job until it has ended; its last status."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(view.close)
+        if lease:
+            stack.enter_context(job.hold())
+        stack.enter_context(_interrupts(job, view))
+        reader = job.reader(query or LogQuery(follow=True))
+        while True:
+            status = job.status()
+            lines = reader.read_new()
+            view.show(status, lines)
+            if lines:
+                continue
+            if status.phase.is_final:
+                break
+            wait_until(lambda: False, timeout_s=_EVERY_S)
+        view.show(status, reader.read_rest())
+    return status
+
+
+@contextlib.contextmanager
+def _interrupts(job: Job, view: View) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the job, not this process: it stays to say how it ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    num_interrupts = 0
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        nonlocal num_interrupts
+        num_interrupts += 1
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        now = num_interrupts > 1
+        view.interrupted(now=now)
+        job.cancel(now=now, why=f"{name} in its client")
+
+    handled = (signal.SIGINT, signal.SIGTERM)
+    before: list[tuple[int, Callable[..., object] | int | None]] = []
+    for number in handled:
+        before.append((number, signal.signal(number, interrupt)))
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)

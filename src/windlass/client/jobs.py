@@ -1,0 +1,57 @@
+"""Finding jobs again: by reference, by id, by the start of an id, by name.
+
+Knows engines only through their protocol.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from windlass.client.job import Job
+from windlass.engines.protocol import Engine, JobRef, engine_names, make_engine
+from windlass.errors import JobNotFound, SpecError
+from windlass.settings import Settings, read_settings
+
+
+def attach(ref: str | JobRef) -> Job:
+    """A handle on a job that is already there: `local://ID`, its id, the start of its id, or its name."""
+    settings = read_settings(flags={}, environ=os.environ, start=Path.cwd())
+    return find_job(str(ref), settings)
+
+
+def jobs() -> list[Job]:
+    """All jobs that are known here, newest first."""
+    settings = read_settings(flags={}, environ=os.environ, start=Path.cwd())
+    return list_jobs(settings)
+
+
+def list_jobs(settings: Settings) -> list[Job]:
+    """All jobs of all engines that can be asked."""
+    engines = [make_engine(name, settings) for name in engine_names()]
+    return [Job(engine, ref) for engine in engines for ref in engine.jobs()]
+
+
+def find_job(text: str, settings: Settings) -> Job:
+    """The one job `text` means."""
+    if not text:
+        raise SpecError("which job?", hint="windlass ls shows them")
+    name, separator, job_id = text.rpartition("://")
+    engine = make_engine(name if separator else settings.engine, settings)
+    known = engine.jobs()
+    exact = [ref for ref in known if ref.job_id == job_id]
+    matches = exact or [ref for ref in known if ref.job_id.startswith(job_id)] or _named(engine, known, job_id)
+    if len(matches) == 1:
+        return Job(engine, matches[0])
+    if not matches:
+        engine.status(JobRef(engine.name, job_id))  # says what is there instead
+        raise JobNotFound(f"there is no job {job_id!r} here")
+    raise SpecError(
+        f"{job_id!r} could be any of {', '.join(ref.job_id for ref in matches[:5])}",
+        hint="write more of the id",
+    )
+
+
+def _named(engine: Engine, known: list[JobRef], name: str) -> list[JobRef]:
+    """The newest job of that name: a name may be used again."""
+    return [ref for ref in known if engine.status(ref).name == name][:1]

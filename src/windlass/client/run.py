@@ -1,0 +1,134 @@
+"""run and submit: from a target and keywords to a job, and with `run`, to every rank's value.
+
+The only place where spec, plan and engine meet. Prints through `client.view` only.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from windlass.client.job import Job
+from windlass.client.preload import uses_torch
+from windlass.client.target import Target, import_paths, read_target
+from windlass.engines.protocol import Engine, make_engine
+from windlass.plan.plan import Plan, make_plan
+from windlass.settings import Settings, read_settings
+from windlass.spec.job import JobSpec
+from windlass.spec.work import Command
+
+TargetLike = str | Path | Callable[..., Any] | Sequence[str]
+
+_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A job that is decided but not started: what a dry run shows and `start` starts."""
+
+    engine: Engine
+    plan: Plan
+    payload: bytes | None
+
+    def start(self) -> Job:
+        return Job(self.engine, self.engine.submit(self.plan, self.payload))
+
+
+def run(
+    target: TargetLike,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    quiet: bool = False,
+    **settings: Any,
+) -> list[Any]:
+    """Run `target` on every rank and return what each returned, in rank order.
+
+    `target` is a function, "train.py", "train.py::function", "-m module" or a command as a list of words.
+    Keywords are the settings: nodes, procs, env, restarts, timeout_s, start, preload, python, name ...
+    What a rank raises is raised here, of its own type. Logs are shown as they come unless `quiet`.
+    """
+    from windlass.client.follow import follow
+    from windlass.client.view import LiveView, QuietView
+
+    prepared = prepare(target, args, kwargs, detach=False, flags=settings)
+    view = QuietView() if quiet else LiveView()
+    job = prepared.start()
+    follow(job, view)
+    return job.results()
+
+
+def submit(
+    target: TargetLike,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Job:
+    """Start `target` and return at once; the job goes on when this process ends. Keywords as for `run`."""
+    return prepare(target, args, kwargs, detach=True, flags=settings).start()
+
+
+def prepare(
+    target: TargetLike,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    detach: bool,
+    flags: Mapping[str, Any],
+) -> Prepared:
+    """Decide everything about a job, and start nothing."""
+    cwd = Path.cwd()
+    settings = read_settings(flags=flags, environ=os.environ, start=cwd)
+    engine = make_engine(settings.engine, settings)
+    found = read_target(target, args, kwargs, cwd=cwd)
+    spec = make_spec(found, settings, cwd=cwd, detach=detach)
+    plan = make_plan(spec, job_id=make_job_id(found), now_s=time.time(), facts=engine.facts())
+    return Prepared(engine=engine, plan=plan, payload=found.payload)
+
+
+def make_spec(target: Target, settings: Settings, *, cwd: Path, detach: bool) -> JobSpec:
+    """What was asked, from the target and the settings."""
+    return JobSpec(
+        work=target.work,
+        name=settings.name,
+        engine=settings.engine,
+        nodes=settings.nodes,
+        procs=settings.procs or 1,
+        env=settings.env,
+        cwd=str(cwd),
+        paths=import_paths(),
+        python=settings.python,
+        start=settings.start,
+        preload=_choose_preload(target, settings),
+        restarts=settings.restarts,
+        timeout_s=settings.timeout_s,
+        grace_s=settings.grace_s,
+        lease_s=settings.lease_s,
+        join_timeout_s=settings.join_timeout_s,
+        detach=detach,
+    )
+
+
+def _choose_preload(target: Target, settings: Settings) -> tuple[str, ...]:
+    if settings.start == "spawn" or isinstance(target.work, Command):
+        return ()
+    if settings.preload is not None:
+        return settings.preload
+    wanted = target.uses_torch
+    if wanted is None:
+        wanted = target.source is None or uses_torch(target.source)
+    return ("torch",) if wanted else ()
+
+
+def make_job_id(target: Target) -> str:
+    """Short, readable, hard to guess twice: the work's name and a few random letters."""
+    label = target.work.label.split()
+    words = [word for word in label if not word.startswith("-")] or ["job"]
+    name = Path(words[0].rpartition("::")[2]).stem.rpartition(".")[2].lower()
+    clean = "".join(c if c.isalnum() and c.isascii() else "-" for c in name).strip("-")[:24].strip("-")
+    return f"{clean or 'job'}-{''.join(secrets.choice(_ALPHABET) for _ in range(5))}"

@@ -1,0 +1,145 @@
+"""From what a user names to work: a callable, a script, `file.py::function`, `-m module`, a command.
+
+Also what the ranks need of this process: import paths, and whether torch is worth importing ahead.
+Reads files, runs nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from windlass.agent import values
+from windlass.errors import SpecError
+from windlass.spec.work import Command, Function, Module, Script, Work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Work, the payload that travels with it, and the source that tells what it imports."""
+
+    work: Work
+    payload: bytes | None = None
+    source: Path | None = None
+    uses_torch: bool | None = None  # None: read the source
+
+
+def read_target(
+    target: str | Path | Callable[..., Any] | Sequence[str],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    cwd: Path,
+) -> Target:
+    """What `target` means, with its arguments."""
+    kwargs = dict(kwargs or {})
+    if callable(target):
+        return _read_function(target, args, kwargs)
+    if not isinstance(target, (str, Path)):
+        return _read_words([str(word) for word in target], args, kwargs, cwd)
+    text = str(target)
+    if "::" in text and not text.startswith("-m"):
+        return _read_file_function(text, args, kwargs, cwd)
+    return _read_words([text], args, kwargs, cwd)
+
+
+def _read_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Target:
+    name = function_name(function)
+    payload = values.dump((function, tuple(args), dict(kwargs)), name=name)
+    inner = _unwrap(function)
+    module = sys.modules.get(getattr(inner, "__module__", "") or "")
+    source = getattr(module, "__file__", None)
+    return Target(
+        work=Function(name=name),
+        payload=payload,
+        source=Path(source) if source else None,
+        uses_torch=True if "torch" in sys.modules or b"torch" in payload else None,
+    )
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """What a callable is called in messages."""
+    inner = _unwrap(function)
+    return str(getattr(inner, "__qualname__", type(inner).__qualname__))
+
+
+def _unwrap(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _read_file_function(
+    text: str, args: Sequence[Any], kwargs: Mapping[str, Any], cwd: Path
+) -> Target:
+    file, _, name = text.partition("::")
+    path = find_script(file, cwd)
+    if not name.isidentifier():
+        raise SpecError(f"{name!r} is not the name of a function", hint="write FILE.py::FUNCTION")
+    payload = values.dump((None, tuple(args), dict(kwargs)), name="arguments")
+    return Target(work=Function(name=name, file=str(path)), payload=payload, source=path)
+
+
+def _read_words(
+    words: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any], cwd: Path
+) -> Target:
+    words = [*words, *(str(arg) for arg in args)]
+    if kwargs:
+        raise SpecError(
+            f"keyword arguments go to functions, not to {words[0]}",
+            hint="use args=[...], or FILE.py::FUNCTION",
+        )
+    if not words or not words[0]:
+        raise SpecError("nothing to run", hint="windlass run train.py")
+    if words[0] == "-m" or words[0].startswith("-m "):
+        return _read_module(words)
+    if words[0].endswith(".py"):
+        path = find_script(words[0], cwd)
+        return Target(work=Script(path=words[0], args=tuple(words[1:])), source=path)
+    if shutil.which(words[0]) is None and not (cwd / words[0]).exists():
+        raise SpecError(
+            f"there is no script and no command {words[0]!r}", hint=_did_you_mean(words[0], cwd)
+        )
+    return Target(work=Command(argv=tuple(words)), uses_torch=False)
+
+
+def _read_module(words: Sequence[str]) -> Target:
+    names = words[0].split()[1:] + list(words[1:])
+    if not names:
+        raise SpecError("-m needs the name of a module", hint="windlass run -m package.module")
+    return Target(work=Module(name=names[0], args=tuple(names[1:])), uses_torch=None)
+
+
+def find_script(name: str, cwd: Path) -> Path:
+    """The script's path, or an error that says what may have been meant."""
+    path = (cwd / Path(name).expanduser()).absolute()
+    if path.is_dir():
+        raise SpecError(f"{name} is a folder", hint=f"name a script in it: windlass run {name}/train.py")
+    if not path.exists():
+        raise SpecError(f"there is no script {name}", hint=_did_you_mean(name, cwd))
+    if not os.access(path, os.R_OK):
+        raise SpecError(f"{name} cannot be read", hint=f"chmod u+r {name}")
+    return path
+
+
+def _did_you_mean(name: str, cwd: Path) -> str:
+    folder = (cwd / name).parent
+    here = [entry.name for entry in folder.glob("*.py")] if folder.is_dir() else []
+    near = difflib.get_close_matches(Path(name).name, here, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {(Path(name).parent / near[0])}?"
+    return f"scripts in {folder}: {', '.join(sorted(here)[:6])}" if here else f"{folder} holds no script"
+
+
+def import_paths() -> tuple[str, ...]:
+    """What this process imports from, beyond what the interpreter brings itself."""
+    own = tuple({sys.prefix, sys.base_prefix, sys.exec_prefix})
+    paths = (os.path.abspath(path) for path in sys.path)
+    return tuple(path for path in dict.fromkeys(paths) if os.path.isdir(path) and not path.startswith(own))

@@ -1,0 +1,271 @@
+"""The local engine: one agent process a node on this machine, each a node of its own to its ranks.
+
+State that outlives a job lies in its folder under the home; sockets lie in a short-lived folder of mode
+0700. The lead holds a lock on a file of the job's folder for life: who can take it knows the lead is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from windlass import names, records
+from windlass.agent import processes
+from windlass.agent.board import make_first_status, render_status
+from windlass.agent.failure import make_job_verdict
+from windlass.engines.call import LeadCall
+from windlass.engines.protocol import JobRef
+from windlass.engines.pyz import agent_archive
+from windlass.errors import EngineError, JobNotFound, SpecError
+from windlass.plan.plan import Facts, Plan, read_plan, render_plan
+from windlass.settings import Settings
+from windlass.wire.folder import JobFolder, write_atomically
+from windlass.wire.logfiles import LogFiles
+from windlass.wire.logs import LogQuery
+from windlass.wire.results import ResultHeader, read_result
+from windlass.wire.status import FailureKind, JobStatus, Phase
+
+_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+class LocalEngine:
+    """Nodes are processes of this machine."""
+
+    name = "local"
+    can = frozenset({"detach", "restarts", "timeout"})
+
+    def __init__(self, settings: Settings) -> None:
+        home = Path(str(settings.value("home"))).expanduser()
+        self._jobs = home / "jobs"
+        self._cache = home / "cache"
+        self._started: list[int] = []
+
+    def facts(self) -> Facts:
+        return Facts(
+            environ=dict(os.environ),
+            env={names.GLOO_SOCKET_IFNAME: _LOOPBACK},
+            master_addr="127.0.0.1",
+        )
+
+    def render(self, plan: Plan) -> list[dict[str, Any]]:
+        return [{"kind": "Plan", **records.to_json(plan)}]
+
+    # -- starting ------------------------------------------------------------------------------
+
+    def submit(self, plan: Plan, payload: bytes | None) -> JobRef:
+        folder = JobFolder(self._jobs / plan.job_id)
+        python = _find_python(plan.python)
+        archive = agent_archive(self._cache)
+        run_dir = _make_run_dir(plan.job_id)
+        try:
+            folder.path.mkdir(parents=True, mode=0o700)
+            folder.plan.write_text(render_plan(plan))
+            if payload is not None:
+                folder.payload.write_bytes(payload)
+            write_atomically(folder.status, render_status(make_first_status(plan)))
+            self._start_agents(plan, folder, run_dir, [python, "-I", "-S", str(archive)])
+        except OSError as error:
+            shutil.rmtree(folder.path, ignore_errors=True)
+            shutil.rmtree(run_dir, ignore_errors=True)
+            raise EngineError(
+                f"cannot start the job in {folder.path}: {error.strerror or error}",
+                hint=f"free some space there, or set {names.HOME} to another folder",
+            ) from error
+        return JobRef(self.name, plan.job_id)
+
+    def _start_agents(self, plan: Plan, folder: JobFolder, run_dir: Path, command: list[str]) -> None:
+        with folder.lead_lock.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for node in plan.nodes:
+                argv = [*command, "agent", str(folder.plan), str(node.index), str(run_dir)]
+                is_lead = node.index == 0
+                self._started.append(
+                    _spawn(
+                        [*argv, str(lock.fileno())] if is_lead else argv,
+                        folder.agent_log(node.index),
+                        keep=lock.fileno() if is_lead else None,
+                    )
+                )
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def status(self, ref: JobRef) -> JobStatus:
+        self._reap()
+        folder = self._folder(ref)
+        status = self._read_status(folder)
+        if status.phase.is_final or _is_lead_alive(folder):
+            return status
+        status = self._read_status(folder)  # it may have ended between the two looks
+        return status if status.phase.is_final else self._judge_lost(folder, status)
+
+    def _read_status(self, folder: JobFolder) -> JobStatus:
+        try:
+            return records.read(JobStatus, json.loads(folder.status.read_bytes()))
+        except FileNotFoundError:
+            raise _not_found(folder.path.name, self.jobs()) from None
+
+    def _judge_lost(self, folder: JobFolder, status: JobStatus) -> JobStatus:
+        """The lead died without a last word: what its log says, and what that means."""
+        plan = self._plan(folder)
+        last_words = _last_line(folder.agent_log(0))
+        at_s = folder.status.stat().st_mtime
+        if status.phase is Phase.PENDING:
+            kind, message = FailureKind.START_FAILED, f"the agent of {plan.nodes[0].name} did not start"
+        else:
+            kind, message = FailureKind.LOST_NODE, f"{plan.nodes[0].name}'s agent died, and with it the job"
+        verdict = make_job_verdict(
+            plan, kind, f"{message}: {last_words}" if last_words else message, at_s=at_s, node=0
+        )
+        verdict = replace(verdict, next=f"cat {folder.agent_log(0)}", attempt=status.attempt)
+        return replace(status, phase=Phase.FAILED, verdict=verdict, ended_at_s=at_s)
+
+    def logs(self, ref: JobRef, query: LogQuery) -> LogFiles:
+        folder = self._folder(ref)
+        return LogFiles(folder, self._plan(folder), query)
+
+    def results(self, ref: JobRef) -> list[tuple[ResultHeader, bytes] | None]:
+        folder = self._folder(ref)
+        attempt = self.status(ref).attempt
+        num_ranks = self._plan(folder).num_ranks
+        return [read_result(folder.result(attempt, rank)) for rank in range(num_ranks)]
+
+    def jobs(self) -> list[JobRef]:
+        found = [path for path in self._jobs.glob("*") if (path / names.PLAN_FILE).exists()]
+        found.sort(key=lambda path: (path / names.PLAN_FILE).stat().st_mtime, reverse=True)
+        return [JobRef(self.name, path.name) for path in found]
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def cancel(self, ref: JobRef, *, now: bool = False, why: str = "") -> None:
+        folder = self._folder(ref)
+        if self.status(ref).phase.is_final:
+            _kill_marked(ref.job_id)
+            return
+        with LeadCall(_run_dir(ref.job_id), ref.job_id, lease=False) as call:
+            if not call.connect(is_needed=lambda: _is_lead_alive(folder)):
+                _kill_marked(ref.job_id)
+                return
+            call.send({"type": "cancel", "now": now, "why": why})
+
+    @contextlib.contextmanager
+    def hold(self, ref: JobRef) -> Iterator[None]:
+        folder = self._folder(ref)
+        with LeadCall(_run_dir(ref.job_id), ref.job_id, lease=True) as call:
+            call.connect(is_needed=lambda: _is_lead_alive(folder))
+            yield
+
+    def remove(self, ref: JobRef) -> None:
+        status = self.status(ref)
+        if not status.phase.is_final:
+            raise SpecError(
+                f"{ref.job_id} is still {status.phase.value}",
+                hint=f"windlass cancel {ref.job_id}, then windlass rm {ref.job_id}",
+            )
+        _kill_marked(ref.job_id)
+        shutil.rmtree(_run_dir(ref.job_id), ignore_errors=True)
+        shutil.rmtree(self._folder(ref).path)
+
+    def _folder(self, ref: JobRef) -> JobFolder:
+        folder = JobFolder(self._jobs / ref.job_id)
+        if not ref.job_id or "/" in ref.job_id or not folder.plan.exists():
+            raise _not_found(ref.job_id, self.jobs())
+        return folder
+
+    @staticmethod
+    def _plan(folder: JobFolder) -> Plan:
+        return read_plan(folder.plan.read_text())
+
+    def _reap(self) -> None:
+        """Agents this process started are its children until they end."""
+        for pid in self._started[:]:
+            with contextlib.suppress(ChildProcessError):
+                if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                    continue
+            self._started.remove(pid)
+
+
+def _spawn(argv: list[str], log: Path, *, keep: int | None) -> int:
+    """Start one agent in a session of its own, its output in its log."""
+    if keep is not None:
+        os.set_inheritable(keep, True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    try:
+        return os.posix_spawn(argv[0], argv, dict(os.environ), file_actions=actions, setsid=True)
+    finally:
+        if keep is not None:
+            os.set_inheritable(keep, False)
+
+
+def _find_python(wanted: str) -> str:
+    if not wanted:
+        return sys.executable
+    found = shutil.which(os.path.expanduser(wanted))
+    if found is None:
+        raise SpecError(f"there is no interpreter {wanted!r}", hint="give the path of a Python >= 3.10")
+    return os.path.abspath(found)
+
+
+def _run_dir(job_id: str) -> Path:
+    return Path(tempfile.gettempdir()) / f"windlass-{os.getuid()}" / job_id
+
+
+def _make_run_dir(job_id: str) -> Path:
+    """Sockets need short paths, and a folder nobody else may enter."""
+    path = _run_dir(job_id)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    found = path.parent.stat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise EngineError(
+            f"{path.parent} belongs to somebody else or is open to others",
+            hint=f"remove it, or chmod 700 {path.parent}, or set TMPDIR to a folder of your own",
+        )
+    path.mkdir(mode=0o700)
+    return path
+
+
+def _is_lead_alive(folder: JobFolder) -> bool:
+    try:
+        with folder.lead_lock.open("r") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
+
+
+def _last_line(path: Path) -> str:
+    try:
+        lines = path.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1][:300] if lines else ""
+
+
+def _kill_marked(job_id: str) -> None:
+    for pid in processes.find_marked(f"{names.JOB_ID}={job_id}"):
+        processes.kill(pid, signal.SIGKILL)
+
+
+def _not_found(job_id: str, known: list[JobRef]) -> JobNotFound:
+    import difflib
+
+    near = difflib.get_close_matches(job_id, [ref.job_id for ref in known], n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else "windlass ls shows what is there"
+    return JobNotFound(f"there is no job {job_id!r} here", hint=hint)

@@ -1,0 +1,100 @@
+"""The engine protocol: what it takes to give a job its nodes. And the table of engines by name.
+
+An engine starts agents and reads what they left; it knows nothing of the other engines, of frameworks, or
+of how anything is shown. What it cannot do is missing from `can`, and is refused before submit.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from windlass.errors import SpecError
+from windlass.plan.plan import Facts, Plan
+from windlass.settings import Settings
+from windlass.wire.logs import LogLine, LogQuery
+from windlass.wire.results import ResultHeader
+from windlass.wire.status import JobStatus
+
+
+@dataclass(frozen=True, slots=True)
+class JobRef:
+    """Where a job is: prints as `local://ID`, and any process can attach with it."""
+
+    engine: str
+    job_id: str
+
+    def __str__(self) -> str:
+        return f"{self.engine}://{self.job_id}"
+
+
+class LogReader(Protocol):
+    """Lines of a job, now or as they come."""
+
+    def read_all(self) -> Iterator[LogLine]:
+        """Every line that is there."""
+
+    def read_new(self) -> list[LogLine]:
+        """Lines that came since the last call."""
+
+    def read_rest(self) -> list[LogLine]:
+        """Pieces of lines that will never end, once the job has."""
+
+
+class Engine(Protocol):
+    """What every engine does; no method is optional."""
+
+    name: str
+    can: frozenset[str]
+
+    def facts(self) -> Facts:
+        """What planning must know of the place the nodes will be in."""
+
+    def render(self, plan: Plan) -> list[dict[str, Any]]:
+        """What `submit` would make, as documents. Pure."""
+
+    def submit(self, plan: Plan, payload: bytes | None) -> JobRef:
+        """Start the nodes."""
+
+    def status(self, ref: JobRef) -> JobStatus:
+        """What is known of the job now, also when its agents are gone."""
+
+    def logs(self, ref: JobRef, query: LogQuery) -> LogReader:
+        """A reader of all ranks' lines, merged."""
+
+    def results(self, ref: JobRef) -> list[tuple[ResultHeader, bytes] | None]:
+        """What each rank left in the last attempt, in rank order."""
+
+    def cancel(self, ref: JobRef, *, now: bool = False, why: str = "") -> None:
+        """End the job; twice is once."""
+
+    def hold(self, ref: JobRef) -> AbstractContextManager[None]:
+        """Hold the lease of an attached job: it ends some time after nobody holds one."""
+
+    def jobs(self) -> list[JobRef]:
+        """The jobs that are known here, newest first."""
+
+    def remove(self, ref: JobRef) -> None:
+        """Forget an ended job and everything it left."""
+
+
+_ENGINES = {"local": "windlass.engines.local:LocalEngine"}
+
+
+def engine_names() -> tuple[str, ...]:
+    return tuple(_ENGINES)
+
+
+def make_engine(name: str, settings: Settings) -> Engine:
+    """The engine of that name, imported on use."""
+    if name not in _ENGINES:
+        near = difflib.get_close_matches(name, _ENGINES, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there is: {', '.join(_ENGINES)}"
+        raise SpecError(f"there is no engine {name!r}", hint=hint)
+    module, _, attribute = _ENGINES[name].partition(":")
+    engine: Engine = getattr(importlib.import_module(module), attribute)(settings)
+    return engine

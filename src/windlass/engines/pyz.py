@@ -1,0 +1,62 @@
+"""The agent as one file: a .pyz of our own modules and cloudpickle, the same bytes every time.
+
+Built from the installed package on first use and cached by its content. Knows which packages travel;
+nothing of how they are started.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from windlass.errors import EngineError
+from windlass.wire.folder import write_atomically
+
+_OURS = ("__init__.py", "names.py", "errors.py", "records.py", "spec", "plan", "wire", "agent")
+_MAIN = b"import sys\nfrom windlass.agent.__main__ import main\nsys.exit(main())\n"
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+def agent_archive(cache: Path) -> Path:
+    """The path of the agent's .pyz, built if this version of it is not there yet."""
+    files = _collect()
+    digest = hashlib.sha256(b"".join(name.encode() + b"\0" + data for name, data in files)).hexdigest()
+    path = cache / f"agent-{digest[:16]}.pyz"
+    if not path.exists():
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(path, build_archive(files))
+    return path
+
+
+def build_archive(files: list[tuple[str, bytes]] | None = None) -> bytes:
+    """The archive's bytes: sorted names, one time stamp, so that equal sources give equal files."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, data in files or _collect():
+            info = zipfile.ZipInfo(name, _EPOCH)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info.external_attr = 0o644 << 16
+            archive.writestr(info, data)
+    return buffer.getvalue()
+
+
+def _collect() -> list[tuple[str, bytes]]:
+    package = Path(__file__).parent.parent
+    files = {"__main__.py": _MAIN}
+    for name in _OURS:
+        for path in sorted((package / name).rglob("*.py")) if (package / name).is_dir() else [package / name]:
+            files[f"windlass/{path.relative_to(package).as_posix()}"] = path.read_bytes()
+    for path in sorted(_cloudpickle().glob("*.py")):
+        files[f"cloudpickle/{path.name}"] = path.read_bytes()
+    return sorted(files.items())
+
+
+def _cloudpickle() -> Path:
+    spec = find_spec("cloudpickle")
+    if spec is None or spec.origin is None:
+        raise EngineError("cloudpickle is missing", hint="pip install --force-reinstall windlass")
+    return Path(os.path.dirname(spec.origin))

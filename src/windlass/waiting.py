@@ -1,0 +1,33 @@
+"""The one place that waits: for a condition, with a deadline, saying now and then what for.
+
+Nothing else in the package sleeps. Standard library only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+_SAY_EVERY_S = 10.0
+
+
+def wait_until(
+    is_so: Callable[[], bool],
+    *,
+    timeout_s: float | None,
+    every_s: float = 0.05,
+    say: Callable[[float], None] | None = None,
+) -> bool:
+    """Whether the condition came true in time; `say` is called every 10 s with the seconds waited."""
+    started_s = time.monotonic()
+    said_s = started_s
+    while not is_so():
+        now_s = time.monotonic()
+        if timeout_s is not None and now_s - started_s >= timeout_s:
+            return False
+        if say is not None and now_s - said_s >= _SAY_EVERY_S:
+            said_s = now_s
+            say(now_s - started_s)
+        left_s = every_s if timeout_s is None else min(every_s, timeout_s - (now_s - started_s))
+        time.sleep(max(0.0, left_s))
+    return True
