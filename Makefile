@@ -1,0 +1,63 @@
+# Two commands: `make demo` and `make test`. Each makes what it needs first, once.
+#
+# torch is installed under constraints-dev.txt only: an unpinned torch pulls gigabytes of CUDA packages.
+
+PYTHON ?= python3
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-dev.txt $(PIP_ARGS)
+INPUTS := pyproject.toml constraints-dev.txt
+# What `make test` checks before pytest: name=command, with _ for a space.
+CHECKS := ruff=ruff_check format=ruff_format_--check mypy=mypy_--strict imports=lint-imports
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench clean
+
+help:  ## what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo 'PYTHON=python3.12 chooses the interpreter, PIP_ARGS="..." goes to pip, PYTEST_ARGS="..." to pytest.'
+
+demo: $(VENV)/.demo  ## a DDP training on 2 nodes x 2 processes of this machine
+	$(BIN)/windlass run examples/01_ddp.py --nodes 2 --procs 2
+
+test: $(VENV)/.dev  ## ruff, mypy, import-linter and pytest, in one go
+	@failed=""; \
+	for check in $(CHECKS); do \
+	    command=$$(echo "$${check#*=}" | tr _ ' '); \
+	    echo "== $$command"; \
+	    $(BIN)/$$command || failed="$$failed $${check%%=*}"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "== failed before pytest:$$failed"; fi; \
+	echo "== pytest"; \
+	$(BIN)/python -m pytest $(PYTEST_ARGS) && [ -z "$$failed" ]
+
+bench: $(VENV)/.dev  ## start, re-run and restart against torchrun, as ratios (minutes)
+	$(BIN)/python benchmarks/launch.py $(BENCH_ARGS)
+
+clean:  ## remove what make and the tools have made here
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.demo: $(VENV)/.python $(INPUTS)
+	@echo "installing windlass and torch into $(VENV)"
+	@$(PIP) -e . torch numpy
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.python $(INPUTS)
+	@echo "installing windlass, torch and the development tools into $(VENV)"
+	@$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.demo
+
+$(VENV)/.python:
+	@command -v $(PYTHON) >/dev/null || { \
+	    echo "there is no $(PYTHON) here: install Python 3.10 or newer, or say make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	    echo "$(PYTHON) is $$($(PYTHON) -V 2>&1), 3.10 or newer is needed: make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	    echo "$(PYTHON) cannot make virtual environments: on Debian and Ubuntu, apt install python3-venv" >&2; exit 1; }
+	@[ -x $(BIN)/pip ] || $(PYTHON) -m venv $(VENV)
+	@touch $@

@@ -1,0 +1,59 @@
+"""A real DDP training, small enough to watch: which arm of a spiral does a point lie on?
+
+windlass run examples/01_ddp.py --nodes 2 --procs 2
+torchrun --nproc-per-node 2 examples/01_ddp.py              # the same file, unchanged
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import windlass as wl
+
+NUM_POINTS, NUM_EPOCHS = 1536, 24
+
+
+def make_spiral() -> TensorDataset:
+    """Three arms, one a class; the same on every rank."""
+    rng = torch.Generator().manual_seed(0)
+    arm = torch.arange(NUM_POINTS) % 3
+    radius = torch.rand(NUM_POINTS, generator=rng)
+    angle = 4 * radius + 2 * torch.pi / 3 * arm + 0.1 * torch.randn(NUM_POINTS, generator=rng)
+    return TensorDataset(torch.stack([radius * angle.sin(), radius * angle.cos()], dim=1), arm)
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    data = make_spiral()
+    sampler = DistributedSampler(data)  # each rank sees its own part
+    batches = DataLoader(data, batch_size=128 // dist.get_world_size(), sampler=sampler)
+    layers = nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3)
+    model = DistributedDataParallel(nn.Sequential(*layers))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+
+    step, total = 0, NUM_EPOCHS * len(batches)
+    for epoch in range(NUM_EPOCHS):
+        sampler.set_epoch(epoch)
+        for points, arms in batches:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(points), arms)
+            loss.backward()  # gradients are averaged over all ranks here
+            optimizer.step()
+            step += 1
+            wl.report(step=step, total=total, loss=loss)
+
+    points, arms = data.tensors
+    guesses = model(points).detach()
+    right = (guesses.argmax(dim=1) == arms).float().mean().item()
+    if dist.get_rank() == 0:
+        print(f"final loss {nn.functional.cross_entropy(guesses, arms):.4f}, {right:.1%} right")
+    if right < 0.95:
+        raise RuntimeError(f"did not converge: only {right:.1%} of the points right")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

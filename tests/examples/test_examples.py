@@ -1,0 +1,57 @@
+"""Every example runs, from the command line a reader would type, and says what its page promises."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+WINDLASS = (sys.executable, "-m", "windlass.cli.main")
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run a command from the project's root with a home of its own."""
+    monkeypatch.setenv("WINDLASS_HOME", str(tmp_path / "home"))
+
+    def run(*command: str) -> str:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    return run
+
+
+def test_ddp_under_windlass(run):
+    out = run(*WINDLASS, "run", "examples/01_ddp.py", "--nodes", "2", "--procs", "2")
+    assert re.search(r"final loss 0\.\d+, \d+\.\d% right", out), out
+
+
+def test_ddp_unchanged_under_torchrun(run):
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    out = run(*torchrun, "--nproc-per-node", "2", "examples/01_ddp.py")
+    assert "final loss 0." in out
+
+
+def test_function(run):
+    out = run(sys.executable, "examples/02_function.py")
+    assert [line.split(":")[0] for line in out.splitlines()] == [
+        *(f"rank {rank}" for rank in range(4)),
+        "came back as ZeroDivisionError",
+    ]
+    assert len(set(re.findall(r"together (3\.14\d+)", out))) == 1, out
+
+
+def test_restart(run):
+    out = run(*WINDLASS, "run", "examples/03_restart.py", "--procs", "2", "--restarts", "1")
+    assert "attempt 1 went on from step 100" in out
+
+
+def test_every_example_is_one_screen_and_run_by_a_test():
+    tests = Path(__file__).read_text()
+    for example in EXAMPLES:
+        assert f"examples/{example.name}" in tests, f"no test runs {example.name}"
+        assert len(example.read_text().splitlines()) < 60, f"{example.name} is longer than a screen"
