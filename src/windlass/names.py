@@ -55,7 +55,6 @@ LEAD_LOCK_FILE = "lead.lock"
 LEAD_SOCKET = "lead.sock"
 
 # Reasons in a status: what programs match on, never the text.
-REASON_SUBMITTED = "Submitted"
 REASON_WAITING_FOR_NODES = "WaitingForNodes"
 REASON_IMPORTING = "Importing"
 REASON_RANKS_RUNNING = "RanksRunning"
@@ -65,9 +64,9 @@ REASON_TIMEOUT = "Timeout"
 REASON_CANCELLED = "Cancelled"
 REASON_ALL_RETURNED = "AllRanksReturned"
 REASON_START_FAILED = "StartFailed"
+REASON_FORK_SERVER_DIED = "ForkServerDied"
 REASON_FORK_UNSAFE = "ForkUnsafe"
 REASON_LOG_TRUNCATED = "LogTruncated"
-REASON_LEASE_ENDED = "LeaseEnded"
 
 # Limits.
 MAX_HEADER_BYTES = 1 << 20

@@ -1,7 +1,8 @@
 """Frozen records to and from JSON, driven by their type hints.
 
 A record is a frozen dataclass of str, int, float, bool, None, tuples, mappings, string enums and other
-records; one of several records in a union is told by its class's `kind`. Standard library only: the agent reads the same records inside a node. No record lives here.
+records; one of several records in a union is told by its class's `kind`. Standard library only: the agent
+reads the same records inside a node. No record lives here.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ import sys
 
 if sys.version_info < (3, 10):  # noqa: UP036 - an old interpreter must get this far to be told
     sys.exit(
-        "windlass: the nodes run Python %d.%d, 3.10 or newer is needed; choose another with --python"
-        % sys.version_info[:2]
+        "windlass: the nodes run Python {}.{}, 3.10 or newer is needed; choose another with --python".format(
+            *sys.version_info[:2]
+        )
     )
 
 from typing import NoReturn
@@ -35,7 +36,9 @@ def run_agent(plan_path: str, node: str, run_dir: str, lock_fd: str = "") -> int
     from windlass.agent import agent
     from windlass.wire.folder import JobFolder
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     return agent.main(plan, JobFolder(Path(plan_path).parent), int(node), Path(run_dir), forks)
 
 

@@ -40,9 +40,13 @@ async def run_lead(plan: Plan, folder: JobFolder, run_dir: Path, forks: ForkServ
     board = Board(plan, folder)
     board.mark("agent up")
     lead = Lead(plan, board)
-    node = Node(plan, folder, 0, run_dir, forks, lambda message: lead.receive(0, message))
+    node = Node(
+        plan, folder, 0, run_dir, forks=forks, send=lambda message: lead.receive(0, message)
+    )
     door = _Door(plan, lead)
-    _handle_signals(lambda: lead.end(FailureKind.CANCELLED, "the lead's agent was told to stop (SIGTERM)"))
+    _handle_signals(
+        lambda: lead.end(FailureKind.CANCELLED, "the lead's agent was told to stop (SIGTERM)")
+    )
     server = await links.serve(run_dir / names.LEAD_SOCKET, plan.job_id, door.take)
     lead.join(0, node.receive, pid=os.getpid(), python=platform.python_version())
     lease = asyncio.ensure_future(door.watch_lease())
@@ -61,20 +65,25 @@ async def run_follower(
     plan: Plan, folder: JobFolder, index: int, run_dir: Path, forks: ForkServer
 ) -> int:
     """Any other node: joins the lead, and does what it says until it hangs up."""
-    link = await links.connect(
-        run_dir / names.LEAD_SOCKET,
-        role="node",
-        job_id=plan.job_id,
-        node=index,
-        timeout_s=plan.join_timeout_s,
-    )
-    node = Node(plan, folder, index, run_dir, forks, link.send)
+    try:
+        link = await links.connect(
+            run_dir / names.LEAD_SOCKET,
+            role="node",
+            job_id=plan.job_id,
+            node=index,
+            timeout_s=plan.join_timeout_s,
+        )
+    except OSError as error:
+        logger.error("the lead cannot be reached: %s", error)
+        forks.close()
+        return 1
+    node = Node(plan, folder, index, run_dir, forks=forks, send=link.send)
     _handle_signals(lambda: node.stop(now=False))
     link.send({"type": "join", "pid": os.getpid(), "python": platform.python_version()})
     try:
         async for frame in _heard(link):
-            if error := links.refusal(frame.header):
-                logger.error("%s", error)
+            if refused := links.refusal(frame.header):
+                logger.error("%s", refused)
                 return 1
             node.receive(dict(frame.header))
     except asyncio.TimeoutError:

@@ -47,7 +47,9 @@ class Board:
         """A new phase: a condition with the reason, on disk at once."""
         condition = Condition(type=phase.value, reason=reason, message=message, since_s=time.time())
         ended_at_s = time.time() if phase.is_final else None
-        self._set(phase=phase, ended_at_s=ended_at_s, conditions=(*self.status.conditions, condition))
+        self._set(
+            phase=phase, ended_at_s=ended_at_s, conditions=(*self.status.conditions, condition)
+        )
         self.write()
 
     def add_condition(self, kind: str, reason: str, message: str) -> None:
@@ -153,4 +155,6 @@ def render_status(status: JobStatus) -> bytes:
 
 
 def _make_ranks(plan: Plan) -> tuple[RankStatus, ...]:
-    return tuple(RankStatus(rank=rank, node=node.index) for node in plan.nodes for rank in node.ranks)
+    return tuple(
+        RankStatus(rank=rank, node=node.index) for node in plan.nodes for rank in node.ranks
+    )

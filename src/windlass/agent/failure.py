@@ -95,12 +95,13 @@ def _describe(outcome: Outcome, node_name: str) -> str:
         return f"{who} was killed because the machine ran out of memory"
     if outcome.signal:
         return f"{who} was killed by {signal_name(outcome.signal)}"
-    if outcome.error is not None:
-        where = f" at {outcome.error.file}:{outcome.error.line}" if outcome.error.file else ""
-        return f"{who} raised {outcome.error.text.splitlines()[0][:200]}{where}"
+    error = outcome.error
+    where = f" at {error.file}:{error.line}" if error and error.file else ""
+    if error is not None and not error.type.endswith("SystemExit"):
+        return f"{who} raised {error.text.splitlines()[0][:200]}{where}"
     if outcome.exit_code == 0:
         return f"{who} exited with code 0 before its work returned (os._exit?)"
-    return f"{who} exited with code {outcome.exit_code}"
+    return f"{who} exited with code {outcome.exit_code}{where}"
 
 
 def _next_step(plan: Plan, outcome: Outcome) -> str:

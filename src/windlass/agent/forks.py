@@ -49,15 +49,20 @@ class ForkServer:
     """The agent's end: starts the server, asks for ranks, hears of their ends."""
 
     def __init__(self, plan_path: str, env: dict[str, str]) -> None:
-        self._buffer = b""
+        self._plan_path = plan_path
+        self.forgotten = [] if names.OPENBLAS_NUM_THREADS in env else [names.OPENBLAS_NUM_THREADS]
+        self._env = {names.OPENBLAS_NUM_THREADS: "1", **env}
         self._loop: AbstractEventLoop | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Start the server, in place of one that is gone."""
+        self.is_gone = False
+        self._buffer = b""
         self._control, theirs = socket.socketpair()
         os.set_inheritable(theirs.fileno(), True)
-        python = sys.executable
-        argv = [python, sys.argv[0], "forkserver", str(theirs.fileno()), plan_path]
-        self.forgotten = [] if names.OPENBLAS_NUM_THREADS in env else [names.OPENBLAS_NUM_THREADS]
-        env = {names.OPENBLAS_NUM_THREADS: "1", **env}
-        self.pid = os.posix_spawn(python, argv, env)
+        argv = [sys.executable, sys.argv[0], "forkserver", str(theirs.fileno()), self._plan_path]
+        self.pid = os.posix_spawn(sys.executable, argv, self._env)
         theirs.close()
 
     def listen(self, loop: AbstractEventLoop, on_event: Callable[[dict[str, Any]], None]) -> None:
@@ -87,6 +92,7 @@ class ForkServer:
         except ConnectionError:
             data = b""
         if not data:
+            self.is_gone = True
             self._hang_up()
             self._on_event({"event": "gone"})
             return

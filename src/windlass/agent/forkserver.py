@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import json
 import os
 import select
 import signal
@@ -20,7 +19,6 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from windlass import names
 from windlass.agent import processes
 from windlass.agent.forks import read_request, send_event
 from windlass.agent.openblas import restore_threads
@@ -79,7 +77,9 @@ def _preload(plan: Plan, control: socket.socket) -> bool:
 class _ForkServer:
     """Takes requests, forks, reaps."""
 
-    def __init__(self, plan: Plan, folder: JobFolder, control: socket.socket, *, unsafe: bool) -> None:
+    def __init__(
+        self, plan: Plan, folder: JobFolder, control: socket.socket, *, unsafe: bool
+    ) -> None:
         self._plan = plan
         self._folder = folder
         self._control = control
@@ -88,17 +88,20 @@ class _ForkServer:
         self._wake_read, self._wake_write = os.pipe()
         for end in (self._wake_read, self._wake_write):
             os.set_blocking(end, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that the wake-up pipe is written
+        signal.signal(
+            signal.SIGCHLD, lambda *_: None
+        )  # a handler, so that the wake-up pipe is written
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
 
     def loop(self) -> None:
         while True:
-            ready, _, _ = select.select([self._control, self._wake_read], [], [])
+            control = self._control.fileno()
+            ready, _, _ = select.select([control, self._wake_read], [], [])
             if self._wake_read in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
                 self._reap()
-            if self._control in ready:
+            if control in ready:
                 request = read_request(self._control)
                 if request is None:
                     return
@@ -153,7 +156,9 @@ class _ForkServer:
             _execute(self._plan.work)
         if self._spawns:
             rank = (str(request["rank"]), str(request["attempt"]))
-            os.execv(sys.executable, [sys.executable, sys.argv[0], "rank", str(self._folder.plan), *rank])
+            os.execv(
+                sys.executable, [sys.executable, sys.argv[0], "rank", str(self._folder.plan), *rank]
+            )
         enter_python(self._plan, self._folder, rank=request["rank"], attempt=request["attempt"])
 
 
@@ -188,7 +193,7 @@ def _set_environment(env: dict[str, str], *, forgotten: list[str]) -> None:
 def _execute(work: Any) -> NoReturn:
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     try:
-        os.execvp(work.argv[0], work.argv)  # noqa: S606 - no shell, on purpose
+        os.execvp(work.argv[0], work.argv)
     except FileNotFoundError:
         sys.stderr.write(f"windlass: command not found: {work.argv[0]}\n")
         os._exit(127)

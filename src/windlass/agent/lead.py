@@ -40,7 +40,9 @@ class _Attempt:
 
     def add(self, outcome: Outcome, *, exited: bool) -> None:
         known = self.outcomes.get(outcome.rank)
-        if known is None or not known.is_failure:  # what a rank said itself is not overwritten by its exit
+        if (
+            known is None or not known.is_failure
+        ):  # what a rank said itself is not overwritten by its exit
             self.outcomes[outcome.rank] = outcome
         if exited:
             self.exited.add(outcome.rank)
@@ -116,10 +118,6 @@ class Lead:
             self._take_ready(index, message)
         elif kind == "trouble":
             self._board.add_condition("warning", message["reason"], message["message"])
-        elif kind == "server_gone":
-            self._board.add_condition(
-                "warning", names.REASON_RANK_FAILED, f"the fork server of node {index} died"
-            )
         self._changed.set()
 
     def _take_outcome(self, outcome: Outcome, *, exited: bool) -> None:
@@ -151,12 +149,16 @@ class Lead:
     async def run(self) -> None:
         """The whole job; afterwards the board is final."""
         self._board.set_phase(
-            Phase.STARTING, names.REASON_WAITING_FOR_NODES, f"waiting for {len(self._plan.nodes)} node(s)"
+            Phase.STARTING,
+            names.REASON_WAITING_FOR_NODES,
+            f"waiting for {len(self._plan.nodes)} node(s)",
         )
         verdict = await self._join_all() or await self._run_attempts()
         if verdict is None:
             self._board.set_phase(
-                Phase.SUCCEEDED, names.REASON_ALL_RETURNED, f"all {self._plan.num_ranks} ranks returned"
+                Phase.SUCCEEDED,
+                names.REASON_ALL_RETURNED,
+                f"all {self._plan.num_ranks} ranks returned",
             )
             return
         phase = Phase.CANCELLED if verdict.kind is FailureKind.CANCELLED else Phase.FAILED
@@ -190,7 +192,12 @@ class Lead:
         attempt = 0
         while True:
             verdict = await self._run_attempt(attempt)
-            if verdict is None or self._stop is not None or attempt >= self._plan.restarts or self._lost:
+            if (
+                verdict is None
+                or self._stop is not None
+                or attempt >= self._plan.restarts
+                or self._lost
+            ):
                 return verdict
             logger.info("attempt %s: %s", attempt, verdict.message)
             self._board.set_verdict(verdict, final=False)
@@ -202,7 +209,9 @@ class Lead:
         port = hold_port()
         try:
             self._board.set_phase(
-                Phase.RUNNING, names.REASON_RANKS_RUNNING, f"attempt {number} of {self._plan.num_ranks} rank(s)"
+                Phase.RUNNING,
+                names.REASON_RANKS_RUNNING,
+                f"attempt {number} of {self._plan.num_ranks} rank(s)",
             )
             self._order(
                 {
@@ -255,7 +264,10 @@ class Lead:
     def _make_verdict(self) -> Verdict:
         running = self._plan.num_ranks - len(self._attempt.outcomes)
         found = make_verdict(
-            self._plan, self._attempt.outcomes.values(), attempt=self._attempt.number, running=running
+            self._plan,
+            self._attempt.outcomes.values(),
+            attempt=self._attempt.number,
+            running=running,
         )
         if self._stop is not None and (found is None or found.at_s > self._stop.at_s):
             return self._stop

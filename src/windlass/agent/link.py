@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from windlass.errors import ProtocolError
-from windlass.wire.messages import Frame, FrameDecoder, Header, check_hello, make_hello, render_frame
+from windlass.wire.messages import (
+    Frame,
+    FrameDecoder,
+    Header,
+    check_hello,
+    make_hello,
+    render_frame,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +97,8 @@ async def connect(path: Path, *, role: str, job_id: str, node: int, timeout_s: f
             reader, writer = await asyncio.open_unix_connection(str(path))
             break
         except (FileNotFoundError, ConnectionRefusedError):
-            if loop.time() > deadline:
+            # a lead that has ended takes its folder with it
+            if loop.time() > deadline or not path.parent.exists():
                 raise
             await asyncio.sleep(_RETRY_S)
     link = Link(reader, writer)

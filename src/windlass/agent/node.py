@@ -46,7 +46,14 @@ class Node:
     """The ranks of one node, one attempt at a time."""
 
     def __init__(
-        self, plan: Plan, folder: JobFolder, index: int, run_dir: Path, forks: ForkServer, send: Send
+        self,
+        plan: Plan,
+        folder: JobFolder,
+        index: int,
+        run_dir: Path,
+        *,
+        forks: ForkServer,
+        send: Send,
     ) -> None:
         self._plan = plan
         self._folder = folder
@@ -77,6 +84,9 @@ class Node:
         self._stopped_at_s = None
         self._oom_kills = processes.read_oom_kills()
         self._folder.attempt(attempt).mkdir(exist_ok=True)
+        if self._forks.is_gone:
+            self._forks.restart()
+            self._forks.listen(self._loop, self._on_fork_event)
         for rank in self._node.ranks:
             env = make_rank_env(
                 self._plan, rank, attempt=attempt, master_addr=master_addr, master_port=master_port
@@ -134,11 +144,16 @@ class Node:
             return None
 
     def _on_server_gone(self) -> None:
-        """The fork server died and its ranks with it."""
+        """The fork server died and its ranks with it; the next attempt gets a new one."""
         logger.warning("the fork server is gone")
+        self.sweep()
         for rank in list(self._ranks.values()):
             self._on_exit(rank, -signal.SIGKILL)
-        self._tell("server_gone")
+        self._tell(
+            "trouble",
+            reason=names.REASON_FORK_SERVER_DIED,
+            message=f"the fork server of {self._node.name} died, and its ranks with it",
+        )
 
     def _on_log_trouble(self, message: str) -> None:
         self._tell("trouble", reason=names.REASON_LOG_TRUNCATED, message=message)
@@ -178,10 +193,6 @@ class Node:
     def sweep(self) -> None:
         """End what ranks left behind: grandchildren, daemons of theirs."""
         processes.kill_descendants(os.getpid(), spare=frozenset({self._forks.pid}))
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._ranks
 
     # -- reports -------------------------------------------------------------------------------
 

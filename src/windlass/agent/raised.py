@@ -14,11 +14,13 @@ from types import TracebackType
 
 from windlass.wire.results import ErrorInfo
 
-_OURS = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - may lie inside a .pyz
+_OURS = os.path.dirname(os.path.abspath(__file__))
 _MAX_TRACEBACK = 20_000
 _MAX_MESSAGE = 4_000
 _LIBRARIES = tuple(
-    path for key in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_path(key))
+    path
+    for key in ("stdlib", "platstdlib", "purelib", "platlib")
+    if (path := sysconfig.get_path(key))
 )
 
 
@@ -67,13 +69,12 @@ def _find_line(error: BaseException, root: str) -> tuple[str, int]:
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno or 0
     frames = [
-        (frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(_trim(error.__traceback__))
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(_trim(error.__traceback__))
     ]
-    for wanted in (lambda name: _is_below(name, root), lambda name: True):
-        for name, line in reversed(frames):
-            if wanted(name) and not name.startswith((*_LIBRARIES, _OURS, "<frozen ")):
-                return name, line
-    return frames[-1] if frames else ("", 0)
+    own = [(n, line) for n, line in frames if not n.startswith((*_LIBRARIES, _OURS, "<frozen "))]
+    in_project = [(n, line) for n, line in own if _is_below(n, root)]
+    return next((found[-1] for found in (in_project, own, frames) if found), ("", 0))
 
 
 def _is_below(name: str, root: str) -> bool:

@@ -12,8 +12,8 @@ import contextlib
 import importlib
 import importlib.util
 import os
-import platform
 import pickle
+import platform
 import runpy
 import socket
 import sys
@@ -58,7 +58,7 @@ class _Rank:
 
     def __init__(self, plan: Plan, folder: JobFolder, rank: int, attempt: int) -> None:
         self._path = folder.result(attempt, rank)
-        self._who = {"rank": rank, "attempt": attempt}
+        self._who: dict[str, Any] = {"rank": rank, "attempt": attempt}
         self._root = plan.cwd
 
     def notify(self, message: dict[str, Any]) -> None:
@@ -102,13 +102,18 @@ class _Rank:
         return 1
 
     def _tell(self, payload: bytes, **fields: Any) -> None:
-        header = ResultHeader(at_s=time.time(), python=platform.python_version(), **self._who, **fields)
-        self.notify({"type": "outcome", "header": records.to_json(header)})
-        with contextlib.suppress(OSError):  # a full disk: the agent has been told all the same
+        header = ResultHeader(
+            at_s=time.time(), python=platform.python_version(), **self._who, **fields
+        )
+        with contextlib.suppress(OSError):  # a full disk: the agent is told all the same
             write_result(self._path, header, payload)
+        # last, since from here on this rank is being stopped
+        self.notify({"type": "outcome", "header": records.to_json(header)})
 
     def _write(self, payload: bytes, **fields: Any) -> None:
-        header = ResultHeader(at_s=time.time(), python=platform.python_version(), **self._who, **fields)
+        header = ResultHeader(
+            at_s=time.time(), python=platform.python_version(), **self._who, **fields
+        )
         write_result(self._path, header, payload)
 
 

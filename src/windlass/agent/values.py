@@ -54,8 +54,8 @@ def _hint(why: str) -> str:
 
 def _pickler_class(cloudpickle: types.ModuleType) -> Any:
     """cloudpickle's pickler, which also brings CUDA tensors to the CPU."""
-    torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "Tensor"):
+    torch: Any = sys.modules.get("torch")
+    if not hasattr(torch, "Tensor"):
         return cloudpickle.Pickler
 
     class CpuPickler(cloudpickle.Pickler):  # type: ignore[name-defined,misc]

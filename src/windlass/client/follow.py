@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 
 from windlass.client.job import Job
@@ -59,11 +59,9 @@ def _interrupts(job: Job, view: View) -> Iterator[None]:
         job.cancel(now=now, why=f"{name} in its client")
 
     handled = (signal.SIGINT, signal.SIGTERM)
-    before: list[tuple[int, Callable[..., object] | int | None]] = []
-    for number in handled:
-        before.append((number, signal.signal(number, interrupt)))
+    before = [signal.signal(number, interrupt) for number in handled]
     try:
         yield
     finally:
-        for number, handler in before:
+        for number, handler in zip(handled, before, strict=True):
             signal.signal(number, handler)

@@ -64,14 +64,12 @@ class Job:
 
     def _follow(self, reader: LogReader) -> Iterator[LogLine]:
         is_over = False
-        while True:
-            lines = reader.read_new()
-            yield from lines
-            if not lines:
-                if is_over:
-                    break
-                is_over = self.done()
-                wait_until(lambda: is_over, timeout_s=_POLL_S)
+        while not is_over:
+            is_over = self.done()
+            while lines := reader.read_new():
+                yield from lines
+            if not is_over:
+                wait_until(self.done, timeout_s=_POLL_S)
         yield from reader.read_rest()
 
     def wait(
@@ -97,7 +95,9 @@ class Job:
         error = self.exception(timeout_s=timeout_s)
         if error is not None:
             raise error
-        return [self._load(rank, found) for rank, found in enumerate(self._engine.results(self.ref))]
+        return [
+            self._load(rank, found) for rank, found in enumerate(self._engine.results(self.ref))
+        ]
 
     def exception(self, *, timeout_s: float | None = None) -> BaseException | None:
         """What made the job fail: the first failing rank's own exception where there is one."""

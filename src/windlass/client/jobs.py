@@ -40,7 +40,11 @@ def find_job(text: str, settings: Settings) -> Job:
     engine = make_engine(name if separator else settings.engine, settings)
     known = engine.jobs()
     exact = [ref for ref in known if ref.job_id == job_id]
-    matches = exact or [ref for ref in known if ref.job_id.startswith(job_id)] or _named(engine, known, job_id)
+    matches = (
+        exact
+        or [ref for ref in known if ref.job_id.startswith(job_id)]
+        or _named(engine, known, job_id)
+    )
     if len(matches) == 1:
         return Job(engine, matches[0])
     if not matches:

@@ -58,4 +58,6 @@ def _needs_torch(name: str, root: Path) -> bool:
         requires = importlib.metadata.requires(name) or []
     except importlib.metadata.PackageNotFoundError:
         return False
-    return any(line.partition(" ")[0].partition(">")[0].partition("=")[0] == "torch" for line in requires)
+    return any(
+        line.partition(" ")[0].partition(">")[0].partition("=")[0] == "torch" for line in requires
+    )

@@ -130,5 +130,7 @@ def make_job_id(target: Target) -> str:
     label = target.work.label.split()
     words = [word for word in label if not word.startswith("-")] or ["job"]
     name = Path(words[0].rpartition("::")[2]).stem.rpartition(".")[2].lower()
-    clean = "".join(c if c.isalnum() and c.isascii() else "-" for c in name).strip("-")[:24].strip("-")
+    clean = (
+        "".join(c if c.isalnum() and c.isascii() else "-" for c in name).strip("-")[:24].strip("-")
+    )
     return f"{clean or 'job'}-{''.join(secrets.choice(_ALPHABET) for _ in range(5))}"

@@ -50,7 +50,9 @@ def read_target(
     return _read_words([text], args, kwargs, cwd)
 
 
-def _read_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Target:
+def _read_function(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Target:
     name = function_name(function)
     payload = values.dump((function, tuple(args), dict(kwargs)), name=name)
     inner = _unwrap(function)
@@ -121,7 +123,9 @@ def find_script(name: str, cwd: Path) -> Path:
     """The script's path, or an error that says what may have been meant."""
     path = (cwd / Path(name).expanduser()).absolute()
     if path.is_dir():
-        raise SpecError(f"{name} is a folder", hint=f"name a script in it: windlass run {name}/train.py")
+        raise SpecError(
+            f"{name} is a folder", hint=f"name a script in it: windlass run {name}/train.py"
+        )
     if not path.exists():
         raise SpecError(f"there is no script {name}", hint=_did_you_mean(name, cwd))
     if not os.access(path, os.R_OK):
@@ -135,11 +139,17 @@ def _did_you_mean(name: str, cwd: Path) -> str:
     near = difflib.get_close_matches(Path(name).name, here, n=1, cutoff=0.5)
     if near:
         return f"did you mean {(Path(name).parent / near[0])}?"
-    return f"scripts in {folder}: {', '.join(sorted(here)[:6])}" if here else f"{folder} holds no script"
+    return (
+        f"scripts in {folder}: {', '.join(sorted(here)[:6])}"
+        if here
+        else f"{folder} holds no script"
+    )
 
 
 def import_paths() -> tuple[str, ...]:
     """What this process imports from, beyond what the interpreter brings itself."""
     own = tuple({sys.prefix, sys.base_prefix, sys.exec_prefix})
     paths = (os.path.abspath(path) for path in sys.path)
-    return tuple(path for path in dict.fromkeys(paths) if os.path.isdir(path) and not path.startswith(own))
+    return tuple(
+        path for path in dict.fromkeys(paths) if os.path.isdir(path) and not path.startswith(own)
+    )

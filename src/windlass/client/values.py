@@ -14,7 +14,7 @@ from windlass.wire.results import ErrorInfo, ResultHeader
 from windlass.wire.status import FailureKind, Verdict
 
 
-class RemoteTraceback(Exception):  # noqa: N818 - it is no error, it only carries the text of one
+class RemoteTraceback(Exception):
     """The traceback of a rank, as its own Python printed it."""
 
     def __init__(self, text: str) -> None:

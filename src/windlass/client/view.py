@@ -1,4 +1,4 @@
-"""The live view: every rank's lines as they come, and on a terminal one line below them that says where the job is.
+"""The live view: every rank's lines as they come, and on a terminal a line below them that says where it is.
 
 Lines of ranks' stdout go to stdout, all else to stderr. Meaning never hangs on colour alone.
 """
@@ -61,10 +61,10 @@ class LiveView:
     def show(self, status: JobStatus, lines: Iterable[LogLine]) -> None:
         self._status = status
         self._show_conditions(status)
-        self.lines(lines, num_nodes=status.num_nodes)
+        self._show_lines(lines)
         self._draw(status)
 
-    def lines(self, lines: Iterable[LogLine], *, num_nodes: int) -> None:
+    def _show_lines(self, lines: Iterable[LogLine]) -> None:
         """Print lines; of a progress bar only the last drawing, once something else follows it."""
         for line in lines:
             if line.replaced:
@@ -152,7 +152,7 @@ def render_status_line(status: JobStatus, *, now_s: float, bar: str = "") -> str
 
 def _phase_text(status: JobStatus) -> str:
     if status.phase is not Phase.RUNNING:
-        return status.phase.value
+        return str(status.phase.value)
     names = [moment.name for moment in status.timeline]
     if "imports done" not in names:
         return "importing"
@@ -166,8 +166,8 @@ def render_progress(progress: Progress) -> list[str]:
     parts = []
     if progress.step is not None and progress.total:
         done = min(1.0, max(0.0, progress.step / progress.total))
-        bar = "━" * round(done * _BAR_WIDTH)
-        parts.append(f"step {progress.step}/{progress.total} {bar:─<{_BAR_WIDTH}} {done:.0%}")
+        bar = ("━" * round(done * _BAR_WIDTH)).ljust(_BAR_WIDTH, "─")
+        parts.append(f"step {progress.step}/{progress.total} {bar} {done:.0%}")
     elif progress.step is not None:
         parts.append(f"step {progress.step}")
     parts += [f"{name} {render_metric(value)}" for name, value in progress.metrics.items()]

@@ -14,7 +14,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -84,7 +83,9 @@ class LocalEngine:
             ) from error
         return JobRef(self.name, plan.job_id)
 
-    def _start_agents(self, plan: Plan, folder: JobFolder, run_dir: Path, command: list[str]) -> None:
+    def _start_agents(
+        self, plan: Plan, folder: JobFolder, run_dir: Path, command: list[str]
+    ) -> None:
         with folder.lead_lock.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             for node in plan.nodes:
@@ -121,9 +122,15 @@ class LocalEngine:
         last_words = _last_line(folder.agent_log(0))
         at_s = folder.status.stat().st_mtime
         if status.phase is Phase.PENDING:
-            kind, message = FailureKind.START_FAILED, f"the agent of {plan.nodes[0].name} did not start"
+            kind, message = (
+                FailureKind.START_FAILED,
+                f"the agent of {plan.nodes[0].name} did not start",
+            )
         else:
-            kind, message = FailureKind.LOST_NODE, f"{plan.nodes[0].name}'s agent died, and with it the job"
+            kind, message = (
+                FailureKind.LOST_NODE,
+                f"{plan.nodes[0].name}'s agent died, and with it the job",
+            )
         verdict = make_job_verdict(
             plan, kind, f"{message}: {last_words}" if last_words else message, at_s=at_s, node=0
         )
@@ -217,7 +224,9 @@ def _find_python(wanted: str) -> str:
         return sys.executable
     found = shutil.which(os.path.expanduser(wanted))
     if found is None:
-        raise SpecError(f"there is no interpreter {wanted!r}", hint="give the path of a Python >= 3.10")
+        raise SpecError(
+            f"there is no interpreter {wanted!r}", hint="give the path of a Python >= 3.10"
+        )
     return os.path.abspath(found)
 
 

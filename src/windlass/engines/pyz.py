@@ -24,7 +24,9 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 def agent_archive(cache: Path) -> Path:
     """The path of the agent's .pyz, built if this version of it is not there yet."""
     files = _collect()
-    digest = hashlib.sha256(b"".join(name.encode() + b"\0" + data for name, data in files)).hexdigest()
+    digest = hashlib.sha256(
+        b"".join(name.encode() + b"\0" + data for name, data in files)
+    ).hexdigest()
     path = cache / f"agent-{digest[:16]}.pyz"
     if not path.exists():
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -48,7 +50,11 @@ def _collect() -> list[tuple[str, bytes]]:
     package = Path(__file__).parent.parent
     files = {"__main__.py": _MAIN}
     for name in _OURS:
-        for path in sorted((package / name).rglob("*.py")) if (package / name).is_dir() else [package / name]:
+        for path in (
+            sorted((package / name).rglob("*.py"))
+            if (package / name).is_dir()
+            else [package / name]
+        ):
             files[f"windlass/{path.relative_to(package).as_posix()}"] = path.read_bytes()
     for path in sorted(_cloudpickle().glob("*.py")):
         files[f"cloudpickle/{path.name}"] = path.read_bytes()

@@ -22,7 +22,9 @@ class Facts:
     """What planning must know of the world: handed in, never looked up."""
 
     environ: Mapping[str, str]  # the environment the nodes will start with
-    env: Mapping[str, str] = field(default_factory=dict)  # what the engine adds unless it is set already
+    env: Mapping[str, str] = field(
+        default_factory=dict
+    )  # what the engine adds unless it is set already
     master_addr: str | None = None  # None: the lead finds it out
 
 
@@ -70,7 +72,9 @@ def make_plan(spec: JobSpec, *, job_id: str, now_s: float, facts: Facts) -> Plan
         created_at_s=now_s,
         work=spec.work,
         nodes=make_nodes(spec.nodes, spec.procs, job_name=name),
-        env=make_job_env(spec, job_id=job_id, name=name, facts_env=facts.env, environ=facts.environ),
+        env=make_job_env(
+            spec, job_id=job_id, name=name, facts_env=facts.env, environ=facts.environ
+        ),
         cwd=spec.cwd,
         paths=spec.paths,
         python=spec.python,

@@ -55,7 +55,8 @@ class JobSpec:
 def _check_times(spec: JobSpec) -> None:
     if spec.timeout_s is not None and not spec.timeout_s > 0:
         raise SpecError(
-            f"--timeout must be more than 0, not {spec.timeout_s:g}", hint="leave it out for no limit"
+            f"--timeout must be more than 0, not {spec.timeout_s:g}",
+            hint="leave it out for no limit",
         )
     for name in ("grace_s", "lease_s", "join_timeout_s"):
         if not getattr(spec, name) >= 0:
@@ -74,4 +75,6 @@ def _check_choices(spec: JobSpec) -> None:
                 f"{key!r} is not a name for an environment variable", hint="write --env NAME=VALUE"
             )
         if "\0" in value:
-            raise SpecError(f"the value of {key} holds a NUL character, which no environment can carry")
+            raise SpecError(
+                f"the value of {key} holds a NUL character, which no environment can carry"
+            )

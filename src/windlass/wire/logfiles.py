@@ -125,4 +125,6 @@ class LogFiles:
         return self._wanted([line for log in self._logs.values() for line in log.read_rest()])
 
     def _wanted(self, lines: list[LogLine]) -> list[LogLine]:
-        return sorted((line for line in lines if self.query.wants(line)), key=lambda line: line.at_s)
+        return sorted(
+            (line for line in lines if self.query.wants(line)), key=lambda line: line.at_s
+        )

@@ -1,0 +1,168 @@
+"""A job's life: restarts, time limits, cancelling, detaching, attaching, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import rank_work as work
+from waits import wait_for
+
+import windlass as wl
+
+
+def test_restart_starts_everybody_again(on, tmp_path):
+    assert on.run(work.fail_once, (str(tmp_path),), nodes=2, procs=2, restarts=1) == [1, 1, 1, 1]
+    assert {path.name for path in tmp_path.glob("?-?")} == {
+        f"{a}-{r}" for a in (0, 1) for r in range(4)
+    }
+    status = wl.jobs()[0].status()
+    assert status.attempt == 1
+    assert [verdict.rank for verdict in status.history] == [1]
+    assert status.verdict is None
+
+
+def test_restarts_run_out(on):
+    job = on.fail(work.fail, ("raise",), {"hang": False}, procs=2, restarts=2)
+    status = job.status()
+    assert (status.attempt, len(status.history), status.verdict.attempt) == (2, 2, 2)
+
+
+def test_time_limit(on):
+    job = on.fail(work.hang, procs=2, timeout_s=0.3)
+    assert job.verdict().kind.value == "timeout"
+    assert "time limit of 0.3 s" in job.verdict().message
+    with pytest.raises(wl.JobTimeout):
+        job.results()
+
+
+def test_cancel_kills_every_descendant(on, tmp_path):
+    flag = tmp_path / "flag"
+    job = on.submit(work.hang_and_breed, (str(flag),), nodes=2, procs=2)
+    wait_for(lambda: len(list(tmp_path.glob("flag-*"))) == 4, "all ranks have children")
+    job.cancel(why="enough")
+    status = job.wait(20)
+    assert status.phase.value == "cancelled"
+    assert status.verdict.message == "enough"
+    job.cancel()  # twice is once
+    with pytest.raises(wl.JobCancelled):
+        job.result()
+
+
+def test_cancel_lets_ranks_save(on, tmp_path):
+    flag, saved = tmp_path / "flag", tmp_path / "saved"
+    job = on.submit(work.save_on_term, (str(flag), str(saved)))
+    wait_for(flag.exists, "the rank is there")
+    job.cancel()
+    job.wait(20)
+    assert saved.read_text() == "saved"
+
+
+def test_a_stubborn_rank_is_killed_after_the_grace(on, tmp_path):
+    flag = tmp_path / "flag"
+    job = on.submit(work.stubborn, (str(flag),), grace_s=0.2)
+    wait_for(flag.exists, "the rank is there")
+    job.cancel()
+    assert job.wait(20).phase.value == "cancelled"
+
+
+def test_cancel_now_does_not_wait(on, tmp_path):
+    flag = tmp_path / "flag"
+    job = on.submit(work.stubborn, (str(flag),), grace_s=600)
+    wait_for(flag.exists, "the rank is there")
+    job.cancel()
+    wait_for(lambda: job.status().phase.value == "stopping", "it is stopping")
+    job.cancel(now=True)
+    assert job.wait(20).phase.value == "cancelled"
+
+
+def test_cancel_before_anything_runs(on):
+    job = on.submit(work.hang, nodes=2)
+    job.cancel()
+    assert job.wait(20).phase.value == "cancelled"
+
+
+def test_attach_by_reference_id_prefix_and_name(on, tmp_path):
+    job = on.submit(work.rank, procs=2, name="my job")
+    for how in (str(job.ref), job.id, job.id[:-1], "my job"):
+        assert wl.attach(how).results() == [0, 1]
+    assert job.id in [found.id for found in wl.jobs()]
+    with pytest.raises(wl.JobNotFound, match="there is no job 'nope'"):
+        wl.attach("nope")
+    job.remove()
+    assert wl.jobs() == []
+
+
+def test_wait_has_a_deadline_and_the_job_goes_on(on, tmp_path):
+    job = on.submit(work.hang)
+    with pytest.raises(wl.WaitTimeout, match="still"):
+        job.wait(0.1)
+    assert not job.done()
+    with pytest.raises(wl.SpecError, match="is still"):
+        job.remove()
+
+
+CLIENT = """
+import sys, windlass as wl, rank_work as work
+kind, flag, engine = sys.argv[1:]
+if kind == "attached":
+    wl.run(work.stubborn, (flag,), quiet=True, engine=engine, lease_s=0.3, grace_s=0.2)
+else:
+    print(wl.submit(work.wait_and_return, (flag,), engine=engine).ref, flush=True)
+    work.hang()
+"""
+
+
+def _client(tmp_path: Path, kind: str, flag: Path, engine: str) -> subprocess.Popen[str]:
+    here = os.path.dirname(work.__file__)
+    return subprocess.Popen(
+        [sys.executable, "-c", CLIENT, kind, str(flag), engine],
+        env={**os.environ, "PYTHONPATH": here},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_an_attached_job_ends_after_its_client_is_killed(on, tmp_path):
+    flag = tmp_path / "flag"
+    with _client(tmp_path, "attached", flag, on.engine) as client:
+        wait_for(flag.exists, "the rank is there")
+        client.send_signal(signal.SIGKILL)
+    [job] = wl.jobs()
+    status = job.wait(20)
+    assert status.phase.value == "cancelled"
+    assert "its client has been gone for 0.3 s" in status.verdict.message
+
+
+def test_a_detached_job_outlives_its_client(on, tmp_path):
+    flag = tmp_path / "flag"
+    with _client(tmp_path, "detached", flag, on.engine) as client:
+        ref = client.stdout.readline().strip()
+        client.send_signal(signal.SIGKILL)
+    job = wl.attach(ref)
+    assert not job.done()
+    flag.touch()
+    assert job.results() == ["done"]
+
+
+def test_progress_is_reported(on, tmp_path):
+    flag = tmp_path / "flag"
+    job = on.submit(work.report_steps, (20, str(flag)), procs=2)
+    wait_for(lambda: job.status().progress.step == 20, "the last step is reported")
+    progress = job.status().progress
+    assert progress.total == 20
+    assert progress.metrics["loss"] == pytest.approx(0.05)
+    assert progress.metrics["bad"] == "nan"
+    assert [rank.step for rank in job.status().ranks] == [20, 20]
+    flag.touch()
+    job.wait(20)
+    names = [moment.name for moment in job.status().timeline]
+    assert names[0] == "submitted"
+    assert set(names) == {
+        "submitted", "agent up", "nodes joined", "imports done", "rank running", "first step",
+    }  # fmt: skip
+    assert [m.at_s for m in job.status().timeline] == sorted(m.at_s for m in job.status().timeline)

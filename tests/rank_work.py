@@ -1,0 +1,178 @@
+"""Functions the contract suite runs in ranks: importable, so they travel by reference."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import windlass as wl
+
+
+def echo(*args: Any, **kwargs: Any) -> Any:
+    return args, kwargs
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def environment(names: list[str]) -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in names}
+
+
+def where_am_i() -> dict[str, Any]:
+    return {
+        "thread": threading.current_thread() is threading.main_thread(),
+        "main": sys.modules["__main__"].__name__,
+        "cwd": os.getcwd(),
+        "stdin": sys.stdin.read(),
+    }
+
+
+class Plain(Exception):
+    """An exception with more than a message."""
+
+    def __init__(self, code: int, *, detail: str) -> None:
+        super().__init__(code)
+        self.code = code
+        self.detail = detail
+
+    def __reduce__(self) -> Any:
+        return (_plain, (self.code, self.detail))
+
+
+def _plain(code: int, detail: str) -> Plain:
+    return Plain(code, detail=detail)
+
+
+class Awkward(Exception):
+    """An exception that pickles but cannot be rebuilt."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+def fail(how: str, on_rank: int = 0, hang: bool = True) -> str:
+    """Fail in one way on one rank; the others would wait for a minute."""
+    if rank() == on_rank:
+        _fail(how)
+    if hang:
+        time.sleep(60)
+    return how
+
+
+def _fail(how: str) -> None:
+    if how == "raise":
+        raise ValueError("boom é")
+    if how == "plain":
+        raise Plain(7, detail="seven")
+    if how == "awkward":
+        raise Awkward(1, 2)
+    if how == "local class":
+
+        class Local(Exception):
+            pass
+
+        raise Local("made here")
+    if how == "lock":
+        error = RuntimeError("holds a lock")
+        error.lock = threading.Lock()
+        raise error
+    if how == "chained":
+        try:
+            raise KeyError("inner")
+        except KeyError as inner:
+            raise RuntimeError("outer") from inner
+    if how == "memory":
+        raise MemoryError("too much")
+    if how == "exit 3":
+        sys.exit(3)
+    if how == "exit text":
+        sys.exit("bad config")
+    if how == "_exit 0":
+        os._exit(0)
+    if how == "_exit 5":
+        os._exit(5)
+    if how == "interrupt":
+        raise KeyboardInterrupt
+    os.kill(os.getpid(), getattr(signal, how))
+
+
+def leave_early() -> int:
+    """Rank 0 returns at once, the others later: that is no failure."""
+    if rank() != 0:
+        wait_for_file(Path(os.environ["FLAG"]))
+    return rank()
+
+
+def wait_for_file(path: Path, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def hang() -> None:
+    time.sleep(600)
+
+
+def hang_and_breed(flag: str) -> None:
+    """Leave children of every kind behind: in the group, in a session of their own, double-forked."""
+    subprocess.Popen(["sleep", "601"])
+    subprocess.Popen(["sleep", "602"], start_new_session=True)
+    subprocess.Popen(["sh", "-c", "setsid sleep 603 & exit 0"]).wait()
+    Path(f"{flag}-{rank()}").touch()
+    time.sleep(600)
+
+
+def stubborn(flag: str) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    Path(flag).touch()
+    time.sleep(600)
+
+
+def save_on_term(flag: str, saved: str) -> None:
+    def save(*_: object) -> None:
+        Path(saved).write_text("saved")
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, save)
+    Path(flag).touch()
+    time.sleep(600)
+
+
+def fail_once(folder: str) -> int:
+    """Rank 1 fails in attempt 0."""
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    Path(folder, f"{attempt}-{rank()}").touch()
+    if rank() == 1 and attempt == 0:
+        for other in range(int(os.environ["WORLD_SIZE"])):
+            wait_for_file(Path(folder, f"0-{other}"))
+        os.kill(os.getpid(), signal.SIGKILL)
+    if attempt == 0:
+        time.sleep(60)
+    return attempt
+
+
+def talk(num_lines: int) -> None:
+    for index in range(num_lines):
+        print(f"line {index} of rank {rank()}")
+    print("to stderr", file=sys.stderr)
+
+
+def report_steps(total: int, flag: str = "") -> None:
+    for step in range(1, total + 1):
+        wl.report(step=step, total=total, loss=1.0 / step, bad=float("nan"))
+    if flag:
+        wait_for_file(Path(flag))
+
+
+def wait_and_return(flag: str) -> str:
+    wait_for_file(Path(flag))
+    return "done"
