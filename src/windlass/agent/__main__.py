@@ -2,18 +2,12 @@
 
     python agent.pyz agent PLAN.json NODE RUN_DIR
 
-Checks the interpreter's version first and imports as little as it can before the fork server is on its
-way: importing torch is what takes the time.
+Imports as little as it can before the fork server is on its way: importing torch is what takes the time.
 """
 
-import sys
+from __future__ import annotations
 
-if sys.version_info < (3, 10):  # noqa: UP036 - an old interpreter must get this far to be told
-    sys.exit(
-        "windlass: the nodes run Python {}.{}, 3.10 or newer is needed; choose another with --python".format(
-            *sys.version_info[:2]
-        )
-    )
+import sys
 
 from typing import NoReturn
 

@@ -125,6 +125,8 @@ def _make_call(plan: Plan, folder: JobFolder) -> Callable[[], Any]:
     if isinstance(work, Module):
         return lambda: _run_module(work)
     if isinstance(work, Function):
+        # the payload was made by the version that travels with us, so that one must read it
+        importlib.import_module("cloudpickle")
         payload = folder.payload.read_bytes()
         return lambda: _call_function(work, plan, payload)
     raise TypeError(f"a {work.kind} is not run in Python")

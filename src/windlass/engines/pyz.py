@@ -17,7 +17,14 @@ from windlass.errors import EngineError
 from windlass.wire.folder import write_atomically
 
 _OURS = ("__init__.py", "names.py", "errors.py", "records.py", "spec", "plan", "wire", "agent")
-_MAIN = b"import sys\nfrom windlass.agent.__main__ import main\nsys.exit(main())\n"
+# Plain enough for any Python 3: an old interpreter must get as far as being told.
+_MAIN = b"""import sys
+if sys.version_info < (3, 10):
+    sys.exit("windlass: the nodes run Python {}.{}, 3.10 or newer is needed; choose another with --python"
+             .format(*sys.version_info[:2]))
+from windlass.agent.__main__ import main
+sys.exit(main())
+"""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 

@@ -6,6 +6,7 @@ Paths and the atomic write only; what the files say is `status`, `results` and `
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +58,7 @@ class JobFolder:
 
 def write_atomically(path: Path, *chunks: bytes) -> None:
     """Write beside and rename: a reader sees the old file or the new one, never half of one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         with beside.open("wb") as file:
             file.writelines(chunks)
