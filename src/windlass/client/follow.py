@@ -21,13 +21,21 @@ from windlass.wire.status import JobStatus
 _EVERY_S = 0.05
 
 
-def follow(job: Job, view: View, query: LogQuery | None = None, *, lease: bool = True) -> JobStatus:
-    """Show a job until it has ended; its last status."""
+def follow(
+    job: Job,
+    view: View,
+    query: LogQuery | None = None,
+    *,
+    lease: bool = True,
+    cancels: bool = True,
+) -> JobStatus:
+    """Show a job until it has ended; its last status. Unless it `cancels`, Ctrl-C only ends the showing."""
     with contextlib.ExitStack() as stack:
         stack.callback(view.close)
         if lease:
             stack.enter_context(job.hold())
-        stack.enter_context(_interrupts(job, view))
+        if cancels:
+            stack.enter_context(_interrupts(job, view))
         reader = job.reader(query or LogQuery(follow=True))
         while True:
             status = job.status()

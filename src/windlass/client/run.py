@@ -34,6 +34,7 @@ class Prepared:
     engine: Engine
     plan: Plan
     payload: bytes | None
+    settings: Settings
 
     def start(self) -> Job:
         return Job(self.engine, self.engine.submit(self.plan, self.payload))
@@ -88,7 +89,7 @@ def prepare(
     found = read_target(target, args, kwargs, cwd=cwd)
     spec = make_spec(found, settings, cwd=cwd, detach=detach)
     plan = make_plan(spec, job_id=make_job_id(found), now_s=time.time(), facts=engine.facts())
-    return Prepared(engine=engine, plan=plan, payload=found.payload)
+    return Prepared(engine=engine, plan=plan, payload=found.payload, settings=settings)
 
 
 def make_spec(target: Target, settings: Settings, *, cwd: Path, detach: bool) -> JobSpec:

@@ -82,7 +82,7 @@ class LiveView:
 
     def say(self, text: str) -> None:
         self._erase()
-        self._talk.write(f"{text}\n")
+        self._talk.write(f"{clean(text, colour=False)}\n")
         self._talk.flush()
 
     def interrupted(self, *, now: bool) -> None:
@@ -116,7 +116,8 @@ class LiveView:
             return
         self._drawn_s = now_s
         width = shutil.get_terminal_size().columns - 1
-        text = render_status_line(status, now_s=time.time(), bar=self._last_bar())[:width]
+        line = render_status_line(status, now_s=time.time(), bar=self._last_bar())
+        text = clean(" ".join(line.split()), colour=False)[:width]
         self._talk.write(f"\r\x1b[2K{paint(text, 2, colour=wants_colour(self._talk))}")
         self._talk.flush()
         self._drawn = True

@@ -1,0 +1,64 @@
+"""From the words of a command line to a prepared job: `run` and `export` share it.
+
+A function's own parameters are read here as flags; scripts, modules and commands get their words as they
+are. Everything else is `client.run.prepare`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from windlass.cli.signature import Signature, read_flags, read_signature, render_help
+from windlass.cli.trouble import say
+from windlass.cli.words import Words
+from windlass.client.run import Prepared, prepare
+from windlass.client.target import find_script
+from windlass.errors import SpecError
+
+
+def prepare_words(words: Words, *, detach: bool, flags: Mapping[str, Any]) -> Prepared:
+    """The job that was asked for, decided but not started."""
+    if not words.target:
+        raise SpecError(
+            "there is nothing to run",
+            hint="windlass run train.py, train.py::function, -m module or any command",
+        )
+    if words.is_function:
+        args, kwargs = _read_call(words)
+        return prepare(words.target[0], args, kwargs, detach=detach, flags=flags)
+    for word, flag in words.near.items():
+        say(f"{word} is passed on to {words.target[-1]}; did you mean {flag}?")
+    return prepare([*words.target, *words.rest], detach=detach, flags=flags)
+
+
+def _read_call(words: Words) -> tuple[Sequence[object], Mapping[str, object]]:
+    try:
+        return read_flags(_find_signature(words), words.rest)
+    except SpecError as error:
+        ours = [flag for word, flag in words.near.items() if word in error.message]
+        if not ours or "did you mean" in error.hint:
+            raise
+        raise SpecError(error.message, hint=f"did you mean {ours[0]}?") from error
+
+
+def _find_signature(words: Words) -> Signature:
+    file, _, name = words.target[0].partition("::")
+    if not name.isidentifier():
+        raise SpecError(f"{name!r} is not the name of a function", hint="write FILE.py::FUNCTION")
+    return read_signature(find_script(file, Path.cwd()), name)
+
+
+def render_function_help(words: Words, flags: Sequence[str], *, width: int) -> str:
+    """The function's own parameters in full, our flags by name."""
+    text = render_help(_find_signature(words), f"windlass run {words.target[0]}", width=width)
+    ours = click.formatting.wrap_text(
+        ", ".join(flags), width, initial_indent="  ", subsequent_indent="  "
+    )
+    return (
+        f"{text}\nflags of Windlass (windlass run --help), which win before `--`;\n"
+        f"after `--` all are the function's:\n{ours}\n"
+    )

@@ -1,0 +1,65 @@
+"""A group of commands that are imported when they are called, and their names put right when mistyped.
+
+`--help` is drawn from the table alone, so it costs no imports. Knows click; nothing of jobs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+import click
+from click.shell_completion import CompletionItem
+
+
+class LazyGroup(click.Group):
+    """Commands by name: where each lives (`module:attribute`), and its line of help."""
+
+    def __init__(self, *, verbs: Mapping[str, tuple[str, str]], **attributes: object) -> None:
+        super().__init__(**attributes)  # type: ignore[arg-type]
+        self._verbs = verbs
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return list(self._verbs)
+
+    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._verbs:
+            return None
+        module, _, attribute = self._verbs[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in self._verbs.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name in self._verbs or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        if name.startswith("-"):
+            raise click.NoSuchOption(name, ctx=ctx)
+        raise UnknownCommand(name, tuple(self._verbs), ctx)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        if incomplete.startswith("-"):
+            return click.Command.shell_complete(self, ctx, incomplete)
+        return [
+            CompletionItem(name, help=text)
+            for name, (_, text) in self._verbs.items()
+            if name.startswith(incomplete)
+        ]
+
+
+class UnknownCommand(click.UsageError):
+    """A verb that is not there, with the nearest that is."""
+
+    def __init__(self, name: str, known: tuple[str, ...], ctx: click.Context) -> None:
+        super().__init__(f"there is no command {name!r}", ctx)
+        near = get_close_matches(name, known, n=1, cutoff=0.5)
+        self.hint = f"did you mean windlass {near[0]}?" if near else "windlass --help lists them"
+        if not near and (name.endswith(".py") or "::" in name):
+            self.hint = f"did you mean windlass run {name}?"

@@ -1,0 +1,97 @@
+"""`windlass ls`: the jobs that are known here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from windlass.cli.flags import json_option, load_settings
+from windlass.cli.show import one_line, print_json, print_table, render_age, shorten
+from windlass.cli.trouble import say
+from windlass.client.job import Job
+from windlass.client.jobs import list_jobs
+from windlass.errors import JobNotFound, WindlassError
+from windlass.wire.status import JobStatus, Progress
+
+_NUM_ENDED = 20
+_WIDEST_WORK = 60
+
+
+@click.command()
+@click.option("--all", "-a", "show_all", is_flag=True, help="also jobs that ended long ago")
+@json_option
+def ls(show_all: bool, as_json: bool) -> None:
+    """List jobs, newest first: all that have not ended, and the last that have."""
+    found = _read_all(list_jobs(load_settings()))
+    shown = found if show_all else _choose(found)
+    if as_json:
+        print_json([_make_record(job, status) for job, status in shown])
+        return
+    header = ("ID", "NAME", "PHASE", "RANKS", "PROGRESS", "AGE", "WORK")
+    print_table(header, [_make_row(status) for _, status in shown])
+    if not found:
+        say("no jobs here yet; windlass run train.py starts one")
+    elif len(shown) < len(found):
+        say(f"{len(found) - len(shown)} older jobs are not shown; windlass ls --all")
+
+
+def _read_all(jobs: list[Job]) -> list[tuple[Job, JobStatus]]:
+    found = []
+    for job in jobs:
+        try:
+            found.append((job, job.status()))
+        except JobNotFound:
+            continue  # removed since
+        except WindlassError as error:
+            say(f"{job.id} is left out: {error.message}")
+    return found
+
+
+def _choose(found: list[tuple[Job, JobStatus]]) -> list[tuple[Job, JobStatus]]:
+    ended = [job for job, status in found if status.phase.is_final][_NUM_ENDED:]
+    return [(job, status) for job, status in found if job not in ended]
+
+
+def _make_row(status: JobStatus) -> tuple[str, ...]:
+    return (
+        status.job_id,
+        shorten(one_line(status.name), 32) if status.name != status.job_id else "-",
+        status.phase.value,
+        _render_ranks(status),
+        _render_progress(status.progress),
+        render_age(status.created_at_s),
+        shorten(one_line(status.work), _WIDEST_WORK),
+    )
+
+
+def _render_progress(progress: Progress) -> str:
+    if progress.step is None:
+        return "-"
+    if not progress.total:
+        return f"step {progress.step}"
+    return f"{progress.step}/{progress.total} {progress.step / progress.total:.0%}"
+
+
+def _render_ranks(status: JobStatus) -> str:
+    """Ranks at work and in all; of an ended job only how many there were."""
+    if status.phase.is_final:
+        return str(status.num_ranks)
+    return f"{status.count('running')}/{status.num_ranks}"
+
+
+def _make_record(job: Job, status: JobStatus) -> dict[str, Any]:
+    return {
+        "job_id": job.id,
+        "ref": str(job.ref),
+        "name": status.name,
+        "phase": status.phase,
+        "attempt": status.attempt,
+        "num_nodes": status.num_nodes,
+        "num_ranks": status.num_ranks,
+        "detach": status.detach,
+        "created_at_s": status.created_at_s,
+        "ended_at_s": status.ended_at_s,
+        "progress": status.progress,
+        "work": status.work,
+    }

@@ -1,0 +1,43 @@
+"""`windlass result`: what each rank of an ended job returned, raised or left undone."""
+
+from __future__ import annotations
+
+import click
+
+from windlass.cli import returned
+from windlass.cli.flags import job_argument, json_option, load_settings
+from windlass.cli.show import print_json
+from windlass.client.jobs import find_job
+from windlass.errors import SpecError, WaitTimeout
+from windlass.observe.verdict import exit_code_of
+
+
+@click.command()
+@job_argument
+@click.option("--rank", type=int, metavar="N", help="of one rank only, with its whole traceback")
+@json_option
+def result(job_text: str, rank: int | None, as_json: bool) -> int:
+    """Print what each rank of JOB returned or raised; also of a job that failed.
+
+    Nothing is unpickled: values are shown as their repr, with --json as JSON where they are that.
+    Exits 0 if the job succeeded, 1 if it failed.
+    """
+    job = find_job(job_text, load_settings())
+    status = job.status()
+    if not status.phase.is_final:
+        raise WaitTimeout(
+            f"{job.id} is still {status.phase.value}",
+            hint=f"windlass wait {job.id} && windlass result {job.id}",
+        )
+    if rank is not None and not 0 <= rank < status.num_ranks:
+        raise SpecError(
+            f"there is no rank {rank}", hint=f"{job.id} has ranks 0 to {status.num_ranks - 1}"
+        )
+    outcomes = job.outcomes()
+    if as_json:
+        rows = returned.make_rows(status, outcomes)
+        print_json(rows if rank is None else rows[rank])
+    else:
+        for line in returned.render_lines(status, outcomes, only=rank):
+            click.echo(line)
+    return exit_code_of(status)

@@ -1,0 +1,46 @@
+"""`windlass rm`: forget ended jobs."""
+
+from __future__ import annotations
+
+import click
+
+from windlass.cli.flags import jobs_argument, json_option, load_settings
+from windlass.cli.show import print_json
+from windlass.cli.trouble import say
+from windlass.client.job import Job
+from windlass.client.jobs import find_job, list_jobs
+from windlass.errors import SpecError
+
+
+@click.command()
+@jobs_argument(required=False)
+@click.option("--ended", is_flag=True, help="all jobs that have ended")
+@json_option
+def rm(job_texts: tuple[str, ...], ended: bool, as_json: bool) -> None:
+    """Remove each JOB with its logs and results; the ids that are gone are printed."""
+    settings = load_settings()
+    if not job_texts and not ended:
+        raise SpecError(
+            "which job?", hint="windlass rm JOB..., or windlass rm --ended for all ended"
+        )
+    jobs = {job.id: job for job in (find_job(text, settings) for text in job_texts)}
+    _check_ended(list(jobs.values()))
+    if ended:
+        jobs |= {job.id: job for job in list_jobs(settings) if job.done()}
+    for job in jobs.values():
+        job.remove()
+    if as_json:
+        print_json(list(jobs))
+    else:
+        for job_id in jobs:
+            click.echo(job_id)
+    if not jobs:
+        say("no ended job is here")
+
+
+def _check_ended(jobs: list[Job]) -> None:
+    """Nothing is removed unless everything can be."""
+    running = [job.id for job in jobs if not job.done()]
+    if running:
+        named = " ".join(running)
+        raise SpecError(f"still running: {named}", hint=f"windlass cancel {named}, then rm again")

@@ -1,0 +1,142 @@
+"""`windlass run`: start a job, show it, say how it ended.
+
+Attached unless `--detach`: the job lives as long as this process holds its lease. The words are sorted in
+cli.words and become a job in cli.call; what is shown while it runs is client.view's.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from windlass import names
+from windlass.cli import returned
+from windlass.cli.call import prepare_words
+from windlass.cli.flags import given_flags, json_option, setting_options
+from windlass.cli.show import print_json, print_yaml, render_span
+from windlass.cli.trouble import say
+from windlass.cli.words import TargetCommand, Words
+from windlass.client.follow import follow
+from windlass.client.job import Job
+from windlass.client.run import Prepared
+from windlass.client.view import LiveView, QuietView, View
+from windlass.observe.timeline import make_rows, render_timeline
+from windlass.observe.verdict import exit_code_of, render_verdict
+from windlass.spec.work import Function
+from windlass.wire.status import JobStatus, Phase
+
+
+@click.command(cls=TargetCommand, epilog="Words after TARGET go to it; after -- they all do.")
+@setting_options
+@click.option("--detach", is_flag=True, help="start it, print where it is, and leave")
+@click.option("--dry-run", is_flag=True, help="print the plan, start nothing")
+@click.option("--quiet", "-q", is_flag=True, help="show no logs and no progress")
+@json_option
+def run(
+    words: Words,
+    detach: bool,
+    dry_run: bool,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Run TARGET on every rank: script.py, file.py::function, -m module, or any command."""
+    prepared = prepare_words(words, detach=detach, flags=given_flags(options))
+    if dry_run:
+        if as_json:
+            print_json(prepared.plan)
+        else:
+            print_yaml([prepared.plan])
+        return names.EXIT_OK
+    if not quiet:
+        say(_render_start(prepared))
+    job = prepared.start()
+    if detach:
+        _show_detached(job, as_json=as_json, quiet=quiet)
+        return names.EXIT_OK
+    view = _make_view(quiet=quiet, as_json=as_json)
+    status = _follow(job, view)
+    _show_end(job, status, prepared, quiet=quiet, as_json=as_json)
+    return names.EXIT_INTERRUPTED if view.was_interrupted else exit_code_of(status)
+
+
+def _render_start(prepared: Prepared) -> str:
+    plan = prepared.plan
+    num_nodes, num_procs = len(plan.nodes), plan.nodes[0].num_ranks
+    size = f"{num_nodes} node{'s' * (num_nodes > 1)} x {num_procs} proc{'s' * (num_procs > 1)}"
+    return f"{plan.job_id} on {plan.engine}, {size} (engine: {prepared.settings.origin('engine')})"
+
+
+def _show_detached(job: Job, *, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        print_json({"job_id": job.id, "ref": str(job.ref)})
+    else:
+        click.echo(str(job.ref))
+    if not quiet:
+        say(f"it goes on; windlass attach {job.id} shows it, windlass cancel {job.id} ends it")
+
+
+class _Watched:
+    """A view that remembers whether its user pressed Ctrl-C."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self.show, self.close = view.show, view.close
+        self.was_interrupted = False
+
+    def interrupted(self, *, now: bool) -> None:
+        self.was_interrupted = True
+        self._view.interrupted(now=now)
+
+
+def _make_view(*, quiet: bool, as_json: bool) -> _Watched:
+    # the one JSON document is all that stdout holds
+    return _Watched(QuietView() if quiet else LiveView(out=sys.stderr if as_json else None))
+
+
+def _follow(job: Job, view: _Watched) -> JobStatus:
+    try:
+        return follow(job, view)
+    except KeyboardInterrupt:  # before or after the time in which `follow` listens for it
+        view.was_interrupted = True
+        job.cancel(why="Ctrl-C in its client")
+        return job.wait()
+    except BrokenPipeError:
+        job.cancel(why="nobody reads its client's output any more")
+        raise
+
+
+def _show_end(
+    job: Job, status: JobStatus, prepared: Prepared, *, quiet: bool, as_json: bool
+) -> None:
+    outcomes = job.outcomes()
+    if as_json:
+        print_json(
+            {
+                "job_id": job.id,
+                "ref": str(job.ref),
+                "phase": status.phase,
+                "attempt": status.attempt,
+                "verdict": status.verdict,
+                "results": returned.make_rows(status, outcomes),
+                "timeline": make_rows(status),
+            }
+        )
+    elif status.phase is Phase.SUCCEEDED and isinstance(prepared.plan.work, Function):
+        for line in returned.render_lines(status, outcomes):
+            click.echo(line)
+    sys.stdout.flush()
+    if status.phase is not Phase.SUCCEEDED:
+        sys.stderr.write(render_verdict(status, folder=str(Path.cwd())) + "\n")
+    elif not quiet:
+        sys.stderr.write(f"{_render_success(status)}\n{render_timeline(status)}\n")
+
+
+def _render_success(status: JobStatus) -> str:
+    took = render_span(status.created_at_s, status.ended_at_s)
+    ranks = f"{status.num_ranks} rank{'s' * (status.num_ranks > 1)}"
+    restarts = f", after {status.attempt} restart(s)" if status.attempt else ""
+    return f"✓ job {status.job_id} succeeded in {took}: {ranks} done{restarts}"

@@ -1,0 +1,1 @@
+"""What was seen, told to people: verdicts, timelines, the state of this machine."""
