@@ -1,4 +1,4 @@
-"""Every example runs, from the command line a reader would type, and says what its page promises."""
+"""Every example runs, as a reader would type it, and says what its page promises."""
 
 import re
 import subprocess

@@ -1,0 +1,329 @@
+"""Start, re-run and restart against torchrun: interleaved in one run, as ratios of medians.
+
+    python benchmarks/launch.py [--repeats 5] [--only cold,restart] [--ranks 2,8] [--json FILE]
+
+The clock of a start runs from the moment before the exec of the command line, with no process of
+either contestant alive, to the moment rank 0 has its first all-reduce behind it. The clock of a
+restart runs from SIGKILL of one rank until every rank has an all-reduce of the next attempt behind
+it. Each run must exit with 0, have the right sum on every rank, and leave no process behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SCRIPTS = Path(__file__).parent / "scripts"
+BIN = Path(sys.executable).parent
+MARK = "BENCH_RUN"  # in the environment of everything that is started here
+LIMIT_S = 180.0
+UNPRELOADED = (
+    "asyncio,decimal,email.mime.multipart,http.server,sqlite3,unittest.mock,xml.dom.minidom,"
+    "numpy.fft,numpy.polynomial,numpy.testing,jinja2,networkx,sympy,"
+    "torch.distributed.fsdp,torch.distributed.checkpoint,torch.utils.data"
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to measure on both sides."""
+
+    name: str
+    ranks: int
+    measure: Callable[[Contestant, int], Sample]
+    target: float | None = None  # the ratio that must be reached
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}, {self.ranks} ranks"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measurement: the time itself, and the moments on the way (seconds since its clock began)."""
+
+    seconds: float
+    moments: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Contestant:
+    name: str
+    command: Callable[[Path, int, int], list[str]]  # script, ranks, restarts
+    env: dict[str, str] = field(default_factory=dict)
+    restart_env: dict[str, str] = field(default_factory=dict)  # only where restarts are measured
+
+
+def windlass_command(program: Path) -> Callable[[Path, int, int], list[str]]:
+    def command(script: Path, ranks: int, restarts: int) -> list[str]:
+        where = ["--nodes", "1", "--procs", str(ranks), "--restarts", str(restarts)]
+        return [str(program), "run", str(script), *where]
+
+    return command
+
+
+def torchrun_command(script: Path, ranks: int, restarts: int) -> list[str]:
+    """As its page says; only that a port of its own keeps other users of 29500 out of the way."""
+    how = ["--nproc-per-node", str(ranks)]
+    if restarts:  # with a store of their own, ranks and torchrun cannot share a port
+        how += ["--standalone", "--max-restarts", str(restarts)]
+    else:
+        how += ["--master-port", str(_free_port())]
+    return [str(BIN / "torchrun"), *how, str(script)]
+
+
+# -- running one ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def launched(
+    who: Contestant, script: str, ranks: int, *, restarts: int = 0, imports: str = ""
+) -> Iterator[tuple[float, Path]]:
+    """Start a contestant; yields when its clock began and where its ranks write; then judges it."""
+    mark = f"{MARK}={uuid.uuid4().hex}"
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)
+        extra = who.restart_env if restarts else {}
+        env = {**os.environ, **who.env, **extra, "BENCH_OUT": folder, MARK: mark.partition("=")[2]}
+        env.pop("PYTHONDONTWRITEBYTECODE", None)  # byte code is cached, as it is for everybody
+        env["BENCH_IMPORTS"] = imports
+        command = who.command(SCRIPTS / script, ranks, restarts)
+        with (out / "output").open("wb") as output:
+            began_s = time.time()
+            process = subprocess.Popen(
+                command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+            try:
+                yield began_s, out
+                code = process.wait(timeout=LIMIT_S)
+            finally:
+                process.kill()
+                process.wait()
+                left = _wait_for_none(mark)
+        if code != 0:
+            _fail(out, f"{who.name} exited with {code}: {' '.join(command)}")
+        if left:
+            _fail(out, f"{who.name} left {len(left)} process(es) behind: {left}")
+
+
+def measure_start(who: Contestant, ranks: int, imports: str = "") -> Sample:
+    """From the exec of the command line to rank 0's first all-reduce."""
+    with launched(who, "first_all_reduce.py", ranks, imports=imports) as (began_s, out):
+        _wait_for_files(out, [f"rank-{rank}" for rank in range(ranks)])
+        stamps = json.loads((out / "rank-0").read_text())
+    moments = {name: at_s - began_s for name, at_s in stamps.items()}
+    return Sample(moments["reduced"], moments)
+
+
+def measure_unpreloaded(who: Contestant, ranks: int) -> Sample:
+    """The same with a script that imports what nobody has imported ahead."""
+    return measure_start(who, ranks, imports=UNPRELOADED)
+
+
+def measure_rerun(who: Contestant, ranks: int) -> Sample:
+    """The same command again, as soon as the first has ended."""
+    measure_start(who, ranks)
+    return measure_start(who, ranks)
+
+
+def measure_restart(who: Contestant, ranks: int) -> Sample:
+    """From SIGKILL of the last rank until every rank steps in the next attempt."""
+    with launched(who, "restarted.py", ranks, restarts=1) as (_, out):
+        before = [f"attempt-0-rank-{rank}" for rank in range(ranks)]
+        after = [f"attempt-1-rank-{rank}" for rank in range(ranks)]
+        _wait_for_files(out, before)
+        victim = int((out / before[-1]).read_text().split()[0])
+        killed_s = time.time()
+        os.kill(victim, signal.SIGKILL)
+        _wait_for_files(out, after)
+        stepping_s = [float((out / name).read_text().split()[1]) for name in after]
+    moments = {"first rank steps": min(stepping_s) - killed_s}
+    return Sample(max(stepping_s) - killed_s, moments)
+
+
+# -- what was left, what is missing --------------------------------------------------------------------
+
+
+def _wait_for_files(out: Path, names: list[str]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not all((out / name).exists() and (out / name).stat().st_size for name in names):
+        if time.monotonic() > deadline:
+            _fail(out, f"waited {LIMIT_S:g} s for {names}")
+        time.sleep(0.02)
+
+
+def _wait_for_none(mark: str) -> list[str]:
+    """Command lines of marked processes that are still there after a moment of patience."""
+    deadline = time.monotonic() + 3.0
+    while (left := _find_marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return [_read(path.parent / "cmdline").replace("\0", " ")[:200] for path in left]
+
+
+def _find_marked(mark: str) -> list[Path]:
+    wanted = f"\0{mark}\0"
+    found = Path("/proc").glob("[0-9]*/environ")
+    return [path for path in found if wanted in f"\0{_read(path)}\0"]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _fail(out: Path, message: str) -> None:
+    sys.stderr.write(_read(out / "output")[-4000:])
+    raise SystemExit(f"launch: {message}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# -- all of them ---------------------------------------------------------------------------------------
+
+
+def make_cases(ranks: list[int], only: list[str]) -> list[Case]:
+    """Every case, or those asked for, for each number of ranks."""
+    cold = {2: 0.45, 8: 0.35}
+    cases = []
+    for num in ranks:
+        cases += [
+            Case("cold", num, measure_start, cold.get(num)),
+            Case("cold-imports", num, measure_unpreloaded),
+            Case("re-run", num, measure_rerun),
+            Case("restart", num, measure_restart, 0.10),
+        ]
+    return [case for case in cases if not only or case.name in only]
+
+
+def run_case(case: Case, pair: tuple[Contestant, Contestant], repeats: int) -> dict[str, object]:
+    """A warm-up of both, then both in turn, the one who goes first changing every time."""
+    samples: dict[str, list[Sample]] = {who.name: [] for who in pair}
+    for repeat in range(repeats + 1):
+        for who in pair if repeat % 2 else pair[::-1]:
+            sample = case.measure(who, case.ranks)
+            if repeat > 0:
+                samples[who.name].append(sample)
+            _say(f"{case.label}: {who.name} {sample.seconds:.3f} s{'' if repeat else ' (warm-up)'}")
+    times = {name: [sample.seconds for sample in found] for name, found in samples.items()}
+    medians = {name: statistics.median(found) for name, found in times.items()}
+    ours, theirs = (who.name for who in pair)
+    pairs = [mine / peer for mine, peer in zip(times[ours], times[theirs], strict=True)]
+    ratio = medians[ours] / medians[theirs]
+    return {
+        "case": case.name,
+        "ranks": case.ranks,
+        "seconds": times,
+        "median_s": medians,
+        "median_moments_s": {name: _median_moments(found) for name, found in samples.items()},
+        "ratio": ratio,
+        "paired_ratios": {"min": min(pairs), "max": max(pairs)},
+        "target": case.target,
+        "met": None if case.target is None else ratio <= case.target,
+    }
+
+
+def _median_moments(samples: list[Sample]) -> dict[str, float]:
+    names = samples[0].moments
+    return {name: statistics.median(sample.moments[name] for sample in samples) for name in names}
+
+
+def render_table(rows: list[dict[str, object]]) -> str:
+    """The results as a table in Markdown."""
+    lines = [
+        "| | ranks | windlass | torchrun | ratio | pairs | target |",
+        "|---|--:|--:|--:|--:|--:|---|",
+    ]
+    for row in rows:
+        medians, pairs = row["median_s"], row["paired_ratios"]
+        target = (
+            f"<= {row['target']:.2f}x: {'met' if row['met'] else 'missed'}" if row["target"] else ""
+        )
+        lines.append(
+            f"| {row['case']} | {row['ranks']} | {medians['windlass']:.2f} s | {medians['torchrun']:.2f} s "
+            f"| {row['ratio']:.2f}x | {pairs['min']:.2f}-{pairs['max']:.2f}x | {target} |"
+        )
+    return "\n".join(lines)
+
+
+def describe_machine() -> dict[str, object]:
+    from importlib.metadata import version
+
+    return {
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_1min": round(os.getloadavg()[0], 2),
+    }
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="measured runs of each, after a warm-up"
+    )
+    parser.add_argument("--only", default="", help="some of: cold,cold-imports,re-run,restart")
+    parser.add_argument("--ranks", default="2,8", help="numbers of ranks")
+    parser.add_argument(
+        "--windlass", type=Path, default=BIN / "windlass", help="the program to time"
+    )
+    parser.add_argument("--json", type=Path, help="write everything measured to this file")
+    options = parser.parse_args()
+
+    home = tempfile.mkdtemp(prefix="windlass-bench-")
+    pair = (
+        Contestant("windlass", windlass_command(options.windlass), {"WINDLASS_HOME": home}),
+        # with gloo, torchrun 2.13 restarts only if ranks make a store of their own
+        Contestant(
+            "torchrun", torchrun_command, restart_env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        ),
+    )
+    cases = make_cases(
+        [int(num) for num in options.ranks.split(",")],
+        options.only.split(",") if options.only else [],
+    )
+    if not cases:
+        parser.error(f"--only {options.only}: there is no such case")
+    before = describe_machine()
+    try:
+        rows = [run_case(case, pair, options.repeats) for case in cases]
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    after = describe_machine()
+    if options.json:
+        report = {
+            "machine": before,
+            "load_1min_after": after["load_1min"],
+            "repeats": options.repeats,
+            "cases": rows,
+        }
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    print(render_table(rows))
+
+
+if __name__ == "__main__":
+    main()
