@@ -33,17 +33,16 @@ def test_all_reduce_across_nodes(script, start):
     assert wl.run(script, nodes=2, procs=2, start=start, quiet=True) == [None] * 4
 
 
+@pytest.mark.timeout(400)
 def test_fifty_jobs_at_once_never_meet(script):
     """No port race: every job's ranks find their own rank 0."""
     failures: list[BaseException] = []
-    gate = threading.BoundedSemaphore(10)  # two cores: more at once only wait for each other
 
     def one() -> None:
-        with gate:
-            try:
-                wl.run(script, procs=2, quiet=True, join_timeout_s=300)
-            except BaseException as error:
-                failures.append(error)
+        try:
+            wl.run(script, procs=2, quiet=True, join_timeout_s=300)
+        except BaseException as error:
+            failures.append(error)
 
     threads = [threading.Thread(target=one) for _ in range(50)]
     for thread in threads:

@@ -12,16 +12,20 @@ import sys
 from typing import NoReturn
 
 
-def run_agent(plan_path: str, node: str, run_dir: str, lock_fd: str = "") -> int:
-    """One agent a node; the fork server first. The lead holds the lock it was handed for life."""
+def run_agent(plan_path: str, node: str, run_dir: str, *fds: str) -> int:
+    """One agent a node; the fork server first.
+
+    The lead may be handed two descriptors: the lock that it holds for life, and the end of a pipe whose
+    other end closes when its client dies.
+    """
     import os
     from pathlib import Path
 
     from windlass.agent.forks import ForkServer
     from windlass.plan.plan import read_plan
 
-    if lock_fd:
-        os.set_inheritable(int(lock_fd), False)
+    for fd in fds:
+        os.set_inheritable(int(fd), False)
     plan = read_plan(Path(plan_path).read_text())
     forks = ForkServer(plan_path, {**os.environ, **plan.env})
 
@@ -33,7 +37,7 @@ def run_agent(plan_path: str, node: str, run_dir: str, lock_fd: str = "") -> int
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    return agent.main(plan, JobFolder(Path(plan_path).parent), int(node), Path(run_dir), forks)
+    return agent.main(plan, JobFolder(Path(plan_path).parent), int(node), Path(run_dir), forks, fds[1:])
 
 
 def run_rank(plan_path: str, rank: str, attempt: str) -> NoReturn:

@@ -13,7 +13,7 @@ import os
 import platform
 import shutil
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,9 @@ _HEARTBEAT_S = 1.0
 _SILENCE_S = 10.0  # a lead or a follower that says nothing for so long is taken for gone
 
 
-async def run_lead(plan: Plan, folder: JobFolder, run_dir: Path, forks: ForkServer) -> int:
+async def run_lead(
+    plan: Plan, folder: JobFolder, run_dir: Path, forks: ForkServer, client_fd: int | None
+) -> int:
     """Node 0: leads, and runs its own ranks."""
     board = Board(plan, folder)
     board.mark("agent up")
@@ -44,6 +46,8 @@ async def run_lead(plan: Plan, folder: JobFolder, run_dir: Path, forks: ForkServ
         plan, folder, 0, run_dir, forks=forks, send=lambda message: lead.receive(0, message)
     )
     door = _Door(plan, lead)
+    if client_fd is not None:
+        door.hold_until_closed(client_fd)
     _handle_signals(
         lambda: lead.end(FailureKind.CANCELLED, "the lead's agent was told to stop (SIGTERM)")
     )
@@ -163,6 +167,18 @@ class _Door:
             self._num_leases -= holds_lease
             self._lease_changed.set()
 
+    def hold_until_closed(self, fd: int) -> None:
+        """A lease from birth: the client has the other end of this pipe until it has said hello."""
+        self._num_leases += 1
+
+        def closed() -> None:
+            asyncio.get_running_loop().remove_reader(fd)
+            os.close(fd)
+            self._num_leases -= 1
+            self._lease_changed.set()
+
+        asyncio.get_running_loop().add_reader(fd, closed)
+
     async def watch_lease(self) -> None:
         """An attached job ends when nobody has held a lease on it for a while."""
         while not self._plan.detach:
@@ -197,9 +213,17 @@ def _reap() -> None:
             pass
 
 
-def main(plan: Plan, folder: JobFolder, index: int, run_dir: Path, forks: ForkServer) -> int:
+def main(
+    plan: Plan,
+    folder: JobFolder,
+    index: int,
+    run_dir: Path,
+    forks: ForkServer,
+    client_fds: Sequence[str] = (),
+) -> int:
     """Run one agent to its end; the exit code of its process."""
     processes.become_subreaper()
     if index == 0:
-        return asyncio.run(run_lead(plan, folder, run_dir, forks))
+        client_fd = int(client_fds[0]) if client_fds else None
+        return asyncio.run(run_lead(plan, folder, run_dir, forks, client_fd))
     return asyncio.run(run_follower(plan, folder, index, run_dir, forks))

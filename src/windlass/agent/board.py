@@ -62,8 +62,8 @@ class Board:
     def mark(self, name: str, at_s: float | None = None) -> None:
         """The first time something happened."""
         if all(moment.name != name for moment in self.status.timeline):
-            moment = Moment(name=name, at_s=at_s or time.time())
-            self._set(timeline=(*self.status.timeline, moment))
+            moments = (*self.status.timeline, Moment(name=name, at_s=at_s or time.time()))
+            self._set(timeline=tuple(sorted(moments, key=lambda moment: moment.at_s)))
 
     def set_node(self, index: int, **fields: Any) -> None:
         nodes = list(self.status.nodes)

@@ -109,7 +109,7 @@ class Lead:
         elif kind == "started":
             self._board.set_rank(message["rank"], pid=message["pid"], state="running")
         elif kind == "running":
-            self._board.mark("rank running")
+            self._board.mark("rank running", message["at_s"])
         elif kind == "report":
             self._board.report(message)
         elif kind == "stopped" and message["attempt"] == self._attempt.number:

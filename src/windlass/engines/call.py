@@ -15,7 +15,7 @@ from windlass.errors import EngineError, ProtocolError
 from windlass.waiting import wait_until
 from windlass.wire.messages import Frame, FrameDecoder, Header, make_hello, render_frame
 
-_CONNECT_TIMEOUT_S = 10.0
+_CONNECT_TIMEOUT_S = 60.0
 
 
 class LeadCall:

@@ -49,6 +49,7 @@ class LocalEngine:
         self._jobs = home / "jobs"
         self._cache = home / "cache"
         self._started: list[int] = []
+        self._births: dict[str, int] = {}  # jobs that live until this end of a pipe closes, or a lease is held
 
     def facts(self) -> Facts:
         return Facts(
@@ -88,16 +89,16 @@ class LocalEngine:
     ) -> None:
         with folder.lead_lock.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            lead_fds = [lock.fileno()]
+            if not plan.detach:
+                read_end, self._births[plan.job_id] = os.pipe()
+                lead_fds.append(read_end)
             for node in plan.nodes:
                 argv = [*command, "agent", str(folder.plan), str(node.index), str(run_dir)]
-                is_lead = node.index == 0
-                self._started.append(
-                    _spawn(
-                        [*argv, str(lock.fileno())] if is_lead else argv,
-                        folder.agent_log(node.index),
-                        keep=lock.fileno() if is_lead else None,
-                    )
-                )
+                fds = lead_fds if node.index == 0 else []
+                self._started.append(_spawn(argv, folder.agent_log(node.index), fds))
+            for fd in lead_fds[1:]:
+                os.close(fd)
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -170,6 +171,8 @@ class LocalEngine:
         folder = self._folder(ref)
         with LeadCall(_run_dir(ref.job_id), ref.job_id, lease=True) as call:
             call.connect(is_needed=lambda: _is_lead_alive(folder))
+            if ref.job_id in self._births:
+                os.close(self._births.pop(ref.job_id))
             yield
 
     def remove(self, ref: JobRef) -> None:
@@ -202,21 +205,18 @@ class LocalEngine:
             self._started.remove(pid)
 
 
-def _spawn(argv: list[str], log: Path, *, keep: int | None) -> int:
-    """Start one agent in a session of its own, its output in its log."""
-    if keep is not None:
-        os.set_inheritable(keep, True)
+def _spawn(argv: list[str], log: Path, fds: list[int]) -> int:
+    """Start one agent in a session of its own, its output in its log; it inherits only `fds`."""
+    argv = [*argv, *(str(fd) for fd in fds)]
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o600),
         (os.POSIX_SPAWN_DUP2, 1, 2),
     ]
-    try:
-        return os.posix_spawn(argv[0], argv, dict(os.environ), file_actions=actions, setsid=True)
-    finally:
-        if keep is not None:
-            os.set_inheritable(keep, False)
+    # onto itself: inherited by this child alone, whatever other threads spawn meanwhile
+    actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in fds]
+    return os.posix_spawn(argv[0], argv, dict(os.environ), file_actions=actions, setsid=True)
 
 
 def _find_python(wanted: str) -> str:
