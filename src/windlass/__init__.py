@@ -8,7 +8,7 @@ Public names are loaded when they are first used: importing this package imports
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # typing's own, without importing typing
 
 __version__ = "0.1.0"
 
@@ -42,6 +42,8 @@ _WHERE = {
 __all__ = ["__version__", *sorted(_WHERE)]
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from windlass.agent.report import report as report
     from windlass.client.job import Job as Job
     from windlass.client.jobs import attach as attach

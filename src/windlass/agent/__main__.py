@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import sys
 
-from typing import NoReturn
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def run_agent(plan_path: str, node: str, run_dir: str, *fds: str) -> int:
@@ -18,26 +20,31 @@ def run_agent(plan_path: str, node: str, run_dir: str, *fds: str) -> int:
     The lead may be handed two descriptors: the lock that it holds for life, and the end of a pipe whose
     other end closes when its client dies.
     """
+    import json
     import os
-    from pathlib import Path
 
     from windlass.agent.forks import ForkServer
-    from windlass.plan.plan import read_plan
 
     for fd in fds:
         os.set_inheritable(int(fd), False)
-    plan = read_plan(Path(plan_path).read_text())
-    forks = ForkServer(plan_path, {**os.environ, **plan.env})
+    with open(plan_path) as file:
+        text = file.read()
+    forks = ForkServer(plan_path, {**os.environ, **json.loads(text)["env"]})
 
     import logging
+    from pathlib import Path
 
     from windlass.agent import agent
+    from windlass.plan.plan import read_plan
     from windlass.wire.folder import JobFolder
 
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    return agent.main(plan, JobFolder(Path(plan_path).parent), int(node), Path(run_dir), forks, fds[1:])
+    plan = read_plan(text)
+    return agent.main(
+        plan, JobFolder(Path(plan_path).parent), int(node), Path(run_dir), forks, fds[1:]
+    )
 
 
 def run_rank(plan_path: str, rank: str, attempt: str) -> NoReturn:

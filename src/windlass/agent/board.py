@@ -7,25 +7,15 @@ times a second. It decides nothing.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from dataclasses import replace
 from typing import Any
 
-from windlass import records
 from windlass.plan.plan import Plan
+from windlass.wire.first import make_first_status, make_ranks, render_status
 from windlass.wire.folder import JobFolder, write_atomically
-from windlass.wire.status import (
-    Condition,
-    JobStatus,
-    Moment,
-    NodeStatus,
-    Phase,
-    Progress,
-    RankStatus,
-    Verdict,
-)
+from windlass.wire.status import Condition, Moment, Phase, Progress, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +68,7 @@ class Board:
     def start_attempt(self, attempt: int) -> None:
         self._reports.clear()
         self._first_step = None
-        self._set(attempt=attempt, ranks=_make_ranks(self._plan))
+        self._set(attempt=attempt, ranks=make_ranks(self._plan))
 
     def set_verdict(self, verdict: Verdict, *, final: bool) -> None:
         if final:
@@ -130,31 +120,3 @@ class Board:
             write_atomically(self._folder.status, render_status(self.status))
         except OSError as error:
             logger.warning("status: %s", error)
-
-
-def make_first_status(plan: Plan) -> JobStatus:
-    """A job's status before anything has been seen of it."""
-    return JobStatus(
-        job_id=plan.job_id,
-        name=plan.name,
-        engine=plan.engine,
-        work=plan.work.label,
-        restarts=plan.restarts,
-        num_nodes=len(plan.nodes),
-        num_ranks=plan.num_ranks,
-        detach=plan.detach,
-        created_at_s=plan.created_at_s,
-        nodes=tuple(NodeStatus(index=node.index, name=node.name) for node in plan.nodes),
-        ranks=_make_ranks(plan),
-        timeline=(Moment(name="submitted", at_s=plan.created_at_s),),
-    )
-
-
-def render_status(status: JobStatus) -> bytes:
-    return json.dumps(records.to_json(status), separators=(",", ":")).encode()
-
-
-def _make_ranks(plan: Plan) -> tuple[RankStatus, ...]:
-    return tuple(
-        RankStatus(rank=rank, node=node.index) for node in plan.nodes for rank in node.ranks
-    )

@@ -12,14 +12,15 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
 from windlass import names
 from windlass.agent import processes
 
-if TYPE_CHECKING:  # the fork server imports this file too, and no event loop
+TYPE_CHECKING = False  # typing's own; what is imported here delays the import of torch
+if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
+    from collections.abc import Callable
+    from typing import Any
 
 _LENGTH = struct.Struct(">I")
 _MAX_FDS = 8

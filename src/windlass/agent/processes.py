@@ -7,20 +7,19 @@ groups do what they can. Knows nothing of ranks or jobs.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
-from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_PROC = Path("/proc")
 
 
 def _prctl(option: int, value: int) -> bool:
     if not sys.platform.startswith("linux"):
         return False
+    import ctypes
+
     return bool(ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0)
 
 
@@ -44,15 +43,20 @@ def count_threads() -> int:
         return 1
 
 
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
 def read_parents() -> dict[int, int]:
     """Every process of this machine and its parent."""
     parents = {}
-    for entry in os.listdir(_PROC) if _PROC.is_dir() else []:
+    for entry in os.listdir("/proc") if os.path.isdir("/proc") else []:
         if not entry.isdigit():
             continue
         with contextlib.suppress(OSError, ValueError, IndexError):
             # the name in brackets may itself hold brackets and blanks: fields start after the last one
-            fields = (_PROC / entry / "stat").read_bytes().rpartition(b")")[2].split()
+            fields = _read(f"/proc/{entry}/stat").rpartition(b")")[2].split()
             if fields[0] != b"Z":
                 parents[int(entry)] = int(fields[1])
     return parents
@@ -104,8 +108,8 @@ def kill_descendants(root: int, *, spare: frozenset[int] = frozenset()) -> int:
 def read_oom_kills() -> int:
     """How many processes the kernel has killed for memory since boot."""
     try:
-        for line in (_PROC / "vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
+        for line in _read("/proc/vmstat").splitlines():
+            if line.startswith(b"oom_kill "):
                 return int(line.split()[1])
     except OSError:
         pass
@@ -118,6 +122,6 @@ def find_marked(mark: str) -> list[int]:
     found = []
     for pid in read_parents():
         with contextlib.suppress(OSError):
-            if wanted in (_PROC / str(pid) / "environ").read_bytes().split(b"\0"):
+            if wanted in _read(f"/proc/{pid}/environ").split(b"\0"):
                 found.append(pid)
     return found

@@ -7,7 +7,6 @@ imports. Nothing but torch is preloaded unasked, since other libraries read a ra
 from __future__ import annotations
 
 import ast
-import importlib.metadata
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +18,11 @@ def uses_torch(script: Path) -> bool:
     """Whether a script, or a file of the project that it imports, leads to torch."""
     todo, seen = [script], {script}
     while todo and len(seen) < _MAX_FILES:
-        for name in _imports(todo.pop()):
-            top = name.partition(".")[0]
-            if top == "torch" or _needs_torch(top, script.parent):
-                return True
+        imported = list(_imports(todo.pop()))
+        tops = dict.fromkeys(name.partition(".")[0] for name in imported)
+        if "torch" in tops or any(_needs_torch(top, script.parent) for top in tops):
+            return True
+        for name in imported:
             for path in _find_files(name, script.parent):
                 if path not in seen:
                     seen.add(path)
@@ -54,6 +54,8 @@ def _needs_torch(name: str, root: Path) -> bool:
     """Whether an installed package of that name asks for torch."""
     if name in sys.stdlib_module_names or name == "windlass" or any(_find_files(name, root)):
         return False
+    import importlib.metadata  # slow to import, and seldom needed
+
     try:
         requires = importlib.metadata.requires(name) or []
     except importlib.metadata.PackageNotFoundError:

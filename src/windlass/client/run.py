@@ -6,7 +6,6 @@ The only place where spec, plan and engine meet. Prints through `client.view` on
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,4 +133,4 @@ def make_job_id(target: Target) -> str:
     clean = (
         "".join(c if c.isalnum() and c.isascii() else "-" for c in name).strip("-")[:24].strip("-")
     )
-    return f"{clean or 'job'}-{''.join(secrets.choice(_ALPHABET) for _ in range(5))}"
+    return f"{clean or 'job'}-{''.join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(5))}"

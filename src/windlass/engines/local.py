@@ -21,7 +21,6 @@ from typing import Any
 
 from windlass import names, records
 from windlass.agent import processes
-from windlass.agent.board import make_first_status, render_status
 from windlass.agent.failure import make_job_verdict
 from windlass.engines.call import LeadCall
 from windlass.engines.protocol import JobRef
@@ -29,6 +28,7 @@ from windlass.engines.pyz import agent_archive
 from windlass.errors import EngineError, JobNotFound, SpecError
 from windlass.plan.plan import Facts, Plan, read_plan, render_plan
 from windlass.settings import Settings
+from windlass.wire.first import make_first_status, render_status
 from windlass.wire.folder import JobFolder, write_atomically
 from windlass.wire.logfiles import LogFiles
 from windlass.wire.logs import LogQuery
@@ -49,7 +49,7 @@ class LocalEngine:
         self._jobs = home / "jobs"
         self._cache = home / "cache"
         self._started: list[int] = []
-        self._births: dict[str, int] = {}  # jobs that live until this end of a pipe closes, or a lease is held
+        self._births: dict[str, int] = {}  # held open until a lease is held instead
 
     def facts(self) -> Facts:
         return Facts(
@@ -66,7 +66,7 @@ class LocalEngine:
     def submit(self, plan: Plan, payload: bytes | None) -> JobRef:
         folder = JobFolder(self._jobs / plan.job_id)
         python = _find_python(plan.python)
-        archive = agent_archive(self._cache)
+        archive = agent_archive(self._cache, compiled=True)
         run_dir = _make_run_dir(plan.job_id)
         try:
             folder.path.mkdir(parents=True, mode=0o700)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import zipfile
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,21 +28,38 @@ sys.exit(main())
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
-def agent_archive(cache: Path) -> Path:
-    """The path of the agent's .pyz, built if this version of it is not there yet."""
+def agent_archive(cache: Path, *, compiled: bool = False) -> Path:
+    """The path of the agent's .pyz, built if this version of it is not there yet.
+
+    For nodes of this machine it also holds byte code for this interpreter, which others ignore: an
+    archive has no __pycache__, and compiling at every start would take longer than all else.
+    """
     files = _collect()
-    digest = hashlib.sha256(
-        b"".join(name.encode() + b"\0" + data for name, data in files)
-    ).hexdigest()
-    path = cache / f"agent-{digest[:16]}.pyz"
+    content = b"".join(name.encode() + b"\0" + data for name, data in files)
+    tag = f"-{sys.implementation.cache_tag}" if compiled else ""
+    path = cache / f"agent-{hashlib.sha256(content).hexdigest()[:16]}{tag}.pyz"
     if not path.exists():
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(path, build_archive(files))
+        write_atomically(path, build_archive(_compile(files) if compiled else files))
     return path
+
+
+def _compile(files: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    """The files, and each one's byte code beside it; made of these very bytes, it is not checked."""
+    from importlib._bootstrap_external import _code_to_hash_pyc  # type: ignore[attr-defined]
+    from importlib.util import source_hash
+
+    def compile_one(name: str, data: bytes) -> bytes:
+        code = compile(data, name, "exec", dont_inherit=True)
+        return bytes(_code_to_hash_pyc(code, source_hash(data), False))
+
+    return sorted([*files, *((f"{name}c", compile_one(name, data)) for name, data in files)])
 
 
 def build_archive(files: list[tuple[str, bytes]] | None = None) -> bytes:
     """The archive's bytes: sorted names, one time stamp, so that equal sources give equal files."""
+    import zipfile  # slow to import, and needed once a version
+
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, data in files or _collect():
