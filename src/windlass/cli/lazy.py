@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
+import sys
 from collections.abc import Mapping
 from difflib import get_close_matches
 
@@ -44,6 +47,15 @@ class LazyGroup(click.Group):
             raise click.NoSuchOption(name, ctx=ctx)
         raise UnknownCommand(name, tuple(self._verbs), ctx)
 
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            code = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:  # caught here since click would exit 1: `| head` is no failure
+            close_stdout()
+            return 0
+        return code
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         if incomplete.startswith("-"):
             return click.Command.shell_complete(self, ctx, incomplete)
@@ -52,6 +64,14 @@ class LazyGroup(click.Group):
             for name, (_, text) in self._verbs.items()
             if name.startswith(incomplete)
         ]
+
+
+def close_stdout() -> None:
+    """Nobody reads on: what is still buffered must not raise when Python ends."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 class UnknownCommand(click.UsageError):

@@ -1,86 +1,33 @@
-"""The entry point: the table of verbs, and the end of every exception.
+"""The entry point: runs one command, and is the end of every exception.
 
-Imports click and nothing that a verb needs: `windlass --help` must be quick. What a verb does is in its own
-file; how an error is told is in cli.trouble.
+Imports next to nothing itself, so that a Ctrl-C while Python is still loading ends as quietly as any other.
+The verbs are in cli.verbs; how an error is told is in cli.trouble.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
 import sys
 from collections.abc import Sequence
-
-import click
-
-from windlass import __version__, names
-from windlass.cli.lazy import LazyGroup
-
-VERBS = {
-    "run": ("windlass.cli.run:run", "Run a script, function, module or command on every rank."),
-    "ls": ("windlass.cli.ls:ls", "List jobs, newest first."),
-    "status": ("windlass.cli.status:status", "Show where a job is: ranks, progress, verdict."),
-    "logs": ("windlass.cli.logs:logs", "Print the ranks' output, or follow it."),
-    "wait": ("windlass.cli.wait:wait", "Wait until a job has ended; exits as the job did."),
-    "result": ("windlass.cli.result:result", "Print what each rank returned or raised."),
-    "attach": ("windlass.cli.attach:attach", "Watch a running job from any terminal."),
-    "cancel": ("windlass.cli.cancel:cancel", "End jobs, and wait until they have ended."),
-    "rm": ("windlass.cli.rm:rm", "Forget ended jobs: logs, results, everything."),
-    "export": ("windlass.cli.export:export", "Print what would be started, as YAML."),
-    "doctor": ("windlass.cli.doctor:doctor", "Show what is here, what is missing, how to get it."),
-    "config": ("windlass.cli.config:config", "Show each setting and where it came from."),
-    "completion": ("windlass.cli.completion:completion", "Print a shell's completion script."),
-    "version": ("windlass.cli.version:version", "Print the version."),
-}
-
-
-def _show_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        click.echo(f"windlass {__version__}")
-        ctx.exit()
-
-
-def _show_help(ctx: click.Context) -> None:
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
-
-
-cli = LazyGroup(
-    name="windlass",
-    verbs=VERBS,
-    help="Run a PyTorch function or script on any number of machines, unchanged.",
-    epilog="windlass VERB --help shows more. stdout is data, stderr is talk.",
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    callback=click.pass_context(_show_help),
-    params=[
-        click.Option(
-            ["--version"],
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            callback=_show_version,
-            help="Print the version and exit.",
-        )
-    ],
-)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a letter is no error
-            stream.reconfigure(errors="backslashreplace")
     try:
-        code = cli.main(
-            None if argv is None else list(argv), prog_name="windlass", standalone_mode=False
-        )
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _close_stdout()
-        return names.EXIT_OK
-    except (KeyboardInterrupt, click.Abort):
+        return _run(None if argv is None else list(argv))
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(argv: list[str] | None) -> int:
+    import click
+
+    from windlass import names
+    from windlass.cli.verbs import cli
+
+    _forgive_encodings()
+    try:
+        code = cli.main(argv, prog_name="windlass", standalone_mode=False)
+    except click.Abort:
         return names.EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the one place where all of them end
         from windlass.cli.trouble import report
@@ -89,12 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else names.EXIT_OK
 
 
-def _close_stdout() -> None:
-    """Nobody reads on (`| head`): what is still buffered must not raise when Python ends."""
-    with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+def _forgive_encodings() -> None:
+    """A letter that a terminal cannot show is shown as its number."""
+    import io
+
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

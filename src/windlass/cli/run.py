@@ -16,6 +16,7 @@ from windlass import names
 from windlass.cli import returned
 from windlass.cli.call import prepare_words
 from windlass.cli.flags import given_flags, json_option, setting_options
+from windlass.cli.lazy import close_stdout
 from windlass.cli.show import print_json, print_yaml, render_span
 from windlass.cli.trouble import say
 from windlass.cli.words import TargetCommand, Words
@@ -106,7 +107,8 @@ def _follow(job: Job, view: _Watched) -> JobStatus:
         return job.wait()
     except BrokenPipeError:
         job.cancel(why="nobody reads its client's output any more")
-        raise
+        close_stdout()
+        raise click.exceptions.Exit(names.EXIT_JOB_FAILED) from None
 
 
 def _show_end(

@@ -105,7 +105,9 @@ def _read_words(
     if words[0].endswith(".py"):
         path = find_script(words[0], cwd)
         return Target(work=Script(path=words[0], args=tuple(words[1:])), source=path)
-    if shutil.which(words[0]) is None and not (cwd / words[0]).exists():
+    if shutil.which(words[0]) is None and not (cwd / words[0]).is_file():
+        if (cwd / words[0]).is_dir():
+            find_script(words[0], cwd)  # says that it is a folder
         raise SpecError(
             f"there is no script and no command {words[0]!r}", hint=_did_you_mean(words[0], cwd)
         )

@@ -89,8 +89,10 @@ class LiveView:
         if now:
             self.say("windlass: killing every rank now")
             return
-        left = self._status.count("running") if self._status else 0
-        self.say(f"windlass: stopping {left} running rank(s); Ctrl-C again to kill them now")
+        # a rank that has just started may still be called pending
+        ranks = self._status.ranks if self._status else ()
+        left = sum(rank.state in ("pending", "running") for rank in ranks)
+        self.say(f"windlass: stopping {left} rank(s); Ctrl-C again to kill them now")
 
     def close(self) -> None:
         self._erase()

@@ -53,10 +53,9 @@ class Check:
 
 
 def check_all(settings: Settings) -> Iterator[Check]:
-    """Every check, as its answer comes in: importing torch may take seconds."""
+    """Every check, as its answer comes in; last the one that may take seconds, importing torch."""
     yield Check(name="windlass", state="ok", found=__version__)
     yield _check_python()
-    yield from _check_target(settings)
     yield _check_installed_torch()
     yield _check_start(settings)
     yield _check_home(Path(str(settings.value("home"))))
@@ -66,6 +65,7 @@ def check_all(settings: Settings) -> Iterator[Check]:
     yield _check_files()
     yield from _check_engines(settings)
     yield _check_jobs(settings)
+    yield from _check_target(settings)
 
 
 def _check_python() -> Check:

@@ -1,0 +1,120 @@
+"""Bad input: a clear line, a hint, the right exit code, and nothing started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cli.process import Ran
+
+Cli = Callable[..., Ran]
+
+USAGE: list[tuple[list[str], str, str]] = [
+    (["rnu", "x"], "there is no command 'rnu'", "did you mean windlass run?"),
+    (["work.py"], "there is no command 'work.py'", "did you mean windlass run work.py?"),
+    (["--versoin"], "there is no option --versoin", "did you mean --version?"),
+    (["ls", "--jsno"], "there is no option --jsno", "did you mean --json?"),
+    (["run", "--nodse", "2", "work.py"], "there is no option --nodse", "did you mean --nodes?"),
+    (["run"], "there is nothing to run", "windlass run train.py"),
+    (["run", "-m"], "-m needs the name of a module", "windlass run -m"),
+    (["run", "wrok.py"], "there is no script wrok.py", "did you mean work.py?"),
+    (["run", "no-such-command"], "there is no script and no command", "work.py"),
+    (["run", "."], ". is a folder", "name a script in it"),
+    (["run", "work.py::ad"], "there is no function 'ad'", "did you mean 'add'?"),
+    (["run", "work.py::"], "is not the name of a function", "FILE.py::FUNCTION"),
+    (["run", "work.py::add"], "add needs --a (int)", "usage: windlass run"),
+    (["run", "work.py::add", "x"], "a must be int, found 'x'", "usage"),
+    (["run", "work.py::add", "1", "--bb", "2"], "add has no flag --bb", "did you mean --b?"),
+    (["run", "work.py::add", "1", "--nods", "2"], "add has no flag --nods", "mean --nodes?"),
+    (["run", "work.py", "--nodes"], "--nodes needs a value", ""),
+    (["run", "work.py", "--nodes", "0"], "--nodes must be at least 1, found '0'", "nodes"),
+    (["run", "work.py", "--procs", "two"], "--procs must be a whole number", "ranks"),
+    (["run", "work.py", "--env", "NOVALUE"], "--env must be given as NAME=VALUE", ""),
+    (["run", "work.py", "--env", "1 2=3"], "is not a name for an environment variable", "--env"),
+    (["run", "work.py", "--timeout", "soon"], "--timeout must be a duration", "job"),
+    (["run", "work.py", "--start", "forks"], "--start must be one of fork, spawn", ""),
+    (["run", "work.py", "--engine", "locla"], "there is no engine 'locla'", "mean local?"),
+    (["run", "work.py", "--python", "no-python"], "no interpreter 'no-python'", "Python"),
+    (["status"], "JOB is missing", "usage: windlass status"),
+    (["status", "nobody"], "there is no job 'nobody' here", "windlass ls"),
+    (["status", "mars://x"], "there is no engine 'mars'", "local"),
+    (["logs", "nobody", "--grep", "("], "--grep '(' is not a regular expression", "backslash"),
+    (["logs", "nobody", "--since", "soon"], "--since 'soon' is neither", "5m"),
+    (["logs", "nobody", "--rank", "x"], "'x' is not a valid integer", "usage"),
+    (["wait", "nobody", "--timeout", "soon"], "--timeout: 'soon' is not a duration", "90s"),
+    (["completion", "tcsh"], "'tcsh' is not one of", "usage"),
+]
+
+
+@pytest.mark.parametrize(("words", "message", "hint"), USAGE, ids=lambda v: " ".join(v)[:40])
+def test_usage(windlass: Cli, home: Path, words: list[str], message: str, hint: str) -> None:
+    ran = windlass(*words)
+    assert ran.code == 2, ran.err
+    assert ran.out == ""
+    assert ran.err.startswith("windlass: ")
+    assert message in ran.err
+    assert hint in ran.err.partition("\n  hint: ")[2]
+    assert not (home / "jobs").exists()
+
+
+def test_jobs_and_ranks_that_are_not_there(windlass: Cli) -> None:
+    job_id = windlass("run", "--", "true").job_id
+    wrong = job_id[:-1] + ("a" if job_id[-1] != "a" else "b")
+    assert f"did you mean {job_id}?" in windlass("status", wrong).err
+    for words in (["logs", job_id, "--rank", "1"], ["logs", job_id, "--attempt", "3"]):
+        ran = windlass(*words)
+        assert ran.code == 2
+        assert "0 only" in ran.err
+    assert "there is no rank -1" in windlass("result", job_id, "--rank", "-1").err
+    windlass("run", "--", "true")
+    assert windlass("status", "true").code == 2
+
+
+def test_an_odd_flag_of_a_script_is_passed_on_with_a_note(windlass: Cli, project: Path) -> None:
+    ran = windlass("run", "show_args.py", "--nnodes", "2")
+    assert ran.code == 0
+    assert "--nnodes is passed on to show_args.py; did you mean --nodes?" in ran.err
+    assert "--nnodes" in (project / "args-0.json").read_text()
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root reads everything")
+def test_a_script_that_cannot_be_read(windlass: Cli, project: Path) -> None:
+    (project / "work.py").chmod(0)
+    assert "cannot be read" in windlass("run", "work.py").err
+
+
+def test_a_script_with_a_mistake(windlass: Cli, project: Path) -> None:
+    (project / "bad.py").write_text("def f(:\n")
+    ran = windlass("run", "bad.py::f")
+    assert ran.code == 2
+    assert "line 1" in ran.err
+
+
+def test_a_home_that_is_a_file(windlass: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ran = windlass("run", "--", "true", env={"WINDLASS_HOME": str(tmp_path / "file")})
+    assert ran.code == 3
+    assert "hint:" in ran.err
+
+
+def test_a_broken_project_file(windlass: Cli, project: Path) -> None:
+    (project / "windlass.toml").write_text("nodes = [")
+    ran = windlass("ls")
+    assert ran.code == 2
+    assert "windlass.toml is not TOML" in ran.err
+
+
+def test_debug_shows_the_traceback(project: Path, windlass: Cli) -> None:
+    import subprocess
+
+    from cli.process import WINDLASS
+
+    environ = {**os.environ, "WINDLASS_DEBUG": "1"}
+    done = subprocess.run(
+        [*WINDLASS, "status", "nobody"], cwd=project, env=environ, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "Traceback (most recent call last)" in done.stderr
+    assert "JobNotFound" in done.stderr

@@ -1,0 +1,168 @@
+"""The table of verbs: what each takes, what `--help` costs, and the verbs about this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+from cli.process import WINDLASS, Ran
+
+from windlass import __version__
+from windlass.cli.verbs import VERBS, cli
+
+Cli = Callable[..., Ran]
+
+JOB = [
+    "--engine", "--env", "--grace", "--join-timeout", "--lease", "--name", "--nodes", "--preload",
+    "--procs", "--python", "--restarts", "--start", "--timeout", "-e",
+]  # fmt: skip
+FLAGS = {
+    "run": [*JOB, "--detach", "--dry-run", "--json", "--quiet", "-q"],
+    "ls": ["--all", "--json", "-a"],
+    "status": ["--json"],
+    "logs": ["--attempt", "--follow", "--grep", "--json", "--node", "--rank", "--since", "-f"],
+    "wait": ["--json", "--timeout"],
+    "result": ["--json", "--rank"],
+    "attach": [],
+    "cancel": ["--json", "--now"],
+    "rm": ["--ended", "--json"],
+    "export": [*JOB, "--json"],
+    "doctor": ["--json"],
+    "config": ["--json"],
+    "completion": [],
+    "version": ["--json"],
+}
+
+
+def test_the_flags_of_every_verb_are_these() -> None:
+    ctx = click.Context(cli)
+    found = {}
+    for name in cli.list_commands(ctx):
+        command = cli.get_command(ctx, name)
+        assert command is not None
+        options = [param for param in command.params if isinstance(param, click.Option)]
+        found[name] = sorted(name for option in options for name in option.opts)
+    assert found == {name: sorted(flags) for name, flags in FLAGS.items()}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help(verb: str, windlass: Cli) -> None:
+    ran = windlass(verb, "--help")
+    assert ran.code == 0
+    assert ran.out.startswith(f"Usage: windlass {verb}")
+    assert ran.err == ""
+
+
+def test_help_is_quick_and_imports_little() -> None:
+    code = (
+        "import sys; from windlass.cli.main import main; main(['--help']); "
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    times = []
+    for _ in range(5):
+        started_s = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        times.append(time.perf_counter() - started_s)
+    loaded = set(done.stderr.split())
+    assert not loaded & {"torch", "yaml", "cloudpickle", "asyncio", "numpy", "windlass.client.run"}
+    assert "windlass.cli.run" not in loaded
+    # what the interpreter itself takes on a busy machine is not ours
+    bare_s = min(_time([sys.executable, "-c", "pass"]) for _ in range(5))
+    assert min(times) - bare_s < 0.2
+
+
+def _time(argv: list[str]) -> float:
+    started_s = time.perf_counter()
+    subprocess.run(argv, check=True)
+    return time.perf_counter() - started_s
+
+
+@pytest.mark.parametrize("verb", ["run", "ls", "doctor", "export"])
+def test_no_verb_imports_torch_here(verb: str, project: Path) -> None:
+    words = {"run": ["run", "--dry-run", "work.py"], "export": ["export", "work.py"]}
+    code = (
+        f"import sys; from windlass.cli.main import main; main({words.get(verb, [verb])!r}); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=project, capture_output=True)
+    assert done.returncode == 0
+
+
+def test_without_a_verb_there_is_help(windlass: Cli) -> None:
+    ran = windlass()
+    assert ran.code == 0
+    for verb in VERBS:
+        assert f"\n  {verb} " in ran.out
+
+
+def test_version(windlass: Cli) -> None:
+    assert windlass("--version").out == f"windlass {__version__}\n"
+    assert windlass("version").out == f"windlass {__version__}\n"
+    assert windlass("version", "--json").json["windlass"] == __version__
+
+
+def test_config_says_where_each_value_came_from(windlass: Cli, project: Path, home: Path) -> None:
+    (project / "windlass.toml").write_text("nodes = 3\nenv = {A = 'b c'}\n")
+    found = windlass("config", "--json", env={"WINDLASS_PROCS": "2"}).json
+    assert found["nodes"]["value"] == 3
+    assert found["nodes"]["origin"].endswith("windlass.toml")
+    assert found["procs"] == {**found["procs"], "value": 2, "origin": "environment WINDLASS_PROCS"}
+    assert found["home"]["value"] == str(home)
+    shown = windlass("config").out
+    assert "A=b c" in shown
+    assert "SETTING" in shown
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(windlass: Cli, shell: str, tmp_path: Path) -> None:
+    script = windlass("completion", shell).out
+    assert "_WINDLASS_COMPLETE" in script
+    if shell == "bash":
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def test_completion_knows_verbs_flags_and_jobs(windlass: Cli, project: Path) -> None:
+    job_id = windlass("run", "--", "true").job_id
+
+    def complete(*words: str) -> list[str]:
+        environ = {
+            **os.environ,
+            "_WINDLASS_COMPLETE": "bash_complete",
+            "COMP_WORDS": " ".join(["windlass", *words]),
+            "COMP_CWORD": str(len(words)),
+        }
+        done = subprocess.run(
+            WINDLASS, cwd=project, env=environ, capture_output=True, text=True, check=True
+        )
+        return [line.partition(",")[2] for line in done.stdout.splitlines()]
+
+    assert complete("st") == ["status"]
+    assert complete("status", job_id[:3]) == [job_id]
+    assert complete("logs", job_id, "--ra") == ["--rank"]
+    assert complete("run", "--no") == ["--nodes"]
+    assert complete("run", "wo") == ["wo"]  # a file: the shell completes it
+
+
+def test_doctor(windlass: Cli, home: Path) -> None:
+    ran = windlass("doctor", "--json")
+    assert ran.code == 0
+    found = {check["name"]: check for check in ran.json}
+    assert found["python"]["state"] == "ok"
+    assert found["engine local"]["state"] == "ok"
+    assert str(home) in found["home"]["found"]
+
+
+def test_doctor_says_what_all_jobs_lack(windlass: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ran = windlass(
+        "doctor", env={"WINDLASS_HOME": str(tmp_path / "file" / "x"), "WINDLASS_PYTHON": "no"}
+    )
+    assert ran.code == 3
+    assert "nothing can run without: home, ranks' python" in ran.err
+    assert "-> " in ran.out

@@ -1,0 +1,78 @@
+"""What is here and what is missing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from windlass.observe.doctor import Check, check_all
+from windlass.settings import read_settings
+
+
+def _check(**flags: object) -> dict[str, Check]:
+    settings = read_settings(flags=flags, environ=os.environ, start=Path.cwd())
+    return {check.name: check for check in check_all(settings)}
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """An interpreter in which torch is not to be found."""
+    path = tmp_path / "python"
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_everything_is_looked_at(python: Path, home: Path) -> None:
+    found = _check(python=str(python))
+    assert list(found) == [
+        "windlass",
+        "python",
+        "torch here",
+        "start",
+        "home",
+        "shared memory",
+        "cpus",
+        "git",
+        "open files",
+        "engine local",
+        "jobs",
+        "ranks' python",
+        "torch for ranks",
+    ]
+    assert sys.executable in found["python"].found
+    assert "torch" not in sys.modules or found["torch here"].state == "ok"
+    assert not home.exists(), "looking makes nothing"
+
+
+def test_torch_missing_is_told_but_not_fatal(python: Path) -> None:
+    check = _check(python=str(python))["torch for ranks"]
+    assert check.state == "missing"
+    assert check.found == "ModuleNotFoundError: No module named 'torch'"
+    assert f"{python} -m pip install torch" in check.hint
+    assert not check.is_fatal
+
+
+def test_no_such_interpreter_is_fatal() -> None:
+    found = _check(python="no-such-python")
+    assert found["ranks' python"].is_fatal
+    assert "torch for ranks" not in found
+
+
+def test_an_old_interpreter_is_fatal(tmp_path: Path) -> None:
+    old = tmp_path / "python3.9"
+    old.write_text("#!/bin/sh\necho 3.9.18\nexit 1\n")
+    old.chmod(0o755)
+    check = _check(python=str(old))["ranks' python"]
+    assert check.is_fatal
+    assert "3.10" in check.hint
+
+
+def test_a_home_that_cannot_be_made(tmp_path: Path, python: Path) -> None:
+    (tmp_path / "file").write_text("")
+    check = _check(home=str(tmp_path / "file" / "home"), python=str(python))["home"]
+    assert check.is_fatal
+    assert "WINDLASS_HOME" in check.hint

@@ -1,0 +1,53 @@
+"""The table of phases."""
+
+from __future__ import annotations
+
+from windlass.observe.timeline import make_rows, render_timeline
+from windlass.wire.status import JobStatus, Moment, Phase
+
+STATUS = JobStatus(
+    job_id="a",
+    name="a",
+    engine="local",
+    work="a.py",
+    phase=Phase.SUCCEEDED,
+    created_at_s=100.0,
+    ended_at_s=112.5,
+    timeline=(
+        Moment(name="submitted", at_s=100.0),
+        Moment(name="first step", at_s=102.25),
+        Moment(name="agent up", at_s=100.5),
+    ),
+)
+
+
+def test_rows_are_in_order_of_time_and_end_with_the_job() -> None:
+    rows = [(row.name, row.took_s, row.since_submit_s) for row in make_rows(STATUS)]
+    assert rows == [
+        ("submitted", 0.0, 0.0),
+        ("agent up", 0.5, 0.5),
+        ("first step", 1.75, 2.25),
+        ("succeeded", 10.25, 12.5),
+    ]
+
+
+def test_the_table() -> None:
+    assert render_timeline(STATUS).splitlines() == [
+        "  phase            took  since submit",
+        "  agent up       0.50 s        0.50 s",
+        "  first step     1.75 s        2.25 s",
+        "  succeeded     10.25 s       12.50 s",
+    ]
+
+
+def test_a_clock_that_went_back_makes_nothing_negative() -> None:
+    status = JobStatus(
+        job_id="a", name="a", engine="local", work="a", ended_at_s=99.0, timeline=STATUS.timeline
+    )
+    assert all(row.took_s >= 0 and row.since_submit_s >= 0 for row in make_rows(status))
+
+
+def test_nothing_seen_yet() -> None:
+    status = JobStatus(job_id="a", name="a", engine="local", work="a")
+    assert make_rows(status) == ()
+    assert render_timeline(status) == ""
