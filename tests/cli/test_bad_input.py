@@ -48,7 +48,9 @@ USAGE: list[tuple[list[str], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("words", "message", "hint"), USAGE, ids=lambda v: " ".join(v)[:40])
+@pytest.mark.parametrize(
+    ("words", "message", "hint"), USAGE, ids=[" ".join(words) for words, _, _ in USAGE]
+)
 def test_usage(windlass: Cli, home: Path, words: list[str], message: str, hint: str) -> None:
     ran = windlass(*words)
     assert ran.code == 2, ran.err

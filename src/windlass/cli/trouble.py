@@ -60,8 +60,8 @@ def _describe_usage(error: click.ClickException) -> tuple[str, str]:
     usage = ctx.command.get_usage(ctx).replace("Usage:", "usage:") if ctx else ""
     if isinstance(error, click.NoSuchOption):
         return f"there is no option {error.option_name}", _nearest_option(error) or usage
-    if isinstance(error, click.MissingParameter) and error.param is not None and ctx is not None:
-        return f"{error.param.make_metavar(ctx)} is missing", hint or usage
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        return f"{getattr(error.param, 'metavar', None) or error.param.name} is missing", usage
     return error.format_message().rstrip("."), hint or usage
 
 
