@@ -42,7 +42,7 @@ def read(cls: type[T], data: Any) -> T:
     """Build `cls` from its JSON form; unknown keys are ignored so that a newer writer can be read."""
     try:
         built = _read(cls, data)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ProtocolError(
             f"cannot read {cls.__name__}: {error}",
             hint="written by another version of Windlass? `windlass doctor` shows the version here",
@@ -60,6 +60,8 @@ def _read(hint: Any, data: Any) -> Any:
     if origin in (typing.Union, types.UnionType):
         return _read_union(typing.get_args(hint), data)
     if origin in (tuple, frozenset):
+        if not isinstance(data, (list, tuple)):
+            raise TypeError(f"expected a list, found {data!r:.60}")
         return origin(_read(typing.get_args(hint)[0], item) for item in data)
     if origin is not None and issubclass(origin, Mapping):
         value_hint = typing.get_args(hint)[1]
@@ -76,12 +78,16 @@ def _read_union(members: tuple[Any, ...], data: Any) -> Any:
     for member in records:
         if len(records) == 1 or data.get("kind") == getattr(member, "kind", None):
             return _read(member, data)
+    if records:
+        raise ValueError(f"{data['kind']!r:.60} is not a kind that is known here")
     plain = [m for m in members if m is not type(None)]
     return _read(plain[0], data) if len(plain) == 1 else data
 
 
 def _read_plain(cls: type, data: Any) -> Any:
     if dataclasses.is_dataclass(cls):
+        if not isinstance(data, Mapping):
+            raise TypeError(f"expected {cls.__name__}, found {data!r:.60}")
         hints = _hints(cls)
         fields = [f for f in dataclasses.fields(cls) if f.init and f.name in data]
         return cls(**{f.name: _read(hints[f.name], data[f.name]) for f in fields})

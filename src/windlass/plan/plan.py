@@ -100,7 +100,7 @@ def read_plan(text: str) -> Plan:
     try:
         data = json.loads(text)
         version = data["version"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ProtocolError(f"this is not a plan: {error}") from error
     if version != names.PROTOCOL_VERSION:
         raise ProtocolError(

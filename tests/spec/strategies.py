@@ -1,0 +1,120 @@
+"""Any spec, plan and status, for property tests."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from windlass.plan.plan import Facts, Plan, make_plan
+from windlass.spec.job import START_METHODS, JobSpec
+from windlass.spec.work import Command, Function, Module, Script
+from windlass.wire import results, status
+
+texts = st.text(max_size=20)
+words = st.lists(texts, max_size=4).map(tuple)
+times = st.floats(min_value=0, allow_nan=False)
+seconds = st.floats(min_value=0, max_value=1e9, exclude_min=True)
+env_names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]*", fullmatch=True)
+env_values = st.text(st.characters(exclude_characters="\0"), max_size=20)
+envs = st.dictionaries(env_names, env_values, max_size=4)
+
+works = st.one_of(
+    st.builds(Function, name=texts, file=st.none() | texts),
+    st.builds(Script, path=texts, args=words),
+    st.builds(Module, name=texts, args=words),
+    st.builds(Command, argv=words),
+)
+
+specs = st.builds(
+    JobSpec,
+    work=works,
+    name=texts,
+    engine=texts,
+    nodes=st.integers(1, 6),
+    procs=st.integers(1, 9),
+    env=envs,
+    cwd=texts,
+    paths=words,
+    python=texts,
+    start=st.sampled_from(START_METHODS),
+    preload=words,
+    restarts=st.integers(0, 5),
+    timeout_s=st.none() | seconds,
+    grace_s=times,
+    lease_s=times,
+    join_timeout_s=times,
+    detach=st.booleans(),
+)
+
+facts = st.builds(Facts, environ=envs, env=envs, master_addr=st.none() | texts)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    return make_plan(
+        draw(specs), job_id=draw(texts), now_s=draw(times), facts=draw(facts)
+    )
+
+
+metrics = st.dictionaries(
+    texts, st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    max_size=4,
+)  # fmt: skip
+ranks = st.integers(0, 100)
+codes = st.none() | st.integers(-64, 255)
+error_infos = st.builds(
+    results.ErrorInfo, type=texts, message=texts, traceback=texts, file=texts, line=ranks, source=texts
+)
+verdicts = st.builds(
+    status.Verdict,
+    kind=st.sampled_from(status.FailureKind),
+    message=texts,
+    rank=st.none() | ranks,
+    node=st.none() | ranks,
+    at_s=times,
+    exit_code=codes,
+    others=st.dictionaries(texts, ranks, max_size=3),
+)
+job_statuses = st.builds(
+    status.JobStatus,
+    job_id=texts,
+    name=texts,
+    engine=texts,
+    work=texts,
+    phase=st.sampled_from(status.Phase),
+    attempt=ranks,
+    detach=st.booleans(),
+    created_at_s=times,
+    ended_at_s=st.none() | times,
+    conditions=st.lists(
+        st.builds(status.Condition, type=texts, reason=texts, message=texts, since_s=times), max_size=3
+    ).map(tuple),
+    nodes=st.lists(st.builds(status.NodeStatus, index=ranks, name=texts), max_size=3).map(tuple),
+    ranks=st.lists(
+        st.builds(status.RankStatus, rank=ranks, node=ranks, pid=st.none() | ranks, step=st.none() | ranks),
+        max_size=3,
+    ).map(tuple),
+    progress=st.builds(
+        status.Progress, step=st.none() | ranks, metrics=metrics, at_s=times, eta_s=st.none() | times
+    ),
+    verdict=st.none() | verdicts,
+    history=st.lists(verdicts, max_size=2).map(tuple),
+    timeline=st.lists(st.builds(status.Moment, name=texts, at_s=times), max_size=3).map(tuple),
+)
+plain_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+result_headers = st.builds(
+    results.ResultHeader,
+    rank=ranks,
+    attempt=ranks,
+    state=st.sampled_from(["returned", "raised", "exited"]),
+    at_s=times,
+    python=texts,
+    repr=texts,
+    json=plain_json,
+    is_json=st.booleans(),
+    error=st.none() | error_infos,
+    exit_code=codes,
+)
