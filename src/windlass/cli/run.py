@@ -61,7 +61,9 @@ def run(
     view = _make_view(quiet=quiet, as_json=as_json)
     status = _follow(job, view)
     _show_end(job, status, prepared, quiet=quiet, as_json=as_json)
-    return names.EXIT_INTERRUPTED if view.was_interrupted else exit_code_of(status)
+    if view.was_interrupted and status.phase is not Phase.SUCCEEDED:
+        return names.EXIT_INTERRUPTED
+    return exit_code_of(status)
 
 
 def _render_start(prepared: Prepared) -> str:
