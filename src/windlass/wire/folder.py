@@ -63,6 +63,6 @@ def write_atomically(path: Path, *chunks: bytes) -> None:
         with beside.open("wb") as file:
             file.writelines(chunks)
         beside.replace(path)
-    except OSError:
+    except BaseException:
         beside.unlink(missing_ok=True)
         raise

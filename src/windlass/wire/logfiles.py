@@ -6,6 +6,7 @@ from its offset. Knows the folder and the record's form, not terminals.
 
 from __future__ import annotations
 
+import codecs
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -61,12 +62,17 @@ class RankLog:
     def _add(self, record: LogRecord) -> Iterator[LogLine]:
         parts = self._parts.setdefault(record.stream, [])
         parts.append(record)
-        if record.tag != PART or sum(len(part.data) for part in parts) >= _MAX_LINE_BYTES:
+        if record.tag != PART:
             yield from self._finish(record.stream)
+        elif sum(len(part.data) for part in parts) >= _MAX_LINE_BYTES:
+            yield from self._finish(record.stream, goes_on=True)
 
-    def _finish(self, stream: str) -> Iterator[LogLine]:
+    def _finish(self, stream: str, *, goes_on: bool = False) -> Iterator[LogLine]:
         parts = self._parts.pop(stream, [])
-        text = b"".join(part.data for part in parts).decode("utf-8", "backslashreplace")
+        decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        text = decoder.decode(b"".join(part.data for part in parts), final=not goes_on)
+        if half := decoder.getstate()[0]:  # of a character whose other half is in the next piece
+            self._parts[stream] = [LogRecord(parts[-1].at_s, stream, PART, half)]
         if not parts or (not text and parts[-1].tag != FULL):
             return
         yield LogLine(

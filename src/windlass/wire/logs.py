@@ -77,4 +77,6 @@ def read_record(line: bytes) -> LogRecord | None:
         at = datetime.fromisoformat(when.decode("ascii").replace("Z", "+00:00"))
     except ValueError:
         return None
+    if at.tzinfo is None:
+        return None
     return LogRecord(at.timestamp(), stream.decode(errors="replace"), tag.decode(), data)

@@ -75,7 +75,7 @@ class FrameDecoder:
 def _read_header(text: bytes) -> Header:
     try:
         header = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolError("a frame's header is not JSON") from error
     if not isinstance(header, dict):
         raise ProtocolError("a frame's header is not an object")
