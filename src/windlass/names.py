@@ -37,6 +37,9 @@ NODE_NAME = "WINDLASS_NODE_NAME"
 ATTEMPT = "WINDLASS_ATTEMPT"
 REPORT_SOCKET = "WINDLASS_REPORT_SOCKET"
 
+# Variables that nothing reads while it is being imported: a fork server may learn them later.
+READ_LATE = ("WINDLASS_", "TORCHELASTIC_", "TORCH_NCCL_", "GLOO_", "NCCL_")
+
 # Our own variables for a client.
 HOME = "WINDLASS_HOME"
 

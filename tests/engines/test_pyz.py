@@ -4,33 +4,54 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
-from windlass.engines.pyz import agent_archive, build_archive
+import pytest
+
+from windlass.engines.pyz import build_archive, find_archive, local_archive
 
 
 def test_it_is_small():
     assert len(build_archive()) <= 150 * 1024
 
 
-def test_equal_sources_give_equal_bytes(tmp_path):
+def test_equal_sources_give_equal_bytes():
     assert build_archive() == build_archive()
-    first = agent_archive(tmp_path)
-    assert agent_archive(tmp_path) == first
-    assert first.read_bytes() == build_archive()
+    assert build_archive(compiled=True) == build_archive(compiled=True)
 
 
-def test_it_runs_without_site_packages(tmp_path):
-    path = agent_archive(tmp_path)
-    answer = subprocess.run([sys.executable, "-I", "-S", path], capture_output=True, text=True)
+def test_it_is_built_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert find_archive() is None
+    path = local_archive()
+    assert find_archive() == path == local_archive()
+    assert Path(path).read_bytes() == build_archive(compiled=True)
+    assert Path(path).parent == tmp_path / "windlass"
+
+
+@pytest.fixture(params=[False, True], ids=["portable", "compiled"])
+def archive(request, tmp_path):
+    path = tmp_path / "agent.pyz"
+    path.write_bytes(build_archive(compiled=request.param))
+    return path
+
+
+def test_it_runs_without_site_packages(archive):
+    answer = subprocess.run([sys.executable, "-I", "-S", archive], capture_output=True, text=True)
     assert answer.returncode == 2
-    assert "agent.pyz agent PLAN.json" in answer.stderr
+    assert "python agent.pyz agent FD" in answer.stderr
 
 
-def test_report_works_where_only_the_archive_is(tmp_path):
-    path = agent_archive(tmp_path)
+def test_report_works_where_only_the_archive_is(archive):
     code = "import windlass as wl\nwl.report(step=1)\ntry:\n    wl.run\nexcept AttributeError as e: print(e)"
     answer = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(path)!r})\n{code}"],
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            f"import sys; sys.path.insert(0, {str(archive)!r})\n{code}",
+        ],
         capture_output=True,
         text=True,
     )

@@ -1,6 +1,6 @@
 """The three programs of a node: `agent`, `forkserver` and `rank`.
 
-    python agent.pyz agent PLAN.json NODE RUN_DIR
+    python agent.pyz agent FD [GUESS]     FD: where its order comes from
 
 Imports as little as it can before the fork server is on its way: importing torch is what takes the time.
 """
@@ -14,49 +14,39 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 
-def run_agent(plan_path: str, node: str, run_dir: str, *fds: str) -> int:
-    """One agent a node; the fork server first.
-
-    The lead may be handed two descriptors: the lock that it holds for life, and the end of a pipe whose
-    other end closes when its client dies.
-    """
-    import json
+def run_agent(order_fd: str, *guess: str) -> int:
+    """One agent a node. `guess`, if any, is what to import, and variables: the fork server starts at once."""
     import os
+    import socket
 
     from windlass.agent.forks import ForkServer
+    from windlass.agent.orders import receive_order
 
-    for fd in fds:
-        os.set_inheritable(int(fd), False)
-    with open(plan_path) as file:
-        text = file.read()
-    forks = ForkServer(plan_path, {**os.environ, **json.loads(text)["env"]})
+    control = socket.socket(fileno=int(order_fd))
+    os.set_inheritable(control.fileno(), False)
+    forks = ForkServer()
+    if guess:
+        variables = dict(word.split("=", 1) for word in guess[1:])
+        forks.start(guess[0].split(","), {**os.environ, **variables})
+    received = receive_order(control)
+    if received is None:
+        forks.close()
+        return 1
+    order, _lock = received  # an open descriptor: held as long as this process lives
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for standard in (1, 2):
+        os.dup2(log, standard)
 
-    import logging
-    from pathlib import Path
+    from windlass.agent.agent import main
 
-    from windlass.agent import agent
-    from windlass.plan.plan import read_plan
-    from windlass.wire.folder import JobFolder
-
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    plan = read_plan(text)
-    return agent.main(
-        plan, JobFolder(Path(plan_path).parent), int(node), Path(run_dir), forks, fds[1:]
-    )
+    return main(order, forks, control)
 
 
 def run_rank(plan_path: str, rank: str, attempt: str) -> NoReturn:
     """One rank in a fresh interpreter, for `--start spawn`."""
-    from pathlib import Path
+    from windlass.agent.forkserver import enter_python, load_job
 
-    from windlass.agent.forkserver import enter_python
-    from windlass.plan.plan import read_plan
-    from windlass.wire.folder import JobFolder
-
-    plan = read_plan(Path(plan_path).read_text())
-    enter_python(plan, JobFolder(Path(plan_path).parent), rank=int(rank), attempt=int(attempt))
+    enter_python(*load_job(plan_path), rank=int(rank), attempt=int(attempt))
 
 
 def main() -> int:
@@ -67,7 +57,7 @@ def main() -> int:
     if program == "forkserver":
         from windlass.agent.forkserver import serve
 
-        serve(int(args[0]), args[1])
+        serve(int(args[0]), args[1].split(",") if args[1] else [])
     if program == "rank":
         run_rank(*args)
     sys.stderr.write(__doc__ or "")

@@ -13,7 +13,8 @@ import os
 import platform
 import shutil
 import signal
-from collections.abc import AsyncIterator, Sequence
+import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from windlass.agent.board import Board
 from windlass.agent.forks import ForkServer
 from windlass.agent.lead import Lead
 from windlass.agent.node import Node
-from windlass.plan.plan import Plan
+from windlass.plan.plan import Plan, read_plan
 from windlass.wire.folder import JobFolder
 from windlass.wire.messages import Frame, Header
 from windlass.wire.status import FailureKind
@@ -36,7 +37,7 @@ _SILENCE_S = 10.0  # a lead or a follower that says nothing for so long is taken
 
 
 async def run_lead(
-    plan: Plan, folder: JobFolder, run_dir: Path, forks: ForkServer, client_fd: int | None
+    plan: Plan, folder: JobFolder, run_dir: Path, forks: ForkServer, client: socket.socket
 ) -> int:
     """Node 0: leads, and runs its own ranks."""
     board = Board(plan, folder)
@@ -46,8 +47,7 @@ async def run_lead(
         plan, folder, 0, run_dir, forks=forks, send=lambda message: lead.receive(0, message)
     )
     door = _Door(plan, lead)
-    if client_fd is not None:
-        door.hold_until_closed(client_fd)
+    door.hold_until_closed(client)
     _handle_signals(
         lambda: lead.end(FailureKind.CANCELLED, "the lead's agent was told to stop (SIGTERM)")
     )
@@ -167,17 +167,17 @@ class _Door:
             self._num_leases -= holds_lease
             self._lease_changed.set()
 
-    def hold_until_closed(self, fd: int) -> None:
-        """A lease from birth: the client has the other end of this pipe until it has said hello."""
+    def hold_until_closed(self, client: socket.socket) -> None:
+        """A lease from birth: the client keeps this open until it has said hello."""
         self._num_leases += 1
 
         def closed() -> None:
-            asyncio.get_running_loop().remove_reader(fd)
-            os.close(fd)
+            asyncio.get_running_loop().remove_reader(client.fileno())
+            client.close()
             self._num_leases -= 1
             self._lease_changed.set()
 
-        asyncio.get_running_loop().add_reader(fd, closed)
+        asyncio.get_running_loop().add_reader(client.fileno(), closed)
 
     async def watch_lease(self) -> None:
         """An attached job ends when nobody has held a lease on it for a while."""
@@ -213,17 +213,20 @@ def _reap() -> None:
             pass
 
 
-def main(
-    plan: Plan,
-    folder: JobFolder,
-    index: int,
-    run_dir: Path,
-    forks: ForkServer,
-    client_fds: Sequence[str] = (),
-) -> int:
+def main(order: dict[str, Any], forks: ForkServer, client: socket.socket) -> int:
     """Run one agent to its end; the exit code of its process."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     processes.become_subreaper()
+    folder = JobFolder(Path(order["plan"]).parent)
+    plan = read_plan(folder.plan.read_text())
+    env = {**os.environ, **plan.env}
+    if not forks.fits(plan.preload, env):
+        forks.close()
+        forks.start(plan.preload, env)
+    index, run_dir = int(order["node"]), Path(order["run_dir"])
     if index == 0:
-        client_fd = int(client_fds[0]) if client_fds else None
-        return asyncio.run(run_lead(plan, folder, run_dir, forks, client_fd))
+        return asyncio.run(run_lead(plan, folder, run_dir, forks, client))
+    client.close()
     return asyncio.run(run_follower(plan, folder, index, run_dir, forks))

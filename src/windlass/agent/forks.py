@@ -19,7 +19,7 @@ from windlass.agent import processes
 TYPE_CHECKING = False  # typing's own; what is imported here delays the import of torch
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
 _LENGTH = struct.Struct(">I")
@@ -49,32 +49,58 @@ def send_event(control: socket.socket, event: dict[str, Any]) -> None:
 class ForkServer:
     """The agent's end: starts the server, asks for ranks, hears of their ends."""
 
-    def __init__(self, plan_path: str, env: dict[str, str]) -> None:
-        self._plan_path = plan_path
-        self.forgotten = [] if names.OPENBLAS_NUM_THREADS in env else [names.OPENBLAS_NUM_THREADS]
-        self._env = {names.OPENBLAS_NUM_THREADS: "1", **env}
+    def __init__(self) -> None:
+        self._control: socket.socket | None = None
         self._loop: AbstractEventLoop | None = None
-        self.restart()
+        self._preload: list[str] = []
+        self._env: dict[str, str] = {}
+        self.pid = 0
 
-    def restart(self) -> None:
-        """Start the server, in place of one that is gone."""
-        self.is_gone = False
+    @property
+    def is_running(self) -> bool:
+        return self._control is not None
+
+    def fits(self, preload: Sequence[str], env: dict[str, str]) -> bool:
+        """Whether the running server is what `start` would give, as far as imports can tell."""
+        differing = {name for name in {*env, *self._env} if env.get(name) != self._env.get(name)}
+        is_late = all(name.startswith(names.READ_LATE) for name in differing)
+        return self.is_running and list(preload) == self._preload and is_late
+
+    def start(self, preload: Sequence[str], env: dict[str, str]) -> None:
+        """Start the server; it imports `preload` in `env` before it forks anything."""
+        self._preload, self._env = list(preload), env
         self._buffer = b""
         self._control, theirs = socket.socketpair()
         os.set_inheritable(theirs.fileno(), True)
-        argv = [sys.executable, sys.argv[0], "forkserver", str(theirs.fileno()), self._plan_path]
-        self.pid = os.posix_spawn(sys.executable, argv, self._env)
+        argv = [sys.executable, sys.argv[0], "forkserver", str(theirs.fileno()), ",".join(preload)]
+        self.pid = os.posix_spawn(sys.executable, argv, {names.OPENBLAS_NUM_THREADS: "1", **env})
         theirs.close()
+
+    def restart(self) -> None:
+        """Start it again after it died."""
+        self.start(self._preload, self._env)
 
     def listen(self, loop: AbstractEventLoop, on_event: Callable[[dict[str, Any]], None]) -> None:
         """Hand events to the loop from now on."""
         self._loop, self._on_event = loop, on_event
-        self._control.setblocking(False)
-        loop.add_reader(self._control.fileno(), self._read)
+        if self._control is not None:
+            self._control.setblocking(False)
+            loop.add_reader(self._control.fileno(), self._read)
 
-    def fork(self, *, rank: int, attempt: int, env: dict[str, str], fds: tuple[int, int]) -> None:
+    def fork(
+        self, plan_path: str, *, rank: int, attempt: int, env: dict[str, str], fds: tuple[int, int]
+    ) -> None:
         """Ask for one rank; `started` and, once, `exited` follow as events."""
-        request = {"rank": rank, "attempt": attempt, "env": env, "forget": self.forgotten}
+        if self._control is None:
+            return
+        forget = [] if names.OPENBLAS_NUM_THREADS in self._env else [names.OPENBLAS_NUM_THREADS]
+        request = {
+            "plan": plan_path,
+            "rank": rank,
+            "attempt": attempt,
+            "env": env,
+            "forget": forget,
+        }
         body = json.dumps(request).encode()
         self._control.setblocking(True)
         try:
@@ -86,6 +112,8 @@ class ForkServer:
             self._control.setblocking(False)
 
     def _read(self) -> None:
+        if self._control is None:
+            return
         try:
             data = self._control.recv(65536)
         except BlockingIOError:
@@ -93,7 +121,6 @@ class ForkServer:
         except ConnectionError:
             data = b""
         if not data:
-            self.is_gone = True
             self._hang_up()
             self._on_event({"event": "gone"})
             return
@@ -104,11 +131,14 @@ class ForkServer:
     def close(self) -> None:
         """End the server and everything below it."""
         self._hang_up()
-        processes.kill_descendants(os.getpid(), spare=frozenset({self.pid}))
-        processes.kill(self.pid, signal.SIGKILL)
-        processes.kill_descendants(os.getpid())
+        if self.pid:
+            processes.kill_descendants(os.getpid(), spare=frozenset({self.pid}))
+            processes.kill(self.pid, signal.SIGKILL)
+            processes.kill_descendants(os.getpid())
 
     def _hang_up(self) -> None:
-        if self._loop is not None and self._control.fileno() >= 0:
-            self._loop.remove_reader(self._control.fileno())
-        self._control.close()
+        if self._control is not None:
+            if self._loop is not None:
+                self._loop.remove_reader(self._control.fileno())
+            self._control.close()
+            self._control = None

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,19 +28,16 @@ from windlass.spec.work import Command
 from windlass.wire.folder import JobFolder
 
 
-def serve(control_fd: int, plan_path: str) -> NoReturn:
+def serve(control_fd: int, preload: Sequence[str]) -> NoReturn:
     """Import, then fork on request until the agent hangs up."""
     control = socket.socket(fileno=control_fd)
     processes.become_subreaper()
     signal.signal(signal.SIGTERM, _end_now)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.die_with_parent(os.getppid(), signal.SIGTERM)
-    folder = JobFolder(Path(plan_path).parent)
-    plan = read_plan(folder.plan.read_text())
-    unsafe = _preload(plan, control)
-    server = _ForkServer(plan, folder, control, unsafe=unsafe)
     with contextlib.suppress(ConnectionError):
-        server.loop()
+        is_safe = _preload(preload, control)
+        _ForkServer(control, is_safe=is_safe).loop()
     _end_now()
 
 
@@ -48,13 +46,13 @@ def _end_now(*_: object) -> NoReturn:
     os._exit(0)
 
 
-def _preload(plan: Plan, control: socket.socket) -> bool:
-    """Import what the plan names; tell the agent how it went, and whether forking is safe after it."""
+def _preload(modules: Sequence[str], control: socket.socket) -> bool:
+    """Import; tell the agent how it went; whether forking is safe after it."""
     started_s = time.monotonic()
     missing: dict[str, str] = {}
     culprit = ""
     gc.disable()  # a tenth of the time of importing torch
-    for name in plan.preload:
+    for name in modules:
         try:
             importlib.import_module(name)
         except Exception as error:  # noqa: BLE001 - the rank that needs it will say so, at the user's line
@@ -71,20 +69,15 @@ def _preload(plan: Plan, control: socket.socket) -> bool:
         "culprit": culprit,
     }
     send_event(control, event)
-    return bool(culprit)
+    return not culprit
 
 
 class _ForkServer:
     """Takes requests, forks, reaps."""
 
-    def __init__(
-        self, plan: Plan, folder: JobFolder, control: socket.socket, *, unsafe: bool
-    ) -> None:
-        self._plan = plan
-        self._folder = folder
+    def __init__(self, control: socket.socket, *, is_safe: bool) -> None:
         self._control = control
-        self._executes = isinstance(plan.work, Command)
-        self._spawns = unsafe or plan.start == "spawn"
+        self._is_safe = is_safe
         self._wake_read, self._wake_write = os.pipe()
         for end in (self._wake_read, self._wake_write):
             os.set_blocking(end, False)
@@ -150,16 +143,21 @@ class _ForkServer:
         os.close(self._wake_read)
         os.close(self._wake_write)
         _set_environment(request["env"], forgotten=request["forget"])
-        if self._plan.cwd:
-            os.chdir(self._plan.cwd)
-        if self._executes:
-            _execute(self._plan.work)
-        if self._spawns:
+        plan, folder = load_job(request["plan"])
+        if plan.cwd:
+            os.chdir(plan.cwd)
+        if isinstance(plan.work, Command):
+            _execute(plan.work)
+        if plan.start == "spawn" or not self._is_safe:
             rank = (str(request["rank"]), str(request["attempt"]))
-            os.execv(
-                sys.executable, [sys.executable, sys.argv[0], "rank", str(self._folder.plan), *rank]
-            )
-        enter_python(self._plan, self._folder, rank=request["rank"], attempt=request["attempt"])
+            os.execv(sys.executable, [sys.executable, sys.argv[0], "rank", request["plan"], *rank])
+        enter_python(plan, folder, rank=request["rank"], attempt=request["attempt"])
+
+
+def load_job(plan_path: str) -> tuple[Plan, JobFolder]:
+    """The plan a rank belongs to, and the job's folder, which holds it."""
+    folder = JobFolder(Path(plan_path).parent)
+    return read_plan(folder.plan.read_text()), folder
 
 
 def enter_python(plan: Plan, folder: JobFolder, *, rank: int, attempt: int) -> NoReturn:

@@ -84,19 +84,20 @@ class Node:
         self._stopped_at_s = None
         self._oom_kills = processes.read_oom_kills()
         self._folder.attempt(attempt).mkdir(exist_ok=True)
-        if self._forks.is_gone:
+        if not self._forks.is_running:
             self._forks.restart()
             self._forks.listen(self._loop, self._on_fork_event)
         for rank in self._node.ranks:
-            env = make_rank_env(
+            own = make_rank_env(
                 self._plan, rank, attempt=attempt, master_addr=master_addr, master_port=master_port
             )
+            env = {**self._plan.env, **own}
             env[names.REPORT_SOCKET] = str(self._report_path)
             env[names.TORCHELASTIC_ERROR_FILE] = str(self._folder.error(attempt, rank))
             streams = RankStreams(self._folder.log(attempt, rank), self._on_log_trouble)
             self._ranks[rank] = _Rank(rank, streams)
             ends = streams.open()
-            self._forks.fork(rank=rank, attempt=attempt, env=env, fds=ends)
+            self._forks.fork(str(self._folder.plan), rank=rank, attempt=attempt, env=env, fds=ends)
             for end in ends:
                 os.close(end)
 

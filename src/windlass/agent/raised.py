@@ -14,7 +14,8 @@ from types import TracebackType
 
 from windlass.wire.results import ErrorInfo
 
-_OURS = os.path.dirname(os.path.abspath(__file__))
+# as the frames name it: byte code in an archive keeps the names it was compiled with
+_OURS = os.path.dirname((lambda: 0).__code__.co_filename)
 _MAX_TRACEBACK = 20_000
 _MAX_MESSAGE = 4_000
 _LIBRARIES = tuple(

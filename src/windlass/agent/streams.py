@@ -30,62 +30,70 @@ class LineCutter:
         self._stream = stream
         self._pending = b""
         self._last_replaced_s = 0.0
+        self._is_open = (
+            False  # pieces of this line are written already, and must not meet the next line
+        )
 
     @property
     def has_pending(self) -> bool:
-        return bool(self._pending)
+        return bool(self._pending.rstrip(b"\r"))
 
     def feed(self, data: bytes, now_s: float) -> bytes:
         """The records that `data` completes, ready to be written."""
-        prefix = {tag: render_prefix(now_s, self._stream, tag) for tag in (FULL, PART, REPLACED)}
+        prefix = self._prefixes(now_s)
         *lines, rest = (self._pending + data).split(b"\n")
         records: list[bytes] = []
         for line in lines:
             self._cut(line, FULL, prefix, records, now_s)
-        head, separator, tail = rest.rpartition(b"\r")
-        # a return at the very end may yet turn out to be the first half of \r\n
-        if separator and tail:
+        drawn = rest.rstrip(b"\r")
+        head, separator, tail = drawn.rpartition(b"\r")
+        if separator:
             self._cut(head, REPLACED, prefix, records, now_s)
-            rest = tail
-        limit = names.MAX_LOG_RECORD_BYTES
-        while len(rest) > limit:
-            records.append(prefix[PART] + rest[:limit] + b"\n")
-            rest = rest[limit:]
-        self._pending = rest
+        # a return at the very end may yet turn out to be the first half of \r\n
+        rest = tail + b"\r" if len(drawn) < len(rest) else tail
+        self._pending = self._split(rest, prefix, records)
         return b"".join(records)
 
     def flush(self, now_s: float, *, tag: str = PART) -> bytes:
-        """What is pending, as a piece of a line that is not complete."""
-        pending, self._pending = self._pending, b""
-        if not pending:
-            return b""
+        """What is pending, as a piece of a line that is not complete, or with FULL as its end."""
+        line = self._pending.rstrip(b"\r")
+        self._pending = self._pending[len(line) :] if tag == PART else b""
         records: list[bytes] = []
-        prefix = {t: render_prefix(now_s, self._stream, t) for t in (FULL, PART, REPLACED)}
-        self._cut(pending, tag, prefix, records, now_s)
+        if line or (tag == FULL and self._is_open):
+            self._cut(line, tag, self._prefixes(now_s), records, now_s)
         return b"".join(records)
+
+    def _prefixes(self, now_s: float) -> dict[str, bytes]:
+        return {tag: render_prefix(now_s, self._stream, tag) for tag in (FULL, PART, REPLACED)}
 
     def _cut(
         self, line: bytes, tag: str, prefix: dict[str, bytes], records: list[bytes], now_s: float
     ) -> None:
-        if b"\r" in line:
-            line = line[:-1] if line.endswith(b"\r") else line
-            *drawn, line = line.split(b"\r")
-            for drawing in filter(None, drawn):
-                self._add_replaced(drawing, prefix, records, now_s)
+        *drawn, line = line.rstrip(b"\r").split(b"\r")
+        for drawing in drawn:
+            self._add_replaced(drawing, prefix, records, now_s)
+        if tag == REPLACED:
+            self._add_replaced(line, prefix, records, now_s)
+            return
+        records.append(prefix[tag] + self._split(line, prefix, records) + b"\n")
+        self._is_open = tag == PART
+
+    def _split(self, line: bytes, prefix: dict[str, bytes], records: list[bytes]) -> bytes:
+        """Write out a long line but for its last piece, which is returned."""
         limit = names.MAX_LOG_RECORD_BYTES
         while len(line) > limit:
             records.append(prefix[PART] + line[:limit] + b"\n")
             line = line[limit:]
-        if tag == REPLACED:
-            self._add_replaced(line, prefix, records, now_s)
-        else:
-            records.append(prefix[tag] + line + b"\n")
+            self._is_open = True
+        return line
 
     def _add_replaced(
         self, drawing: bytes, prefix: dict[str, bytes], records: list[bytes], now_s: float
     ) -> None:
-        if now_s - self._last_replaced_s >= _REPLACED_EVERY_S:
+        is_due = bool(drawing) and now_s - self._last_replaced_s >= _REPLACED_EVERY_S
+        if is_due or self._is_open:
             self._last_replaced_s = now_s
+            self._is_open = False
             records.append(prefix[REPLACED] + drawing[: names.MAX_LOG_RECORD_BYTES] + b"\n")
 
 

@@ -13,6 +13,10 @@ from collections.abc import Sequence
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
     try:
+        if argv is None and sys.argv[1:2] == ["run"]:
+            from windlass.engines.launch import begin_head_start
+
+            begin_head_start(sys.argv[2:])
         return _run(None if argv is None else list(argv))
     except KeyboardInterrupt:
         return 130

@@ -23,8 +23,9 @@ from windlass import names, records
 from windlass.agent import processes
 from windlass.agent.failure import make_job_verdict
 from windlass.engines.call import LeadCall
+from windlass.engines.launch import AgentProcess, make_command, take_head_start
 from windlass.engines.protocol import JobRef
-from windlass.engines.pyz import agent_archive
+from windlass.engines.pyz import local_archive
 from windlass.errors import EngineError, JobNotFound, SpecError
 from windlass.plan.plan import Facts, Plan, read_plan, render_plan
 from windlass.settings import Settings
@@ -47,9 +48,8 @@ class LocalEngine:
     def __init__(self, settings: Settings) -> None:
         home = Path(str(settings.value("home"))).expanduser()
         self._jobs = home / "jobs"
-        self._cache = home / "cache"
         self._started: list[int] = []
-        self._births: dict[str, int] = {}  # held open until a lease is held instead
+        self._births: dict[str, AgentProcess] = {}  # held until a lease is held instead
 
     def facts(self) -> Facts:
         return Facts(
@@ -66,7 +66,6 @@ class LocalEngine:
     def submit(self, plan: Plan, payload: bytes | None) -> JobRef:
         folder = JobFolder(self._jobs / plan.job_id)
         python = _find_python(plan.python)
-        archive = agent_archive(self._cache, compiled=True)
         run_dir = _make_run_dir(plan.job_id)
         try:
             folder.path.mkdir(parents=True, mode=0o700)
@@ -74,7 +73,7 @@ class LocalEngine:
             if payload is not None:
                 folder.payload.write_bytes(payload)
             write_atomically(folder.status, render_status(make_first_status(plan)))
-            self._start_agents(plan, folder, run_dir, [python, "-I", "-S", str(archive)])
+            self._start_agents(plan, folder, run_dir, python, local_archive())
         except OSError as error:
             shutil.rmtree(folder.path, ignore_errors=True)
             shutil.rmtree(run_dir, ignore_errors=True)
@@ -85,20 +84,28 @@ class LocalEngine:
         return JobRef(self.name, plan.job_id)
 
     def _start_agents(
-        self, plan: Plan, folder: JobFolder, run_dir: Path, command: list[str]
+        self, plan: Plan, folder: JobFolder, run_dir: Path, python: str, archive: str
     ) -> None:
+        command = make_command(python, archive)
         with folder.lead_lock.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            lead_fds = [lock.fileno()]
-            if not plan.detach:
-                read_end, self._births[plan.job_id] = os.pipe()
-                lead_fds.append(read_end)
             for node in plan.nodes:
-                argv = [*command, "agent", str(folder.plan), str(node.index), str(run_dir)]
-                fds = lead_fds if node.index == 0 else []
-                self._started.append(_spawn(argv, folder.agent_log(node.index), fds))
-            for fd in lead_fds[1:]:
-                os.close(fd)
+                is_lead = node.index == 0
+                log = str(folder.agent_log(node.index))
+                ahead = take_head_start(python, archive) if is_lead else None
+                agent = ahead or AgentProcess(command, log=log)
+                self._started.append(agent.pid)
+                order = {
+                    "plan": str(folder.plan),
+                    "node": node.index,
+                    "run_dir": str(run_dir),
+                    "log": log,
+                }
+                agent.order(order, [lock.fileno()] if is_lead else [])
+                if is_lead and not plan.detach:
+                    self._births[plan.job_id] = agent
+                else:
+                    agent.let_go()
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -172,7 +179,7 @@ class LocalEngine:
         with LeadCall(_run_dir(ref.job_id), ref.job_id, lease=True) as call:
             call.connect(is_needed=lambda: _is_lead_alive(folder))
             if ref.job_id in self._births:
-                os.close(self._births.pop(ref.job_id))
+                self._births.pop(ref.job_id).let_go()
             yield
 
     def remove(self, ref: JobRef) -> None:
@@ -203,20 +210,6 @@ class LocalEngine:
                 if os.waitpid(pid, os.WNOHANG)[0] == 0:
                     continue
             self._started.remove(pid)
-
-
-def _spawn(argv: list[str], log: Path, fds: list[int]) -> int:
-    """Start one agent in a session of its own, its output in its log; it inherits only `fds`."""
-    argv = [*argv, *(str(fd) for fd in fds)]
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    actions = [
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o600),
-        (os.POSIX_SPAWN_DUP2, 1, 2),
-    ]
-    # onto itself: inherited by this child alone, whatever other threads spawn meanwhile
-    actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in fds]
-    return os.posix_spawn(argv[0], argv, dict(os.environ), file_actions=actions, setsid=True)
 
 
 def _find_python(wanted: str) -> str:

@@ -1,20 +1,21 @@
 """The agent as one file: a .pyz of our own modules and cloudpickle, the same bytes every time.
 
-Built from the installed package on first use and cached by its content. Knows which packages travel;
-nothing of how they are started.
+Built from the installed package on first use and kept in the user's cache. Knows which packages travel;
+nothing of how they are started. Imports little: `windlass run` looks here before anything else.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 import os
 import sys
+import zlib
 from importlib.util import find_spec
-from pathlib import Path
 
-from windlass.errors import EngineError
-from windlass.wire.folder import write_atomically
+from windlass import __version__
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _OURS = ("__init__.py", "names.py", "errors.py", "records.py", "spec", "plan", "wire", "agent")
 # Plain enough for any Python 3: an old interpreter must get as far as being told.
@@ -28,41 +29,53 @@ sys.exit(main())
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
-def agent_archive(cache: Path, *, compiled: bool = False) -> Path:
-    """The path of the agent's .pyz, built if this version of it is not there yet.
+def find_archive() -> str | None:
+    """The path of the archive for nodes of this machine, if it was built before."""
+    path = _local_path()
+    return path if os.path.exists(path) else None
 
-    For nodes of this machine it also holds byte code for this interpreter, which others ignore: an
-    archive has no __pycache__, and compiling at every start would take longer than all else.
+
+def local_archive() -> str:
+    """The archive for nodes of this machine, built if it is not there yet.
+
+    Beside each source lies its byte code for this interpreter, which others ignore: an archive has no
+    __pycache__, and compiling at every start would take longer than all else.
     """
-    files = _collect()
-    content = b"".join(name.encode() + b"\0" + data for name, data in files)
-    tag = f"-{sys.implementation.cache_tag}" if compiled else ""
-    path = cache / f"agent-{hashlib.sha256(content).hexdigest()[:16]}{tag}.pyz"
-    if not path.exists():
-        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(path, build_archive(_compile(files) if compiled else files))
+    path = _local_path()
+    if not os.path.exists(path):
+        from pathlib import Path
+
+        from windlass.wire.folder import write_atomically
+
+        Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(Path(path), build_archive(compiled=True))
     return path
 
 
-def _compile(files: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-    """The files, and each one's byte code beside it; made of these very bytes, it is not checked."""
-    from importlib._bootstrap_external import _code_to_hash_pyc  # type: ignore[attr-defined]
-    from importlib.util import source_hash
-
-    def compile_one(name: str, data: bytes) -> bytes:
-        code = compile(data, name, "exec", dont_inherit=True)
-        return bytes(_code_to_hash_pyc(code, source_hash(data), False))
-
-    return sorted([*files, *((f"{name}c", compile_one(name, data)) for name, data in files)])
+def _local_path() -> str:
+    """Where the archive of these very files is kept: their places, sizes and times make its name."""
+    stats = ((path, os.stat(path)) for _, path in _sources())
+    key = repr([(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]).encode()
+    digest = f"{zlib.crc32(key):08x}{zlib.adler32(key):08x}"
+    name = f"agent-{__version__}-{sys.implementation.cache_tag}-{digest}.pyz"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(cache, "windlass", name)
 
 
-def build_archive(files: list[tuple[str, bytes]] | None = None) -> bytes:
+def build_archive(*, compiled: bool = False) -> bytes:
     """The archive's bytes: sorted names, one time stamp, so that equal sources give equal files."""
-    import zipfile  # slow to import, and needed once a version
+    import io
+    import zipfile
 
+    files = {"__main__.py": _MAIN}
+    for name, path in _sources():
+        with open(path, "rb") as file:
+            files[name] = file.read()
+    if compiled:
+        files |= {f"{name}c": _compile(name, data) for name, data in files.items()}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name, data in files or _collect():
+        for name, data in sorted(files.items()):
             info = zipfile.ZipInfo(name, _EPOCH)
             info.compress_type = zipfile.ZIP_DEFLATED
             info.external_attr = 0o644 << 16
@@ -70,23 +83,36 @@ def build_archive(files: list[tuple[str, bytes]] | None = None) -> bytes:
     return buffer.getvalue()
 
 
-def _collect() -> list[tuple[str, bytes]]:
-    package = Path(__file__).parent.parent
-    files = {"__main__.py": _MAIN}
+def _compile(name: str, data: bytes) -> bytes:
+    """Byte code that is not checked against its source: it was made of these very bytes."""
+    from importlib._bootstrap_external import _code_to_hash_pyc  # type: ignore[attr-defined]
+    from importlib.util import source_hash
+
+    code = compile(data, name, "exec", dont_inherit=True)
+    return bytes(_code_to_hash_pyc(code, source_hash(data), False))
+
+
+def _sources() -> Iterator[tuple[str, str]]:
+    """Each file that travels: its name in the archive, and where it lies."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for name in _OURS:
-        for path in (
-            sorted((package / name).rglob("*.py"))
-            if (package / name).is_dir()
-            else [package / name]
-        ):
-            files[f"windlass/{path.relative_to(package).as_posix()}"] = path.read_bytes()
-    for path in sorted(_cloudpickle().glob("*.py")):
-        files[f"cloudpickle/{path.name}"] = path.read_bytes()
-    return sorted(files.items())
-
-
-def _cloudpickle() -> Path:
+        path = os.path.join(package, name)
+        yield from (
+            _below(path, f"windlass/{name}")
+            if os.path.isdir(path)
+            else [(f"windlass/{name}", path)]
+        )
     spec = find_spec("cloudpickle")
     if spec is None or spec.origin is None:
+        from windlass.errors import EngineError
+
         raise EngineError("cloudpickle is missing", hint="pip install --force-reinstall windlass")
-    return Path(os.path.dirname(spec.origin))
+    yield from _below(os.path.dirname(spec.origin), "cloudpickle")
+
+
+def _below(folder: str, prefix: str) -> Iterator[tuple[str, str]]:
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.is_dir() and entry.name != "__pycache__":
+            yield from _below(entry.path, f"{prefix}/{entry.name}")
+        elif entry.name.endswith(".py"):
+            yield f"{prefix}/{entry.name}", entry.path

@@ -1,0 +1,116 @@
+"""Starting agent processes on this machine, and the head start that hides their start-up.
+
+An agent is started first and told who it is afterwards. So `windlass run` can start the lead's agent before
+anything about the job is known, with a guess at what its fork server should import: while the command line
+is still being read, torch is already loading. A wrong guess costs nothing but the work: the agent starts its
+fork server anew. Imports little on purpose.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+
+from windlass import names
+from windlass.agent.orders import send_order
+from windlass.engines.pyz import find_archive
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+# Each of these changes what the fork server must be, in ways not worth guessing.
+_NO_GUESS = re.compile(
+    r"--(env|python|preload|start|engine|dry-run|help|detach|nodes)(=|\Z)|-(e|h)\b|--?\Z|-m\Z"
+)
+_MENTIONS_TORCH = re.compile(rb"^[ \t]*(import|from)[ \t][^#\n]*\btorch\b", re.MULTILINE)
+_MAX_SCRIPT_BYTES = 1 << 20
+
+
+class AgentProcess:
+    """An agent that waits for its order."""
+
+    def __init__(
+        self, command: Sequence[str], *, log: str = os.devnull, guess: Sequence[str] = ()
+    ) -> None:
+        self._control, theirs = socket.socketpair()
+        fd = theirs.fileno()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, log, flags, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+            # onto itself: inherited by this child alone, whatever other threads spawn meanwhile
+            (os.POSIX_SPAWN_DUP2, fd, fd),
+        ]
+        argv = [*command, "agent", str(fd), *guess]
+        self.pid = os.posix_spawn(
+            argv[0], argv, dict(os.environ), file_actions=actions, setsid=True
+        )
+        theirs.close()
+
+    def order(self, order: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        """Tell it who it is."""
+        send_order(self._control, order, list(fds))
+
+    def let_go(self) -> None:
+        """Close our end: an agent without an order ends, a lead loses this lease."""
+        self._control.close()
+
+
+def make_command(python: str, archive: str) -> list[str]:
+    """How an agent is started: isolated, without site-packages, which it does not need."""
+    return [python, "-I", "-S", archive]
+
+
+_head_start: AgentProcess | None = None
+
+
+def begin_head_start(argv: Sequence[str]) -> None:
+    """For `windlass run ARGV`: start the lead's agent now if the guess is a safe one."""
+    global _head_start
+    archive = find_archive()
+    guess = make_guess(argv)
+    if archive is not None and guess is not None:
+        _head_start = AgentProcess(make_command(sys.executable, archive), guess=guess)
+
+
+def take_head_start(python: str, archive: str) -> AgentProcess | None:
+    """The agent that was started ahead, if it is the one wanted."""
+    global _head_start
+    found, _head_start = _head_start, None
+    if found is not None and (python != sys.executable or archive != find_archive()):
+        found.let_go()
+        return None
+    return found
+
+
+def make_guess(argv: Sequence[str]) -> list[str] | None:
+    """What the fork server will most likely be: its preload and its variables; None when nobody can tell."""
+    script = next((word for word in argv if word.partition("::")[0].endswith(".py")), None)
+    before = argv[: argv.index("--")] if "--" in argv else argv
+    if (
+        script is None
+        or any(_NO_GUESS.match(word) for word in before)
+        or not _mentions_torch(script)
+    ):
+        return None
+    many = _num_procs(before) > 1 and names.OMP_NUM_THREADS not in os.environ
+    return ["torch", *([f"{names.OMP_NUM_THREADS}=1"] if many else [])]
+
+
+def _num_procs(argv: Sequence[str]) -> int:
+    text = " ".join(argv)
+    found = re.search(r"--procs[= ](\d+)", text)
+    return int(found[1] if found else os.environ.get("WINDLASS_PROCS") or 1)
+
+
+def _mentions_torch(script: str) -> bool:
+    try:
+        with open(script.partition("::")[0], "rb") as file:
+            return _MENTIONS_TORCH.search(file.read(_MAX_SCRIPT_BYTES)) is not None
+    except OSError:
+        return False
