@@ -93,8 +93,8 @@ def torchrun_command(script: Path, ranks: int, restarts: int) -> list[str]:
 @contextmanager
 def launched(
     who: Contestant, script: str, ranks: int, *, restarts: int = 0, imports: str = ""
-) -> Iterator[tuple[float, Path]]:
-    """Start a contestant; yields when its clock began and where its ranks write; then judges it."""
+) -> Iterator[Run]:
+    """Start a contestant; yields its run while it lasts; then judges it."""
     mark = f"{MARK}={uuid.uuid4().hex}"
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
@@ -109,7 +109,7 @@ def launched(
                 command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
             try:
-                yield began_s, out
+                yield Run(who.name, began_s, out, process)
                 code = process.wait(timeout=LIMIT_S)
             finally:
                 process.kill()
@@ -121,12 +121,32 @@ def launched(
             _fail(out, f"{who.name} left {len(left)} process(es) behind: {left}")
 
 
+@dataclass(frozen=True)
+class Run:
+    """One run that is going on: when its clock began, and where its ranks write."""
+
+    name: str
+    began_s: float
+    out: Path
+    process: subprocess.Popen[bytes]
+
+    def wait_for(self, names: list[str]) -> None:
+        """Until every one of these files is there."""
+        deadline = time.monotonic() + LIMIT_S
+        while not all((self.out / name).exists() for name in names):
+            if self.process.poll() not in (None, 0):
+                _fail(self.out, f"{self.name} exited with {self.process.returncode}")
+            if time.monotonic() > deadline:
+                _fail(self.out, f"{self.name}: waited {LIMIT_S:g} s for {names}")
+            time.sleep(0.02)
+
+
 def measure_start(who: Contestant, ranks: int, imports: str = "") -> Sample:
     """From the exec of the command line to rank 0's first all-reduce."""
-    with launched(who, "first_all_reduce.py", ranks, imports=imports) as (began_s, out):
-        _wait_for_files(out, [f"rank-{rank}" for rank in range(ranks)])
-        stamps = json.loads((out / "rank-0").read_text())
-    moments = {name: at_s - began_s for name, at_s in stamps.items()}
+    with launched(who, "first_all_reduce.py", ranks, imports=imports) as run:
+        run.wait_for([f"rank-{rank}" for rank in range(ranks)])
+        stamps = json.loads((run.out / "rank-0").read_text())
+    moments = {name: at_s - run.began_s for name, at_s in stamps.items()}
     return Sample(moments["reduced"], moments)
 
 
@@ -143,28 +163,20 @@ def measure_rerun(who: Contestant, ranks: int) -> Sample:
 
 def measure_restart(who: Contestant, ranks: int) -> Sample:
     """From SIGKILL of the last rank until every rank steps in the next attempt."""
-    with launched(who, "restarted.py", ranks, restarts=1) as (_, out):
+    with launched(who, "restarted.py", ranks, restarts=1) as run:
         before = [f"attempt-0-rank-{rank}" for rank in range(ranks)]
         after = [f"attempt-1-rank-{rank}" for rank in range(ranks)]
-        _wait_for_files(out, before)
-        victim = int((out / before[-1]).read_text().split()[0])
+        run.wait_for(before)
+        victim = int((run.out / before[-1]).read_text().split()[0])
         killed_s = time.time()
         os.kill(victim, signal.SIGKILL)
-        _wait_for_files(out, after)
-        stepping_s = [float((out / name).read_text().split()[1]) for name in after]
+        run.wait_for(after)
+        stepping_s = [float((run.out / name).read_text().split()[1]) for name in after]
     moments = {"first rank steps": min(stepping_s) - killed_s}
     return Sample(max(stepping_s) - killed_s, moments)
 
 
 # -- what was left, what is missing --------------------------------------------------------------------
-
-
-def _wait_for_files(out: Path, names: list[str]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not all((out / name).exists() and (out / name).stat().st_size for name in names):
-        if time.monotonic() > deadline:
-            _fail(out, f"waited {LIMIT_S:g} s for {names}")
-        time.sleep(0.02)
 
 
 def _wait_for_none(mark: str) -> list[str]:

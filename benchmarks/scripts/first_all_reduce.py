@@ -23,5 +23,7 @@ dist.all_reduce(value)
 STAMPS["reduced"] = time.time()
 if value.item() != size * (size + 1) / 2:
     raise SystemExit(f"rank {rank}: the sum of 1..{size} came out as {value.item()}")
-Path(os.environ["BENCH_OUT"], f"rank-{rank}").write_text(json.dumps(STAMPS))
+beside = Path(os.environ["BENCH_OUT"], f".{rank}")
+beside.write_text(json.dumps(STAMPS))
+beside.rename(beside.with_name(f"rank-{rank}"))
 dist.destroy_process_group()
