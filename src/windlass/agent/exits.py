@@ -45,9 +45,11 @@ def read_error_file(path: Path) -> ErrorInfo | None:
     """What torch's `record` left of an exception; None when there is nothing, or nothing readable."""
     try:
         message = json.loads(path.read_text())["message"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     text, extra = _read_message(message)
+    if not text:
+        return None
     type_name, _, rest = text.partition(": ")
     return ErrorInfo(type=type_name, message=rest, traceback=str(extra.get("py_callstack", "")))
 

@@ -97,7 +97,7 @@ def _describe(outcome: Outcome, node_name: str) -> str:
         return f"{who} was killed by {signal_name(outcome.signal)}"
     error = outcome.error
     where = f" at {error.file}:{error.line}" if error and error.file else ""
-    if error is not None and not error.type.endswith("SystemExit"):
+    if error is not None and error.text and not error.type.endswith("SystemExit"):
         return f"{who} raised {error.text.splitlines()[0][:200]}{where}"
     if outcome.exit_code == 0:
         return f"{who} exited with code 0 before its work returned (os._exit?)"

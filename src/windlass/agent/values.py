@@ -6,6 +6,7 @@ only when the user's own code has imported it.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import sys
@@ -40,9 +41,9 @@ def dump(value: Any, *, name: str) -> bytes:
     buffer = io.BytesIO()
     try:
         _pickler_class(cloudpickle)(buffer, protocol=pickle.DEFAULT_PROTOCOL).dump(value)
-    except RecursionError as error:
-        raise BundleError(f"{name} is nested too deeply to travel") from error
     except Exception as error:
+        if isinstance(error.__cause__ or error, RecursionError):  # cloudpickle wraps it
+            raise BundleError(f"{name} is nested too deeply to travel") from error
         path, why = explain(value, name)
         raise BundleError(f"{path}: {why or error}", hint=_hint(why)) from error
     return buffer.getvalue()
@@ -101,8 +102,10 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield f"{path}[{index}]", item
     elif isinstance(value, types.FunctionType):
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
-        yield from ((f"{path} uses {free!r}, which", cell.cell_contents) for free, cell in cells)
-        used = (n for n in value.__code__.co_names if n in value.__globals__)
+        for free, cell in cells:
+            with contextlib.suppress(ValueError):  # nothing in it yet
+                yield f"{path} uses {free!r}, which", cell.cell_contents
+        used = (n for n in _names(value.__code__) if n in value.__globals__)
         yield from ((f"{path} uses {n!r}, which", value.__globals__[n]) for n in used)
     elif isinstance(value, types.MethodType):
         yield f"{path}.__self__", value.__self__
@@ -112,3 +115,11 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif not isinstance(value, type) and hasattr(value, "__dict__"):
         for attribute, item in vars(value).items():
             yield f"{path}.{attribute}", item
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Names that a function, or a function or comprehension inside it, looks up."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names(inner)

@@ -1,0 +1,179 @@
+"""Values: what can travel does; what cannot is named by its path, with a reason."""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from windlass.agent import values
+from windlass.errors import BundleError
+
+LOCK = threading.Lock()
+FINE = 3
+
+
+class Box:
+    def __init__(self, **things):
+        vars(self).update(things)
+
+    def method(self):
+        return self
+
+
+def by_value(function):
+    """As a function of a notebook: it travels with what it uses."""
+    function.__module__ = "__main__"
+    return function
+
+
+def travels(value):
+    return pickle.loads(values.dump(value, name="value"))
+
+
+def test_what_travels():
+    offset = 5
+    assert travels(lambda x: x + offset)(1) == 6
+    assert travels(functools.partial(max, 3))(2) == 3
+    assert travels({"a": [1, (2, {3})]}) == {"a": [1, (2, {3})]}
+    assert travels(None) is None
+
+    class Local:
+        pass
+
+    assert travels(Local()).__class__.__name__ == "Local"
+
+
+@pytest.mark.parametrize(
+    ("value", "path", "why"),
+    [
+        (threading.Lock(), "result", "a lock cannot travel; make it where it is used"),
+        ({"k": [1, {"lock": threading.Lock()}]}, "result['k'][1]['lock']", "a lock cannot travel"),
+        ([0, (1, threading.RLock())], "result[1][1]", "a lock cannot travel"),
+        ((i for i in ()), "result", "a generator cannot travel; return list(...) of it"),
+        ({"g": (i for i in ())}, "result['g']", "a generator cannot travel"),
+        (Box(inner=Box(lock=threading.Lock())), "result.inner.lock", "a lock cannot travel"),
+        (Box(lock=threading.Lock()).method, "result.__self__.lock", "a lock cannot travel"),
+        (functools.partial(print, threading.Lock()), "result.args[0]", "a lock cannot travel"),
+        (functools.partial(print, x=threading.Lock()), "result.keywords['x']", "a lock cannot travel"),
+        (functools.partial(Box(lock=threading.Lock()).method), "result.func.__self__.lock", "a lock"),
+        (sys._getframe(), "result", "a stack frame cannot travel"),
+    ],
+    ids=str,
+)
+def test_the_culprit_is_named_by_its_path(value, path, why):
+    with pytest.raises(BundleError) as caught:
+        values.dump(value, name="result")
+    found, _, reason = caught.value.message.partition(": ")
+    assert found == path
+    assert reason.startswith(why)
+
+
+def test_files_and_sockets(tmp_path):
+    with (tmp_path / "f").open("w") as file, pytest.raises(BundleError, match="pass its path"):
+        values.dump({"log": file}, name="arguments")
+    with socket.socket() as sock, pytest.raises(BundleError, match=r"arguments\[0\]: a socket"):
+        values.dump([sock], name="arguments")
+
+
+def test_what_a_function_uses():
+    lock = threading.Lock()
+
+    @by_value
+    def closes_over():
+        return lock
+
+    @by_value
+    def uses_a_global():
+        return LOCK, FINE
+
+    @by_value
+    def uses_it_deeper():
+        return [LOCK for _ in range(3)]
+
+    for function, name in ((closes_over, "lock"), (uses_a_global, "LOCK"), (uses_it_deeper, "LOCK")):
+        with pytest.raises(BundleError) as caught:
+            values.dump(function, name="train")
+        assert caught.value.message.startswith(f"train uses {name!r}, which: a lock cannot travel")
+
+
+def test_a_function_that_closes_over_nothing_yet():
+    def make():
+        lock = threading.Lock()
+
+        @by_value
+        def function():
+            return later, lock
+
+        return function
+        later = 1
+
+    with pytest.raises(BundleError, match="train uses 'lock', which: a lock cannot travel"):
+        values.dump(make(), name="train")
+
+
+def test_what_is_nested_too_deeply_says_so():
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(BundleError, match="^result is nested too deeply to travel"):
+        values.dump(deep, name="result")
+
+
+def test_a_loop_of_things_that_cannot_travel_ends():
+    ring = Box(lock=None)
+    ring.self = ring
+    ring.other = Box(ring=ring, lock=threading.Lock())
+    with pytest.raises(BundleError, match=r"result\.other\.lock: a lock"):
+        values.dump(ring, name="result")
+
+
+class Rude:
+    def __reduce__(self):
+        raise KeyboardInterrupt if self is None else ZeroDivisionError("rude")
+
+
+def test_a_class_that_refuses():
+    with pytest.raises(BundleError, match=r"result\['r'\]: a Rude cannot travel") as caught:
+        values.dump({"r": Rude()}, name="result")
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_tensors_of_the_cpu_travel_as_they_are():
+    tensor = torch.arange(4.0, requires_grad=True)
+    [back] = travels([tensor])
+    assert torch.equal(back, tensor)
+    assert back.requires_grad
+    parameter = torch.nn.Parameter(torch.ones(2))
+    assert isinstance(travels(parameter), torch.nn.Parameter)
+    model = torch.nn.Linear(2, 3)
+    again = travels(model)
+    assert [type(p) for p in again.parameters()] == [torch.nn.Parameter] * 2
+    assert torch.equal(again.weight, model.weight)
+
+
+def test_tensors_without_storage_travel():
+    assert travels(torch.empty(3, device="meta")).device.type == "meta"
+
+
+def test_pickling_does_not_import_torch():
+    code = (
+        "import sys; from windlass.agent import values; values.dump([1], name='x'); "
+        "print('torch' in sys.modules)"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "False"
+
+
+def test_bytes_are_those_of_cloudpickle():
+    import cloudpickle
+
+    buffer = io.BytesIO(values.dump({"a": 1}, name="x"))
+    assert cloudpickle.load(buffer) == {"a": 1}
