@@ -68,7 +68,7 @@ class Board:
     def start_attempt(self, attempt: int) -> None:
         self._reports.clear()
         self._first_step = None
-        self._set(attempt=attempt, ranks=make_ranks(self._plan))
+        self._set(attempt=attempt, ranks=make_ranks(self._plan), progress=Progress())
 
     def set_verdict(self, verdict: Verdict, *, final: bool) -> None:
         if final:
@@ -80,10 +80,10 @@ class Board:
     def report(self, message: dict[str, Any]) -> None:
         """A rank's report: its step, and the progress of all of them."""
         rank, step = message["rank"], message["step"]
-        before = self._reports.get(rank, {}).get("metrics", {})
-        self._reports[rank] = {**message, "metrics": {**before, **message["metrics"]}}
         if not 0 <= rank < self._plan.num_ranks:
             return
+        before = self._reports.get(rank, {}).get("metrics", {})
+        self._reports[rank] = {**message, "metrics": {**before, **message["metrics"]}}
         if step is not None:
             self.set_rank(rank, step=step)
             self.mark("first step", message["at_s"])

@@ -91,16 +91,17 @@ class ForkServer:
         self, plan_path: str, *, rank: int, attempt: int, env: dict[str, str], fds: tuple[int, int]
     ) -> None:
         """Ask for one rank; `started` and, once, `exited` follow as events."""
+        forget = [] if names.OPENBLAS_NUM_THREADS in self._env else [names.OPENBLAS_NUM_THREADS]
+        about = {"plan": plan_path, "rank": rank, "attempt": attempt, "env": env, "forget": forget}
+        self._ask({"kind": "rank", **about}, fds)
+
+    def open_store(self, *, attempt: int, address: str, port: int) -> None:
+        """Ask for the store of an attempt; `store` follows with its port, 0 where there can be none."""
+        self._ask({"kind": "store", "attempt": attempt, "address": address, "port": port})
+
+    def _ask(self, request: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         if self._control is None:
             return
-        forget = [] if names.OPENBLAS_NUM_THREADS in self._env else [names.OPENBLAS_NUM_THREADS]
-        request = {
-            "plan": plan_path,
-            "rank": rank,
-            "attempt": attempt,
-            "env": env,
-            "forget": forget,
-        }
         body = json.dumps(request).encode()
         self._control.setblocking(True)
         try:

@@ -16,11 +16,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from windlass.agent import processes
+from windlass.agent import processes, store
 from windlass.agent.forks import read_request, send_event
 from windlass.agent.openblas import restore_threads
 from windlass.plan.plan import Plan, read_plan
@@ -59,6 +59,7 @@ def _preload(modules: Sequence[str], control: socket.socket) -> bool:
             missing[name] = f"{type(error).__name__}: {error}"
         if not culprit and processes.count_threads() > 1:
             culprit = name
+    importlib.import_module("windlass.agent.rank")  # once here, rather than once in each rank
     gc.freeze()
     gc.enable()
     event = {
@@ -115,33 +116,53 @@ class _ForkServer:
 
     def _fork(self, request: dict[str, Any], fds: list[int]) -> None:
         server = os.getpid()
+        enter = self._enter_store if request["kind"] == "store" else self._enter_rank
         pid = os.fork()
         if pid == 0:
-            self._become_rank(server, request, fds)
+            self._become(enter, server, request, fds)
         for fd in fds:
             os.close(fd)
-        send_event(self._control, {"event": "started", "rank": request["rank"], "pid": pid})
+        if request["kind"] == "rank":
+            send_event(self._control, {"event": "started", "rank": request["rank"], "pid": pid})
 
-    def _become_rank(self, server: int, request: dict[str, Any], fds: list[int]) -> NoReturn:
+    def _become(self, enter: Callable[..., NoReturn], *args: Any) -> NoReturn:
         try:
-            self._enter_rank(server, request, fds)
+            enter(*args)
         except BaseException as error:  # noqa: BLE001 - nothing may unwind into the server's own loop
             sys.stderr.write(f"windlass: cannot start this rank: {type(error).__name__}: {error}\n")
             sys.stderr.flush()
         finally:
             os._exit(126)
 
-    def _enter_rank(self, server: int, request: dict[str, Any], fds: list[int]) -> NoReturn:
+    def _leave_server(self, server: int) -> None:
+        """What every child does first: a session of its own, a life no longer than the server's."""
         os.setsid()
         processes.die_with_parent(server, signal.SIGKILL)
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        _connect_streams(fds)
-        self._control.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
+
+    def _enter_store(self, server: int, request: dict[str, Any], _fds: list[int]) -> NoReturn:
+        self._leave_server(server)
+
+        def tell(port: int) -> None:
+            send_event(
+                self._control, {"event": "store", "attempt": request["attempt"], "port": port}
+            )
+            self._control.close()
+
+        if not store.is_possible():
+            tell(0)
+            os._exit(0)
+        store.serve_store(request["address"], request["port"], tell)
+
+    def _enter_rank(self, server: int, request: dict[str, Any], fds: list[int]) -> NoReturn:
+        self._leave_server(server)
+        _connect_streams(fds)
+        self._control.close()
         _set_environment(request["env"], forgotten=request["forget"])
         plan, folder = load_job(request["plan"])
         if plan.cwd:

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 _SETTLE_S = 0.3  # how long a verdict waits for a failure that came earlier but is heard of later
 _STOP_MARGIN_S = 5.0
+_LOOPBACK = "127.0.0.1"
 
 
 @dataclass(slots=True)
@@ -37,6 +38,7 @@ class _Attempt:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     exited: set[int] = field(default_factory=set)
     stopped: set[int] = field(default_factory=set)
+    store_port: int | None = None
 
     def add(self, outcome: Outcome, *, exited: bool) -> None:
         known = self.outcomes.get(outcome.rank)
@@ -116,6 +118,8 @@ class Lead:
             self._attempt.stopped.add(index)
         elif kind == "ready":
             self._take_ready(index, message)
+        elif kind == "store" and message["attempt"] == self._attempt.number:
+            self._attempt.store_port = message["port"]
         elif kind == "trouble":
             self._board.add_condition("warning", message["reason"], message["message"])
         self._changed.set()
@@ -206,19 +210,21 @@ class Lead:
     async def _run_attempt(self, number: int) -> Verdict | None:
         self._attempt = _Attempt(number)
         self._board.start_attempt(number)
-        port = hold_port()
+        self._board.set_phase(
+            Phase.RUNNING,
+            names.REASON_RANKS_RUNNING,
+            f"attempt {number} of {self._plan.num_ranks} rank(s)",
+        )
+        port = await self._open_store()
+        held = None if port else hold_port()
         try:
-            self._board.set_phase(
-                Phase.RUNNING,
-                names.REASON_RANKS_RUNNING,
-                f"attempt {number} of {self._plan.num_ranks} rank(s)",
-            )
             self._order(
                 {
                     "type": "start",
                     "attempt": number,
-                    "master_addr": self._plan.master_addr or "127.0.0.1",
-                    "master_port": port.number,
+                    "address": self._plan.master_addr or _LOOPBACK,
+                    "port": held.number if held else port,
+                    "has_store": held is None,
                 }
             )
             await self._watch()
@@ -226,7 +232,28 @@ class Lead:
                 return None
             return await self._stop_attempt()
         finally:
-            port.release()
+            if held:
+                held.release()
+
+    async def _open_store(self) -> int:
+        """The port of this attempt's store; 0 when rank 0 must open one itself."""
+        if "torch" not in self._plan.preload or 0 not in self._nodes:
+            return 0
+        order = {"type": "open_store", "attempt": self._attempt.number, "port": 0}
+        self._nodes[0]({**order, "address": self._plan.master_addr or _LOOPBACK})
+        await self._until(
+            lambda: (
+                self._attempt.store_port is not None or self._stop is not None or bool(self._lost)
+            ),
+            timeout_s=self._left_s(),
+        )
+        return self._attempt.store_port or 0
+
+    def _left_s(self) -> float | None:
+        """How much of the job's time limit is left."""
+        if self._deadline_s is None:
+            return None
+        return max(0.0, self._deadline_s - asyncio.get_running_loop().time())
 
     async def _watch(self) -> None:
         """Until all ranks have returned, one has failed, or somebody ends the job."""
@@ -235,10 +262,7 @@ class Lead:
             done = len(self._attempt.exited) == self._plan.num_ranks
             return done or self._attempt.has_failure or self._stop is not None
 
-        left_s = None
-        if self._deadline_s is not None:
-            left_s = max(0.0, self._deadline_s - asyncio.get_running_loop().time())
-        if not await self._until(is_over, timeout_s=left_s):
+        if not await self._until(is_over, timeout_s=self._left_s()):
             limit = f"{self._plan.timeout_s:g} s"
             self.end(FailureKind.TIMEOUT, f"the job was not done after its time limit of {limit}")
 

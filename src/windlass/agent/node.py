@@ -24,7 +24,7 @@ from windlass.agent.forks import ForkServer
 from windlass.agent.link import Send
 from windlass.agent.streams import RankStreams
 from windlass.errors import ProtocolError
-from windlass.plan.environ import make_rank_env
+from windlass.plan.environ import Meeting, make_rank_env
 from windlass.plan.plan import Plan
 from windlass.spec.work import Command
 from windlass.wire.folder import JobFolder
@@ -73,13 +73,19 @@ class Node:
     def receive(self, message: dict[str, Any]) -> None:
         """An order of the lead."""
         if message["type"] == "start":
-            self._start(message["attempt"], message["master_addr"], message["master_port"])
+            self._start(message)
+        elif message["type"] == "open_store":
+            self._prepare(message["attempt"])
+            self._forks.open_store(
+                attempt=message["attempt"], address=message["address"], port=message["port"]
+            )
         elif message["type"] == "stop":
             self.stop(now=message["now"])
 
     # -- starting ------------------------------------------------------------------------------
 
-    def _start(self, attempt: int, master_addr: str, master_port: int) -> None:
+    def _prepare(self, attempt: int) -> None:
+        """What an attempt needs before its first process."""
         self._attempt = attempt
         self._stopped_at_s = None
         self._oom_kills = processes.read_oom_kills()
@@ -87,11 +93,18 @@ class Node:
         if not self._forks.is_running:
             self._forks.restart()
             self._forks.listen(self._loop, self._on_fork_event)
+
+    def _start(self, order: dict[str, Any]) -> None:
+        attempt = order["attempt"]
+        self._prepare(attempt)
+        meeting = Meeting(
+            address=order["address"], port=order["port"], has_store=order["has_store"]
+        )
         for rank in self._node.ranks:
-            own = make_rank_env(
-                self._plan, rank, attempt=attempt, master_addr=master_addr, master_port=master_port
-            )
-            env = {**self._plan.env, **own}
+            env = {
+                **self._plan.env,
+                **make_rank_env(self._plan, rank, attempt=attempt, meeting=meeting),
+            }
             env[names.REPORT_SOCKET] = str(self._report_path)
             env[names.TORCHELASTIC_ERROR_FILE] = str(self._folder.error(attempt, rank))
             streams = RankStreams(self._folder.log(attempt, rank), self._on_log_trouble)
@@ -113,6 +126,8 @@ class Node:
             rank = next((r for r in self._ranks.values() if r.pid == event["pid"]), None)
             if rank is not None:
                 self._on_exit(rank, event["code"])
+        elif event["event"] == "store":
+            self._tell("store", attempt=event["attempt"], port=event["port"])
         elif event["event"] == "ready":
             self._tell("ready", **{key: event[key] for key in event if key != "event"})
         elif event["event"] == "gone":
@@ -150,6 +165,7 @@ class Node:
         self.sweep()
         for rank in list(self._ranks.values()):
             self._on_exit(rank, -signal.SIGKILL)
+        self._tell("store", attempt=self._attempt, port=0)  # in case one was awaited
         self._tell(
             "trouble",
             reason=names.REASON_FORK_SERVER_DIED,

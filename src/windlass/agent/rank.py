@@ -184,7 +184,6 @@ def _step_aside(plan: Plan) -> None:
         sys.path.append(archive)
         for name in [n for n in sys.modules if n.partition(".")[0] == "windlass"]:
             del sys.modules[name]
-        importlib.invalidate_caches()
 
 
 def _describe(value: Any) -> tuple[str, bool, Any]:

@@ -7,6 +7,7 @@ when they load; a rank's own are set right after its fork, before any user impor
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from windlass import names
@@ -39,9 +40,16 @@ def make_job_env(
     return {**env, **spec.env}
 
 
-def make_rank_env(
-    plan: Plan, rank: int, *, attempt: int, master_addr: str, master_port: int
-) -> dict[str, str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where the ranks of one attempt find each other."""
+
+    address: str
+    port: int
+    has_store: bool = False  # a store is there already; else rank 0 opens it
+
+
+def make_rank_env(plan: Plan, rank: int, *, attempt: int, meeting: Meeting) -> dict[str, str]:
     """Variables of one rank in one attempt."""
     node = plan.node_of(rank)
     world_size = str(plan.num_ranks)
@@ -55,11 +63,10 @@ def make_rank_env(
         names.ROLE_NAME: "default",
         names.ROLE_RANK: str(rank),
         names.ROLE_WORLD_SIZE: world_size,
-        names.MASTER_ADDR: master_addr,
-        names.MASTER_PORT: str(master_port),
+        names.MASTER_ADDR: meeting.address,
+        names.MASTER_PORT: str(meeting.port),
         names.TORCHELASTIC_RESTART_COUNT: str(attempt),
-        # rank 0 makes the store itself: there is no torch in the agent
-        names.TORCHELASTIC_USE_AGENT_STORE: "False",
+        names.TORCHELASTIC_USE_AGENT_STORE: str(meeting.has_store),
         names.NODE_NAME: node.name,
         names.ATTEMPT: str(attempt),
     }

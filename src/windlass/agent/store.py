@@ -1,0 +1,36 @@
+"""The store where ranks meet: torch's own TCPStore, in a process of its own for each attempt.
+
+As under torchrun it is there before any rank is, so no rank has to wait for another to open it, and rank 0
+may return early. It binds its port itself, which leaves no moment for a neighbour to take it. It is a fork of
+the fork server and exists only where that has imported torch; elsewhere rank 0 opens it (see `agent.port`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+
+def is_possible() -> bool:
+    """Whether torch is here already, with a TCPStore to be had."""
+    return hasattr(sys.modules.get("torch.distributed"), "TCPStore")
+
+
+def serve_store(address: str, preferred_port: int, tell: Callable[[int], None]) -> NoReturn:
+    """Open a store, tell its port, and serve until killed."""
+    make = sys.modules["torch.distributed"].TCPStore
+    store = None
+    for port in dict.fromkeys((preferred_port, 0)):
+        try:
+            store = make(address, port, is_master=True, wait_for_workers=False)
+            break
+        except RuntimeError:  # taken: any other will do
+            continue
+    tell(store.port if store is not None else 0)
+    if store is None:
+        os._exit(1)
+    while True:
+        signal.pause()
