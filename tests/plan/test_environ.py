@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from spec.strategies import envs, facts, plans, specs
 
 from windlass import names
-from windlass.plan.environ import make_job_env, make_rank_env
+from windlass.plan.environ import Meeting, make_job_env, make_rank_env
 from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job import JobSpec
 from windlass.spec.work import Script
@@ -18,7 +18,7 @@ from windlass.spec.work import Script
 
 def rank_envs(plan, attempt=0):
     return [
-        make_rank_env(plan, rank, attempt=attempt, master_addr="10.0.0.1", master_port=29500)
+        make_rank_env(plan, rank, attempt=attempt, meeting=Meeting(address="10.0.0.1", port=29500))
         for rank in range(plan.num_ranks)
     ]
 
@@ -41,7 +41,8 @@ def test_rank_environments_are_consistent(plan, attempt):
         assert n["TORCHELASTIC_RESTART_COUNT"] == attempt
     per_node = Counter(n["GROUP_RANK"] for n in numbers)
     assert all(per_node[n["GROUP_RANK"]] == n["LOCAL_WORLD_SIZE"] for n in numbers)
-    assert len({(env["MASTER_ADDR"], env["MASTER_PORT"]) for env in found}) == 1
+    assert {(env["MASTER_ADDR"], env["MASTER_PORT"]) for env in found} == {("10.0.0.1", "29500")}
+    assert {env["TORCHELASTIC_USE_AGENT_STORE"] for env in found} == {"False"}
     assert [env["WINDLASS_NODE_NAME"] for env in found] == [plan.node_of(r).name for r in range(world)]
 
 
@@ -93,3 +94,11 @@ def test_the_job_s_own_variables():
     assert env[names.JOB_NAME] == "my run"
     assert env[names.TORCHELASTIC_MAX_RESTARTS] == "3"
     assert env[names.TORCH_NCCL_ASYNC_ERROR_HANDLING] == "1"
+
+
+@settings(deadline=None)
+@given(plans())
+def test_a_store_that_is_there_already_is_used(plan):
+    meeting = Meeting(address="10.0.0.1", port=29500, has_store=True)
+    env = make_rank_env(plan, 0, attempt=0, meeting=meeting)
+    assert env["TORCHELASTIC_USE_AGENT_STORE"] == "True"
