@@ -225,6 +225,7 @@ def main(order: dict[str, Any], forks: ForkServer, client: socket.socket) -> int
     if not forks.fits(plan.preload, env):
         forks.close()
         forks.start(plan.preload, env)
+    forks.extend(plan.preload)
     index, run_dir = int(order["node"]), Path(order["run_dir"])
     if index == 0:
         return asyncio.run(run_lead(plan, folder, run_dir, forks, client))

@@ -64,7 +64,7 @@ class ForkServer:
         """Whether the running server is what `start` would give, as far as imports can tell."""
         differing = {name for name in {*env, *self._env} if env.get(name) != self._env.get(name)}
         is_late = all(name.startswith(names.READ_LATE) for name in differing)
-        return self.is_running and list(preload) == self._preload and is_late
+        return self.is_running and set(self._preload) <= set(preload) and is_late
 
     def start(self, preload: Sequence[str], env: dict[str, str]) -> None:
         """Start the server; it imports `preload` in `env` before it forks anything."""
@@ -75,6 +75,13 @@ class ForkServer:
         argv = [sys.executable, sys.argv[0], "forkserver", str(theirs.fileno()), ",".join(preload)]
         self.pid = os.posix_spawn(sys.executable, argv, {names.OPENBLAS_NUM_THREADS: "1", **env})
         theirs.close()
+
+    def extend(self, preload: Sequence[str]) -> None:
+        """Have it import what it was not started with; it says `ready` again."""
+        more = [name for name in preload if name not in self._preload]
+        if more:
+            self._preload += more
+            self._ask({"kind": "preload", "modules": more})
 
     def restart(self) -> None:
         """Start it again after it died."""

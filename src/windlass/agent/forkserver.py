@@ -64,6 +64,7 @@ def _preload(modules: Sequence[str], control: socket.socket) -> bool:
     gc.enable()
     event = {
         "event": "ready",
+        "modules": list(modules),
         "import_s": time.monotonic() - started_s,
         "missing": missing,
         "num_threads": processes.count_threads(),
@@ -99,7 +100,10 @@ class _ForkServer:
                 request = read_request(self._control)
                 if request is None:
                     return
-                self._fork(*request)
+                if request[0]["kind"] == "preload":
+                    self._is_safe &= _preload(request[0]["modules"], self._control)
+                else:
+                    self._fork(*request)
 
     def _reap(self) -> None:
         while True:

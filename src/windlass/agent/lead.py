@@ -132,8 +132,9 @@ class Lead:
             self._board.set_rank(outcome.rank, state=self._attempt.outcomes[outcome.rank].state)
 
     def _take_ready(self, index: int, message: dict[str, Any]) -> None:
-        self._ready.add(index)
-        self._board.set_node(index, state="ready")
+        if message["is_complete"]:
+            self._ready.add(index)
+            self._board.set_node(index, state="ready")
         if len(self._ready) == len(self._plan.nodes):
             self._board.mark("imports done")
         if message["culprit"]:

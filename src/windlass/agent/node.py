@@ -64,6 +64,7 @@ class Node:
         self._report_path = run_dir / f"node-{index}.sock"
         self._ranks: dict[int, _Rank] = {}
         self._attempt = 0
+        self._imported: set[str] = set()
         self._stopped_at_s: float | None = None
         self._oom_kills = 0
         self._kill_timer: asyncio.TimerHandle | None = None
@@ -129,7 +130,10 @@ class Node:
         elif event["event"] == "store":
             self._tell("store", attempt=event["attempt"], port=event["port"])
         elif event["event"] == "ready":
-            self._tell("ready", **{key: event[key] for key in event if key != "event"})
+            self._imported.update(event["modules"])
+            is_complete = self._imported.issuperset(self._plan.preload)
+            about = {key: event[key] for key in ("missing", "culprit", "num_threads")}
+            self._tell("ready", is_complete=is_complete, **about)
         elif event["event"] == "gone":
             self._on_server_gone()
 

@@ -41,7 +41,8 @@ class _Reporter:
         before = self.pending["metrics"] if self.pending else {}
         self.pending = {"metrics": {**before, **metrics}}
         now_s = time.monotonic()
-        if now_s - self.sent_at_s >= _EVERY_S or self.step == self.total:
+        is_last = self.step is not None and self.step == self.total
+        if is_last or now_s - self.sent_at_s >= _EVERY_S:
             self.sent_at_s = now_s
             self.flush()
 

@@ -2,11 +2,14 @@
 
 Read from the source without running it: the imports of the script, and of the project's files that it
 imports. Nothing but torch is preloaded unasked, since other libraries read a rank's variables when they load.
+Wrapping a model for data-parallel training imports torch's compiler, which takes as long as torch itself:
+that is done ahead too, once a node instead of once a rank.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,26 +17,51 @@ from pathlib import Path
 _MAX_FILES = 200
 
 
-def uses_torch(script: Path) -> bool:
-    """Whether a script, or a file of the project that it imports, leads to torch."""
+TORCH = ("torch",)
+TORCH_AND_COMPILER = ("torch", "torch._dynamo")
+
+_NEEDS_COMPILER = re.compile(
+    rb"DistributedDataParallel|FullyShardedDataParallel|fully_shard|torch\.compile"
+)
+
+
+def needs_compiler(source: bytes) -> bool:
+    """Whether source, or a pickled function, names something that imports torch's compiler when used."""
+    return _NEEDS_COMPILER.search(source) is not None
+
+
+def choose_preload(script: Path) -> tuple[str, ...]:
+    """What to import ahead for a script, judged by it and by the files of the project that it imports."""
+    chosen: tuple[str, ...] = ()
     todo, seen = [script], {script}
-    while todo and len(seen) < _MAX_FILES:
-        imported = list(_imports(todo.pop()))
+    while todo and len(seen) < _MAX_FILES and chosen != TORCH_AND_COMPILER:
+        source = _read(todo.pop())
+        imported = list(_imports(source))
         tops = dict.fromkeys(name.partition(".")[0] for name in imported)
-        if "torch" in tops or any(_needs_torch(top, script.parent) for top in tops):
-            return True
+        if not chosen and (
+            "torch" in tops or any(_needs_torch(top, script.parent) for top in tops)
+        ):
+            chosen = TORCH
+        if chosen and needs_compiler(source):
+            chosen = TORCH_AND_COMPILER
         for name in imported:
-            for path in _find_files(name, script.parent):
-                if path not in seen:
-                    seen.add(path)
-                    todo.append(path)
-    return False
+            new = [path for path in _find_files(name, script.parent) if path not in seen]
+            seen.update(new)
+            todo += new
+    return chosen
 
 
-def _imports(path: Path) -> Iterator[str]:
+def _read(path: Path) -> bytes:
     try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _imports(source: bytes) -> Iterator[str]:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.client.job import Job
-from windlass.client.preload import uses_torch
+from windlass.client.preload import TORCH, choose_preload
 from windlass.client.target import Target, import_paths, read_target
 from windlass.engines.protocol import Engine, make_engine
 from windlass.plan.plan import Plan, make_plan
@@ -119,10 +119,9 @@ def _choose_preload(target: Target, settings: Settings) -> tuple[str, ...]:
         return ()
     if settings.preload is not None:
         return settings.preload
-    wanted = target.uses_torch
-    if wanted is None:
-        wanted = target.source is None or uses_torch(target.source)
-    return ("torch",) if wanted else ()
+    if target.preload is not None:
+        return target.preload
+    return TORCH if target.source is None else choose_preload(target.source)
 
 
 def make_job_id(target: Target) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.agent import values
+from windlass.client.preload import TORCH, TORCH_AND_COMPILER, needs_compiler
 from windlass.errors import SpecError
 from windlass.spec.work import Command, Function, Module, Script, Work
 
@@ -28,7 +29,7 @@ class Target:
     work: Work
     payload: bytes | None = None
     source: Path | None = None
-    uses_torch: bool | None = None  # None: read the source
+    preload: tuple[str, ...] | None = None  # what it is known to want; None: read the source
 
 
 def read_target(
@@ -62,8 +63,14 @@ def _read_function(
         work=Function(name=name),
         payload=payload,
         source=Path(source) if source else None,
-        uses_torch=True if "torch" in sys.modules or b"torch" in payload else None,
+        preload=_choose_for(payload),
     )
+
+
+def _choose_for(payload: bytes) -> tuple[str, ...] | None:
+    if needs_compiler(payload):
+        return TORCH_AND_COMPILER
+    return TORCH if "torch" in sys.modules or b"torch" in payload else None
 
 
 def function_name(function: Callable[..., Any]) -> str:
@@ -111,14 +118,14 @@ def _read_words(
         raise SpecError(
             f"there is no script and no command {words[0]!r}", hint=_did_you_mean(words[0], cwd)
         )
-    return Target(work=Command(argv=tuple(words)), uses_torch=False)
+    return Target(work=Command(argv=tuple(words)), preload=())
 
 
 def _read_module(words: Sequence[str]) -> Target:
     names = words[0].split()[1:] + list(words[1:])
     if not names:
         raise SpecError("-m needs the name of a module", hint="windlass run -m package.module")
-    return Target(work=Module(name=names[0], args=tuple(names[1:])), uses_torch=None)
+    return Target(work=Module(name=names[0], args=tuple(names[1:])), preload=TORCH)
 
 
 def find_script(name: str, cwd: Path) -> Path:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Each of these changes what the fork server must be, in ways not worth guessing.
 _NO_GUESS = re.compile(
-    r"--(env|python|preload|start|engine|dry-run|help|detach|nodes)(=|\Z)|-(e|h)\b|--?\Z|-m\Z"
+    r"--(env|python|preload|start|engine|dry-run|help)(=|\Z)|-(e|h)\b|--?\Z|-m\Z"
 )
 _MENTIONS_TORCH = re.compile(rb"^[ \t]*(import|from)[ \t][^#\n]*\btorch\b", re.MULTILINE)
 _MAX_SCRIPT_BYTES = 1 << 20
@@ -90,8 +90,8 @@ def take_head_start(python: str, archive: str) -> AgentProcess | None:
 
 def make_guess(argv: Sequence[str]) -> list[str] | None:
     """What the fork server will most likely be: its preload and its variables; None when nobody can tell."""
-    script = next((word for word in argv if word.partition("::")[0].endswith(".py")), None)
     before = argv[: argv.index("--")] if "--" in argv else argv
+    script = next((word for word in before if word.partition("::")[0].endswith(".py")), None)
     if (
         script is None
         or any(_NO_GUESS.match(word) for word in before)
