@@ -71,6 +71,16 @@ class Setting:
         """The variable that sets it; empty for a table, which has no good form in one variable."""
         return "" if self.kind == "table" else "WINDLASS_" + self.name.upper()
 
+    @property
+    def hint(self) -> str:
+        """What it is for, and what it is when it is left out."""
+        default = (
+            ""
+            if callable(self.default) or self.default in (None, "")
+            else f"; {self.default} if left out"
+        )
+        return self.help + default
+
     def default_in(self, environ: Mapping[str, str]) -> object:
         return self.default(environ) if callable(self.default) else self.default
 
@@ -162,7 +172,7 @@ class _Layer:
 
     def refuse(self, setting: Setting, expected: str, raw: object) -> NoReturn:
         subject = self.key(setting) if self.is_text else f"{setting.name} in {self.source}"
-        raise SpecError(f"{subject} must be {expected}, found {raw!r:.60}", hint=setting.help)
+        raise SpecError(f"{subject} must be {expected}, found {raw!r:.60}", hint=setting.hint)
 
 
 def read_settings(

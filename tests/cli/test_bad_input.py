@@ -74,11 +74,22 @@ def test_jobs_and_ranks_that_are_not_there(windlass: Cli) -> None:
     assert windlass("status", "true").code == 2
 
 
-def test_an_odd_flag_of_a_script_is_passed_on_with_a_note(windlass: Cli, project: Path) -> None:
+def test_a_slip_of_a_flag_is_refused_unless_it_is_clearly_the_targets_own(
+    windlass: Cli, project: Path
+) -> None:
     ran = windlass("run", "show_args.py", "--nnodes", "2")
-    assert ran.code == 0
-    assert "--nnodes is passed on to show_args.py; did you mean --nodes?" in ran.err
+    assert ran.code == 2
+    assert "there is no flag --nnodes" in ran.err
+    assert (
+        "did you mean --nodes? if it is show_args.py's own, write: show_args.py -- --nnodes"
+        in ran.err
+    )
+    assert not (project / "args-0.json").exists()
+    assert windlass("run", "show_args.py", "--", "--nnodes", "2").code == 0
     assert "--nnodes" in (project / "args-0.json").read_text()
+    ran = windlass("run", "echo", "--nnodes", "2")
+    assert ran.code == 0
+    assert "--nnodes is passed on to echo; did you mean --nodes?" in ran.err
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root reads everything")

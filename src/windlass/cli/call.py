@@ -31,8 +31,19 @@ def prepare_words(words: Words, *, detach: bool, flags: Mapping[str, Any]) -> Pr
         args, kwargs = _read_call(words)
         return prepare(words.target[0], args, kwargs, detach=detach, flags=flags)
     for word, flag in words.near.items():
-        say(f"{word} is passed on to {words.target[-1]}; did you mean {flag}?")
+        _doubt(word, flag, words.target[-1])
     return prepare([*words.target, *words.rest], detach=detach, flags=flags)
+
+
+def _doubt(word: str, flag: str, target: str) -> None:
+    """A word that looks much like a flag of ours: most likely a slip, unless the target is a command."""
+    if not target.endswith(".py"):
+        say(f"{word} is passed on to {target}; did you mean {flag}?")
+        return
+    raise SpecError(
+        f"there is no flag {word}",
+        hint=f"did you mean {flag}? if it is {target}'s own, write: {target} -- {word}",
+    )
 
 
 def _read_call(words: Words) -> tuple[Sequence[object], Mapping[str, object]]:
