@@ -182,13 +182,15 @@ class Lead:
         if not missing:
             self._board.mark("nodes joined")
             return None
+        if self._lost:
+            missing = [node for node in missing if node.index in self._lost]
+            kind, what = FailureKind.LOST_NODE, "was lost before the job could start"
+        else:
+            kind = FailureKind.START_FAILED
+            what = f"did not join within {self._plan.join_timeout_s:g} s"
+        message = f"{', '.join(node.name for node in missing)} {what}"
         return make_job_verdict(
-            self._plan,
-            FailureKind.LOST_NODE if self._lost else FailureKind.START_FAILED,
-            f"{', '.join(node.name for node in missing)} did not join "
-            f"within {self._plan.join_timeout_s:g} s",
-            at_s=time.time(),
-            node=missing[0].index,
+            self._plan, kind, message, at_s=time.time(), node=missing[0].index
         )
 
     async def _run_attempts(self) -> Verdict | None:
@@ -271,7 +273,7 @@ class Lead:
         """End the attempt everywhere at once; the verdict does not wait for the slowest rank."""
         will_restart = self._stop is None and self._attempt.number < self._plan.restarts
         why = self._stop.message if self._stop else "a rank failed"
-        self._board.set_phase(Phase.STOPPING, names.REASON_RANK_FAILED, why)
+        self._board.set_phase(Phase.STOPPING, _reason(self._make_verdict()), why)
         self._order({"type": "stop", "now": self._now})
 
         def has_stopped() -> bool:

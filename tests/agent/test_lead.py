@@ -1,0 +1,312 @@
+"""The lead: when an attempt starts, ends and is tried again, told by what nodes say and are told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from windlass import records
+from windlass.agent.board import Board
+from windlass.agent.lead import Lead
+from windlass.plan.plan import Facts, make_plan
+from windlass.spec.job import JobSpec
+from windlass.spec.work import Script
+from windlass.wire.folder import JobFolder
+from windlass.wire.results import ErrorInfo, Outcome
+from windlass.wire.status import FailureKind, Phase
+
+
+class Nodes:
+    """Nodes that hear orders and do what the test says; the lead decides all by itself."""
+
+    def __init__(self, lead, plan, acts):
+        self.lead, self.plan, self.acts = lead, plan, acts
+        self.orders: list[tuple[int, dict]] = []
+
+    def join(self, *indices):
+        for index in indices or range(len(self.plan.nodes)):
+            self.lead.join(index, lambda order, i=index: self.hear(i, order), pid=1, python="3")
+
+    def hear(self, index, order):
+        self.orders.append((index, order))
+        asyncio.get_running_loop().call_soon(self.acts, self, index, order)
+
+    def say(self, index, kind, **fields):
+        self.lead.receive(index, {"type": kind, **fields})
+
+    def end(self, rank, state, attempt=0, at_s=None, exited=True, **fields):
+        outcome = Outcome(
+            rank=rank, attempt=attempt, state=state, at_s=at_s or time.time(), **fields
+        )
+        node = self.plan.node_of(rank).index
+        self.say(node, "outcome", outcome=records.to_json(outcome), exited=exited)
+
+    def stopped(self, index, attempt, *, but=()):
+        for rank in self.plan.nodes[index].ranks:
+            if rank not in but:
+                self.end(rank, "stopped", attempt)
+        self.say(index, "stopped", attempt=attempt)
+
+    def kinds(self, index=0):
+        return [order["type"] for node, order in self.orders if node == index]
+
+
+def lead_through(tmp_path, acts, *, join=None, meanwhile=None, **spec):
+    """Lead one job to its end; its last status and the nodes."""
+    spec = {"nodes": 2, "procs": 2, "grace_s": 0.1, "join_timeout_s": 30, **spec}
+    asked = JobSpec(work=Script(path="a.py"), **spec)
+    plan = make_plan(asked, job_id="job-1", now_s=time.time(), facts=Facts(environ={}))
+
+    failures: list[BaseException] = []
+
+    async def run():
+        board = Board(plan, JobFolder(tmp_path))
+        lead = Lead(plan, board)
+        nodes = Nodes(lead, plan, acts)
+        nodes.join(*(join or ()))
+        if meanwhile is not None:
+            asyncio.get_running_loop().call_soon(meanwhile, lead, nodes)
+        done = asyncio.ensure_future(lead.run())
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, about: (failures.append(about["exception"]), done.cancel())
+        )
+        await asyncio.wait([done], timeout=60)
+        if failures:  # of what the test lets nodes do
+            raise failures[0]
+        assert done.done(), board.status
+        await done
+        return board.status, nodes
+
+    return asyncio.run(run())
+
+
+def reasons(status):
+    return [(condition.type, condition.reason) for condition in status.conditions]
+
+
+def test_all_ranks_return(tmp_path):
+    def acts(nodes, index, order):
+        if order["type"] == "start":
+            for rank in nodes.plan.nodes[index].ranks:
+                nodes.say(index, "started", rank=rank, pid=100 + rank)
+                nodes.end(rank, "returned", exit_code=0)
+
+    status, nodes = lead_through(tmp_path, acts)
+    assert (status.phase, status.verdict, status.attempt) == (Phase.SUCCEEDED, None, 0)
+    assert [rank.state for rank in status.ranks] == ["returned"] * 4
+    assert [rank.pid for rank in status.ranks] == [100, 101, 102, 103]
+    assert nodes.kinds(0) == nodes.kinds(1) == ["start"]
+    assert nodes.orders[0][1] == nodes.orders[1][1]
+    assert reasons(status) == [
+        ("starting", "WaitingForNodes"),
+        ("running", "RanksRunning"),
+        ("succeeded", "AllRanksReturned"),
+    ]
+    assert "nodes joined" in [moment.name for moment in status.timeline]
+
+
+def test_one_failure_stops_everybody(tmp_path):
+    def acts(nodes, index, order):
+        if order["type"] == "start" and index == 1:
+            nodes.end(3, "killed", signal=9)
+        elif order["type"] == "stop":
+            assert order["now"] is False
+            nodes.stopped(index, 0, but={3})
+
+    status, nodes = lead_through(tmp_path, acts)
+    assert status.phase is Phase.FAILED
+    assert (status.verdict.rank, status.verdict.signal) == (3, "SIGKILL")
+    assert status.verdict.others == {"stopped": 3}
+    assert nodes.kinds(0) == nodes.kinds(1) == ["start", "stop"]
+    assert reasons(status)[-2:] == [("stopping", "RankFailed"), ("failed", "RankFailed")]
+
+
+def test_an_earlier_failure_that_is_heard_of_later_is_blamed(tmp_path):
+    def acts(nodes, index, order):
+        if order["type"] == "start" and index == 0:
+            nodes.end(0, "raised", at_s=200.0, error=ErrorInfo(type="E", message="late"))
+        elif order["type"] == "stop" and index == 1:
+            nodes.end(2, "raised", at_s=100.0, error=ErrorInfo(type="E", message="early"))
+            nodes.stopped(1, 0, but={2})
+        elif order["type"] == "stop":
+            nodes.stopped(0, 0, but={0})
+
+    status, _ = lead_through(tmp_path, acts)
+    assert status.verdict.rank == 2
+    assert status.verdict.others == {"raised": 1, "stopped": 2}
+
+
+def test_what_a_rank_said_itself_is_not_overwritten_by_its_exit(tmp_path):
+    def acts(nodes, index, order):
+        if order["type"] == "start" and index == 0:
+            nodes.end(1, "raised", exited=False, error=ErrorInfo(type="E", message="own words"))
+            nodes.end(1, "exited", exit_code=1)
+        elif order["type"] == "stop":
+            nodes.stopped(index, 0, but={1})
+
+    status, _ = lead_through(tmp_path, acts)
+    assert status.verdict.exception == "E: own words"
+    assert status.ranks[1].state == "raised"
+
+
+def test_restarts_go_on_until_they_run_out(tmp_path):
+    def acts(nodes, index, order):
+        if order["type"] == "start" and index == 0:
+            attempt = order["attempt"]
+            nodes.end(0, "exited", attempt, exit_code=9)
+            nodes.end(1, "killed", attempt - 1, signal=9)  # word of the attempt before: too late
+        elif order["type"] == "stop":
+            nodes.stopped(index, nodes.lead._attempt.number, but={0})
+
+    status, nodes = lead_through(tmp_path, acts, restarts=2)
+    assert [order["attempt"] for i, order in nodes.orders if i == 0 and order["type"] == "start"] == [0, 1, 2]
+    assert (status.phase, status.attempt, status.verdict.attempt) == (Phase.FAILED, 2, 2)
+    assert [verdict.attempt for verdict in status.history] == [0, 1]
+    assert {verdict.rank for verdict in (*status.history, status.verdict)} == {0}
+
+
+def test_a_restart_may_succeed(tmp_path):
+    def acts(nodes, index, order):
+        if order["type"] == "stop":
+            nodes.stopped(index, 0, but={0})
+        elif order["attempt"] == 0:
+            if index == 0:
+                nodes.end(0, "exited", exit_code=9)
+        else:
+            for rank in nodes.plan.nodes[index].ranks:
+                nodes.end(rank, "returned", 1, exit_code=0)
+
+    status, _ = lead_through(tmp_path, acts, restarts=1)
+    assert (status.phase, status.verdict, status.attempt) == (Phase.SUCCEEDED, None, 1)
+    assert [verdict.exit_code for verdict in status.history] == [9]
+
+
+def test_a_lost_node_ends_the_job_whatever_restarts_are_left(tmp_path):
+    def acts(nodes, index, order):
+        if order["type"] == "start" and index == 1:
+            nodes.lead.lose(1)
+        elif order["type"] == "stop":
+            nodes.stopped(index, 0)
+
+    status, nodes = lead_through(tmp_path, acts, restarts=5)
+    assert status.phase is Phase.FAILED
+    assert (status.verdict.kind, status.verdict.node) == (FailureKind.LOST_NODE, 1)
+    assert [node.state for node in status.nodes] == ["joined", "lost"]
+    assert nodes.kinds(1) == ["start"]
+    assert reasons(status)[-2:] == [("stopping", "NodeLost"), ("failed", "NodeLost")]
+
+
+def test_a_node_that_does_not_stop_is_taken_for_lost(tmp_path, monkeypatch):
+    from windlass.agent import lead
+
+    monkeypatch.setattr(lead, "_STOP_MARGIN_S", 0.05)
+
+    def acts(nodes, index, order):
+        if order["type"] == "start" and index == 0:
+            nodes.end(0, "exited", exit_code=1)
+        elif order["type"] == "stop" and index == 0:
+            nodes.stopped(0, 0, but={0})
+
+    status, _ = lead_through(tmp_path, acts, restarts=3)
+    assert status.phase is Phase.FAILED
+    assert status.nodes[1].state == "lost"
+    assert status.verdict.rank == 0
+
+
+def test_the_time_limit(tmp_path):
+    def acts(nodes, index, order):
+        if order["type"] == "stop":
+            nodes.stopped(index, 0)
+
+    status, _ = lead_through(tmp_path, acts, timeout_s=0.05, restarts=3)
+    assert (status.phase, status.verdict.kind) == (Phase.FAILED, FailureKind.TIMEOUT)
+    assert status.verdict.message == "the job was not done after its time limit of 0.05 s"
+    assert reasons(status)[-2:] == [("stopping", "Timeout"), ("failed", "Timeout")]
+
+
+def test_cancelling(tmp_path):
+    def acts(nodes, index, order):
+        if order["type"] == "start" and index == 1:
+            nodes.lead.end(FailureKind.CANCELLED, "enough")
+            nodes.lead.end(FailureKind.CANCELLED, "a second time")
+        elif order["type"] == "stop":
+            nodes.stopped(index, 0)
+
+    status, nodes = lead_through(tmp_path, acts, restarts=3)
+    assert (status.phase, status.verdict.message) == (Phase.CANCELLED, "enough")
+    assert nodes.kinds() == ["start", "stop"]
+    assert reasons(status)[-2:] == [("stopping", "Cancelled"), ("cancelled", "Cancelled")]
+
+
+def test_cancelling_twice_may_mean_now(tmp_path):
+    def acts(nodes, index, order):
+        if order["type"] == "start" and index == 1:
+            nodes.lead.end(FailureKind.CANCELLED, "enough")
+        elif order["type"] == "stop" and order["now"]:
+            nodes.stopped(index, 0)
+        elif order["type"] == "stop" and index == 1:
+            nodes.lead.end(FailureKind.CANCELLED, "now!", now=True)
+
+    status, nodes = lead_through(tmp_path, acts, grace_s=600)
+    assert status.verdict.message == "enough"
+    assert [o["now"] for i, o in nodes.orders if i == 0 and o["type"] == "stop"] == [False, True]
+
+
+def test_cancelling_before_the_nodes_are_there(tmp_path):
+    status, nodes = lead_through(
+        tmp_path,
+        lambda *_: None,
+        join=[0],
+        meanwhile=lambda lead, _: lead.end(FailureKind.CANCELLED, "never mind"),
+    )
+    assert (status.phase, status.verdict.message) == (Phase.CANCELLED, "never mind")
+    assert nodes.orders == []
+
+
+def test_a_failure_before_the_cancelling_is_still_the_verdict(tmp_path):
+    def acts(nodes, index, order):
+        if order["type"] == "start" and index == 0:
+            nodes.end(1, "exited", exit_code=4, at_s=time.time() - 1)
+            nodes.lead.end(FailureKind.CANCELLED, "too late")
+        elif order["type"] == "stop":
+            nodes.stopped(index, 0, but={1})
+
+    status, _ = lead_through(tmp_path, acts)
+    assert (status.phase, status.verdict.exit_code) == (Phase.FAILED, 4)
+
+
+def test_a_node_that_never_joins(tmp_path):
+    status, nodes = lead_through(tmp_path, lambda *_: None, join=[0], join_timeout_s=0.05)
+    assert (status.phase, status.verdict.kind) == (Phase.FAILED, FailureKind.START_FAILED)
+    assert status.verdict.message == "job-1-node-1 did not join within 0.05 s"
+    assert (status.verdict.node, nodes.orders) == (1, [])
+
+
+def test_a_node_that_is_lost_before_the_start(tmp_path):
+    def meanwhile(lead, nodes):
+        nodes.join(1)
+        lead.lose(1)
+
+    status, _ = lead_through(tmp_path, lambda *_: None, join=[0], meanwhile=meanwhile, nodes=3)
+    assert (status.verdict.kind, status.verdict.node) == (FailureKind.LOST_NODE, 1)
+    assert status.verdict.message == "job-1-node-1 was lost before the job could start"
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_what_nodes_warn_of_is_on_the_board(tmp_path, num_nodes):
+    def acts(nodes, index, order):
+        about = {"is_complete": True, "culprit": "threader", "num_threads": 3, "missing": {"x": "ImportError: no"}}
+        nodes.say(index, "ready", import_s=0.1, **about)
+        nodes.say(index, "trouble", reason="LogTruncated", message="rank-0.log is incomplete")
+        for rank in nodes.plan.nodes[index].ranks:
+            nodes.end(rank, "returned", exit_code=0)
+
+    status, _ = lead_through(tmp_path, acts, nodes=num_nodes)
+    warnings = {c.reason: c.message for c in status.conditions if c.type == "warning"}
+    assert warnings["LogTruncated"] == "rank-0.log is incomplete"
+    assert warnings["Importing"] == "x could not be preloaded: ImportError: no"
+    assert "importing threader started 2 thread(s)" in warnings["ForkUnsafe"]
+    assert len([c for c in status.conditions if c.type == "warning"]) == 3  # each said once
+    assert "imports done" in [moment.name for moment in status.timeline]
