@@ -34,7 +34,9 @@ def test_other_names_are_not():
 
 def _modules(code: str) -> set[str]:
     told = f"{code}\nimport json, sys; print(json.dumps(list(sys.modules)))"
-    answer = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", told], capture_output=True, text=True, check=True
+    )
     return set(json.loads(answer.stdout))
 
 
@@ -47,7 +49,10 @@ def test_importing_the_package_loads_next_to_nothing():
 
 def test_report_loads_little():
     loaded = _modules("import windlass; windlass.report") - _modules("")
-    assert not {"torch", "numpy", "click", "yaml", "asyncio", "cloudpickle", "windlass.client"} & loaded
+    assert (
+        not {"torch", "numpy", "click", "yaml", "asyncio", "cloudpickle", "windlass.client"}
+        & loaded
+    )
 
 
 def test_the_version_is_the_package_s():

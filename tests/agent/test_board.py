@@ -53,7 +53,11 @@ def test_a_phase_is_on_disk_at_once_with_its_reason(tmp_path):
     status = on_disk(tmp_path)
     assert (status.phase, status.ended_at_s) == (Phase.RUNNING, None)
     [condition] = status.conditions
-    assert (condition.type, condition.reason, condition.message) == ("running", "RanksRunning", "all of them")
+    assert (condition.type, condition.reason, condition.message) == (
+        "running",
+        "RanksRunning",
+        "all of them",
+    )
 
 
 def test_a_final_phase_has_an_end(tmp_path):

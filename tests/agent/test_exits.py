@@ -74,11 +74,19 @@ def test_judged(code, header, fields, expected):
     ("content", "expected"),
     [
         (
-            {"message": {"message": "RuntimeError: recorded", "extraInfo": {"py_callstack": "Traceback ..."}}},
+            {
+                "message": {
+                    "message": "RuntimeError: recorded",
+                    "extraInfo": {"py_callstack": "Traceback ..."},
+                }
+            },
             ErrorInfo(type="RuntimeError", message="recorded", traceback="Traceback ..."),
         ),
         ({"message": "ValueError: a: b"}, ErrorInfo(type="ValueError", message="a: b")),
-        ({"message": {"message": "KeyError: 1", "extraInfo": 3}}, ErrorInfo(type="KeyError", message="1")),
+        (
+            {"message": {"message": "KeyError: 1", "extraInfo": 3}},
+            ErrorInfo(type="KeyError", message="1"),
+        ),
         ({"message": {}}, None),
         ({"message": ""}, None),
         ({"other": 1}, None),
@@ -93,7 +101,9 @@ def test_error_files(tmp_path, content, expected):
     assert read_error_file(path) == expected
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 200_000], ids=["empty", "cut", "bytes", "deep"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xfe", b"[" * 200_000], ids=["empty", "cut", "bytes", "deep"]
+)
 def test_what_is_no_error_file(tmp_path, content):
     path = tmp_path / "error.json"
     path.write_bytes(content)

@@ -15,7 +15,10 @@ from windlass.wire.results import ErrorInfo, Outcome
 from windlass.wire.status import FailureKind
 
 PLAN = make_plan(
-    JobSpec(work=Script(path="a.py"), nodes=2, procs=2), job_id="job-1", now_s=0, facts=Facts(environ={})
+    JobSpec(work=Script(path="a.py"), nodes=2, procs=2),
+    job_id="job-1",
+    now_s=0,
+    facts=Facts(environ={}),
 )
 
 
@@ -68,7 +71,11 @@ def test_the_order_in_which_they_are_heard_of_does_not_matter(found, random):
 
 
 def test_the_earliest_is_blamed():
-    found = [outcome(0, "killed", 5.0, signal=9), outcome(3, "raised", 4.0, error=error()), outcome(1, "lost", 6.0)]
+    found = [
+        outcome(0, "killed", 5.0, signal=9),
+        outcome(3, "raised", 4.0, error=error()),
+        outcome(1, "lost", 6.0),
+    ]
     assert choose_first(found).rank == 3
 
 
@@ -83,7 +90,9 @@ def test_the_earliest_is_blamed():
     ],
 )
 def test_who_only_lost_its_peer_is_blamed_last(message):
-    lost_peer = outcome(0, "raised", 1.0, error=error("torch.distributed.DistNetworkError", message))
+    lost_peer = outcome(
+        0, "raised", 1.0, error=error("torch.distributed.DistNetworkError", message)
+    )
     cause = outcome(1, "killed", 2.0, signal=9)
     assert choose_first([lost_peer, cause]) == cause
     assert choose_first([lost_peer]) == lost_peer
@@ -126,13 +135,21 @@ def test_who_returned_or_was_stopped_did_not_fail():
             FailureKind.OUT_OF_MEMORY,
             "rank 2 on job-1-node-1 was killed because the machine ran out of memory",
         ),
-        (outcome(2, "killed", signal=11), FailureKind.KILLED, "rank 2 on job-1-node-1 was killed by SIGSEGV"),
+        (
+            outcome(2, "killed", signal=11),
+            FailureKind.KILLED,
+            "rank 2 on job-1-node-1 was killed by SIGSEGV",
+        ),
         (
             outcome(1, "exited", exit_code=3, error=error("builtins.SystemExit", "3")),
             FailureKind.USER_ERROR,
             "rank 1 on job-1-node-0 exited with code 3 at /p/a.py:7",
         ),
-        (outcome(1, "exited", exit_code=5), FailureKind.USER_ERROR, "rank 1 on job-1-node-0 exited with code 5"),
+        (
+            outcome(1, "exited", exit_code=5),
+            FailureKind.USER_ERROR,
+            "rank 1 on job-1-node-0 exited with code 5",
+        ),
         (
             outcome(1, "exited", exit_code=0),
             FailureKind.USER_ERROR,
@@ -161,7 +178,11 @@ def test_a_verdict_says_where_when_and_what_became_of_the_others():
     ]
     verdict = make_verdict(PLAN, found, attempt=3, running=1)
     assert (verdict.rank, verdict.node, verdict.attempt, verdict.at_s) == (2, 1, 3, 8.0)
-    assert (verdict.exception, verdict.where, verdict.source) == ("ValueError: boom", "/p/a.py:7", "raise it")
+    assert (verdict.exception, verdict.where, verdict.source) == (
+        "ValueError: boom",
+        "/p/a.py:7",
+        "raise it",
+    )
     assert verdict.others == {"returned": 1, "stopped": 1, "running": 1}
     assert verdict.next == "windlass logs job-1 --rank 2"
 
@@ -188,7 +209,10 @@ def test_verdicts_about_the_job():
     verdict = make_job_verdict(PLAN, FailureKind.TIMEOUT, "too late", at_s=9.0, attempt=1)
     assert (verdict.rank, verdict.node, verdict.node_name) == (None, None, "")
     assert (verdict.message, verdict.at_s, verdict.next) == ("too late", 9.0, "windlass logs job-1")
-    assert make_job_verdict(PLAN, FailureKind.LOST_NODE, "gone", at_s=0, node=1).node_name == "job-1-node-1"
+    assert (
+        make_job_verdict(PLAN, FailureKind.LOST_NODE, "gone", at_s=0, node=1).node_name
+        == "job-1-node-1"
+    )
 
 
 def test_signals_have_names():

@@ -161,7 +161,9 @@ def test_restarts_go_on_until_they_run_out(tmp_path):
             nodes.stopped(index, nodes.lead._attempt.number, but={0})
 
     status, nodes = lead_through(tmp_path, acts, restarts=2)
-    assert [order["attempt"] for i, order in nodes.orders if i == 0 and order["type"] == "start"] == [0, 1, 2]
+    assert [
+        order["attempt"] for i, order in nodes.orders if i == 0 and order["type"] == "start"
+    ] == [0, 1, 2]
     assert (status.phase, status.attempt, status.verdict.attempt) == (Phase.FAILED, 2, 2)
     assert [verdict.attempt for verdict in status.history] == [0, 1]
     assert {verdict.rank for verdict in (*status.history, status.verdict)} == {0}
@@ -297,7 +299,12 @@ def test_a_node_that_is_lost_before_the_start(tmp_path):
 @pytest.mark.parametrize("num_nodes", [1, 2])
 def test_what_nodes_warn_of_is_on_the_board(tmp_path, num_nodes):
     def acts(nodes, index, order):
-        about = {"is_complete": True, "culprit": "threader", "num_threads": 3, "missing": {"x": "ImportError: no"}}
+        about = {
+            "is_complete": True,
+            "culprit": "threader",
+            "num_threads": 3,
+            "missing": {"x": "ImportError: no"},
+        }
         nodes.say(index, "ready", import_s=0.1, **about)
         nodes.say(index, "trouble", reason="LogTruncated", message="rank-0.log is incomplete")
         for rank in nodes.plan.nodes[index].ranks:

@@ -76,7 +76,10 @@ def test_a_proper_hello_is_welcomed(socket_path):
 @pytest.mark.parametrize(
     ("chunk", "why"),
     [
-        (hello(version=names.PROTOCOL_VERSION + 1), "the peer speaks version 2, this agent version 1"),
+        (
+            hello(version=names.PROTOCOL_VERSION + 1),
+            "the peer speaks version 2, this agent version 1",
+        ),
         (hello(job_id="b-2"), "the peer belongs to job 'b-2', not a-1"),
         (hello(type="join"), "expected hello"),
         (b"GET / HTTP/1.1\r\n\r\n", "is over the limit"),

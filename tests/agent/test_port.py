@@ -65,7 +65,8 @@ def test_torch_s_store_gets_it(held):
 def test_many_at_once_are_all_different():
     ports: list = []
     threads = [
-        threading.Thread(target=lambda: ports.extend(hold_port() for _ in range(25))) for _ in range(4)
+        threading.Thread(target=lambda: ports.extend(hold_port() for _ in range(25)))
+        for _ in range(4)
     ]
     for thread in threads:
         thread.start()

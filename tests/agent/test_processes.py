@@ -21,9 +21,9 @@ TREE = """
 import json, os, subprocess, sys
 from windlass.agent import processes
 assert processes.become_subreaper()
-mark = sys.argv[1]
-subprocess.Popen(["sh", "-c", "setsid sleep 611 & sleep 612 & wait"], env={**os.environ, "MARK": mark})
-subprocess.run(["sh", "-c", "setsid sleep 613 </dev/null >/dev/null 2>&1 & exit 0"], env={**os.environ, "MARK": mark})
+env = {**os.environ, "MARK": sys.argv[1]}
+subprocess.Popen(["sh", "-c", "setsid sleep 611 & sleep 612 & wait"], env=env)
+subprocess.run(["sh", "-c", "setsid sleep 613 </dev/null >/dev/null 2>&1 & exit 0"], env=env)
 print("ready", flush=True)
 sys.stdin.readline()
 killed = processes.kill_descendants(os.getpid(), spare=frozenset(map(int, sys.argv[2:])))
@@ -105,11 +105,14 @@ def test_die_with_parent(tmp_path):
     child = (
         "import os, signal, sys, time; from windlass.agent import processes\n"
         "processes.die_with_parent(int(sys.argv[1]), signal.SIGKILL)\n"
-        f"open({str(pid_file)!r} + '.new', 'w').write(str(os.getpid())); os.rename({str(pid_file)!r} + '.new', {str(pid_file)!r})\n"
+        "new = sys.argv[2] + '.new'; print(os.getpid(), file=open(new, 'w')); os.rename(new, sys.argv[2])\n"
         "time.sleep(600)\n"
     )
-    parent = f"import os, subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}, str(os.getpid())]).wait()"
-    with subprocess.Popen([sys.executable, "-c", parent]) as process:
+    parent = (
+        "import os, subprocess, sys; _, code, file = sys.argv\n"
+        "subprocess.run([sys.executable, '-c', code, str(os.getpid()), file])\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent, child, str(pid_file)]) as process:
         wait_for(pid_file.exists, "the child is there")
         process.kill()
     pid = int(pid_file.read_text())
@@ -144,13 +147,18 @@ def test_names_with_brackets_do_not_confuse(tmp_path):
     odd.symlink_to("/bin/sleep")
     with subprocess.Popen([str(odd), "616"]) as child:
         try:
-            wait_for(lambda: processes.read_parents().get(child.pid) == os.getpid(), "its parent is known")
+            wait_for(
+                lambda: processes.read_parents().get(child.pid) == os.getpid(),
+                "its parent is known",
+            )
         finally:
             child.kill()
 
 
 def test_only_a_whole_variable_is_a_mark():
-    with subprocess.Popen(["sleep", "617"], env={"MARK": "job-12", "PATH": os.environ["PATH"]}) as child:
+    with subprocess.Popen(
+        ["sleep", "617"], env={"MARK": "job-12", "PATH": os.environ["PATH"]}
+    ) as child:
         try:
             wait_for(lambda: child.pid in processes.find_marked("MARK=job-12"), "it is found")
             assert child.pid not in processes.find_marked("MARK=job-1")

@@ -165,7 +165,9 @@ def test_a_forked_child_reports_for_itself(agent):
 
 
 def test_the_last_report_is_flushed_at_exit(agent):
-    code = "import windlass as wl\nfor step in range(1, 8): wl.report(step=step, total=100, loss=step)"
+    code = (
+        "import windlass as wl\nfor step in range(1, 8): wl.report(step=step, total=100, loss=step)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
     messages = heard(agent)
     assert [messages[0]["step"], messages[-1]["step"]] == [1, 7]

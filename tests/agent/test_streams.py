@@ -17,7 +17,9 @@ from windlass.agent.streams import LineCutter, RankStreams
 from windlass.wire.logfiles import RankLog
 from windlass.wire.logs import FULL, PART, REPLACED, read_record
 
-pieces = st.sampled_from([b"ab", b"\n", b"\r", b"\r\n", b"10%", b"\xff\xc3", "é😀".encode(), b"x" * 20_000])
+pieces = st.sampled_from(
+    [b"ab", b"\n", b"\r", b"\r\n", b"10%", b"\xff\xc3", "é😀".encode(), b"x" * 20_000]
+)
 FLUSH = None  # the timer for lines without an end went off
 steps = st.lists(st.tuples(st.one_of(st.just(FLUSH), pieces), st.floats(0, 0.3)), max_size=12)
 
@@ -55,7 +57,9 @@ def joined(lines):
 @settings(deadline=None, max_examples=300)
 @given(steps)
 # a bar that is drawn ten times a second, and flushed in between
-@example([(b"\r1%", 0.1), (b"\r2%", 0.1), (FLUSH, 0.1), (b"\r3%", 0.05), (FLUSH, 0.2), (b"\r4%\n", 0)])
+@example(
+    [(b"\r1%", 0.1), (b"\r2%", 0.1), (FLUSH, 0.1), (b"\r3%", 0.05), (FLUSH, 0.2), (b"\r4%\n", 0)]
+)
 # a bar that ends each drawing with its return
 @example([(b"1%\r", 0), (FLUSH, 0.2), (b"2%\r", 0), (FLUSH, 0.2), (b"3%\r\n", 0)])
 @example([(b"ab", 0), (FLUSH, 0.2), (b"\r", 0), (FLUSH, 0.2), (b"\n", 0)])

@@ -43,7 +43,9 @@ def test_rank_environments_are_consistent(plan, attempt):
     assert all(per_node[n["GROUP_RANK"]] == n["LOCAL_WORLD_SIZE"] for n in numbers)
     assert {(env["MASTER_ADDR"], env["MASTER_PORT"]) for env in found} == {("10.0.0.1", "29500")}
     assert {env["TORCHELASTIC_USE_AGENT_STORE"] for env in found} == {"False"}
-    assert [env["WINDLASS_NODE_NAME"] for env in found] == [plan.node_of(r).name for r in range(world)]
+    assert [env["WINDLASS_NODE_NAME"] for env in found] == [
+        plan.node_of(r).name for r in range(world)
+    ]
 
 
 NUMBERS = [
@@ -63,7 +65,12 @@ def test_the_user_s_own_variables_win(spec, world):
 @given(specs, envs, envs)
 def test_what_the_engine_adds_gives_way(spec, environ, facts_env):
     env = make_job_env(spec, job_id="j", name="n", facts_env=facts_env, environ=environ)
-    ours = {names.JOB_ID, names.JOB_NAME, names.TORCHELASTIC_RUN_ID, names.TORCHELASTIC_MAX_RESTARTS}
+    ours = {
+        names.JOB_ID,
+        names.JOB_NAME,
+        names.TORCHELASTIC_RUN_ID,
+        names.TORCHELASTIC_MAX_RESTARTS,
+    }
     for key, value in facts_env.items():
         if key in environ and key not in spec.env and key not in ours:
             assert key not in env

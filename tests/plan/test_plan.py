@@ -67,7 +67,9 @@ def test_fields_of_a_newer_writer_are_ignored():
     assert read_plan(a_plan(colour="blue")).job_id == "a-1"
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", "[]", "{}", "null", "3", '"text"', "{" * 9, "[" * 200_000])
+@pytest.mark.parametrize(
+    "text", ["", "nonsense", "[]", "{}", "null", "3", '"text"', "{" * 9, "[" * 200_000]
+)
 def test_what_is_not_a_plan_is_refused(text):
     with pytest.raises(ProtocolError):
         read_plan(text)

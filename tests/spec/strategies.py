@@ -50,19 +50,28 @@ facts = st.builds(Facts, environ=envs, env=envs, master_addr=st.none() | texts)
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
-    return make_plan(
-        draw(specs), job_id=draw(texts), now_s=draw(times), facts=draw(facts)
-    )
+    return make_plan(draw(specs), job_id=draw(texts), now_s=draw(times), facts=draw(facts))
 
 
 metrics = st.dictionaries(
-    texts, st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    texts,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts,
     max_size=4,
-)  # fmt: skip
+)
 ranks = st.integers(0, 100)
 codes = st.none() | st.integers(-64, 255)
 error_infos = st.builds(
-    results.ErrorInfo, type=texts, message=texts, traceback=texts, file=texts, line=ranks, source=texts
+    results.ErrorInfo,
+    type=texts,
+    message=texts,
+    traceback=texts,
+    file=texts,
+    line=ranks,
+    source=texts,
 )
 verdicts = st.builds(
     status.Verdict,
@@ -86,22 +95,33 @@ job_statuses = st.builds(
     created_at_s=times,
     ended_at_s=st.none() | times,
     conditions=st.lists(
-        st.builds(status.Condition, type=texts, reason=texts, message=texts, since_s=times), max_size=3
+        st.builds(status.Condition, type=texts, reason=texts, message=texts, since_s=times),
+        max_size=3,
     ).map(tuple),
     nodes=st.lists(st.builds(status.NodeStatus, index=ranks, name=texts), max_size=3).map(tuple),
     ranks=st.lists(
-        st.builds(status.RankStatus, rank=ranks, node=ranks, pid=st.none() | ranks, step=st.none() | ranks),
+        st.builds(
+            status.RankStatus, rank=ranks, node=ranks, pid=st.none() | ranks, step=st.none() | ranks
+        ),
         max_size=3,
     ).map(tuple),
     progress=st.builds(
-        status.Progress, step=st.none() | ranks, metrics=metrics, at_s=times, eta_s=st.none() | times
+        status.Progress,
+        step=st.none() | ranks,
+        metrics=metrics,
+        at_s=times,
+        eta_s=st.none() | times,
     ),
     verdict=st.none() | verdicts,
     history=st.lists(verdicts, max_size=2).map(tuple),
     timeline=st.lists(st.builds(status.Moment, name=texts, at_s=times), max_size=3).map(tuple),
 )
 plain_json = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=6,
 )

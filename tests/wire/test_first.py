@@ -12,7 +12,10 @@ from windlass.wire.first import make_first_status, render_status
 from windlass.wire.status import JobStatus, Phase
 
 PLAN = make_plan(
-    JobSpec(work=Script(path="a.py"), nodes=2, procs=2), job_id="job-1", now_s=5.0, facts=Facts(environ={})
+    JobSpec(work=Script(path="a.py"), nodes=2, procs=2),
+    job_id="job-1",
+    now_s=5.0,
+    facts=Facts(environ={}),
 )
 
 

@@ -97,7 +97,15 @@ def test_a_very_long_line_is_cut_but_no_character_of_it(log):
 
 
 def test_malformed_lines_are_skipped(log):
-    append(log, record("before"), b"\n", b"garbage\n", b"\x00\xff\n", b"2026 stdout F x\n", record("after"))
+    append(
+        log,
+        record("before"),
+        b"\n",
+        b"garbage\n",
+        b"\x00\xff\n",
+        b"2026 stdout F x\n",
+        record("after"),
+    )
     assert texts(log) == ["before", "after"]
 
 
@@ -117,7 +125,9 @@ def job(tmp_path):
         os.makedirs(folder.attempt(attempt))
         for rank in range(4):
             at_s = 100.0 * attempt + rank
-            content = record(f"a{attempt} r{rank} first", at_s) + record(f"a{attempt} r{rank} last", at_s + 10)
+            content = record(f"a{attempt} r{rank} first", at_s) + record(
+                f"a{attempt} r{rank} last", at_s + 10
+            )
             folder.log(attempt, rank).write_bytes(content)
     return folder, plan
 

@@ -21,7 +21,9 @@ def test_round_trip(at_s, stream, tag, content):
 
 
 def test_the_form_is_frozen():
-    assert render_prefix(1769860800.123456, "stdout", FULL) == b"2026-01-31T12:00:00.123456Z stdout F "
+    assert (
+        render_prefix(1769860800.123456, "stdout", FULL) == b"2026-01-31T12:00:00.123456Z stdout F "
+    )
 
 
 def test_blanks_of_a_line_are_kept():

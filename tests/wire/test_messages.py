@@ -76,7 +76,9 @@ def test_another_protocol_is_refused():
         decode(FrameDecoder(), b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
 
 
-@pytest.mark.parametrize("header", [b"{", b"[1]", b"3", b"null", b'"x"', b"\xff\xfe", b"", b"[" * 200_000])
+@pytest.mark.parametrize(
+    "header", [b"{", b"[1]", b"3", b"null", b'"x"', b"\xff\xfe", b"", b"[" * 200_000]
+)
 def test_a_header_that_is_no_object_is_refused(header):
     with pytest.raises(ProtocolError, match="header is not"):
         decode(FrameDecoder(), struct.pack(">II", len(header), 0) + header)
@@ -98,7 +100,10 @@ def test_hello():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"version": names.PROTOCOL_VERSION + 1}, "the peer speaks version 2, this agent version 1"),
+        (
+            {"version": names.PROTOCOL_VERSION + 1},
+            "the peer speaks version 2, this agent version 1",
+        ),
         ({"version": None}, "the peer speaks version None"),
         ({"version": "x" * 500}, "the peer speaks version 'xxx"),
         ({"job_id": "b-2"}, "the peer belongs to job 'b-2', not a-1"),

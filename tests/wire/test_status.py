@@ -14,12 +14,17 @@ def test_the_words_are_frozen():
         "pending", "starting", "running", "stopping", "succeeded", "failed", "cancelled",
     ]  # fmt: skip
     assert [kind.value for kind in FailureKind] == [
-        "user error", "killed by a signal", "out of memory", "lost node", "timeout", "cancelled", "start failed",
+        "user error", "killed by a signal", "out of memory", "lost node", "timeout",
+        "cancelled", "start failed",
     ]  # fmt: skip
 
 
 def test_which_phases_are_final():
-    assert [phase.value for phase in Phase if phase.is_final] == ["succeeded", "failed", "cancelled"]
+    assert [phase.value for phase in Phase if phase.is_final] == [
+        "succeeded",
+        "failed",
+        "cancelled",
+    ]
 
 
 def test_counting_ranks():

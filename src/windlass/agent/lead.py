@@ -189,9 +189,7 @@ class Lead:
             kind = FailureKind.START_FAILED
             what = f"did not join within {self._plan.join_timeout_s:g} s"
         message = f"{', '.join(node.name for node in missing)} {what}"
-        return make_job_verdict(
-            self._plan, kind, message, at_s=time.time(), node=missing[0].index
-        )
+        return make_job_verdict(self._plan, kind, message, at_s=time.time(), node=missing[0].index)
 
     async def _run_attempts(self) -> Verdict | None:
         if self._plan.timeout_s is not None:

@@ -20,6 +20,7 @@ _MAX_FILES = 200
 TORCH = ("torch",)
 TORCH_AND_COMPILER = ("torch", "torch._dynamo")
 
+_IS_TORCH = re.compile(r"torch(?![\w.-])", re.IGNORECASE)  # and not torchvision, torch-geometric
 _NEEDS_COMPILER = re.compile(
     rb"DistributedDataParallel|FullyShardedDataParallel|fully_shard|torch\.compile"
 )
@@ -35,19 +36,21 @@ def choose_preload(script: Path) -> tuple[str, ...]:
     chosen: tuple[str, ...] = ()
     todo, seen = [script], {script}
     while todo and len(seen) < _MAX_FILES and chosen != TORCH_AND_COMPILER:
-        source = _read(todo.pop())
+        path = todo.pop()
+        source = _read(path)
         imported = list(_imports(source))
-        tops = dict.fromkeys(name.partition(".")[0] for name in imported)
+        tops = dict.fromkeys(name.partition(".")[0] for name, level in imported if level == 0)
         if not chosen and (
             "torch" in tops or any(_needs_torch(top, script.parent) for top in tops)
         ):
             chosen = TORCH
         if chosen and needs_compiler(source):
             chosen = TORCH_AND_COMPILER
-        for name in imported:
-            new = [path for path in _find_files(name, script.parent) if path not in seen]
-            seen.update(new)
-            todo += new
+        for name, level in imported:
+            for root in (script.parent, *path.parents)[level : level + 1]:
+                new = [found for found in _find_files(name, root) if found not in seen]
+                seen.update(new)
+                todo += new
     return chosen
 
 
@@ -58,17 +61,20 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-def _imports(source: bytes) -> Iterator[str]:
+def _imports(source: bytes) -> Iterator[tuple[str, int]]:
+    """Each name that is imported, and how many folders above its file's own a relative one starts."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from ((alias.name, 0) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = (node.module,) if node.module else ()
+            for names in (parents, *((*parents, alias.name) for alias in node.names)):
+                if names:
+                    yield ".".join(names), node.level
 
 
 def _find_files(name: str, root: Path) -> Iterator[Path]:
@@ -88,6 +94,4 @@ def _needs_torch(name: str, root: Path) -> bool:
         requires = importlib.metadata.requires(name) or []
     except importlib.metadata.PackageNotFoundError:
         return False
-    return any(
-        line.partition(" ")[0].partition(">")[0].partition("=")[0] == "torch" for line in requires
-    )
+    return any(_IS_TORCH.match(line) for line in requires)

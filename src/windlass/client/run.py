@@ -6,6 +6,7 @@ The only place where spec, plan and engine meet. Prints through `client.view` on
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from windlass.engines.protocol import Engine, make_engine
 from windlass.plan.plan import Plan, make_plan
 from windlass.settings import Settings, read_settings
 from windlass.spec.job import JobSpec
-from windlass.spec.work import Command
+from windlass.spec.work import Command, Function, Module, Script
 
 TargetLike = str | Path | Callable[..., Any] | Sequence[str]
 
@@ -126,10 +127,10 @@ def _choose_preload(target: Target, settings: Settings) -> tuple[str, ...]:
 
 def make_job_id(target: Target) -> str:
     """Short, readable, hard to guess twice: the work's name and a few random letters."""
-    label = target.work.label.split()
-    words = [word for word in label if not word.startswith("-")] or ["job"]
-    name = Path(words[0].rpartition("::")[2]).stem.rpartition(".")[2].lower()
-    clean = (
-        "".join(c if c.isalnum() and c.isascii() else "-" for c in name).strip("-")[:24].strip("-")
-    )
+    work = target.work
+    if isinstance(work, (Function, Module)):
+        name = work.name.rpartition(".")[2]
+    else:
+        name = Path(work.path if isinstance(work, Script) else " ".join(work.argv[:1])).stem
+    clean = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:24].strip("-")
     return f"{clean or 'job'}-{''.join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(5))}"

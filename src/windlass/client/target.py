@@ -43,6 +43,12 @@ def read_target(
     kwargs = dict(kwargs or {})
     if callable(target):
         return _read_function(target, args, kwargs)
+    given: object = target
+    if isinstance(given, bytes) or not isinstance(given, (str, Path, Sequence)):
+        raise SpecError(
+            f"cannot run {target!r:.60}",
+            hint='give a function, a script "train.py", "train.py::function", "-m module" or a list of words',
+        )
     if not isinstance(target, (str, Path)):
         return _read_words([str(word) for word in target], args, kwargs, cwd)
     text = str(target)
@@ -89,6 +95,8 @@ def _read_file_function(
     text: str, args: Sequence[Any], kwargs: Mapping[str, Any], cwd: Path
 ) -> Target:
     file, _, name = text.partition("::")
+    if not file:
+        raise SpecError(f"there is no file before {text}", hint="write FILE.py::FUNCTION")
     path = find_script(file, cwd)
     if not name.isidentifier():
         raise SpecError(f"{name!r} is not the name of a function", hint="write FILE.py::FUNCTION")
@@ -100,13 +108,13 @@ def _read_words(
     words: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any], cwd: Path
 ) -> Target:
     words = [*words, *(str(arg) for arg in args)]
+    if not words or not words[0]:
+        raise SpecError("nothing to run", hint="windlass run train.py")
     if kwargs:
         raise SpecError(
             f"keyword arguments go to functions, not to {words[0]}",
             hint="use args=[...], or FILE.py::FUNCTION",
         )
-    if not words or not words[0]:
-        raise SpecError("nothing to run", hint="windlass run train.py")
     if words[0] == "-m" or words[0].startswith("-m "):
         return _read_module(words)
     if words[0].endswith(".py"):
@@ -157,7 +165,10 @@ def _did_you_mean(name: str, cwd: Path) -> str:
 
 def import_paths() -> tuple[str, ...]:
     """What this process imports from, beyond what the interpreter brings itself."""
-    own = tuple({sys.prefix, sys.base_prefix, sys.exec_prefix})
+    # not the whole prefix: a project may lie in /usr/src, the system's Python in /usr
+    prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix}
+    folders = ("lib", "lib64", os.path.join("local", "lib"))
+    own = tuple(os.path.join(p, folder, "") for p in prefixes for folder in folders)
     paths = (os.path.abspath(path) for path in sys.path)
     return tuple(
         path for path in dict.fromkeys(paths) if os.path.isdir(path) and not path.startswith(own)

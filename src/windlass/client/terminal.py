@@ -1,7 +1,7 @@
 """Text for terminals: what a rank prints must not be able to do more than print.
 
-Colours (SGR) may stay; every other escape sequence, and every control character but the tab, is taken out or
-shown. Pure.
+Colours (SGR) may stay; every other escape sequence, and every control character but tab and newline, is
+taken out. Pure.
 """
 
 from __future__ import annotations

@@ -47,6 +47,25 @@ class RankLog:
             if record is not None:
                 yield from self._add(record)
 
+    def skip_to(self, since_s: float) -> None:
+        """Start at the first record that is not older; found by halving, since records are in order."""
+        try:
+            with self.path.open("rb") as file:
+                low, high = 0, self.path.stat().st_size
+                while high - low > _READ_BYTES:
+                    middle = (low + high) // 2
+                    file.seek(middle)
+                    file.readline()  # the rest of a record
+                    start = file.tell()
+                    record = read_record(file.readline())
+                    if record is not None and record.at_s < since_s:
+                        low = start
+                    else:
+                        high = middle
+                self.offset = low
+        except FileNotFoundError:
+            return
+
     def read_rest(self) -> Iterator[LogLine]:
         """What is left of lines that never ended."""
         for stream in list(self._parts):
@@ -60,6 +79,9 @@ class RankLog:
         yield from self.read_rest()
 
     def _add(self, record: LogRecord) -> Iterator[LogLine]:
+        if record.tag == FULL and record.stream not in self._parts:  # by far the most
+            yield self._make_line(record, record.data.decode("utf-8", "backslashreplace"))
+            return
         parts = self._parts.setdefault(record.stream, [])
         parts.append(record)
         if record.tag != PART:
@@ -75,14 +97,17 @@ class RankLog:
             self._parts[stream] = [LogRecord(parts[-1].at_s, stream, PART, half)]
         if not parts or (not text and parts[-1].tag != FULL):
             return
-        yield LogLine(
-            at_s=parts[0].at_s,
+        yield self._make_line(parts[0], text, replaced=parts[-1].tag == REPLACED)
+
+    def _make_line(self, first: LogRecord, text: str, *, replaced: bool = False) -> LogLine:
+        return LogLine(
+            at_s=first.at_s,
             node=self.node,
             rank=self.rank,
             attempt=self.attempt,
-            stream=stream,
+            stream=first.stream,
             text=text,
-            replaced=parts[-1].tag == REPLACED,
+            replaced=replaced,
         )
 
 
@@ -100,6 +125,9 @@ def find_logs(folder: JobFolder, plan: Plan, query: LogQuery) -> list[RankLog]:
                 for rank in node.ranks
                 if query.rank in (None, rank)
             ]
+    if query.since_s is not None:
+        for log in logs:
+            log.skip_to(query.since_s)
     return logs
 
 

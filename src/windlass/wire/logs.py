@@ -10,6 +10,7 @@ Pure: files are `wire.logfiles`, pipes are `agent.streams`, terminals are `clien
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -70,13 +71,21 @@ def read_record(line: bytes) -> LogRecord | None:
     when, _, rest = line.rstrip(b"\n").partition(b" ")
     stream, _, rest = rest.partition(b" ")
     tag, _, data = rest.partition(b" ")
-    if tag.decode(errors="replace") not in (FULL, PART, REPLACED):
+    kind = _KINDS.get(tag)
+    at_s = _read_time(when)
+    if kind is None or at_s is None:
         return None
+    return LogRecord(at_s, stream.decode(errors="replace"), kind, data)
+
+
+_KINDS = {kind.encode(): kind for kind in (FULL, PART, REPLACED)}
+
+
+@functools.lru_cache(maxsize=64)  # what was read from a pipe at once has one time
+def _read_time(when: bytes) -> float | None:
     try:
         # fromisoformat takes a Z only from Python 3.11 on
         at = datetime.fromisoformat(when.decode("ascii").replace("Z", "+00:00"))
     except ValueError:
         return None
-    if at.tzinfo is None:
-        return None
-    return LogRecord(at.timestamp(), stream.decode(errors="replace"), tag.decode(), data)
+    return None if at.tzinfo is None else at.timestamp()
