@@ -41,7 +41,9 @@ def _choose(job: wl.Job, random_: random.Random) -> tuple[str, int, int]:
 @pytest.mark.parametrize("round_", range(ROUNDS))
 def test_kill(round_, home, tmp_path):
     random_ = random.Random(SEED * 1000 + round_)
-    job = wl.submit(work.hang_and_breed, (str(tmp_path / "flag"),), nodes=NODES, procs=PROCS, grace_s=1)
+    job = wl.submit(
+        work.hang_and_breed, (str(tmp_path / "flag"),), nodes=NODES, procs=PROCS, grace_s=1
+    )
     wait_for(lambda: len(list(tmp_path.glob("flag-*"))) == NODES * PROCS, "every rank has children")
     wait_for(lambda: all(rank.pid for rank in job.status().ranks), "every rank's pid is known")
     kind, number, pid = _choose(job, random_)
@@ -49,7 +51,11 @@ def test_kill(round_, home, tmp_path):
     verdict = job.wait(30).verdict
     told = f"killed {kind} {number}: {verdict}"
     if kind == "rank":
-        assert (verdict.kind.value, verdict.rank, verdict.signal) == ("killed by a signal", number, "SIGKILL"), told
+        assert (verdict.kind.value, verdict.rank, verdict.signal) == (
+            "killed by a signal",
+            number,
+            "SIGKILL",
+        ), told
         assert verdict.others == {"stopped": NODES * PROCS - 1}, told
     elif kind == "agent":
         assert (verdict.kind.value, verdict.node) == ("lost node", number), told

@@ -76,3 +76,26 @@ def test_a_line_of_100_megabytes(on):
         assert len(line.text) <= 1 << 17
         sizes += len(line.text)
     assert sizes == 100_000_000 + 3
+
+
+def test_a_gigabyte_of_output_in_bounded_memory(on):
+    def flood():
+        block = b"".join(b"%099d\n" % index for index in range(10_000))
+        for _ in range(1000):
+            os.write(1, block)
+        print("the last line", flush=True)
+        peaks = []
+        for pid in (
+            os.getppid(),
+            int(open(f"/proc/{os.getppid()}/stat").read().rpartition(")")[2].split()[1]),
+        ):
+            status = open(f"/proc/{pid}/status").read()
+            peaks.append(int(status.partition("VmHWM:")[2].split()[0]) // 1024)
+        return peaks
+
+    job = on.submit(flood)
+    [peaks_mib] = job.results(timeout_s=150)
+    assert max(peaks_mib) < 200, peaks_mib  # the fork server and the agent
+    assert [
+        line.text for line in job.logs(grep="^the last line$", since=job.status().ended_at_s - 5)
+    ] == ["the last line"]

@@ -1,0 +1,86 @@
+"""The agent as PID 1, as in a container: it reaps what is left to it, and forwards SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rank_work as work
+import windlass as wl
+from waits import wait_for
+
+_UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+
+
+def _can_unshare() -> bool:
+    found = shutil.which("unshare") is not None
+    return found and subprocess.run([*_UNSHARE, "true"], capture_output=True).returncode == 0
+
+
+pytestmark = pytest.mark.skipif(not _can_unshare(), reason="no PID namespaces here (unshare)")
+
+
+@pytest.fixture
+def contained(tmp_path) -> str:
+    """An interpreter whose every start is PID 1 of a namespace of its own."""
+    path = tmp_path / "python"
+    path.write_text(f'#!/bin/sh\nexec {" ".join(_UNSHARE)} {sys.executable} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def _agents(home: Path) -> list[int]:
+    """Agents of this home, by the pids they have out here."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            command = (entry / "cmdline").read_bytes()
+            pids = next(
+                line.split()[1:]
+                for line in (entry / "status").read_text().splitlines()
+                if line.startswith("NSpid:")
+            )
+        except (OSError, StopIteration):
+            continue
+        if b".pyz\0agent\0" in command and pids[-1] == "1" and not command.startswith(b"unshare"):
+            found.append(int(pids[0]))
+    return found
+
+
+def test_it_reaps_and_everything_works(contained):
+    def zombies():
+        subprocess.run(["sh", "-c", "(exit 0) & (sleep 0 &) ; exit 0"])
+        ours = os.environ["RANK"]
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                found += [entry.name] if fields[0] == "Z" and fields[1] == "1" else []
+        return ours, found
+
+    job = wl.submit(zombies, nodes=2, procs=2, python=contained)
+    assert job.results(timeout_s=60) == [(str(rank), []) for rank in range(4)]
+    assert [node.pid for node in job.status().nodes] == [1, 1]
+
+
+def test_it_forwards_sigterm(contained, home, tmp_path):
+    flag, saved = tmp_path / "flag", tmp_path / "saved"
+    job = wl.submit(work.save_on_term, (str(flag), str(saved)), python=contained)
+    wait_for(flag.exists, "the rank is there")
+    [pid] = _agents(home)
+    os.kill(pid, signal.SIGTERM)
+    assert job.wait(30).phase.value == "cancelled"
+    assert saved.read_text() == "saved"
+
+
+def test_cancel_leaves_nothing(contained, tmp_path):
+    job = wl.submit(work.hang_and_breed, (str(tmp_path / "flag"),), procs=2, python=contained)
+    wait_for(lambda: len(list(tmp_path.glob("flag-*"))) == 2, "the ranks have children")
+    job.cancel()
+    assert job.wait(30).phase.value == "cancelled"
