@@ -8,9 +8,9 @@ Public names are loaded when they are first used: importing this package imports
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing's own, without importing typing
+from windlass.names import VERSION as __version__
 
-__version__ = "0.1.0"
+TYPE_CHECKING = False  # typing's own, without importing typing
 
 _WHERE = {
     "run": "windlass.client.run",

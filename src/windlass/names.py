@@ -5,6 +5,7 @@ Constants only: no logic, no imports of ours.
 
 from __future__ import annotations
 
+VERSION = "0.1.0"
 PROTOCOL_VERSION = 1
 
 # What a rank finds in its environment: torchrun's names, with torchrun's meaning.

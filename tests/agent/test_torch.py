@@ -190,4 +190,7 @@ def test_torch_missing_says_so(monkeypatch):
     verdict = job.wait(30).verdict
     assert "No module named 'torch'" in verdict.message
     assert verdict.next == f"{bare} -m pip install torch"
-    wait_for(lambda: any("torch could not be preloaded" in c.message for c in job.status().conditions), "a warning")
+    wait_for(
+        lambda: any("torch could not be preloaded" in c.message for c in job.status().conditions),
+        "a warning",
+    )

@@ -11,7 +11,7 @@ import sys
 import zlib
 from importlib.util import find_spec
 
-from windlass import __version__
+from windlass.names import VERSION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _local_path() -> str:
     stats = ((path, os.stat(path)) for _, path in _sources())
     key = repr([(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]).encode()
     digest = f"{zlib.crc32(key):08x}{zlib.adler32(key):08x}"
-    name = f"agent-{__version__}-{sys.implementation.cache_tag}-{digest}.pyz"
+    name = f"agent-{VERSION}-{sys.implementation.cache_tag}-{digest}.pyz"
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return os.path.join(cache, "windlass", name)
 
