@@ -8,9 +8,11 @@ Public names are loaded when they are first used: importing this package imports
 
 from __future__ import annotations
 
-from windlass.names import VERSION as __version__
+from windlass.names import VERSION
 
 TYPE_CHECKING = False  # typing's own, without importing typing
+
+__version__ = VERSION
 
 _WHERE = {
     "run": "windlass.client.run",
