@@ -30,6 +30,20 @@ _MENTIONS_TORCH = re.compile(rb"^[ \t]*(import|from)[ \t][^#\n]*\btorch\b", re.M
 _MAX_SCRIPT_BYTES = 1 << 20
 
 
+_started: list[int] = []  # agents are children of the process that started them until they end
+
+
+def reap_agents() -> None:
+    """Let go of agents that have ended; called whenever a client looks at its jobs."""
+    for pid in _started[:]:
+        try:
+            has_ended = os.waitpid(pid, os.WNOHANG)[0] != 0
+        except ChildProcessError:
+            has_ended = True
+        if has_ended and pid in _started:
+            _started.remove(pid)
+
+
 class AgentProcess:
     """An agent that waits for its order."""
 
@@ -51,6 +65,7 @@ class AgentProcess:
             argv[0], argv, dict(os.environ), file_actions=actions, setsid=True
         )
         theirs.close()
+        _started.append(self.pid)
 
     def order(self, order: dict[str, Any], fds: Sequence[int] = ()) -> None:
         """Tell it who it is."""

@@ -23,7 +23,7 @@ from windlass import names, records
 from windlass.agent import processes
 from windlass.agent.failure import make_job_verdict
 from windlass.engines.call import LeadCall
-from windlass.engines.launch import AgentProcess, make_command, take_head_start
+from windlass.engines.launch import AgentProcess, make_command, reap_agents, take_head_start
 from windlass.engines.protocol import JobRef
 from windlass.engines.pyz import local_archive
 from windlass.errors import EngineError, JobNotFound, SpecError
@@ -48,7 +48,6 @@ class LocalEngine:
     def __init__(self, settings: Settings) -> None:
         home = Path(str(settings.value("home"))).expanduser()
         self._jobs = home / "jobs"
-        self._started: list[int] = []
         self._births: dict[str, AgentProcess] = {}  # held until a lease is held instead
 
     def facts(self) -> Facts:
@@ -94,7 +93,6 @@ class LocalEngine:
                 log = str(folder.agent_log(node.index))
                 ahead = take_head_start(python, archive) if is_lead else None
                 agent = ahead or AgentProcess(command, log=log)
-                self._started.append(agent.pid)
                 order = {
                     "plan": str(folder.plan),
                     "node": node.index,
@@ -110,7 +108,7 @@ class LocalEngine:
     # -- looking -------------------------------------------------------------------------------
 
     def status(self, ref: JobRef) -> JobStatus:
-        self._reap()
+        reap_agents()
         folder = self._folder(ref)
         status = self._read_status(folder)
         if status.phase.is_final or _is_lead_alive(folder):
@@ -202,14 +200,6 @@ class LocalEngine:
     @staticmethod
     def _plan(folder: JobFolder) -> Plan:
         return read_plan(folder.plan.read_text())
-
-    def _reap(self) -> None:
-        """Agents this process started are its children until they end."""
-        for pid in self._started[:]:
-            with contextlib.suppress(ChildProcessError):
-                if os.waitpid(pid, os.WNOHANG)[0] == 0:
-                    continue
-            self._started.remove(pid)
 
 
 def _find_python(wanted: str) -> str:
