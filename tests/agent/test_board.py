@@ -188,3 +188,21 @@ def test_a_disk_that_cannot_be_written_is_survived(tmp_path):
     board = on_board(tmp_path / "here", write)
     assert board.status.phase is Phase.SUCCEEDED
     assert on_disk(tmp_path / "here").phase is Phase.SUCCEEDED
+
+
+def test_room_for_the_last_word_is_kept_until_it_is_said(tmp_path):
+    reserve = JobFolder(tmp_path).reserve
+
+    def write(board):
+        size = reserve.stat().st_size
+        board.set_phase(Phase.RUNNING, "RanksRunning", "one")
+        assert reserve.stat().st_size == size > 2 * JobFolder(tmp_path).status.stat().st_size
+        # as on a full disk: a status cannot be written beside, only where room was kept
+        board.set_phase(Phase.STOPPING, "RankFailed", "two")
+        board._write_in_reserve(b"the last word")
+
+    on_board(tmp_path, write)
+    assert JobFolder(tmp_path).status.read_bytes() == b"the last word"
+    on_board(tmp_path, lambda board: board.set_phase(Phase.FAILED, "RankFailed", "three"))
+    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
+    assert on_disk(tmp_path).phase is Phase.FAILED

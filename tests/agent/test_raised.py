@@ -92,6 +92,19 @@ def test_our_own_frames_are_cut_off(tmp_path):
     assert "u.py" in text
 
 
+def test_an_error_in_our_own_lines_is_blamed_on_no_line():
+    """As when an argument cannot be unpickled: no line of the user's has run yet."""
+    space: dict = {}
+    code = "def load():\n    import no_such_module\n"
+    exec(compile(code, str(Path(raised._OURS, "rank.py")), "exec"), space)
+    try:
+        space["load"]()
+    except ImportError as error:
+        info = make_error(error.with_traceback(error.__traceback__.tb_next), root="/p")
+    assert (info.file, info.line) == ("", 0)
+    assert "no_such_module" in info.message
+
+
 def test_causes_are_told(tmp_path):
     code = "try:\n    {}['inner']\nexcept KeyError as e:\n    raise RuntimeError('outer') from e\n"
     info = make_error(run_user_code(tmp_path, code), root=str(tmp_path))

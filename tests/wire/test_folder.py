@@ -14,10 +14,10 @@ def test_the_names_are_frozen():
     """Other versions, and people, look for these files."""
     folder = JobFolder(Path("/j"))
     assert [str(path.relative_to("/j")) for path in (
-        folder.plan, folder.payload, folder.status, folder.lead_lock, folder.agent_log(1), folder.attempt(2),
+        folder.plan, folder.payload, folder.status, folder.reserve, folder.lead_lock, folder.agent_log(1), folder.attempt(2),
         folder.log(0, 3), folder.result(0, 3), folder.error(0, 3),
     )] == [
-        "plan.json", "payload.pkl", "status.json", "lead.lock", "agent-1.log", "attempt-2",
+        "plan.json", "payload.pkl", "status.json", "status.reserve", "lead.lock", "agent-1.log", "attempt-2",
         "attempt-0/rank-3.log", "attempt-0/rank-3.result", "attempt-0/rank-3.error.json",
     ]  # fmt: skip
 

@@ -7,6 +7,7 @@ times a second. It decides nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from dataclasses import replace
@@ -20,6 +21,7 @@ from windlass.wire.status import Condition, Moment, Phase, Progress, Verdict
 logger = logging.getLogger(__name__)
 
 _EVERY_S = 0.1
+_RESERVE_BYTES = 32 << 10
 
 
 class Board:
@@ -32,6 +34,7 @@ class Board:
         self._reports: dict[int, dict[str, Any]] = {}
         self._first_step: tuple[int, float] | None = None
         self.status = make_first_status(plan)
+        self._keep_reserve()
 
     def set_phase(self, phase: Phase, reason: str, message: str) -> None:
         """A new phase: a condition with the reason, on disk at once."""
@@ -116,7 +119,27 @@ class Board:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        data = render_status(self.status)
         try:
-            write_atomically(self._folder.status, render_status(self.status))
+            write_atomically(self._folder.status, data)
         except OSError as error:
             logger.warning("status: %s", error)
+            if self.status.phase.is_final:
+                self._write_in_reserve(data)
+        if self.status.phase.is_final:
+            self._folder.reserve.unlink(missing_ok=True)
+
+    def _keep_reserve(self) -> None:
+        """Take the room for the last word now: a full disk must not make a verdict untrue."""
+        size = _RESERVE_BYTES + 2 * len(render_status(self.status))
+        with contextlib.suppress(OSError):
+            write_atomically(self._folder.reserve, b"\n" * size)
+
+    def _write_in_reserve(self, data: bytes) -> None:
+        try:
+            with self._folder.reserve.open("r+b") as file:
+                file.write(data)
+                file.truncate()
+            self._folder.reserve.replace(self._folder.status)
+        except OSError as error:
+            logger.warning("last status: %s", error)

@@ -71,9 +71,10 @@ def _find_line(error: BaseException, root: str) -> tuple[str, int]:
         return error.filename, error.lineno or 0
     frames = [
         (frame.f_code.co_filename, line)
-        for frame, line in traceback.walk_tb(_trim(error.__traceback__))
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not frame.f_code.co_filename.startswith((_OURS, "<frozen "))
     ]
-    own = [(n, line) for n, line in frames if not n.startswith((*_LIBRARIES, _OURS, "<frozen "))]
+    own = [(n, line) for n, line in frames if not n.startswith(_LIBRARIES)]
     in_project = [(n, line) for n, line in own if _is_below(n, root)]
     return next((found[-1] for found in (in_project, own, frames) if found), ("", 0))
 

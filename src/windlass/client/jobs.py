@@ -34,9 +34,9 @@ def list_jobs(settings: Settings) -> list[Job]:
 
 def find_job(text: str, settings: Settings) -> Job:
     """The one job `text` means."""
-    if not text:
-        raise SpecError("which job?", hint="windlass ls shows them")
     name, separator, job_id = text.rpartition("://")
+    if not job_id:
+        raise SpecError("which job?", hint="windlass ls shows them")
     engine = make_engine(name if separator else settings.engine, settings)
     known = engine.jobs()
     exact = [ref for ref in known if ref.job_id == job_id]

@@ -36,6 +36,7 @@ from windlass.wire.logs import LogQuery
 from windlass.wire.results import ResultHeader, read_result
 from windlass.wire.status import FailureKind, JobStatus, Phase
 
+_MAX_SOCKET_PATH = 103  # of macOS; Linux takes 107
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -65,6 +66,10 @@ class LocalEngine:
     def submit(self, plan: Plan, payload: bytes | None) -> JobRef:
         folder = JobFolder(self._jobs / plan.job_id)
         python = _find_python(plan.python)
+        if folder.path.exists():
+            raise EngineError(
+                f"there is a job {plan.job_id} already", hint="prepare it anew: an id is used once"
+            )
         run_dir = _make_run_dir(plan.job_id)
         try:
             folder.path.mkdir(parents=True, mode=0o700)
@@ -220,13 +225,24 @@ def _run_dir(job_id: str) -> Path:
 def _make_run_dir(job_id: str) -> Path:
     """Sockets need short paths, and a folder nobody else may enter."""
     path = _run_dir(job_id)
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    found = path.parent.stat()
+    if len(os.fsencode(path / "node-9999.sock")) > _MAX_SOCKET_PATH:
+        raise EngineError(
+            f"{path.parent} is too long for a socket's name", hint="set TMPDIR to a shorter one"
+        )
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise EngineError(
+            f"cannot start the job: {path.parent}: {error.strerror}",
+            hint="remove what is there, or set TMPDIR to a folder of your own",
+        ) from error
+    found = path.parent.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise EngineError(
             f"{path.parent} belongs to somebody else or is open to others",
             hint=f"remove it, or chmod 700 {path.parent}, or set TMPDIR to a folder of your own",
         )
+    shutil.rmtree(path, ignore_errors=True)  # of a lead that could not clear up behind itself
     path.mkdir(mode=0o700)
     return path
 
@@ -234,7 +250,7 @@ def _make_run_dir(job_id: str) -> Path:
 def _is_lead_alive(folder: JobFolder) -> bool:
     try:
         with folder.lead_lock.open("r") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others may be looking, too
     except BlockingIOError:
         return True
     except FileNotFoundError:

@@ -32,6 +32,12 @@ class JobFolder:
         return self.path / names.STATUS_FILE
 
     @property
+    def reserve(self) -> Path:
+        return (
+            self.path / "status.reserve"
+        )  # room for the last status on a disk that is full by then
+
+    @property
     def lead_lock(self) -> Path:
         return self.path / names.LEAD_LOCK_FILE
 
