@@ -138,6 +138,31 @@ def test_an_earlier_failure_that_is_heard_of_later_is_blamed(tmp_path):
     assert status.verdict.others == {"raised": 1, "stopped": 2}
 
 
+def test_a_verdict_comes_early_and_counts_the_others_in_the_end(tmp_path, monkeypatch):
+    from windlass.agent import lead
+
+    monkeypatch.setattr(lead, "_SETTLE_S", 0.01)
+    early = []
+
+    def acts(nodes, index, order):
+        if order["type"] == "start" and index == 0:
+            nodes.end(0, "exited", exit_code=9)
+        elif order["type"] == "stop":
+            stop_once_there_is_a_verdict(nodes, index)
+
+    def stop_once_there_is_a_verdict(nodes, index):
+        verdict = nodes.lead._board.status.verdict
+        if verdict is None:
+            asyncio.get_running_loop().call_later(0.01, stop_once_there_is_a_verdict, nodes, index)
+            return
+        early.append(verdict)
+        nodes.stopped(index, 0, but={0})
+
+    status, _ = lead_through(tmp_path, acts, grace_s=30)
+    assert (early[0].rank, early[0].others) == (0, {"running": 3})
+    assert (status.verdict.rank, status.verdict.others) == (0, {"stopped": 3})
+
+
 def test_what_a_rank_said_itself_is_not_overwritten_by_its_exit(tmp_path):
     def acts(nodes, index, order):
         if order["type"] == "start" and index == 0:

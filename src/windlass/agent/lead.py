@@ -284,7 +284,8 @@ class Lead:
         if not await self._until(has_stopped, timeout_s=self._plan.grace_s + _STOP_MARGIN_S):
             for index in [i for i in self._nodes if i not in self._attempt.stopped]:
                 self.lose(index)
-        return verdict if verdict.rank is not None else self._make_verdict()
+        last = self._make_verdict()  # the same, but what became of the others is known by now
+        return last if verdict.rank in (None, last.rank) else verdict
 
     def _make_verdict(self) -> Verdict:
         running = self._plan.num_ranks - len(self._attempt.outcomes)
