@@ -32,6 +32,7 @@ def test_tensors_come_back_on_the_cpu():
         assert result["leaf"].requires_grad
         assert result["leaf"].tolist() == [float(rank)] * 3
         assert {p.device.type for p in result["model"].parameters()} == {"cpu"}
+        assert {type(p).__name__ for p in result["model"].parameters()} == {"Parameter"}
 
 
 def test_nccl_in_forked_ranks():

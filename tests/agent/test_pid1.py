@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-
 import rank_work as work
-import windlass as wl
 from waits import wait_for
+
+import windlass as wl
 
 _UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 

@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 import rank_work as work
+
 import windlass as wl
 
 

@@ -7,9 +7,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from waits import wait_for
 
 import windlass as wl
-from waits import wait_for
 
 SCRIPT = """
 import os, sys, torch, torch.distributed as dist

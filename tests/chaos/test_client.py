@@ -1,4 +1,4 @@
-"""The client killed at any moment: an attached job ends with it, a detached one is whole or was never there."""
+"""The client killed at any moment: an attached job ends with it, a detached one is whole or never was."""
 
 from __future__ import annotations
 
@@ -10,19 +10,13 @@ import sys
 import time
 
 import pytest
-
 import rank_work as work
-import windlass as wl
 from waits import find_left_over, wait_for
+
+import windlass as wl
 
 SEED = int(os.environ.get("CHAOS_SEED", "20"))
 ROUNDS = int(os.environ.get("CHAOS_ROUNDS", "6"))
-
-CLIENT = """
-import sys, rank_work as work
-from windlass.cli.main import main
-sys.exit(main(sys.argv[1:]))
-"""
 
 
 def _run_and_kill(tmp_path, delay_s: float, *words: str) -> str:

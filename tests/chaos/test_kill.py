@@ -12,10 +12,10 @@ import signal
 from pathlib import Path
 
 import pytest
-
 import rank_work as work
-import windlass as wl
 from waits import find_left_over, wait_for
+
+import windlass as wl
 
 SEED = int(os.environ.get("CHAOS_SEED", "20"))
 ROUNDS = int(os.environ.get("CHAOS_ROUNDS", "12"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from pathlib import Path
 
 import rank_work as work
 
@@ -84,14 +85,10 @@ def test_a_gigabyte_of_output_in_bounded_memory(on):
         for _ in range(1000):
             os.write(1, block)
         print("the last line", flush=True)
-        peaks = []
-        for pid in (
-            os.getppid(),
-            int(open(f"/proc/{os.getppid()}/stat").read().rpartition(")")[2].split()[1]),
-        ):
-            status = open(f"/proc/{pid}/status").read()
-            peaks.append(int(status.partition("VmHWM:")[2].split()[0]) // 1024)
-        return peaks
+        server = os.getppid()
+        agent = int(Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[1])
+        statuses = [Path(f"/proc/{pid}/status").read_text() for pid in (server, agent)]
+        return [int(text.partition("VmHWM:")[2].split()[0]) // 1024 for text in statuses]
 
     job = on.submit(flood)
     [peaks_mib] = job.results(timeout_s=150)

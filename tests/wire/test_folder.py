@@ -14,7 +14,8 @@ def test_the_names_are_frozen():
     """Other versions, and people, look for these files."""
     folder = JobFolder(Path("/j"))
     assert [str(path.relative_to("/j")) for path in (
-        folder.plan, folder.payload, folder.status, folder.reserve, folder.lead_lock, folder.agent_log(1), folder.attempt(2),
+        folder.plan, folder.payload, folder.status, folder.reserve, folder.lead_lock,
+        folder.agent_log(1), folder.attempt(2),
         folder.log(0, 3), folder.result(0, 3), folder.error(0, 3),
     )] == [
         "plan.json", "payload.pkl", "status.json", "status.reserve", "lead.lock", "agent-1.log", "attempt-2",

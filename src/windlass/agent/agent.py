@@ -25,6 +25,7 @@ from windlass.agent.board import Board
 from windlass.agent.forks import ForkServer
 from windlass.agent.lead import Lead
 from windlass.agent.node import Node
+from windlass.errors import ProtocolError
 from windlass.plan.plan import Plan, read_plan
 from windlass.wire.folder import JobFolder
 from windlass.wire.messages import Frame, Header
@@ -149,6 +150,9 @@ class _Door:
                     self._lead.receive(index, dict(frame.header))
         except (StopAsyncIteration, asyncio.TimeoutError):
             self._lead.lose(index)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            self._lead.lose(index)
+            raise ProtocolError(f"node {index} said something malformed: {error!r}") from error
         finally:
             heart.cancel()
 

@@ -61,7 +61,9 @@ def _pickler_class(cloudpickle: types.ModuleType) -> Any:
 
     class CpuPickler(cloudpickle.Pickler):  # type: ignore[name-defined,misc]
         def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
+            # a Parameter pickles as itself around a plain tensor, which comes by here in its turn
+            is_plain = isinstance(obj, torch.Tensor) and not isinstance(obj, torch.nn.Parameter)
+            if is_plain and obj.device.type not in ("cpu", "meta"):
                 return obj.detach().cpu().requires_grad_(obj.requires_grad).__reduce_ex__(2)
             return super().reducer_override(obj)
 

@@ -15,6 +15,8 @@ import re
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
+from windlass.errors import SpecError
+
 FULL, PART, REPLACED = "F", "P", "R"
 STREAMS = ("stdout", "stderr")
 
@@ -52,6 +54,15 @@ class LogQuery:
     since_s: float | None = None
     grep: str | None = None
     follow: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.grep or "")
+        except re.error as error:
+            raise SpecError(
+                f"{self.grep!r} is not a regular expression: {error}",
+                hint="put a backslash before characters like [ ( * + ?",
+            ) from error
 
     def wants(self, line: LogLine) -> bool:
         """Whether a line answers the query; rank, node and attempt already choose the files."""
