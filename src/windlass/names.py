@@ -37,6 +37,7 @@ JOB_NAME = "WINDLASS_JOB_NAME"
 NODE_NAME = "WINDLASS_NODE_NAME"
 ATTEMPT = "WINDLASS_ATTEMPT"
 REPORT_SOCKET = "WINDLASS_REPORT_SOCKET"
+IMPORT_CACHE = "WINDLASS_IMPORT_CACHE"  # a folder for snapshots of imports; empty: none are kept
 
 # Variables that nothing reads while it is being imported: a fork server may learn them later.
 READ_LATE = ("WINDLASS_", "TORCHELASTIC_", "TORCH_NCCL_", "GLOO_", "NCCL_")

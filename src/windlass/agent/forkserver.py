@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from windlass.agent import processes, store
+from windlass.agent import processes, snapshot, store
 from windlass.agent.forks import read_request, send_event
 from windlass.agent.openblas import restore_threads
 from windlass.plan.plan import Plan, read_plan
@@ -54,7 +54,7 @@ def _preload(modules: Sequence[str], control: socket.socket) -> bool:
     gc.disable()  # a tenth of the time of importing torch
     for name in modules:
         try:
-            importlib.import_module(name)
+            snapshot.import_module(name)
         except Exception as error:  # noqa: BLE001 - the rank that needs it will say so, at the user's line
             missing[name] = f"{type(error).__name__}: {error}"
         if not culprit and processes.count_threads() > 1:

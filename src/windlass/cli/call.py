@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from windlass.cli.signature import Signature, read_flags, read_signature, render_help
 from windlass.cli.trouble import say
 from windlass.cli.words import Words
 from windlass.client.run import Prepared, prepare
 from windlass.client.target import find_script
 from windlass.errors import SpecError
+
+if TYPE_CHECKING:  # reading functions takes parsers that no other target needs
+    from windlass.cli.signature import Signature
 
 
 def prepare_words(words: Words, *, detach: bool, flags: Mapping[str, Any]) -> Prepared:
@@ -47,6 +49,8 @@ def _doubt(word: str, flag: str, target: str) -> None:
 
 
 def _read_call(words: Words) -> tuple[Sequence[object], Mapping[str, object]]:
+    from windlass.cli.signature import read_flags
+
     try:
         return read_flags(_find_signature(words), words.rest)
     except SpecError as error:
@@ -57,6 +61,8 @@ def _read_call(words: Words) -> tuple[Sequence[object], Mapping[str, object]]:
 
 
 def _find_signature(words: Words) -> Signature:
+    from windlass.cli.signature import read_signature
+
     file, _, name = words.target[0].partition("::")
     if not name.isidentifier():
         raise SpecError(f"{name!r} is not the name of a function", hint="write FILE.py::FUNCTION")
@@ -65,6 +71,8 @@ def _find_signature(words: Words) -> Signature:
 
 def render_function_help(words: Words, flags: Sequence[str], *, width: int) -> str:
     """The function's own parameters in full, our flags by name."""
+    from windlass.cli.signature import render_help
+
     text = render_help(_find_signature(words), f"windlass run {words.target[0]}", width=width)
     ours = click.formatting.wrap_text(
         ", ".join(flags), width, initial_indent="  ", subsequent_indent="  "

@@ -61,9 +61,8 @@ class AgentProcess:
             (os.POSIX_SPAWN_DUP2, fd, fd),
         ]
         argv = [*command, "agent", str(fd), *guess]
-        self.pid = os.posix_spawn(
-            argv[0], argv, dict(os.environ), file_actions=actions, setsid=True
-        )
+        env = {names.IMPORT_CACHE: os.path.dirname(command[-1]), **os.environ}
+        self.pid = os.posix_spawn(argv[0], argv, env, file_actions=actions, setsid=True)
         theirs.close()
         _started.append(self.pid)
 

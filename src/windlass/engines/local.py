@@ -49,6 +49,8 @@ class LocalEngine:
     def __init__(self, settings: Settings) -> None:
         home = Path(str(settings.value("home"))).expanduser()
         self._jobs = home / "jobs"
+        # by folder, so that a client that asks often parses only what has changed
+        self._seen: dict[Path, tuple[tuple[int, int, int], JobStatus]] = {}
         self._births: dict[str, AgentProcess] = {}  # held until a lease is held instead
 
     def facts(self) -> Facts:
@@ -123,7 +125,13 @@ class LocalEngine:
 
     def _read_status(self, folder: JobFolder) -> JobStatus:
         try:
-            return records.read(JobStatus, json.loads(folder.status.read_bytes()))
+            with folder.status.open("rb") as file:
+                found = os.fstat(file.fileno())
+                stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
+                if folder.path not in self._seen or self._seen[folder.path][0] != stamp:
+                    status = records.read(JobStatus, json.loads(file.read()))
+                    self._seen[folder.path] = (stamp, status)
+                return self._seen[folder.path][1]
         except FileNotFoundError:
             raise _not_found(folder.path.name, self.jobs()) from None
 
