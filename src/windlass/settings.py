@@ -116,7 +116,7 @@ class Settings:
 
     engine: str = _is("str", "local", "what gives the nodes")
     nodes: int = _is("int", 1, "how many nodes", minimum=1)
-    procs: int | None = _is("int", None, "ranks a node; none: one a GPU, else one", minimum=1)
+    procs: int | None = _is("int", None, "ranks a node; none: one", minimum=1)
     name: str = _is("str", "", "the job's name; empty: made from the work")
     env: Mapping[str, str] = _is("table", {}, "environment variables of every rank")
     start: str = _is("str", "fork", "how ranks start", choices=("fork", "spawn"))
@@ -173,6 +173,16 @@ class _Layer:
     def refuse(self, setting: Setting, expected: str, raw: object) -> NoReturn:
         subject = self.key(setting) if self.is_text else f"{setting.name} in {self.source}"
         raise SpecError(f"{subject} must be {expected}, found {raw!r:.60}", hint=setting.hint)
+
+
+def start_folder() -> Path:
+    """Where project settings are looked for: here, unless this folder is gone."""
+    from pathlib import Path
+
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return Path.home()
 
 
 def read_settings(

@@ -1,6 +1,6 @@
-"""The one place that waits: for a condition, with a deadline, saying now and then what for.
+"""The one place where clients wait: for a condition, with a deadline, saying now and then what for.
 
-Nothing else in the package sleeps. Standard library only.
+Agents wait in their event loops. Standard library only.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def test_what_travels():
         ),
         (sys._getframe(), "result", "a stack frame cannot travel"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_the_culprit_is_named_by_its_path(value, path, why):
     with pytest.raises(BundleError) as caught:
@@ -113,7 +113,7 @@ def test_what_a_function_uses():
     ):
         with pytest.raises(BundleError) as caught:
             values.dump(function, name="train")
-        assert caught.value.message.startswith(f"train uses {name!r}, which: a lock cannot travel")
+        assert caught.value.message.startswith(f"train uses {name!r}: a lock cannot travel")
 
 
 def test_a_function_that_closes_over_nothing_yet():
@@ -123,7 +123,7 @@ def test_a_function_that_closes_over_nothing_yet():
     def function():
         return later, lock
 
-    with pytest.raises(BundleError, match="train uses 'lock', which: a lock cannot travel"):
+    with pytest.raises(BundleError, match="train uses 'lock': a lock cannot travel"):
         values.dump(function, name="train")
     later = 1
     assert function() == (later, lock)

@@ -33,7 +33,7 @@ def test_a_function_prints_its_value_on_stdout(windlass: Cli) -> None:
     assert ran.code == 0
     assert ran.out.splitlines() == ["[0/0] adding on 0", "41"]
     assert "[0/0] to stderr" in ran.err
-    assert f"windlass: {ran.job_id} on local, 1 node x 1 proc (engine: default)" in ran.err
+    assert f"windlass: {ran.job_id} on local (default), 1 node x 1 proc" in ran.err
     assert f"✓ job {ran.job_id} succeeded" in ran.err
     assert [line.split()[0] for line in ran.err.splitlines() if line.endswith(" s")][:2] == [
         "agent",

@@ -48,9 +48,11 @@ def test_a_whole_id_wins_over_the_start_of_another(known):
     assert wl.attach("train").id == "train"
 
 
-def test_an_id_wins_over_a_name(known):
-    known(("train-abcde", "a"), ("other-abcde", "train"))
-    assert wl.attach("train").id == "train-abcde"
+def test_an_id_wins_over_a_name_and_a_name_over_the_start_of_an_id(known):
+    known(("train-abcde", "a"), ("other-abcde", "train"), ("third-abcde", "train-abcde"))
+    assert wl.attach("train-abcde").id == "train-abcde"
+    assert wl.attach("train").id == "other-abcde"
+    assert wl.attach("third").id == "third-abcde"
 
 
 def test_of_several_jobs_of_a_name_the_newest_is_meant(known):

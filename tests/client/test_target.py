@@ -49,17 +49,29 @@ def a_function():
     ("function", "name"),
     [
         (a_function, "a_function"),
-        (Trainer().fit, "Trainer.fit"),
+        (functools.partial(Trainer().fit, 1), "Trainer.fit"),
         (Trainer, "Trainer"),
         (functools.partial(a_function), "a_function"),
         (functools.partial(functools.partial(Trainer().fit, 1)), "Trainer.fit"),
         (lambda: None, "<lambda>"),
-        (len, "len"),
+        (functools.partial(len, ()), "len"),
     ],
 )
 def test_callables_have_names(function, name, project):
     assert function_name(function) == name
     assert read_target(function, cwd=project).work == Function(name=name)
+
+
+def test_a_call_that_cannot_be_made_is_refused_before_anything_starts(project):
+    def train(lr, *, steps):
+        return lr, steps
+
+    with pytest.raises(
+        SpecError, match="train cannot be called: missing a required argument: 'lr'"
+    ):
+        read_target(train, kwargs={"steps": 1}, cwd=project)
+    with pytest.raises(SpecError, match="got an unexpected keyword argument 'nope'"):
+        read_target(train, args=(1,), kwargs={"steps": 1, "nope": 2}, cwd=project)
 
 
 def test_a_callable_object(project):

@@ -163,6 +163,6 @@ def test_progress_is_reported(on, tmp_path):
     names = [moment.name for moment in job.status().timeline]
     assert names[0] == "submitted"
     assert set(names) == {
-        "submitted", "agent up", "nodes joined", "imports done", "rank running", "first step",
+        "submitted", "agent up", "nodes joined", "imports done", "ranks running", "first step",
     }  # fmt: skip
     assert [m.at_s for m in job.status().timeline] == sorted(m.at_s for m in job.status().timeline)

@@ -119,7 +119,7 @@ def test_what_cannot_be_sent_is_refused_before_anything_starts(on, home):
     def uses_lock():
         return lock.locked()
 
-    with pytest.raises(wl.BundleError, match="uses 'lock', which: a lock cannot travel"):
+    with pytest.raises(wl.BundleError, match="uses 'lock': a lock cannot travel"):
         on.run(uses_lock)
     assert not (home / "jobs").exists()
 

@@ -80,7 +80,13 @@ def _classify(outcome: Outcome) -> FailureKind:
         return FailureKind.OUT_OF_MEMORY
     if outcome.state == "killed":
         return FailureKind.KILLED
+    if _never_started(outcome):
+        return FailureKind.START_FAILED
     return FailureKind.USER_ERROR
+
+
+def _never_started(outcome: Outcome) -> bool:
+    return outcome.state == "exited" and outcome.exit_code is None and outcome.error is None
 
 
 def _is_memory_error(type_name: str) -> bool:
@@ -99,6 +105,8 @@ def _describe(outcome: Outcome, node_name: str) -> str:
     where = f" at {error.file}:{error.line}" if error and error.file else ""
     if error is not None and error.text and not error.type.endswith("SystemExit"):
         return f"{who} raised {error.text.splitlines()[0][:200]}{where}"
+    if _never_started(outcome):
+        return f"{who} never started: its fork server died (see agent-N.log in the job's folder)"
     if outcome.exit_code == 0:
         return f"{who} exited with code 0 before its work returned (os._exit?)"
     return f"{who} exited with code {outcome.exit_code}{where}"

@@ -38,6 +38,7 @@ class _Attempt:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     exited: set[int] = field(default_factory=set)
     stopped: set[int] = field(default_factory=set)
+    running: set[int] = field(default_factory=set)
     store_port: int | None = None
 
     def add(self, outcome: Outcome, *, exited: bool) -> None:
@@ -111,7 +112,7 @@ class Lead:
         elif kind == "started":
             self._board.set_rank(message["rank"], pid=message["pid"], state="running")
         elif kind == "running":
-            self._board.mark("rank running", message["at_s"])
+            self._take_running(message)
         elif kind == "report":
             self._board.report(message)
         elif kind == "stopped" and message["attempt"] == self._attempt.number:
@@ -123,6 +124,11 @@ class Lead:
         elif kind == "trouble":
             self._board.add_condition("warning", message["reason"], message["message"])
         self._changed.set()
+
+    def _take_running(self, message: dict[str, Any]) -> None:
+        self._attempt.running.add(message["rank"])
+        if len(self._attempt.running) == self._plan.num_ranks:
+            self._board.mark("ranks running", message["at_s"])
 
     def _take_outcome(self, outcome: Outcome, *, exited: bool) -> None:
         if outcome.attempt != self._attempt.number:

@@ -168,13 +168,23 @@ class Node:
         logger.warning("the fork server is gone")
         self.sweep()
         for rank in list(self._ranks.values()):
-            self._on_exit(rank, -signal.SIGKILL)
+            if rank.pid is None:
+                self._on_never_started(rank)
+            else:
+                self._on_exit(rank, -signal.SIGKILL)
         self._tell("store", attempt=self._attempt, port=0)  # in case one was awaited
         self._tell(
             "trouble",
             reason=names.REASON_FORK_SERVER_DIED,
             message=f"the fork server of {self._node.name} died, and its ranks with it",
         )
+
+    def _on_never_started(self, rank: _Rank) -> None:
+        del self._ranks[rank.number]
+        rank.streams.close()
+        outcome = Outcome(rank=rank.number, attempt=self._attempt, state="exited", at_s=time.time())
+        self._tell("outcome", outcome=records.to_json(outcome), exited=True)
+        self._check_stopped()
 
     def _on_log_trouble(self, message: str) -> None:
         self._tell("trouble", reason=names.REASON_LOG_TRUNCATED, message=message)

@@ -63,7 +63,7 @@ def _trim(tb: TracebackType | None) -> TracebackType | None:
         if not name.startswith((_OURS, "<frozen ")):
             return first
         first = first.tb_next
-    return tb
+    return None
 
 
 def _find_line(error: BaseException, root: str) -> tuple[str, int]:

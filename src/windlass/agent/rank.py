@@ -8,6 +8,7 @@ written to the rank's result file. Nothing here outlives the rank.
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import importlib
 import importlib.util
@@ -138,7 +139,7 @@ def _run_script(path: Path, work: Script) -> None:
     code = compile(path.read_bytes(), str(path), "exec")
     main = types.ModuleType("__main__")
     main.__file__ = str(path)
-    main.__builtins__ = __builtins__  # type: ignore[attr-defined]
+    main.__builtins__ = builtins  # type: ignore[attr-defined]
     sys.modules["__main__"] = main
     exec(code, main.__dict__)  # noqa: S102 - running the user's script is the point
 

@@ -106,9 +106,9 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
         for free, cell in cells:
             with contextlib.suppress(ValueError):  # nothing in it yet
-                yield f"{path} uses {free!r}, which", cell.cell_contents
+                yield f"{path} uses {free!r}", cell.cell_contents
         used = (n for n in _names(value.__code__) if n in value.__globals__)
-        yield from ((f"{path} uses {n!r}, which", value.__globals__[n]) for n in used)
+        yield from ((f"{path} uses {n!r}", value.__globals__[n]) for n in used)
     elif isinstance(value, types.MethodType):
         yield f"{path}.__self__", value.__self__
     elif hasattr(value, "func") and hasattr(value, "keywords"):

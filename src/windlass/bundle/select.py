@@ -105,7 +105,7 @@ def _walk(
         yield folder.rstrip("/") or "."
         return
     for entry in entries:
-        if entry.is_file():
+        if entry.is_file(follow_symlinks=False):
             if entry.name == GIT_FILE:
                 git = add_file(git, root, folder + entry.name)
             elif entry.name == OWN_FILE:

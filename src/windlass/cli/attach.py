@@ -8,7 +8,6 @@ the last one leaves, it ends. A detached job needs nobody.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import click
 
@@ -20,6 +19,7 @@ from windlass.client.follow import follow
 from windlass.client.jobs import find_job
 from windlass.client.view import LiveView
 from windlass.observe.verdict import exit_code_of, render_verdict
+from windlass.settings import start_folder
 from windlass.wire.status import JobStatus, Phase
 
 
@@ -42,7 +42,7 @@ def attach(job_text: str) -> int:
     if status.phase is Phase.SUCCEEDED:
         say(f"{job.id} succeeded after {render_span(status.created_at_s, status.ended_at_s)}")
     else:
-        sys.stderr.write(render_verdict(status, folder=str(Path.cwd())) + "\n")
+        sys.stderr.write(render_verdict(status, folder=str(start_folder())) + "\n")
     return exit_code_of(status)
 
 

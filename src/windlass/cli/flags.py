@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from windlass.errors import WindlassError
-from windlass.settings import SETTINGS, Setting, Settings, read_settings
+from windlass.settings import SETTINGS, Setting, Settings, read_settings, start_folder
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,7 +64,7 @@ def given_flags(options: dict[str, Any]) -> dict[str, Any]:
 
 def load_settings() -> Settings:
     """The settings as they hold here, without flags."""
-    return read_settings(flags={}, environ=os.environ, start=Path.cwd())
+    return read_settings(flags={}, environ=os.environ, start=start_folder())
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="print JSON on stdout")

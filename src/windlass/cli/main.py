@@ -14,9 +14,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
     try:
         if argv is None and sys.argv[1:2] == ["run"]:
-            from windlass.engines.launch import begin_head_start
-
-            begin_head_start(sys.argv[2:])
+            _begin_head_start(sys.argv[2:])
         return _run(None if argv is None else list(argv))
     except KeyboardInterrupt:
         return 130
@@ -28,7 +26,7 @@ def _run(argv: list[str] | None) -> int:
     from windlass import names
     from windlass.cli.verbs import cli
 
-    _forgive_encodings()
+    _forgive_streams()
     try:
         code = cli.main(argv, prog_name="windlass", standalone_mode=False)
     except click.Abort:
@@ -40,10 +38,23 @@ def _run(argv: list[str] | None) -> int:
     return code if isinstance(code, int) else names.EXIT_OK
 
 
-def _forgive_encodings() -> None:
-    """A letter that a terminal cannot show is shown as its number."""
-    import io
+def _begin_head_start(words: list[str]) -> None:
+    """Start what will most likely be needed; whatever is wrong is told later, and better."""
+    import contextlib
 
+    with contextlib.suppress(Exception):
+        from windlass.engines.launch import begin_head_start
+
+        begin_head_start(words)
+
+
+def _forgive_streams() -> None:
+    """A stream that was closed is no stream; a letter that it cannot show is shown as its number."""
+    import io
+    import os
+
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -9,7 +9,7 @@ from windlass.cli.show import print_json
 from windlass.cli.trouble import say
 from windlass.client.job import Job
 from windlass.client.jobs import find_job, list_jobs
-from windlass.errors import SpecError
+from windlass.errors import EngineError, SpecError
 
 
 @click.command()
@@ -26,7 +26,7 @@ def rm(job_texts: tuple[str, ...], ended: bool, as_json: bool) -> None:
     jobs = {job.id: job for job in (find_job(text, settings) for text in job_texts)}
     _check_ended(list(jobs.values()))
     if ended:
-        jobs |= {job.id: job for job in list_jobs(settings) if job.done()}
+        jobs |= {job.id: job for job in list_jobs(settings) if _has_ended(job)}
     for job in jobs.values():
         job.remove()
     if as_json:
@@ -38,9 +38,17 @@ def rm(job_texts: tuple[str, ...], ended: bool, as_json: bool) -> None:
         say("no ended job is here")
 
 
+def _has_ended(job: Job) -> bool:
+    """Whether it can go; of one that cannot be read, `remove` itself finds out whether it is alive."""
+    try:
+        return job.done()
+    except EngineError:
+        return True
+
+
 def _check_ended(jobs: list[Job]) -> None:
     """Nothing is removed unless everything can be."""
-    running = [job.id for job in jobs if not job.done()]
+    running = [job.id for job in jobs if not _has_ended(job)]
     if running:
         named = " ".join(running)
         raise SpecError(f"still running: {named}", hint=f"windlass cancel {named}, then rm again")

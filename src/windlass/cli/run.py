@@ -7,7 +7,6 @@ cli.words and become a job in cli.call; what is shown while it runs is client.vi
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -26,6 +25,7 @@ from windlass.client.run import Prepared
 from windlass.client.view import LiveView, QuietView, View
 from windlass.observe.timeline import make_rows, render_timeline
 from windlass.observe.verdict import exit_code_of, render_verdict
+from windlass.settings import start_folder
 from windlass.spec.work import Function
 from windlass.wire.status import JobStatus, Phase
 
@@ -52,9 +52,9 @@ def run(
         else:
             print_yaml([prepared.plan])
         return names.EXIT_OK
+    job = prepared.start()
     if not quiet:
         say(_render_start(prepared))
-    job = prepared.start()
     if detach:
         _show_detached(job, as_json=as_json, quiet=quiet)
         return names.EXIT_OK
@@ -70,7 +70,7 @@ def _render_start(prepared: Prepared) -> str:
     plan = prepared.plan
     num_nodes, num_procs = len(plan.nodes), plan.nodes[0].num_ranks
     size = f"{num_nodes} node{'s' * (num_nodes > 1)} x {num_procs} proc{'s' * (num_procs > 1)}"
-    return f"{plan.job_id} on {plan.engine}, {size} (engine: {prepared.settings.origin('engine')})"
+    return f"{plan.job_id} on {plan.engine} ({prepared.settings.origin('engine')}), {size}"
 
 
 def _show_detached(job: Job, *, as_json: bool, quiet: bool) -> None:
@@ -134,7 +134,7 @@ def _show_end(
             click.echo(line)
     sys.stdout.flush()
     if status.phase is not Phase.SUCCEEDED:
-        sys.stderr.write(render_verdict(status, folder=str(Path.cwd())) + "\n")
+        sys.stderr.write(render_verdict(status, folder=str(start_folder())) + "\n")
     elif not quiet:
         sys.stderr.write(f"{_render_success(status)}\n{render_timeline(status)}\n")
 

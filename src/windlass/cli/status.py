@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 
@@ -22,6 +21,7 @@ from windlass.client.jobs import find_job
 from windlass.client.view import render_progress
 from windlass.observe.timeline import render_timeline
 from windlass.observe.verdict import render_verdict
+from windlass.settings import start_folder
 from windlass.wire.status import JobStatus
 
 _MAX_NODES = 32
@@ -38,7 +38,7 @@ def status(job_text: str, as_json: bool) -> None:
         print_json({"ref": str(job.ref), **records.to_json(found)})
         return
     print_pairs(_make_pairs(found))
-    for text in (render_verdict(found, folder=str(Path.cwd())), render_timeline(found)):
+    for text in (render_verdict(found, folder=str(start_folder())), render_timeline(found)):
         if text:
             click.echo(f"\n{text}")
 

@@ -14,6 +14,7 @@ from difflib import get_close_matches
 import click
 
 from windlass import names
+from windlass.cli.lazy import close_stdout
 from windlass.client.terminal import clean
 from windlass.errors import WindlassError
 
@@ -25,12 +26,14 @@ def report(error: Exception) -> int:
     if os.environ.get(DEBUG):
         traceback.print_exception(error)
     if isinstance(error, WindlassError):
-        say_error(error.message, error.hint)
+        say_error(error.message, error.hint or ("try again" if error.retryable else ""))
         return error.exit_code
     if isinstance(error, click.ClickException):
         say_error(*_describe_usage(error))
         return names.EXIT_USAGE
     if isinstance(error, OSError) and error.strerror:
+        if error.filename is None:  # most likely our own output
+            close_stdout()
         where = f"{error.filename}: " if error.filename else ""
         say_error(f"{where}{error.strerror}", "windlass doctor shows what is missing here")
         return names.EXIT_ENGINE

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 
 import click
 
@@ -17,7 +16,7 @@ from windlass.client.jobs import find_job
 from windlass.client.view import render_seconds, render_status_line
 from windlass.errors import SpecError
 from windlass.observe.verdict import exit_code_of, render_verdict
-from windlass.settings import read_duration
+from windlass.settings import read_duration, start_folder
 from windlass.wire.status import Phase
 
 
@@ -40,7 +39,7 @@ def wait(job_text: str, timeout: str | None, as_json: bool) -> int:
     if status.phase is Phase.SUCCEEDED:
         say(f"{job.id} succeeded")
     else:
-        sys.stderr.write(render_verdict(status, folder=str(Path.cwd())) + "\n")
+        sys.stderr.write(render_verdict(status, folder=str(start_folder())) + "\n")
     return exit_code_of(status)
 
 

@@ -34,10 +34,11 @@ def follow(
         stack.callback(view.close)
         if lease:
             stack.enter_context(job.hold())
-        if cancels:
-            stack.enter_context(_interrupts(job, view))
+        interrupts = stack.enter_context(_interrupts(job)) if cancels else []
         reader = job.reader(query or LogQuery(follow=True))
         while True:
+            while interrupts:
+                view.interrupted(now=interrupts.pop(0))
             status = job.status()
             lines = reader.read_new()
             view.show(status, lines)
@@ -51,25 +52,29 @@ def follow(
 
 
 @contextlib.contextmanager
-def _interrupts(job: Job, view: View) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the job, not this process: it stays to say how it ended."""
+def _interrupts(job: Job) -> Iterator[list[bool]]:
+    """Ctrl-C and SIGTERM end the job, not this process: it stays to say how it ended.
+
+    Yields the interrupts that are yet to be shown, each with whether it wants the end now: the handler may
+    run in the middle of a write to the terminal, so it must not write itself.
+    """
+    to_show: list[bool] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield to_show
         return
     num_interrupts = 0
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         nonlocal num_interrupts
         num_interrupts += 1
+        to_show.append(num_interrupts > 1)
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        now = num_interrupts > 1
-        view.interrupted(now=now)
-        job.cancel(now=now, why=f"{name} in its client")
+        job.cancel(now=num_interrupts > 1, why=f"{name} in its client")
 
     handled = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, interrupt) for number in handled]
     try:
-        yield
+        yield to_show
     finally:
         for number, handler in zip(handled, before, strict=True):
             signal.signal(number, handler)

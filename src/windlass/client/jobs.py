@@ -5,24 +5,24 @@ Knows engines only through their protocol.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from pathlib import Path
 
 from windlass.client.job import Job
 from windlass.engines.protocol import Engine, JobRef, engine_names, make_engine
-from windlass.errors import JobNotFound, SpecError
-from windlass.settings import Settings, read_settings
+from windlass.errors import JobNotFound, SpecError, WindlassError
+from windlass.settings import Settings, read_settings, start_folder
 
 
 def attach(ref: str | JobRef) -> Job:
     """A handle on a job that is already there: `local://ID`, its id, the start of its id, or its name."""
-    settings = read_settings(flags={}, environ=os.environ, start=Path.cwd())
+    settings = read_settings(flags={}, environ=os.environ, start=start_folder())
     return find_job(str(ref), settings)
 
 
 def jobs() -> list[Job]:
     """All jobs that are known here, newest first."""
-    settings = read_settings(flags={}, environ=os.environ, start=Path.cwd())
+    settings = read_settings(flags={}, environ=os.environ, start=start_folder())
     return list_jobs(settings)
 
 
@@ -39,11 +39,10 @@ def find_job(text: str, settings: Settings) -> Job:
         raise SpecError("which job?", hint="windlass ls shows them")
     engine = make_engine(name if separator else settings.engine, settings)
     known = engine.jobs()
-    exact = [ref for ref in known if ref.job_id == job_id]
     matches = (
-        exact
-        or [ref for ref in known if ref.job_id.startswith(job_id)]
+        [ref for ref in known if ref.job_id == job_id]
         or _named(engine, known, job_id)
+        or [ref for ref in known if ref.job_id.startswith(job_id)]
     )
     if len(matches) == 1:
         return Job(engine, matches[0])
@@ -58,4 +57,8 @@ def find_job(text: str, settings: Settings) -> Job:
 
 def _named(engine: Engine, known: list[JobRef], name: str) -> list[JobRef]:
     """The newest job of that name: a name may be used again."""
-    return [ref for ref in known if engine.status(ref).name == name][:1]
+    for ref in known:
+        with contextlib.suppress(WindlassError):  # one that cannot be read is not the one meant
+            if engine.status(ref).name == name:
+                return [ref]
+    return []

@@ -16,7 +16,8 @@ from typing import Any
 from windlass.client.job import Job
 from windlass.client.preload import TORCH, choose_preload
 from windlass.client.target import Target, import_paths, read_target
-from windlass.engines.protocol import Engine, make_engine
+from windlass.engines.protocol import Engine, check_capabilities, make_engine
+from windlass.errors import SpecError
 from windlass.plan.plan import Plan, make_plan
 from windlass.settings import Settings, read_settings
 from windlass.spec.job import JobSpec
@@ -83,13 +84,21 @@ def prepare(
     flags: Mapping[str, Any],
 ) -> Prepared:
     """Decide everything about a job, and start nothing."""
-    cwd = Path.cwd()
+    cwd = _current_folder()
     settings = read_settings(flags=flags, environ=os.environ, start=cwd)
     engine = make_engine(settings.engine, settings)
     found = read_target(target, args, kwargs, cwd=cwd)
     spec = make_spec(found, settings, cwd=cwd, detach=detach)
     plan = make_plan(spec, job_id=make_job_id(found), now_s=time.time(), facts=engine.facts())
+    check_capabilities(engine, plan)
     return Prepared(engine=engine, plan=plan, payload=found.payload, settings=settings)
+
+
+def _current_folder() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError as error:
+        raise SpecError("the current folder is gone", hint="cd to one that exists") from error
 
 
 def make_spec(target: Target, settings: Settings, *, cwd: Path, detach: bool) -> JobSpec:
@@ -102,7 +111,8 @@ def make_spec(target: Target, settings: Settings, *, cwd: Path, detach: bool) ->
         procs=settings.procs or 1,
         env=settings.env,
         cwd=str(cwd),
-        paths=import_paths(),
+        # scripts and modules find their own; only a callable of this process needs its paths
+        paths=import_paths() if isinstance(target.work, Function) and not target.work.file else (),
         python=settings.python,
         start=settings.start,
         preload=_choose_preload(target, settings),

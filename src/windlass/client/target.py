@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 import os
 import shutil
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 
 from windlass.agent import values
 from windlass.client.preload import TORCH, TORCH_AND_COMPILER, needs_compiler
-from windlass.errors import SpecError
+from windlass.errors import BundleError, SpecError
 from windlass.spec.work import Command, Function, Module, Script, Work
 
 
@@ -61,7 +62,8 @@ def _read_function(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Target:
     name = function_name(function)
-    payload = values.dump((function, tuple(args), dict(kwargs)), name=name)
+    _check_call(function, args, kwargs, name)
+    payload = _dump_call(function, args, kwargs, name)
     inner = _unwrap(function)
     module = sys.modules.get(getattr(inner, "__module__", "") or "")
     source = getattr(module, "__file__", None)
@@ -71,6 +73,36 @@ def _read_function(
         source=Path(source) if source else None,
         preload=_choose_for(payload),
     )
+
+
+def _check_call(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+) -> None:
+    """A call that cannot be made is refused here rather than by every rank."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some builtins do not tell
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise SpecError(
+            f"{name} cannot be called: {error}", hint=f"it is {name}{signature}"
+        ) from error
+
+
+def _dump_call(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+) -> bytes:
+    try:
+        return values.dump((function, tuple(args), dict(kwargs)), name=name)
+    except BundleError:
+        values.dump(function, name=name)
+        for index, value in enumerate(args):
+            values.dump(value, name=f"argument {index} of {name}")
+        for key, value in kwargs.items():
+            values.dump(value, name=f"argument {key!r} of {name}")
+        raise
 
 
 def _choose_for(payload: bytes) -> tuple[str, ...] | None:
@@ -167,9 +199,11 @@ def import_paths() -> tuple[str, ...]:
     """What this process imports from, beyond what the interpreter brings itself."""
     # not the whole prefix: a project may lie in /usr/src, the system's Python in /usr
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix}
-    folders = ("lib", "lib64", os.path.join("local", "lib"))
+    folders = ("bin", "lib", "lib64", os.path.join("local", "lib"))
     own = tuple(os.path.join(p, folder, "") for p in prefixes for folder in folders)
     paths = (os.path.abspath(path) for path in sys.path)
     return tuple(
-        path for path in dict.fromkeys(paths) if os.path.isdir(path) and not path.startswith(own)
+        path
+        for path in dict.fromkeys(paths)
+        if os.path.isdir(path) and not os.path.join(path, "").startswith(own)
     )

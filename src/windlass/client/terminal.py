@@ -46,6 +46,11 @@ def wants_colour(stream: TextIO) -> bool:
     return bool(os.environ.get("FORCE_COLOR")) or is_terminal(stream)
 
 
+def can_draw(stream: TextIO) -> bool:
+    """Whether lines on this stream can be erased and drawn anew."""
+    return is_terminal(stream) and os.environ.get("TERM") != "dumb"
+
+
 def is_terminal(stream: TextIO) -> bool:
     try:
         return stream.isatty()

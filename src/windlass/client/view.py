@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from typing import Protocol, TextIO
 
-from windlass.client.terminal import clean, is_terminal, paint, rank_colour, wants_colour
+from windlass.client.terminal import can_draw, clean, paint, rank_colour, wants_colour
 from windlass.wire.logs import LogLine
 from windlass.wire.status import JobStatus, Phase, Progress
 
@@ -51,7 +51,7 @@ class LiveView:
     def __init__(self, *, out: TextIO | None = None, talk: TextIO | None = None) -> None:
         self._out = out or sys.stdout
         self._talk = talk or sys.stderr
-        self._draws = is_terminal(self._talk)
+        self._draws = can_draw(self._talk)
         self._drawn = False
         self._drawn_s = 0.0
         self._status: JobStatus | None = None

@@ -7,6 +7,7 @@ State that outlives a job lies in its folder under the home; sockets lie in a sh
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -72,20 +73,22 @@ class LocalEngine:
             raise EngineError(
                 f"there is a job {plan.job_id} already", hint="prepare it anew: an id is used once"
             )
+        archive = _find_archive()
         run_dir = _make_run_dir(plan.job_id)
         try:
             folder.path.mkdir(parents=True, mode=0o700)
-            folder.plan.write_text(render_plan(plan))
             if payload is not None:
                 folder.payload.write_bytes(payload)
             write_atomically(folder.status, render_status(make_first_status(plan)))
-            self._start_agents(plan, folder, run_dir, python, local_archive())
+            # last: a folder is a job from the moment its plan is there
+            write_atomically(folder.plan, render_plan(plan).encode())
+            self._start_agents(plan, folder, run_dir, python, archive)
         except OSError as error:
             shutil.rmtree(folder.path, ignore_errors=True)
             shutil.rmtree(run_dir, ignore_errors=True)
             raise EngineError(
                 f"cannot start the job in {folder.path}: {error.strerror or error}",
-                hint=f"free some space there, or set {names.HOME} to another folder",
+                hint=f"{_remedy(error)}, or set {names.HOME} to another folder",
             ) from error
         return JobRef(self.name, plan.job_id)
 
@@ -134,6 +137,11 @@ class LocalEngine:
                 return self._seen[folder.path][1]
         except FileNotFoundError:
             raise _not_found(folder.path.name, self.jobs()) from None
+        except (OSError, ValueError) as error:
+            raise EngineError(
+                f"the status of {folder.path.name} cannot be read: {error}",
+                hint=f"windlass rm {folder.path.name} forgets it",
+            ) from error
 
     def _judge_lost(self, folder: JobFolder, status: JobStatus) -> JobStatus:
         """The lead died without a last word: what its log says, and what that means."""
@@ -154,7 +162,19 @@ class LocalEngine:
             plan, kind, f"{message}: {last_words}" if last_words else message, at_s=at_s, node=0
         )
         verdict = replace(verdict, next=f"cat {folder.agent_log(0)}", attempt=status.attempt)
-        return replace(status, phase=Phase.FAILED, verdict=verdict, ended_at_s=at_s)
+        ranks = (
+            replace(rank, state="lost") if rank.state in ("pending", "running") else rank
+            for rank in status.ranks
+        )
+        nodes = (replace(node, state="lost") for node in status.nodes)
+        return replace(
+            status,
+            phase=Phase.FAILED,
+            verdict=verdict,
+            ended_at_s=at_s,
+            ranks=tuple(ranks),
+            nodes=tuple(nodes),
+        )
 
     def logs(self, ref: JobRef, query: LogQuery) -> LogFiles:
         folder = self._folder(ref)
@@ -194,15 +214,15 @@ class LocalEngine:
             yield
 
     def remove(self, ref: JobRef) -> None:
-        status = self.status(ref)
-        if not status.phase.is_final:
+        folder = self._folder(ref)
+        if _is_lead_alive(folder):
             raise SpecError(
-                f"{ref.job_id} is still {status.phase.value}",
+                f"{ref.job_id} is still running",
                 hint=f"windlass cancel {ref.job_id}, then windlass rm {ref.job_id}",
             )
         _kill_marked(ref.job_id)
         shutil.rmtree(_run_dir(ref.job_id), ignore_errors=True)
-        shutil.rmtree(self._folder(ref).path)
+        shutil.rmtree(folder.path)
 
     def _folder(self, ref: JobRef) -> JobFolder:
         folder = JobFolder(self._jobs / ref.job_id)
@@ -224,6 +244,20 @@ def _find_python(wanted: str) -> str:
             f"there is no interpreter {wanted!r}", hint="give the path of a Python >= 3.10"
         )
     return os.path.abspath(found)
+
+
+def _find_archive() -> str:
+    try:
+        return local_archive()
+    except OSError as error:
+        raise EngineError(
+            f"cannot keep the agent at {error.filename}: {error.strerror or error}",
+            hint=f"{_remedy(error)}, or set XDG_CACHE_HOME to another folder",
+        ) from error
+
+
+def _remedy(error: OSError) -> str:
+    return "free some space there" if error.errno == errno.ENOSPC else "make it writable"
 
 
 def _run_dir(job_id: str) -> Path:
@@ -282,6 +316,7 @@ def _kill_marked(job_id: str) -> None:
 def _not_found(job_id: str, known: list[JobRef]) -> JobNotFound:
     import difflib
 
-    near = difflib.get_close_matches(job_id, [ref.job_id for ref in known], n=1, cutoff=0.5)
+    others = [ref.job_id for ref in known if ref.job_id != job_id]
+    near = difflib.get_close_matches(job_id, others, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else "windlass ls shows what is there"
     return JobNotFound(f"there is no job {job_id!r} here", hint=hint)

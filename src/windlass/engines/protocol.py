@@ -82,6 +82,23 @@ class Engine(Protocol):
         """Forget an ended job and everything it left."""
 
 
+def check_capabilities(engine: Engine, plan: Plan) -> None:
+    """Refuse, before anything starts, what the engine does not list."""
+    wanted = {
+        "detach": plan.detach,
+        "restarts": plan.restarts > 0,
+        "timeout": plan.timeout_s is not None,
+    }
+    missing = sorted(
+        name for name, is_wanted in wanted.items() if is_wanted and name not in engine.can
+    )
+    if missing:
+        raise SpecError(
+            f"the engine {engine.name} cannot do: {', '.join(missing)}",
+            hint=f"leave out --{missing[0]}, or choose another engine",
+        )
+
+
 _ENGINES = {"local": "windlass.engines.local:LocalEngine"}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import zlib
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 
 from windlass.names import VERSION
 
@@ -102,7 +102,8 @@ def _sources() -> Iterator[tuple[str, str]]:
             if os.path.isdir(path)
             else [(f"windlass/{name}", path)]
         )
-    spec = find_spec("cloudpickle")
+    # not what is loaded: inside a rank that comes from an archive
+    spec = PathFinder.find_spec("cloudpickle")
     if spec is None or spec.origin is None:
         from windlass.errors import EngineError
 

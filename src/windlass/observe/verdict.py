@@ -51,7 +51,7 @@ def _render_kind(verdict: Verdict) -> str:
 
 
 def _render_who(status: JobStatus, verdict: Verdict, exception: list[str]) -> str:
-    if verdict.rank is not None and exception:
+    if verdict.rank is not None and exception and verdict.exit_code is None:
         who = f"rank {verdict.rank} on {_one_line(verdict.node_name)} raised {exception[0]}"
     else:
         who = _one_line(verdict.message)

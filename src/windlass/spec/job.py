@@ -1,6 +1,6 @@
 """JobSpec: what a user asked for, checked but not yet decided.
 
-Made by `client.target.make_spec`, read by `plan.make_plan`. Knows nothing of ids, ports, paths of a job or
+Made by `client.run.make_spec`, read by `plan.make_plan`. Knows nothing of ids, ports, paths of a job or
 engines' objects.
 """
 
