@@ -4,7 +4,7 @@
 
 PYTHON ?= python3
 PIP_ARGS ?=
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n 2
 BENCH_ARGS ?=
 
 VENV := .venv
@@ -23,6 +23,7 @@ help:  ## what can be made
 
 demo: $(VENV)/.demo  ## a DDP training on 2 nodes x 2 processes of this machine
 	$(BIN)/windlass run examples/01_ddp.py --nodes 2 --procs 2
+	@echo 'to go on by hand: . $(BIN)/activate; windlass --help'
 
 test: $(VENV)/.dev  ## ruff, mypy, import-linter and pytest, in one go
 	@failed=""; \

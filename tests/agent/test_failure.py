@@ -217,3 +217,9 @@ def test_verdicts_about_the_job():
 
 def test_signals_have_names():
     assert (signal_name(9), signal_name(15), signal_name(99)) == ("SIGKILL", "SIGTERM", "signal 99")
+
+
+def test_a_rank_that_never_started_is_not_called_killed():
+    verdict = make_verdict(PLAN, [outcome(1, "exited")], attempt=0)
+    assert verdict.kind.value == "start failed"
+    assert "never started: its fork server died" in verdict.message

@@ -1,6 +1,6 @@
 """The three programs of a node: `agent`, `forkserver` and `rank`.
 
-    python agent.pyz agent FD [GUESS]     FD: where its order comes from
+    python agent.pyz agent FD [GUESS...]     FD: where its order comes from
 
 Imports as little as it can before the fork server is on its way: importing torch is what takes the time.
 """
@@ -11,23 +11,32 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from typing import NoReturn
 
 
 def run_agent(order_fd: str, *guess: str) -> int:
-    """One agent a node. `guess`, if any, is what to import, and variables: the fork server starts at once."""
+    """One agent a node, which finds out who it is from its order.
+
+    `guess`, if any, starts the fork server at once: both ends of its socket, what to import, variables.
+    """
     import os
-    import socket
+
+    if guess:
+        from windlass.agent.spawn import spawn_server
+
+        ours, theirs, modules, *variables = guess
+        preload = modules.split(",")
+        env = {**os.environ, **dict(word.split("=", 1) for word in variables)}
+        pid = spawn_server(int(theirs), preload, env)
 
     from windlass.agent.forks import ForkServer
     from windlass.agent.orders import receive_order
 
-    control = socket.socket(fileno=int(order_fd))
-    os.set_inheritable(control.fileno(), False)
     forks = ForkServer()
     if guess:
-        variables = dict(word.split("=", 1) for word in guess[1:])
-        forks.start(guess[0].split(","), {**os.environ, **variables})
+        forks.adopt(_take_socket(ours), pid, preload, env)
+    control = _take_socket(order_fd)
     received = receive_order(control)
     if received is None:
         forks.close()
@@ -40,6 +49,15 @@ def run_agent(order_fd: str, *guess: str) -> int:
     from windlass.agent.agent import main
 
     return main(order, forks, control)
+
+
+def _take_socket(fd: str) -> socket.socket:
+    """A socket that was inherited, and is not to be inherited further."""
+    import socket
+
+    taken = socket.socket(fileno=int(fd))
+    taken.set_inheritable(False)
+    return taken
 
 
 def run_rank(plan_path: str, rank: str, attempt: str) -> NoReturn:

@@ -11,10 +11,10 @@ import os
 import signal
 import socket
 import struct
-import sys
 
 from windlass import names
 from windlass.agent import processes
+from windlass.agent.spawn import spawn_server
 
 TYPE_CHECKING = False  # typing's own; what is imported here delays the import of torch
 if TYPE_CHECKING:
@@ -68,13 +68,16 @@ class ForkServer:
 
     def start(self, preload: Sequence[str], env: dict[str, str]) -> None:
         """Start the server; it imports `preload` in `env` before it forks anything."""
+        ours, theirs = socket.socketpair()
+        self.adopt(ours, spawn_server(theirs.detach(), preload, env), preload, env)
+
+    def adopt(
+        self, control: socket.socket, pid: int, preload: Sequence[str], env: dict[str, str]
+    ) -> None:
+        """Take over a server that was started before."""
+        self._control, self.pid = control, pid
         self._preload, self._env = list(preload), env
         self._buffer = b""
-        self._control, theirs = socket.socketpair()
-        os.set_inheritable(theirs.fileno(), True)
-        argv = [sys.executable, sys.argv[0], "forkserver", str(theirs.fileno()), ",".join(preload)]
-        self.pid = os.posix_spawn(sys.executable, argv, {names.OPENBLAS_NUM_THREADS: "1", **env})
-        theirs.close()
 
     def extend(self, preload: Sequence[str]) -> None:
         """Have it import what it was not started with; it says `ready` again."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import json
 import os
 import select
 import signal
@@ -23,8 +24,6 @@ from typing import Any, NoReturn
 from windlass.agent import processes, snapshot, store
 from windlass.agent.forks import read_request, send_event
 from windlass.agent.openblas import restore_threads
-from windlass.plan.plan import Plan, read_plan
-from windlass.spec.work import Command
 from windlass.wire.folder import JobFolder
 
 
@@ -169,23 +168,26 @@ class _ForkServer:
         self._control.close()
         _set_environment(request["env"], forgotten=request["forget"])
         plan, folder = load_job(request["plan"])
-        if plan.cwd:
-            os.chdir(plan.cwd)
-        if isinstance(plan.work, Command):
-            _execute(plan.work)
-        if plan.start == "spawn" or not self._is_safe:
+        if plan["cwd"]:
+            os.chdir(plan["cwd"])
+        if plan["work"]["kind"] == "command":
+            _execute(plan["work"]["argv"])
+        if plan["start"] == "spawn" or not self._is_safe:
             rank = (str(request["rank"]), str(request["attempt"]))
             os.execv(sys.executable, [sys.executable, sys.argv[0], "rank", request["plan"], *rank])
         enter_python(plan, folder, rank=request["rank"], attempt=request["attempt"])
 
 
-def load_job(plan_path: str) -> tuple[Plan, JobFolder]:
-    """The plan a rank belongs to, and the job's folder, which holds it."""
+def load_job(plan_path: str) -> tuple[dict[str, Any], JobFolder]:
+    """The plan a rank belongs to, and the job's folder, which holds it.
+
+    As plain JSON: the agent has checked it, and what is imported here delays the first rank.
+    """
     folder = JobFolder(Path(plan_path).parent)
-    return read_plan(folder.plan.read_text()), folder
+    return json.loads(folder.plan.read_bytes()), folder
 
 
-def enter_python(plan: Plan, folder: JobFolder, *, rank: int, attempt: int) -> NoReturn:
+def enter_python(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> NoReturn:
     """From a prepared process, forked or spawned, into the user's Python."""
     import faulthandler
 
@@ -213,13 +215,13 @@ def _set_environment(env: dict[str, str], *, forgotten: list[str]) -> None:
     os.environ.update(env)
 
 
-def _execute(work: Any) -> NoReturn:
+def _execute(argv: list[str]) -> NoReturn:
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     try:
-        os.execvp(work.argv[0], work.argv)
+        os.execvp(argv[0], argv)
     except FileNotFoundError:
-        sys.stderr.write(f"windlass: command not found: {work.argv[0]}\n")
+        sys.stderr.write(f"windlass: command not found: {argv[0]}\n")
         os._exit(127)
     except OSError as error:
-        sys.stderr.write(f"windlass: cannot run {work.argv[0]}: {error.strerror}\n")
+        sys.stderr.write(f"windlass: cannot run {argv[0]}: {error.strerror}\n")
         os._exit(126)

@@ -29,15 +29,13 @@ from windlass import names, records
 from windlass.agent import report, values
 from windlass.agent.raised import make_error, print_error
 from windlass.errors import BundleError
-from windlass.plan.plan import Plan
-from windlass.spec.work import Function, Module, Script
 from windlass.wire.folder import JobFolder
 from windlass.wire.results import ResultHeader, write_result
 
 _MAX_TEXT = 10_000
 
 
-def run_rank(plan: Plan, folder: JobFolder, *, rank: int, attempt: int) -> NoReturn:
+def run_rank(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> NoReturn:
     """Run the work of one rank, leave its result, and end the process as Python would."""
     me = _Rank(plan, folder, rank, attempt)
     call = _make_call(plan, folder)
@@ -57,10 +55,10 @@ def run_rank(plan: Plan, folder: JobFolder, *, rank: int, attempt: int) -> NoRet
 class _Rank:
     """What one rank says of itself: to its result file, and to its agent."""
 
-    def __init__(self, plan: Plan, folder: JobFolder, rank: int, attempt: int) -> None:
+    def __init__(self, plan: dict[str, Any], folder: JobFolder, rank: int, attempt: int) -> None:
         self._path = folder.result(attempt, rank)
         self._who: dict[str, Any] = {"rank": rank, "attempt": attempt}
-        self._root = plan.cwd
+        self._root = plan["cwd"]
 
     def notify(self, message: dict[str, Any]) -> None:
         path = os.environ.get(names.REPORT_SOCKET, "")
@@ -118,23 +116,22 @@ class _Rank:
         write_result(self._path, header, payload)
 
 
-def _make_call(plan: Plan, folder: JobFolder) -> Callable[[], Any]:
+def _make_call(plan: dict[str, Any], folder: JobFolder) -> Callable[[], Any]:
     """What to call; everything of ours that it needs is loaded by the time this returns."""
-    work = plan.work
-    if isinstance(work, Script):
-        return lambda: _run_script(Path(plan.cwd, work.path), work)
-    if isinstance(work, Module):
-        return lambda: _run_module(work)
-    if isinstance(work, Function):
-        # the payload was made by the version that travels with us, so that one must read it
-        importlib.import_module("cloudpickle")
-        payload = folder.payload.read_bytes()
-        return lambda: _call_function(work, plan, payload)
-    raise TypeError(f"a {work.kind} is not run in Python")
+    work = plan["work"]
+    if work["kind"] == "script":
+        return lambda: _run_script(Path(plan["cwd"], work["path"]), [work["path"], *work["args"]])
+    if work["kind"] == "module":
+        return lambda: _run_module(work["name"], work["args"])
+    # the payload was made by the version that travels with us, so that one must read it
+    importlib.import_module("cloudpickle")
+    payload = folder.payload.read_bytes()
+    file = Path(plan["cwd"], work["file"]) if work["file"] else None
+    return lambda: _call_function(work["name"], file, payload)
 
 
-def _run_script(path: Path, work: Script) -> None:
-    sys.argv = [work.path, *work.args]
+def _run_script(path: Path, argv: list[str]) -> None:
+    sys.argv = argv
     sys.path.insert(0, str(path.resolve().parent))
     code = compile(path.read_bytes(), str(path), "exec")
     main = types.ModuleType("__main__")
@@ -144,19 +141,19 @@ def _run_script(path: Path, work: Script) -> None:
     exec(code, main.__dict__)  # noqa: S102 - running the user's script is the point
 
 
-def _run_module(work: Module) -> None:
-    sys.argv = [work.name, *work.args]
+def _run_module(name: str, args: list[str]) -> None:
+    sys.argv = [name, *args]
     sys.path.insert(0, os.getcwd())
-    runpy.run_module(work.name, run_name="__main__", alter_sys=True)
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
-def _call_function(work: Function, plan: Plan, payload: bytes) -> Any:
+def _call_function(name: str, file: Path | None, payload: bytes) -> Any:
     sys.modules["__main__"] = types.ModuleType("__main__")
-    sys.argv = [work.name]
-    target = _import_file(Path(plan.cwd, work.file)) if work.file else None
+    sys.argv = [name]
+    target = _import_file(file) if file else None
     function, args, kwargs = pickle.loads(payload)  # noqa: S301 - written by this job's own client
     if target is not None:
-        function = getattr(target, work.name)
+        function = getattr(target, name)
     return function(*args, **kwargs)
 
 
@@ -173,14 +170,14 @@ def _import_file(path: Path) -> types.ModuleType:
     return module
 
 
-def _step_aside(plan: Plan) -> None:
+def _step_aside(plan: dict[str, Any]) -> None:
     """Let the user's own modules win: our archive goes last, our modules are forgotten.
 
     An `import windlass` in user code then finds the installed package if there is one, else the
     part that travels with the agent.
     """
     archive = sys.path.pop(0) if sys.path and sys.path[0].endswith(".pyz") else ""
-    sys.path[:0] = [path for path in plan.paths if path not in sys.path]
+    sys.path[:0] = [path for path in plan["paths"] if path not in sys.path]
     if archive:
         sys.path.append(archive)
         for name in [n for n in sys.modules if n.partition(".")[0] == "windlass"]:

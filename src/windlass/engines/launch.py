@@ -51,19 +51,21 @@ class AgentProcess:
         self, command: Sequence[str], *, log: str = os.devnull, guess: Sequence[str] = ()
     ) -> None:
         self._control, theirs = socket.socketpair()
-        fd = theirs.fileno()
+        inherited = [theirs, *(socket.socketpair() if guess else ())]
+        fds = [end.fileno() for end in inherited]
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, log, flags, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
             # onto itself: inherited by this child alone, whatever other threads spawn meanwhile
-            (os.POSIX_SPAWN_DUP2, fd, fd),
+            *((os.POSIX_SPAWN_DUP2, fd, fd) for fd in fds),
         ]
-        argv = [*command, "agent", str(fd), *guess]
+        argv = [*command, "agent", *(str(fd) for fd in fds), *guess]
         env = {names.IMPORT_CACHE: os.path.dirname(command[-1]), **os.environ}
         self.pid = os.posix_spawn(argv[0], argv, env, file_actions=actions, setsid=True)
-        theirs.close()
+        for end in inherited:
+            end.close()
         _started.append(self.pid)
 
     def order(self, order: dict[str, Any], fds: Sequence[int] = ()) -> None:

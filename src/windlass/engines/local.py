@@ -30,6 +30,7 @@ from windlass.engines.pyz import local_archive
 from windlass.errors import EngineError, JobNotFound, SpecError
 from windlass.plan.plan import Facts, Plan, read_plan, render_plan
 from windlass.settings import Settings
+from windlass.waiting import wait_until
 from windlass.wire.first import make_first_status, render_status
 from windlass.wire.folder import JobFolder, write_atomically
 from windlass.wire.logfiles import LogFiles
@@ -38,6 +39,7 @@ from windlass.wire.results import ResultHeader, read_result
 from windlass.wire.status import FailureKind, JobStatus, Phase
 
 _MAX_SOCKET_PATH = 103  # of macOS; Linux takes 107
+_TIDY_S = 10.0
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -215,14 +217,22 @@ class LocalEngine:
 
     def remove(self, ref: JobRef) -> None:
         folder = self._folder(ref)
-        if _is_lead_alive(folder):
+        if _is_lead_alive(folder) and not self._has_ended(ref):
             raise SpecError(
                 f"{ref.job_id} is still running",
                 hint=f"windlass cancel {ref.job_id}, then windlass rm {ref.job_id}",
             )
+        # a lead writes its last status, then tidies up
+        wait_until(lambda: not _is_lead_alive(folder), timeout_s=_TIDY_S)
         _kill_marked(ref.job_id)
         shutil.rmtree(_run_dir(ref.job_id), ignore_errors=True)
         shutil.rmtree(folder.path)
+
+    def _has_ended(self, ref: JobRef) -> bool:
+        try:
+            return self.status(ref).phase.is_final
+        except EngineError:  # a status that cannot be read
+            return False
 
     def _folder(self, ref: JobRef) -> JobFolder:
         folder = JobFolder(self._jobs / ref.job_id)
