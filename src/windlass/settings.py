@@ -74,12 +74,8 @@ class Setting:
     @property
     def hint(self) -> str:
         """What it is for, and what it is when it is left out."""
-        default = (
-            ""
-            if callable(self.default) or self.default in (None, "")
-            else f"; {self.default} if left out"
-        )
-        return self.help + default
+        has_default = not callable(self.default) and self.default not in (None, "", {})
+        return f"{self.help}; {self.default} if left out" if has_default else self.help
 
     def default_in(self, environ: Mapping[str, str]) -> object:
         return self.default(environ) if callable(self.default) else self.default
@@ -359,8 +355,9 @@ def _read_list(setting: Setting, raw: object, layer: _Layer) -> tuple[str, ...]:
 def _read_texts(setting: Setting, raw: object, layer: _Layer) -> dict[str, str]:
     if isinstance(raw, (list, tuple)) and layer.is_text:
         pairs = [str(item).partition("=") for item in raw]
-        if not all(key and equals for key, equals, _ in pairs):
-            layer.refuse(setting, "given as NAME=VALUE", raw)
+        for key, equals, value in pairs:
+            if not (key and equals):
+                layer.refuse(setting, "given as NAME=VALUE", f"{key}{equals}{value}")
         return {key: value for key, _, value in pairs}
     if not isinstance(raw, Mapping):
         layer.refuse(setting, "a table of texts", raw)

@@ -131,3 +131,24 @@ def test_debug_shows_the_traceback(project: Path, windlass: Cli) -> None:
     assert done.returncode == 2
     assert "Traceback (most recent call last)" in done.stderr
     assert "JobNotFound" in done.stderr
+
+
+def test_variables_that_ranks_get_from_us_cannot_be_set(windlass: Cli, project: Path) -> None:
+    ran = windlass("run", "show_args.py", "--env", "RANK=7")
+    assert ran.code == 2
+    assert "RANK is set for each rank, so --env cannot set it" in ran.err
+
+
+def test_a_variable_without_a_value_is_shown_as_it_was_typed(windlass: Cli, project: Path) -> None:
+    ran = windlass("run", "show_args.py", "--env", "FOO")
+    assert ran.code == 2
+    assert "--env must be given as NAME=VALUE, found 'FOO'" in ran.err
+    assert "{}" not in ran.err
+
+
+def test_a_parameter_that_is_also_our_flag_is_told(windlass: Cli, project: Path) -> None:
+    (project / "named.py").write_text("def train(name: str):\n    return name\n")
+    ran = windlass("run", "named.py::train", "--name", "x")
+    assert ran.code == 2
+    assert "before -- --name is Windlass's own; write: named.py::train -- --name ..." in ran.err
+    assert windlass("run", "named.py::train", "--", "--name", "x").out.splitlines()[-1] == "'x'"

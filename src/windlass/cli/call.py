@@ -54,6 +54,11 @@ def _read_call(words: Words) -> tuple[Sequence[object], Mapping[str, object]]:
     try:
         return read_flags(_find_signature(words), words.rest)
     except SpecError as error:
+        hidden = [word.partition("=")[0] for word in words.ours if word.startswith("--")]
+        taken = [flag for flag in hidden if f" {flag} " in f"{error.message} "]
+        if taken:
+            hint = f"before -- {taken[0]} is Windlass's own; write: {words.target[0]} -- {taken[0]} ..."
+            raise SpecError(error.message, hint=hint) from error
         ours = [flag for word, flag in words.near.items() if word in error.message]
         if not ours or "did you mean" in error.hint:
             raise

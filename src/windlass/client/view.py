@@ -5,6 +5,7 @@ Lines of ranks' stdout go to stdout, all else to stderr. Meaning never hangs on 
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import time
@@ -119,7 +120,9 @@ class LiveView:
         self._drawn_s = now_s
         width = shutil.get_terminal_size().columns - 1
         line = render_status_line(status, now_s=time.time(), bar=self._last_bar())
-        text = clean(" ".join(line.split()), colour=False)[:width]
+        text = clean(" ".join(line.split()), colour=False)
+        if len(text) > width:  # numbers before pictures
+            text = re.sub("[━─]+ ", "", text)[:width]
         self._talk.write(f"\r\x1b[2K{paint(text, 2, colour=wants_colour(self._talk))}")
         self._talk.flush()
         self._drawn = True

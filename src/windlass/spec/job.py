@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from windlass import names
 from windlass.errors import SpecError
 from windlass.spec.work import Work
 
@@ -70,6 +71,11 @@ def _check_choices(spec: JobSpec) -> None:
             hint="fork is fast; spawn is for libraries that cannot be forked",
         )
     for key, value in spec.env.items():
+        if key in names.SET_PER_RANK:
+            raise SpecError(
+                f"{key} is set for each rank, so --env cannot set it",
+                hint="--nodes and --procs decide how many ranks there are",
+            )
         if not _ENV_NAME.match(key):
             raise SpecError(
                 f"{key!r} is not a name for an environment variable", hint="write --env NAME=VALUE"
