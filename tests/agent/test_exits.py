@@ -15,7 +15,16 @@ RAISED = ResultHeader(rank=1, attempt=2, state="raised", at_s=50.0, error=ERROR)
 EXITED = ResultHeader(rank=1, attempt=2, state="exited", at_s=50.0, error=ERROR, exit_code=3)
 
 
-def judge(code, header=None, *, error=None, is_command=False, stopped_at_s=None, oom=False):
+def judge(
+    code,
+    header=None,
+    *,
+    error=None,
+    is_command=False,
+    stopped_at_s=None,
+    oom=False,
+    was_killed=False,
+):
     return judge_exit(
         rank=1,
         attempt=2,
@@ -26,6 +35,7 @@ def judge(code, header=None, *, error=None, is_command=False, stopped_at_s=None,
         at_s=100.0,
         stopped_at_s=stopped_at_s,
         out_of_memory=oom,
+        was_killed=was_killed,
     )
 
 
@@ -62,6 +72,8 @@ def test_returned_is_returned_even_if_it_was_asked_to_end(stopped_at_s):
         # it was asked to end
         (0, None, {"stopped_at_s": 99.0}, outcome("stopped")),
         (5, None, {"stopped_at_s": 99.0}, outcome("stopped")),
+        (-9, None, {"stopped_at_s": 99.0, "was_killed": True}, outcome("stopped")),
+        (-9, None, {"stopped_at_s": 99.0}, outcome("killed", signal=9)),  # not by us, so before us
         (-9, None, {"stopped_at_s": 99.0, "oom": True}, outcome("stopped")),
         (-15, None, {"stopped_at_s": 99.0}, outcome("stopped")),
     ],

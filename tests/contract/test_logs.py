@@ -90,7 +90,7 @@ def test_a_gigabyte_of_output_in_bounded_memory(on):
         statuses = [Path(f"/proc/{pid}/status").read_text() for pid in (server, agent)]
         return [int(text.partition("VmHWM:")[2].split()[0]) // 1024 for text in statuses]
 
-    job = on.submit(flood)
+    job = on.submit(flood, preload=[])
     [peaks_mib] = job.results(timeout_s=150)
     assert max(peaks_mib) < 200, peaks_mib  # the fork server and the agent
     assert [

@@ -6,6 +6,7 @@ Pure, but for reading the error file that torch's `record` writes.
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,19 +25,24 @@ def judge_exit(
     at_s: float,
     stopped_at_s: float | None,
     out_of_memory: bool,
+    was_killed: bool = False,
 ) -> Outcome:
-    """The outcome of a rank whose process is gone."""
+    """The outcome of a rank whose process is gone; `stopped_at_s` and `was_killed` say what we did to it."""
     outcome = Outcome(rank=rank, attempt=attempt, state="stopped", at_s=at_s)
     if code == 0 and (is_command or (header is not None and header.state == "returned")):
         return replace(outcome, state="returned", at_s=header.at_s if header else at_s, exit_code=0)
     if header is not None and header.state != "returned":
         was_first = stopped_at_s is None or header.at_s < stopped_at_s
         return header.outcome() if was_first else replace(outcome, exit_code=code)
-    if stopped_at_s is not None:
+    # a SIGKILL that was not ours came before our order to stop, even if we hear of it after
+    if stopped_at_s is not None and (was_killed or code != -signal.SIGKILL):
         return outcome
     if code < 0:
         return replace(
-            outcome, state="killed", signal=-code, out_of_memory=out_of_memory and code == -9
+            outcome,
+            state="killed",
+            signal=-code,
+            out_of_memory=out_of_memory and code == -signal.SIGKILL,
         )
     return replace(outcome, state="exited", exit_code=code, error=error)
 

@@ -66,6 +66,7 @@ class Node:
         self._attempt = 0
         self._imported: set[str] = set()
         self._stopped_at_s: float | None = None
+        self._has_killed = False
         self._oom_kills = 0
         self._kill_timer: asyncio.TimerHandle | None = None
         self._listen()
@@ -89,6 +90,7 @@ class Node:
         """What an attempt needs before its first process."""
         self._attempt = attempt
         self._stopped_at_s = None
+        self._has_killed = False
         self._oom_kills = processes.read_oom_kills()
         self._folder.attempt(attempt).mkdir(exist_ok=True)
         if not self._forks.is_running:
@@ -152,6 +154,7 @@ class Node:
             at_s=time.time(),
             stopped_at_s=self._stopped_at_s,
             out_of_memory=processes.read_oom_kills() > self._oom_kills,
+            was_killed=self._has_killed,
         )
         self._tell("outcome", outcome=records.to_json(outcome), exited=True)
         self._check_stopped()
@@ -207,6 +210,7 @@ class Node:
         self._check_stopped()
 
     def _kill_all(self) -> None:
+        self._has_killed = True
         for rank in self._ranks.values():
             if rank.pid is not None:
                 processes.kill_group(rank.pid, signal.SIGKILL)
