@@ -74,7 +74,7 @@ def test_returned_is_returned_even_if_it_was_asked_to_end(stopped_at_s):
         (5, None, {"stopped_at_s": 99.0}, outcome("stopped")),
         (-9, None, {"stopped_at_s": 99.0, "was_killed": True}, outcome("stopped")),
         (-9, None, {"stopped_at_s": 99.0}, outcome("killed", signal=9)),  # not by us, so before us
-        (-9, None, {"stopped_at_s": 99.0, "oom": True}, outcome("stopped")),
+        (-9, None, {"stopped_at_s": 99.0, "was_killed": True, "oom": True}, outcome("stopped")),
         (-15, None, {"stopped_at_s": 99.0}, outcome("stopped")),
     ],
 )
