@@ -152,12 +152,14 @@ def test_a_detached_job_outlives_its_client(on, tmp_path):
 def test_progress_is_reported(on, tmp_path):
     flag = tmp_path / "flag"
     job = on.submit(work.report_steps, (20, str(flag)), procs=2)
-    wait_for(lambda: job.status().progress.step == 20, "the last step is reported")
+    wait_for(
+        lambda: [rank.step for rank in job.status().ranks] == [20, 20],
+        "both have reported the last step",
+    )
     progress = job.status().progress
-    assert progress.total == 20
+    assert (progress.step, progress.total) == (20, 20)
     assert progress.metrics["loss"] == pytest.approx(0.05)
     assert progress.metrics["bad"] == "nan"
-    assert [rank.step for rank in job.status().ranks] == [20, 20]
     flag.touch()
     job.wait(20)
     names = [moment.name for moment in job.status().timeline]
