@@ -34,7 +34,8 @@ test: $(VENV)/.dev  ## ruff, mypy, import-linter and pytest, in one go
 	done; \
 	if [ -n "$$failed" ]; then echo "== failed before pytest:$$failed"; fi; \
 	echo "== pytest"; \
-	$(BIN)/python -m pytest $(PYTEST_ARGS) && [ -z "$$failed" ]
+	$(BIN)/python -m pytest -m crowd || failed="$$failed crowd"; \
+	$(BIN)/python -m pytest -m "not crowd" $(PYTEST_ARGS) && [ -z "$$failed" ]
 
 bench: $(VENV)/.dev  ## start, re-run and restart against torchrun, as ratios (minutes)
 	$(BIN)/python benchmarks/launch.py $(BENCH_ARGS)

@@ -52,6 +52,7 @@ def main() -> None:
         print(f"final loss {nn.functional.cross_entropy(guesses, arms):.4f}, {right:.1%} right")
     if right < 0.95:
         raise RuntimeError(f"did not converge: only {right:.1%} of the points right")
+    dist.barrier()  # nobody leaves while another's last all-reduce is still being put away
     dist.destroy_process_group()
 
 

@@ -48,6 +48,7 @@ def main() -> None:
         print(f"attempt {attempt} went on from step {first}, final loss {loss:.6f}")
     if loss > 1e-3:
         raise RuntimeError(f"did not converge: loss {loss:.6f}")
+    dist.barrier()  # nobody leaves while another's last all-reduce is still being put away
     dist.destroy_process_group()
 
 

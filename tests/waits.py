@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def wait_for(is_so: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+def wait_for(is_so: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
     """Wait for a condition with a deadline."""
     deadline = time.monotonic() + timeout_s
     while not is_so():

@@ -33,6 +33,7 @@ def test_all_reduce_across_nodes(script, start):
     assert wl.run(script, nodes=2, procs=2, start=start, quiet=True) == [None] * 4
 
 
+@pytest.mark.crowd
 @pytest.mark.timeout(400)
 def test_fifty_jobs_at_once_never_meet(script):
     """No port race: every job's ranks find their own rank 0."""
