@@ -33,7 +33,6 @@ def main() -> DistributedDataParallel:
     layers = nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3)
     model = DistributedDataParallel(nn.Sequential(*layers))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-
     step, total = 0, NUM_EPOCHS * len(batches)
     for epoch in range(NUM_EPOCHS):
         sampler.set_epoch(epoch)
@@ -53,7 +52,7 @@ def main() -> DistributedDataParallel:
     if right < 0.95:
         raise RuntimeError(f"did not converge: only {right:.1%} of the points right")
     dist.destroy_process_group()
-    return model  # freed here, it can wait forever for gloo's threads (torch 2.13)
+    return model  # freeing it here may wait forever for gloo's threads
 
 
 if __name__ == "__main__":
