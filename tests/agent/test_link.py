@@ -12,7 +12,7 @@ import pytest
 from windlass import names
 from windlass.agent import link as links
 from windlass.errors import ProtocolError
-from windlass.wire.messages import FrameDecoder, make_hello, render_frame
+from windlass.wire.messages import FrameDecoder, make_hello, refusal, render_frame
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_everyone_else_is_told_why(socket_path, chunk, why):
     assert answer["type"] == "refused"
     assert why in answer["why"]
     assert taken == []
-    error = links.refusal(answer)
+    error = refusal(answer)
     assert isinstance(error, ProtocolError)
     assert why in error.message
 
@@ -193,4 +193,4 @@ def test_sending_to_who_hung_up_is_no_error(socket_path):
 
 
 def test_other_frames_are_no_refusal():
-    assert links.refusal({"type": "welcome"}) is None
+    assert refusal({"type": "welcome"}) is None

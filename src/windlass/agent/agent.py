@@ -28,7 +28,7 @@ from windlass.agent.node import Node
 from windlass.errors import ProtocolError
 from windlass.plan.plan import Plan, read_plan
 from windlass.wire.folder import JobFolder
-from windlass.wire.messages import Frame, Header
+from windlass.wire.messages import Frame, Header, refusal
 from windlass.wire.status import FailureKind
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ async def run_follower(
     link.send({"type": "join", "pid": os.getpid(), "python": platform.python_version()})
     try:
         async for frame in _heard(link):
-            if refused := links.refusal(frame.header):
+            if refused := refusal(frame.header):
                 logger.error("%s", refused)
                 return 1
             node.receive(dict(frame.header))

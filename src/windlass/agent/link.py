@@ -106,11 +106,4 @@ async def connect(path: Path, *, role: str, job_id: str, node: int, timeout_s: f
     return link
 
 
-def refusal(header: Header) -> ProtocolError | None:
-    """The error a refused peer should raise."""
-    if header.get("type") != "refused":
-        return None
-    return ProtocolError(str(header.get("why", "refused")), hint=str(header.get("hint", "")))
-
-
 Send = Callable[[dict[str, Any]], None]

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 
 from windlass import names
-from windlass.errors import EngineError, ProtocolError
+from windlass.errors import EngineError
 from windlass.waiting import wait_until
-from windlass.wire.messages import Frame, FrameDecoder, Header, make_hello, render_frame
+from windlass.wire.messages import Frame, FrameDecoder, Header, make_hello, refusal, render_frame
 
 _CONNECT_TIMEOUT_S = 60.0
 
@@ -68,10 +68,8 @@ class LeadCall:
         answer = self._ask(header)
         if answer is None:
             return False
-        if answer.type == "refused":
-            raise ProtocolError(
-                str(answer.header.get("why", "refused")), hint=str(answer.header.get("hint", ""))
-            )
+        if refused := refusal(answer.header):
+            raise refused
         return True
 
     def _ask(self, header: Header) -> Frame | None:

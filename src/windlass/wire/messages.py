@@ -105,3 +105,10 @@ def check_hello(header: Header, *, job_id: str) -> None:
         )
     if header.get("job_id") != job_id:
         raise ProtocolError(f"the peer belongs to job {header.get('job_id')!r:.60}, not {job_id}")
+
+
+def refusal(header: Header) -> ProtocolError | None:
+    """The error a refused peer should raise."""
+    if header.get("type") != "refused":
+        return None
+    return ProtocolError(str(header.get("why", "refused")), hint=str(header.get("hint", "")))
