@@ -29,6 +29,26 @@ def test_it_is_built_once(tmp_path, monkeypatch):
     assert Path(path).parent == tmp_path / "windlass"
 
 
+def test_builders_at_once_never_replace_each_others_archive(tmp_path, monkeypatch):
+    """Agents go on reading the file they were started from: it must stay the same one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code = (
+        "import os; from windlass.engines.pyz import local_archive; input();"
+        "path = local_archive(); print(os.stat(path).st_ino)"
+    )
+    builders = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(8)
+    ]
+    for builder in builders:
+        builder.stdin.write("\n")
+        builder.stdin.flush()
+    assert len({builder.communicate()[0] for builder in builders}) == 1
+    assert [path.name for path in (tmp_path / "windlass").iterdir()] == [Path(local_archive()).name]
+
+
 @pytest.fixture(params=[False, True], ids=["portable", "compiled"])
 def archive(request, tmp_path):
     path = tmp_path / "agent.pyz"

@@ -45,10 +45,11 @@ def local_archive() -> str:
     if not os.path.exists(path):
         from pathlib import Path
 
-        from windlass.wire.folder import write_atomically
+        from windlass.wire.folder import write_once
 
         Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(Path(path), build_archive(compiled=True))
+        # never over one that is there: Python reads an archive piece by piece, by places it remembers
+        write_once(Path(path), build_archive(compiled=True))
     return path
 
 

@@ -5,8 +5,10 @@ Paths and the atomic write only; what the files say is `status`, `results` and `
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,11 +66,25 @@ class JobFolder:
 
 def write_atomically(path: Path, *chunks: bytes) -> None:
     """Write beside and rename: a reader sees the old file or the new one, never half of one."""
+    with _written_beside(path, chunks) as beside:
+        beside.replace(path)
+
+
+def write_once(path: Path, *chunks: bytes) -> None:
+    """As `write_atomically`, but a file that is there stays: of several writers the first one wins."""
+    with _written_beside(path, chunks) as beside:
+        with contextlib.suppress(FileExistsError):
+            os.link(beside, path)
+        beside.unlink()
+
+
+@contextlib.contextmanager
+def _written_beside(path: Path, chunks: Iterable[bytes]) -> Iterator[Path]:
     beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         with beside.open("wb") as file:
             file.writelines(chunks)
-        beside.replace(path)
+        yield beside
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
