@@ -24,3 +24,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         wait_for(
             lambda: not find_left_over(folder), f"no process left: {find_left_over(folder)}", 15.0
         )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need a cluster are skipped in one line where there is none."""
+    if os.environ.get("KUBECONFIG"):
+        return
+    skip = pytest.mark.skip(reason="needs a cluster: KUBECONFIG is not set")
+    for item in items:
+        if item.get_closest_marker("cluster"):
+            item.add_marker(skip)
