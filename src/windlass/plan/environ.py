@@ -58,7 +58,7 @@ def make_rank_env(plan: Plan, rank: int, *, attempt: int, meeting: Meeting) -> d
         names.LOCAL_RANK: str(rank - node.first_rank),
         names.WORLD_SIZE: world_size,
         names.LOCAL_WORLD_SIZE: str(node.num_ranks),
-        names.GROUP_RANK: str(node.index),
+        names.GROUP_RANK: str(plan.nodes.index(node)),
         names.GROUP_WORLD_SIZE: str(len(plan.nodes)),
         names.ROLE_NAME: "default",
         names.ROLE_RANK: str(rank),

@@ -6,13 +6,13 @@ Pure. `make_plan` takes ids, clock and facts as arguments. Engines render a Plan
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from windlass import names, records
 from windlass.errors import ProtocolError
 from windlass.plan.environ import make_job_env
-from windlass.plan.topology import NodePlan, make_nodes
+from windlass.plan.topology import NodePlan, make_nodes, renumber
 from windlass.spec.job import JobSpec
 from windlass.spec.work import Work
 
@@ -26,6 +26,17 @@ class Facts:
         default_factory=dict
     )  # what the engine adds unless it is set already
     master_addr: str | None = None  # None: the lead finds it out
+    master_port: int = 0  # the port ranks should meet at if it is free; 0: any
+    replaces_nodes: bool = False  # whether a lost node comes back
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """A file that every node must have before its ranks start: the payload, the bundle."""
+
+    name: str
+    size_bytes: int
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +63,11 @@ class Plan:
     join_timeout_s: float
     detach: bool
     master_addr: str | None
+    master_port: int
+    min_nodes: int
+    node_restarts: int
+    inputs: tuple[Input, ...] = ()
+    python_minor: str = ""  # "3.12" where the payload holds code that only this one can run
 
     @property
     def num_ranks(self) -> int:
@@ -60,8 +76,21 @@ class Plan:
     def node_of(self, rank: int) -> NodePlan:
         return next(node for node in self.nodes if rank in node.ranks)
 
+    def on_nodes(self, indexes: Collection[int]) -> Plan:
+        """The same job on some of its nodes only, with ranks counted anew."""
+        present = [node for node in self.nodes if node.index in indexes]
+        return self if len(present) == len(self.nodes) else replace(self, nodes=renumber(present))
 
-def make_plan(spec: JobSpec, *, job_id: str, now_s: float, facts: Facts) -> Plan:
+
+def make_plan(
+    spec: JobSpec,
+    *,
+    job_id: str,
+    now_s: float,
+    facts: Facts,
+    inputs: tuple[Input, ...] = (),
+    python_minor: str = "",
+) -> Plan:
     """Decide everything that can be decided before a node exists."""
     name = spec.name or job_id
     return Plan(
@@ -87,6 +116,11 @@ def make_plan(spec: JobSpec, *, job_id: str, now_s: float, facts: Facts) -> Plan
         join_timeout_s=spec.join_timeout_s,
         detach=spec.detach,
         master_addr=facts.master_addr,
+        master_port=facts.master_port,
+        min_nodes=spec.min_nodes or spec.nodes,
+        node_restarts=spec.node_restarts if facts.replaces_nodes else 0,
+        inputs=inputs,
+        python_minor=python_minor,
     )
 
 

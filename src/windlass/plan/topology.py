@@ -5,7 +5,8 @@ Pure. Knows nothing of pods, engines or torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,3 +34,12 @@ def make_nodes(num_nodes: int, num_procs: int, *, job_name: str) -> tuple[NodePl
         )
         for index in range(num_nodes)
     )
+
+
+def renumber(nodes: Iterable[NodePlan]) -> tuple[NodePlan, ...]:
+    """The ranks of an attempt on some of the nodes only: counted anew, in the order of the nodes."""
+    found: list[NodePlan] = []
+    for node in nodes:
+        first_rank = found[-1].ranks.stop if found else 0
+        found.append(replace(node, first_rank=first_rank))
+    return tuple(found)

@@ -26,6 +26,7 @@ class JobSpec:
     name: str = ""
     engine: str = "local"
     nodes: int = 1
+    min_nodes: int = 0  # an attempt may start with so many; 0: all of them
     procs: int = 1
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str = ""
@@ -34,6 +35,7 @@ class JobSpec:
     start: str = "fork"
     preload: tuple[str, ...] = ()
     restarts: int = 0
+    node_restarts: int = 3  # for lost nodes, where the engine replaces them
     timeout_s: float | None = None
     grace_s: float = 10.0
     lease_s: float = 5.0
