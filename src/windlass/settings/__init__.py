@@ -1,0 +1,14 @@
+"""Settings: flags > environment > project file > user file > default, and where each came from.
+
+`table` is what may be set, `reading` finds it, `values` checks it. Every command imports this, so parsers
+are loaded on use.
+"""
+
+from __future__ import annotations
+
+from windlass.settings.durations import read_duration as read_duration
+from windlass.settings.reading import read_settings as read_settings
+from windlass.settings.reading import start_folder as start_folder
+from windlass.settings.setting import Setting as Setting
+from windlass.settings.table import SETTINGS as SETTINGS
+from windlass.settings.table import Settings as Settings

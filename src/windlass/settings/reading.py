@@ -1,0 +1,134 @@
+"""Reading settings: flags > environment > project file > user file > default.
+
+Pure but for reading the two files: the environment and the folder to start from are arguments.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from windlass.errors import SpecError
+from windlass.settings.places import place
+from windlass.settings.setting import Setting
+from windlass.settings.table import BY_NAME, SETTINGS, Settings, find_setting, nearest
+from windlass.settings.values import Layer, read_value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+PROJECT_FILE = "windlass.toml"
+
+
+def start_folder() -> Path:
+    """Where project settings are looked for: here, unless this folder is gone."""
+    from pathlib import Path
+
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return Path.home()
+
+
+def read_settings(
+    *,
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    start: Path,
+    user_file: Path | None = None,
+) -> Settings:
+    """All settings as they hold in the folder `start`; a flag that is None was not given.
+
+    A table (`env`) is joined over its sources, key by key; else the strongest source wins.
+    `user_file` is the usual place below $XDG_CONFIG_HOME or ~/.config unless given.
+    """
+    for name in flags:
+        find_setting(name)
+    user_file = user_file or place(environ, "XDG_CONFIG_HOME", ".config") / "config.toml"
+    variables = {s.name: environ[s.variable] for s in SETTINGS if environ.get(s.variable)}
+    start = start.absolute()
+    layers = [
+        Layer(values=flags, source="flag", folder=start),
+        Layer(values=variables, source="environment", folder=start),
+    ]
+    for path, table in (_find_project_file(start), (user_file, _read_table(user_file))):
+        if table is not None:
+            _check_keys(path, table)
+            layers.append(Layer(values=table, source=str(path), folder=path.parent))
+    found = {s.name: _resolve(s, layers, environ) for s in SETTINGS}
+    values: dict[str, Any] = {name: value for name, (value, _) in found.items()}
+    return Settings(**values, origins={name: origin for name, (_, origin) in found.items()})
+
+
+def _resolve(
+    setting: Setting, layers: Sequence[Layer], environ: Mapping[str, str]
+) -> tuple[Any, str]:
+    # Every layer is read, also those that lose: a mistake in a file is told on the first day.
+    given = [
+        (read_value(setting, layer.values[setting.name], layer, environ), layer.origin(setting))
+        for layer in layers
+        if layer.values.get(setting.name) is not None
+    ]
+    given = given or [(setting.default_in(environ), "default")]
+    if setting.kind != "table":
+        return given[0]
+    joined: dict[str, str] = {}
+    for table, _ in reversed(given):
+        joined.update(table)
+    return joined, ", ".join(origin for _, origin in given)
+
+
+def _find_project_file(start: Path) -> tuple[Path, Mapping[str, object] | None]:
+    """The nearest windlass.toml, or pyproject.toml with [tool.windlass], at `start` or above."""
+    for folder in (start, *start.parents):
+        if (values := _read_table(folder / PROJECT_FILE)) is not None:
+            return folder / PROJECT_FILE, values
+        project = folder / "pyproject.toml"
+        if (values := _read_table(project, "tool", "windlass")) is not None:
+            return project, values
+    return start / PROJECT_FILE, None
+
+
+def _read_table(path: Path, *keys: str) -> Mapping[str, object] | None:
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    except OSError as error:
+        # A folder above us that we may not enter is none of ours; a file we may not read is.
+        if not os.access(path.parent, os.X_OK):
+            return None
+        raise SpecError(
+            f"cannot read {path}: {error.strerror}", hint="make the file readable, or move it away"
+        ) from error
+    if keys and keys[-1].encode() not in content:
+        return None
+    table: Any = _parse(path, content)
+    for key in keys:
+        table = table.get(key) if isinstance(table, Mapping) else None
+    if table is not None and not isinstance(table, Mapping):
+        raise SpecError(
+            f"{'.'.join(keys)} in {path} must be a table", hint=f"write [{'.'.join(keys)}]"
+        )
+    return table
+
+
+def _parse(path: Path, content: bytes) -> Mapping[str, object]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        parsed: dict[str, object] = tomllib.loads(content.decode())
+    except ValueError as error:
+        raise SpecError(f"{path} is not TOML: {error}", hint="correct that line") from error
+    return parsed
+
+
+def _check_keys(path: Path, values: Mapping[str, object]) -> None:
+    for key in values:
+        if key not in BY_NAME:
+            raise SpecError(f"unknown setting {key!r} in {path}", hint=nearest(key))
