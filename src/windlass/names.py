@@ -52,6 +52,35 @@ READ_LATE = ("WINDLASS_", "TORCHELASTIC_", "TORCH_NCCL_", "GLOO_", "NCCL_")
 # Our own variables for a client.
 HOME = "WINDLASS_HOME"
 
+# On Kubernetes: labels and annotations of every object of a job.
+LABEL_JOB = "windlass.dev/job"
+LABEL_NAME = "windlass.dev/name"
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+LABEL_APP = "app.kubernetes.io/name"
+LABEL_INDEX = "batch.kubernetes.io/job-completion-index"
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
+ANNOTATION_VERSION = "windlass.dev/version"
+ANNOTATION_SUBMIT = "windlass.dev/submit"  # one submit's own mark: whose half-made objects?
+ANNOTATION_WORK = "windlass.dev/work"
+ANNOTATION_FAILURES = "batch.kubernetes.io/job-index-failure-count"
+
+# What a pod's agent finds in its environment.
+POD_IP = "WINDLASS_POD_IP"
+POD_NAME = "WINDLASS_POD_NAME"
+POD_UID = "WINDLASS_POD_UID"
+K8S_NODE = "WINDLASS_K8S_NODE"
+NODE_FAILURES = "WINDLASS_NODE_FAILURES"  # how many pods of this index were lost before
+LEAD = "WINDLASS_LEAD"  # the Service that has an address before any pod runs
+
+# Places in a pod.
+CONTAINER = "windlass"
+SECRET_FOLDER = "/windlass/secret"  # noqa: S105
+JOB_FOLDER = "/windlass/job"
+HOME_FOLDER = "/windlass/home"
+AGENT_FILE = "agent.pyz"
+CLIENT_FILES = ("client.key", "client.crt")  # in the Secret, but in no pod
+AGENT_PORT = 29400
+
 # Exit codes of the command line.
 EXIT_OK = 0
 EXIT_JOB_FAILED = 1
@@ -62,12 +91,15 @@ EXIT_INTERRUPTED = 130
 # A job's folder.
 PLAN_FILE = "plan.json"
 PAYLOAD_FILE = "payload.pkl"
+BUNDLE_FILE = "bundle.tar.gz"
+WORLD_FILE = "world.json"
 STATUS_FILE = "status.json"
 LEAD_LOCK_FILE = "lead.lock"
 LEAD_SOCKET = "lead.sock"
 
 # Reasons in a status: what programs match on, never the text.
 REASON_WAITING_FOR_NODES = "WaitingForNodes"
+REASON_WAITING_FOR_INPUTS = "WaitingForInputs"
 REASON_IMPORTING = "Importing"
 REASON_RANKS_RUNNING = "RanksRunning"
 REASON_RANK_FAILED = "RankFailed"

@@ -40,8 +40,8 @@ specs = st.builds(
     restarts=st.integers(0, 5),
     timeout_s=st.none() | seconds,
     grace_s=times,
-    lease_s=times,
-    join_timeout_s=times,
+    lease_s=st.none() | times,
+    join_timeout_s=st.none() | times,
     detach=st.booleans(),
 )
 

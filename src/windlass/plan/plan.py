@@ -14,6 +14,7 @@ from windlass.errors import ProtocolError
 from windlass.plan.environ import make_job_env
 from windlass.plan.topology import NodePlan, make_nodes, renumber
 from windlass.spec.job import JobSpec
+from windlass.spec.resources import PodSpec
 from windlass.spec.work import Work
 
 
@@ -28,6 +29,8 @@ class Facts:
     master_addr: str | None = None  # None: the lead finds it out
     master_port: int = 0  # the port ranks should meet at if it is free; 0: any
     replaces_nodes: bool = False  # whether a lost node comes back
+    lease_s: float = 5.0  # unless asked otherwise
+    join_timeout_s: float = 60.0  # likewise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +70,7 @@ class Plan:
     min_nodes: int
     node_restarts: int
     inputs: tuple[Input, ...] = ()
+    pod: PodSpec | None = None  # where nodes are pods
     python_minor: str = ""  # "3.12" where the payload holds code that only this one can run
 
     @property
@@ -112,14 +116,17 @@ def make_plan(
         restarts=spec.restarts,
         timeout_s=spec.timeout_s,
         grace_s=spec.grace_s,
-        lease_s=spec.lease_s,
-        join_timeout_s=spec.join_timeout_s,
+        lease_s=facts.lease_s if spec.lease_s is None else spec.lease_s,
+        join_timeout_s=(
+            facts.join_timeout_s if spec.join_timeout_s is None else spec.join_timeout_s
+        ),
         detach=spec.detach,
         master_addr=facts.master_addr,
         master_port=facts.master_port,
         min_nodes=spec.min_nodes or spec.nodes,
         node_restarts=spec.node_restarts if facts.replaces_nodes else 0,
         inputs=inputs,
+        pod=spec.pod,
         python_minor=python_minor,
     )
 

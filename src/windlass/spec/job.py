@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from windlass import names
 from windlass.errors import SpecError
+from windlass.spec.resources import PodSpec
 from windlass.spec.work import Work
 
 START_METHODS = ("fork", "spawn")
@@ -38,9 +39,10 @@ class JobSpec:
     node_restarts: int = 3  # for lost nodes, where the engine replaces them
     timeout_s: float | None = None
     grace_s: float = 10.0
-    lease_s: float = 5.0
-    join_timeout_s: float = 60.0
+    lease_s: float | None = None  # None: as long as is good where the nodes are
+    join_timeout_s: float | None = None  # None: likewise
     detach: bool = False
+    pod: PodSpec | None = None  # where nodes are pods
 
     def __post_init__(self) -> None:
         for count in ("nodes", "procs"):
@@ -49,8 +51,15 @@ class JobSpec:
                     f"--{count} must be at least 1, not {getattr(self, count)}",
                     hint=f"leave --{count} out for 1",
                 )
-        if self.restarts < 0:
-            raise SpecError(f"--restarts must be 0 or more, not {self.restarts}")
+        if not 0 <= self.min_nodes <= self.nodes:
+            raise SpecError(
+                f"--nodes {self.min_nodes}:{self.nodes}: the first must not be the greater",
+                hint="write --nodes MIN:MAX",
+            )
+        for count in ("restarts", "node_restarts"):
+            if getattr(self, count) < 0:
+                flag = count.replace("_", "-")
+                raise SpecError(f"--{flag} must be 0 or more, not {getattr(self, count)}")
         _check_times(self)
         _check_choices(self)
 
@@ -62,8 +71,9 @@ def _check_times(spec: JobSpec) -> None:
             hint="leave it out for no limit",
         )
     for name in ("grace_s", "lease_s", "join_timeout_s"):
-        if not getattr(spec, name) >= 0:
-            raise SpecError(f"{name} must be 0 or more, not {getattr(spec, name)}")
+        value = getattr(spec, name)
+        if value is not None and not value >= 0:
+            raise SpecError(f"{name} must be 0 or more, not {value}")
 
 
 def _check_choices(spec: JobSpec) -> None:

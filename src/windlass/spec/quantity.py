@@ -1,0 +1,60 @@
+"""Quantities of Kubernetes: `4`, "500m", "512Gi". Pure.
+
+Numbers are kept as text, as the API server takes them; they become numbers only to be compared.
+"""
+
+from __future__ import annotations
+
+import re
+
+from windlass.errors import SpecError
+
+_FORM = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(Ki|Mi|Gi|Ti|Pi|Ei|[num]|[kMGTPE]?)\Z")
+_POWERS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
+BILLION = 10**9
+_LEAST_BYTES = 1 << 20
+
+
+def check_cpus(name: str, text: str) -> None:
+    """Refuse what is no number of processors."""
+    if not text:
+        return
+    if not _FORM.match(text) or text.endswith("i"):
+        raise SpecError(
+            f"{name} must be a number of processors, found {text!r:.60}",
+            hint=f"write {name} 4, or 500m for half of one",
+        )
+    if read_quantity(text) == 0:
+        raise SpecError(f"{name} must be more than 0", hint=f"leave {name} out for no limit")
+
+
+def check_bytes(name: str, text: str) -> None:
+    """Refuse what is no amount of memory or disk, and what has surely lost its unit."""
+    if not text:
+        return
+    if not _FORM.match(text) or text[-1] in "num":
+        raise SpecError(
+            f"{name} must be an amount like 512Gi, found {text!r:.60}",
+            hint="units are Ki, Mi, Gi, Ti (of 1024) and k, M, G, T (of 1000)",
+        )
+    if read_quantity(text) < _LEAST_BYTES * BILLION:
+        raise SpecError(
+            f"{name} {text} is less than a megabyte", hint=f"was {text}Gi meant? Give a unit"
+        )
+
+
+def read_quantity(text: str) -> int:
+    """The billionths behind a quantity: whole numbers, so that 0.3 and 300m are the same."""
+    match = _FORM.match(text)
+    if not match:
+        raise SpecError(f"{text!r:.60} is not a quantity", hint="write it like 4, 500m or 512Gi")
+    number, suffix = match.groups()
+    whole, _, part = number.partition(".")
+    factor = 1024 ** _BINARY[suffix] * BILLION if suffix in _BINARY else 10 ** (_POWERS[suffix] + 9)
+    return int(f"{whole}{part}" or "0") * factor // 10 ** len(part)
+
+
+def halve(text: str) -> str:
+    """Half of an amount of bytes, as whole mebibytes."""
+    return f"{read_quantity(text) // 2 // BILLION // (1 << 20) or 1}Mi"

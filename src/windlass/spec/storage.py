@@ -1,0 +1,217 @@
+"""Volumes and secrets of a pod: the forms in which they are asked for, and the records they become.
+
+    CLAIM:/data[:ro]                        a claim that is there
+    new:10Gi:/data[:RWX][:CLASS]            a claim made with the job, and gone with it
+    emptydir[:5Gi]:/scratch                 a folder that lives as long as the pod
+    hostpath:/on/the/host:/data[:ro]        a folder of the machine; refused unless allowed
+
+    SECRET                                  every key of a Secret as a variable
+    VAR=SECRET:KEY                          one key as the variable VAR
+    SECRET:/folder                          every key as a file in a folder
+
+Pure. A secret's value is never here: only where it is to be found.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from windlass import names
+from windlass.errors import SpecError
+from windlass.spec.quantity import check_bytes
+
+ACCESS_MODES = {
+    "RWO": "ReadWriteOnce",
+    "RWX": "ReadWriteMany",
+    "ROX": "ReadOnlyMany",
+    "RWOP": "ReadWriteOncePod",
+}
+_OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?\Z")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_SECRET_KEY = re.compile(r"[-._A-Za-z0-9]{1,253}\Z")
+_VOLUME_HINT = "write CLAIM:/data, new:10Gi:/data[:RWX][:CLASS] or emptydir[:5Gi]:/scratch"
+_SECRET_HINT = "write SECRET, VAR=SECRET:KEY or SECRET:/folder"  # noqa: S105
+_RESERVED_PATHS = ("/", "/windlass", "/dev", "/dev/shm", "/proc", "/sys", "/etc")  # noqa: S108
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A PersistentVolumeClaim that is there."""
+
+    kind: ClassVar[str] = "claim"
+    claim: str
+    path: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewClaim:
+    """A PersistentVolumeClaim made with the job. No access: many writers if there are many nodes."""
+
+    kind: ClassVar[str] = "new"
+    size: str
+    path: str
+    access: str = ""
+    storage_class: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmptyDir:
+    """A folder that lives as long as its pod."""
+
+    kind: ClassVar[str] = "emptydir"
+    path: str
+    size: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPath:
+    """A folder of the machine the pod is on."""
+
+    kind: ClassVar[str] = "hostpath"
+    source: str
+    path: str
+    read_only: bool = False
+
+
+Volume = Claim | NewClaim | EmptyDir | HostPath
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretVariable:
+    """One key of a Secret as a variable."""
+
+    kind: ClassVar[str] = "variable"
+    secret: str
+    key: str
+    variable: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretVariables:
+    """Every key of a Secret as a variable of that name."""
+
+    kind: ClassVar[str] = "variables"
+    secret: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretFiles:
+    """Every key of a Secret as a file in a folder."""
+
+    kind: ClassVar[str] = "files"
+    secret: str
+    path: str
+
+
+Secret = SecretVariable | SecretVariables | SecretFiles
+
+
+def read_volume(text: str, *, allow_host_path: bool = False) -> Volume:
+    """The volume that `text` asks for."""
+    head, *rest = text.split(":")
+    lower = head.lower()
+    if lower == "new":
+        return _read_new(text, rest)
+    if lower == "emptydir":
+        return _read_emptydir(text, rest)
+    if lower == "hostpath" or head.startswith("/"):
+        return _read_host_path(
+            text, rest if lower == "hostpath" else [head, *rest], allow_host_path
+        )
+    if not _OBJECT_NAME.match(head):
+        raise _no_volume(text, f"{head!r} is not the name of a claim")
+    path, read_only = _read_mount(text, rest)
+    return Claim(claim=head, path=path, read_only=read_only)
+
+
+def _read_new(text: str, rest: list[str]) -> NewClaim:
+    if len(rest) < 2:
+        raise _no_volume(text, "it needs a size and a path")
+    size, path, *more = rest
+    check_bytes(f"the size in --volume {text}", size)
+    access = more.pop(0).upper() if more and more[0].upper() in ACCESS_MODES else ""
+    if len(more) > 1 or (more and not _OBJECT_NAME.match(more[0])):
+        raise _no_volume(text, f"{':'.join(more)!r} is no access mode and no storage class")
+    storage_class = more[0] if more else ""
+    return NewClaim(
+        size=size, path=_check_path(text, path), access=access, storage_class=storage_class
+    )
+
+
+def _read_emptydir(text: str, rest: list[str]) -> EmptyDir:
+    if not 1 <= len(rest) <= 2:
+        raise _no_volume(text, "it needs a path, and may have a size before it")
+    size = rest[0] if len(rest) == 2 else ""
+    check_bytes(f"the size in --volume {text}", size)
+    return EmptyDir(path=_check_path(text, rest[-1]), size=size)
+
+
+def _read_host_path(text: str, rest: list[str], allowed: bool) -> HostPath:
+    if not allowed:
+        raise SpecError(
+            f"--volume {text} is a folder of the machine, which can reach beyond the job",
+            hint="use a claim, or add --allow-host-path if the cluster lets you",
+        )
+    if len(rest) < 2 or not rest[0].startswith("/"):
+        raise _no_volume(text, "it needs the folder's path on the host, and one in the pod")
+    path, read_only = _read_mount(text, rest[1:])
+    return HostPath(source=rest[0], path=path, read_only=read_only)
+
+
+def _read_mount(text: str, rest: list[str]) -> tuple[str, bool]:
+    if not rest:
+        raise _no_volume(text, "it needs a path in the pod")
+    path, *more = rest
+    if len(more) > 1 or (more and more[0] not in ("ro", "rw")):
+        raise _no_volume(text, f"{':'.join(more)!r} is neither ro nor rw")
+    return _check_path(text, path), more == ["ro"]
+
+
+def _check_path(text: str, path: str) -> str:
+    if not path.startswith("/") or ":" in path or "\0" in path:
+        raise _no_volume(text, f"{path!r} is not an absolute path")
+    path = posixpath.normpath("/" + path.lstrip("/"))
+    if path in _RESERVED_PATHS or path.startswith("/windlass/"):
+        raise _no_volume(text, f"{path} is taken already")
+    return path
+
+
+def _no_volume(text: str, why: str) -> SpecError:
+    return SpecError(f"--volume {text}: {why}", hint=_VOLUME_HINT)
+
+
+def read_secret(text: str) -> Secret:
+    """The use of a Secret that `text` asks for."""
+    variable, equals, reference = text.partition("=")
+    if equals:
+        secret, _, key = reference.partition(":")
+        _check_secret(text, secret)
+        if not _VARIABLE.match(variable) or variable in names.SET_PER_RANK:
+            raise _no_secret(text, f"{variable!r} cannot be set as a variable")
+        if not _SECRET_KEY.match(key or variable):
+            raise _no_secret(text, f"{key!r} is not a key of a Secret")
+        return SecretVariable(secret=secret, key=key or variable, variable=variable)
+    secret, colon, path = text.partition(":")
+    _check_secret(text, secret)
+    if not colon:
+        return SecretVariables(secret=secret)
+    if not path.startswith("/"):
+        raise _no_secret(text, f"{path!r} is not an absolute path")
+    path = posixpath.normpath("/" + path.lstrip("/"))
+    if path in _RESERVED_PATHS or path.startswith("/windlass/"):
+        raise _no_secret(text, f"{path} is taken already")
+    return SecretFiles(secret=secret, path=path)
+
+
+def _check_secret(text: str, secret: str) -> None:
+    if not _OBJECT_NAME.match(secret):
+        raise _no_secret(text, f"{secret!r} is not the name of a Secret")
+
+
+def _no_secret(text: str, why: str) -> SpecError:
+    # never the whole text: who wrote a value instead of a name must not find it in a log
+    return SpecError(f"--secret {text.partition('=')[0]}: {why}", hint=_SECRET_HINT)
