@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from windlass import names
 from windlass.errors import SpecError
-from windlass.settings import SETTINGS, Settings, read_duration, read_settings
+from windlass.settings import SETTINGS, NodeRange, Settings, read_duration, read_settings
 
 
 @pytest.fixture
@@ -52,16 +52,48 @@ def test_defaults(project, home):
         "engine": "local",
         "nodes": 1,
         "procs": None,
+        "gpus": 0,
         "name": "",
         "env": {},
         "start": "fork",
         "preload": None,
         "python": "",
         "restarts": 0,
+        "node_restarts": 3,
         "timeout_s": None,
         "grace_s": 10.0,
-        "lease_s": 5.0,
-        "join_timeout_s": 60.0,
+        "lease_s": None,
+        "join_timeout_s": None,
+        "image": "",
+        "in_image": False,
+        "context": "",
+        "namespace": "",
+        "cpus": "",
+        "memory": "",
+        "ephemeral_storage": "",
+        "shm": "",
+        "requests": {},
+        "gpu_type": "",
+        "gpu_label": "nvidia.com/gpu.product",
+        "gpu_resource": "nvidia.com/gpu",
+        "node_selector": {},
+        "tolerations": (),
+        "spread": "soft",
+        "pack": "",
+        "priority_class": "",
+        "queue": "",
+        "service_account": "",
+        "run_as": 1000,
+        "pull_secrets": (),
+        "secrets": (),
+        "volumes": (),
+        "allow_host_path": False,
+        "labels": {},
+        "annotations": {},
+        "ttl_s": 86400.0,
+        "patch": None,
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": "",
         "home": str(home / ".local/state/windlass"),
     }
     assert {settings.origin(name) for name, _ in settings.items()} == {"default"}
@@ -149,6 +181,37 @@ def test_a_path_in_a_file_is_seen_from_that_file(project, home):
     assert read(project / "src" / "deep", home).home == str(project / ".jobs")
 
 
+def test_what_pods_are_like_may_stand_in_a_file(project, home):
+    (project / "windlass.toml").write_text(
+        "nodes = '2:4'\nmemory = '8Gi'\ncpus = 2\nin_image = true\nvolumes = ['a,b:/a']\n"
+        "patch = 'pod.yaml'\n[labels]\nteam = 'x'\n[requests]\ncpus = 1\n"
+    )
+    settings = read(project / "src", home, labels=["shift=night"])
+    assert settings.nodes == NodeRange(min=2, max=4)
+    assert (settings.memory, settings.cpus, settings.in_image) == ("8Gi", "2", True)
+    assert settings.volumes == ("a,b:/a",)
+    assert settings.labels == {"team": "x", "shift": "night"}
+    assert settings.requests == {"cpus": "1"}
+    assert settings.patch == str(project / "pod.yaml")
+
+
+def test_a_patch_in_a_file_may_be_a_table(project, home):
+    (project / "windlass.toml").write_text("[patch.spec]\nhostNetwork = true\n")
+    assert read(project, home).patch == {"spec": {"hostNetwork": True}}
+
+
+def test_variables_of_pods(project, home):
+    environ = {
+        "WINDLASS_VOLUMES": "a:/a, b:/b",
+        "WINDLASS_IN_IMAGE": "1",
+        "WINDLASS_NODES": "1:3",
+        "WINDLASS_MEMORY": "1Gi",
+    }
+    settings = read(project, home, environ=environ)
+    assert (settings.volumes, settings.in_image) == (("a:/a", "b:/b"), True)
+    assert (str(settings.nodes), settings.memory) == ("1:3", "1Gi")
+
+
 def test_home_may_be_a_path(project, home):
     assert read(project, home, home=Path("/jobs")).home == "/jobs"
 
@@ -168,7 +231,24 @@ def test_the_user_file_may_be_elsewhere(project, home, tmp_path):
     [
         ("nodes", "4", 4),
         ("nodes", 4, 4),
+        ("nodes", "2:4", NodeRange(min=2, max=4)),
+        ("nodes", "4:4", 4),
+        ("nodes", NodeRange(min=1, max=2), NodeRange(min=1, max=2)),
         ("procs", "none", None),
+        ("run_as", "none", None),
+        ("run_as", "0", 0),
+        ("ttl_s", "none", None),
+        ("ttl_s", "2d", 172800.0),
+        ("memory", "512Gi", "512Gi"),
+        ("cpus", 4, "4"),
+        ("cpus", 0.5, "0.5"),
+        ("cpus", " 500m ", "500m"),
+        ("in_image", True, True),
+        ("in_image", "no", False),
+        ("volumes", ["a:/a", "b:/b,c:/c"], ("a:/a", "b:/b", "c:/c")),
+        ("volumes", "none", ()),
+        ("patch", {"spec": {"a": 1}}, {"spec": {"a": 1}}),
+        ("patch", "spec: {a: 1}", "spec: {a: 1}"),
         ("timeout_s", "none", None),
         ("timeout_s", "1h30m", 5400.0),
         ("grace_s", 0, 0.0),
@@ -193,6 +273,18 @@ def test_values_of_flags(project, home, name, raw, expected):
         ("nodes", True, "--nodes must be a whole number"),
         ("nodes", 1.5, "--nodes must be a whole number"),
         ("nodes", "none", "--nodes must be a whole number"),
+        ("nodes", "3:2", "--nodes must be MIN:MAX with 1 <= MIN <= MAX, found '3:2'"),
+        ("nodes", "0:2", "--nodes must be MIN:MAX"),
+        ("nodes", "1:2:3", "--nodes must be a whole number"),
+        ("memory", True, "--memory must be a number, or text like 500m or 512Gi, found True"),
+        ("memory", [1], "--memory must be a number, or text"),
+        ("in_image", "maybe", "--in-image must be true or false, found 'maybe'"),
+        ("volumes", [1], "--volume must be a list of texts"),
+        ("labels", ["x"], "--label must be given as NAME=VALUE"),
+        ("spread", "wide", "--spread must be one of soft, hard, none"),
+        ("run_as", -1, "--run-as must be at least 0"),
+        ("patch", 3, "--patch must be a table, YAML or the path of a YAML file"),
+        ("rdzv_backend", "static", "--rdzv-backend must be one of c10d, etcd-v2"),
         ("procs", 0, "--procs must be at least 1"),
         ("restarts", -1, "--restarts must be at least 0"),
         ("timeout_s", 0, "--timeout must be more than 0"),
@@ -220,6 +312,10 @@ def test_refused_flags(project, home, name, raw, message):
         ("zzz = 2", "unknown setting 'zzz' in {file}\n  hint: there are engine, nodes"),
         ("nodes = '2'", "nodes in {file} must be a whole number, found '2'"),
         ("nodes = 0", "nodes in {file} must be at least 1"),
+        ("nodes = '2:1'", "nodes in {file} must be MIN:MAX"),
+        ("in_image = 'yes'", "in_image in {file} must be true or false"),
+        ("volumes = 'a:/a'", "volumes in {file} must be a list of texts"),
+        ("cpus = [1]", "cpus in {file} must be a number"),
         ("preload = 'torch'", "preload in {file} must be a list of texts"),
         ("env = 'A=1'", "env in {file} must be a table"),
         ("env = ['A=1']", "env in {file} must be a table"),
@@ -275,6 +371,8 @@ def test_the_table_is_complete():
     assert by_name["join_timeout_s"].flag == "--join-timeout"
     assert by_name["home"].variable == names.HOME
     assert by_name["env"].variable == ""
+    assert by_name["volumes"].flag == "--volume"
+    assert len({setting.flag for setting in SETTINGS}) == len(SETTINGS)
 
 
 def test_import_is_cheap():

@@ -20,8 +20,14 @@ Cli = Callable[..., Ran]
 
 JOB = [
     "--engine", "--env", "--grace", "--join-timeout", "--lease", "--name", "--nodes", "--preload",
-    "--procs", "--python", "--restarts", "--start", "--timeout", "-e",
+    "--procs", "--python", "--restarts", "--start", "--timeout", "-e", "--gpus", "--node-restarts",
+    "--image", "--in-image", "--context", "--namespace", "--cpus", "--memory", "--ephemeral-storage",
+    "--shm", "--request", "--gpu-type", "--gpu-label", "--gpu-resource", "--node-selector",
+    "--toleration", "--spread", "--pack", "--priority-class", "--queue", "--service-account",
+    "--run-as", "--pull-secret", "--secret", "--volume", "--allow-host-path", "--label",
+    "--annotation", "--ttl", "--patch",
 ]  # fmt: skip
+EXPORT = ["--plain", "--with-keys", "--rdzv-backend", "--rdzv-endpoint"]
 FLAGS = {
     "run": [*JOB, "--detach", "--dry-run", "--json", "--quiet", "-q"],
     "ls": ["--all", "--json", "-a"],
@@ -32,7 +38,7 @@ FLAGS = {
     "attach": [],
     "cancel": ["--json", "--now"],
     "rm": ["--ended", "--json"],
-    "export": [*JOB, "--json"],
+    "export": [*JOB, *EXPORT, "--json"],
     "doctor": ["--json"],
     "config": ["--json"],
     "completion": [],
@@ -145,7 +151,7 @@ def test_completion_knows_verbs_flags_and_jobs(windlass: Cli, project: Path) -> 
     assert complete("st") == ["status"]
     assert complete("status", job_id[:3]) == [job_id]
     assert complete("logs", job_id, "--ra") == ["--rank"]
-    assert complete("run", "--no") == ["--nodes"]
+    assert complete("run", "--nodes") == ["--nodes"]
     assert complete("run", "wo") == ["wo"]  # a file: the shell completes it
 
 

@@ -6,50 +6,10 @@ import re
 
 import pytest
 import rank_work
-from hypothesis import given, settings
-from spec.strategies import works
 
-from windlass.client.run import make_job_id, prepare
-from windlass.client.target import Target
+from windlass.client.run import prepare
 from windlass.errors import SpecError
-from windlass.spec.work import Command, Function, Module, Script
-
-
-@settings(deadline=None, max_examples=300)
-@given(works)
-def test_any_work_has_a_valid_id(work):
-    job_id = make_job_id(Target(work=work))
-    assert re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,22}[a-z0-9])?-[a-z2-9]{5}", job_id)
-    assert len(f"{job_id}-node-999") <= 63  # what Kubernetes takes for a name
-
-
-@pytest.mark.parametrize(
-    ("work", "name"),
-    [
-        (Script(path="train.py"), "train"),
-        (Script(path="/a/b/My_Train.v2.py", args=("x",)), "my-train-v2"),
-        (Script(path="a script.py"), "a-script"),
-        (Function(name="train"), "train"),
-        (Function(name="outer.<locals>.train"), "train"),
-        (Function(name="Trainer.fit"), "fit"),
-        (Function(name="outer.<locals>.<lambda>"), "lambda"),
-        (Function(name="main", file="/a/train.py"), "main"),
-        (Module(name="pkg.mod", args=("x",)), "mod"),
-        (Command(argv=("/usr/bin/python3", "-c", "x")), "python3"),
-        (Command(argv=("./run.sh",)), "run"),
-        (Function(name="été"), "t"),
-        (Function(name="___"), "job"),
-        (Function(name="x" * 100), "x" * 24),
-    ],
-    ids=str,
-)
-def test_an_id_reads_like_the_work(work, name):
-    assert make_job_id(Target(work=work)).rpartition("-")[0] == name
-
-
-def test_two_ids_differ():
-    target = Target(work=Script(path="train.py"))
-    assert len({make_job_id(target) for _ in range(200)}) == 200
+from windlass.spec.work import Script
 
 
 def test_preparing_starts_nothing(home):
@@ -92,6 +52,33 @@ def test_what_is_preloaded(tmp_path, monkeypatch, target, flags, preload):
     (tmp_path / "plain.py").write_text("def main(): pass\n")
     monkeypatch.chdir(tmp_path)
     assert prepare(target, detach=True, flags=flags).plan.preload == preload
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({}, (1, 1, 1)),
+        ({"gpus": 8}, (1, 1, 8)),
+        ({"gpus": 8, "procs": 2}, (1, 1, 2)),
+        ({"nodes": "2:4"}, (2, 4, 1)),
+        ({"nodes": 3}, (3, 3, 1)),
+    ],
+    ids=str,
+)
+def test_the_size_of_a_job(flags, expected):
+    plan = prepare(rank_work.rank, detach=True, flags=flags).plan
+    assert (plan.min_nodes, len(plan.nodes), plan.nodes[0].num_ranks) == expected
+
+
+def test_local_nodes_are_no_pods_and_need_no_image():
+    plan = prepare(rank_work.rank, detach=True, flags={"image": "torch:1", "memory": "1Gi"}).plan
+    assert plan.pod is None
+    assert (plan.lease_s, plan.join_timeout_s) == (5.0, 60.0)
+
+
+def test_what_is_in_the_image_is_not_looked_for_here():
+    plan = prepare(["/app/train.py", "--lr", "1"], detach=True, flags={"in_image": True}).plan
+    assert (plan.work, plan.cwd) == (Script(path="/app/train.py", args=("--lr", "1")), "")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from click.shell_completion import CompletionItem
 
 from windlass.errors import WindlassError
 from windlass.settings import SETTINGS, Setting, Settings, read_settings, start_folder
+from windlass.settings.table import EXPORT
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,43 +24,84 @@ _NOT_OF_A_JOB = ("home",)
 _SHORT = {"engine": "-e"}
 _METAVARS = {
     "int": "N",
+    "nodes": "N|MIN:MAX",
     "duration": "TIME",
     "list": "A,B",
+    "many": "TEXT",
     "str": "TEXT",
     "table": "NAME=VALUE",
     "path": "PATH",
+    "quantity": "AMOUNT",
+    "patch": "FILE|YAML",
+    "bool": "",
 }
 _SPELT = {"engine": "NAME", "name": "NAME", "python": "PATH"}
+_REPEATED = ("table", "many")
 
 
-def job_settings() -> tuple[Setting, ...]:
+class SettingOption(click.Option):
+    """An option that stands under a heading of its own in `--help`."""
+
+    def __init__(self, *args: Any, group: str = "", **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.group = group
+
+
+def job_settings(*, with_export: bool = False) -> tuple[Setting, ...]:
     """The settings that one job may differ in."""
-    return tuple(setting for setting in SETTINGS if setting.name not in _NOT_OF_A_JOB)
+    return tuple(
+        setting
+        for setting in SETTINGS
+        if setting.name not in _NOT_OF_A_JOB and (with_export or setting.group != EXPORT)
+    )
 
 
 def setting_options(function: F) -> F:
     """One option a setting; those not given are None."""
-    for setting in reversed(job_settings()):
+    return _add_options(function, job_settings())
+
+
+def export_options(function: F) -> F:
+    """The same, and what only exports can be told."""
+    return _add_options(function, job_settings(with_export=True))
+
+
+def _add_options(function: F, settings: tuple[Setting, ...]) -> F:
+    for setting in reversed(settings):
         function = _make_option(setting)(function)
     return function
 
 
 def _make_option(setting: Setting) -> Callable[[F], F]:
+    if setting.kind == "bool":
+        names = [f"{setting.flag}/--no-{setting.flag[2:]}", setting.name]
+        return click.option(
+            *names, cls=SettingOption, group=setting.group, help=setting.help, default=None
+        )
     names = [setting.flag, setting.name]
     if setting.name in _SHORT:
         names.insert(0, _SHORT[setting.name])
-    is_table = setting.kind == "table"
+    is_repeated = setting.kind in _REPEATED
     metavar = "|".join(setting.choices) or _SPELT.get(setting.name) or _METAVARS[setting.kind]
-    more = " (again for more)" if is_table else ""
     return click.option(
-        *names, multiple=is_table, metavar=metavar, help=f"{setting.help}{more}", default=None
+        *names,
+        cls=SettingOption,
+        group=setting.group,
+        multiple=is_repeated,
+        metavar=metavar,
+        help=f"{setting.help}{' (again for more)' if is_repeated else ''}",
+        default=None,
     )
 
 
 def given_flags(options: dict[str, Any]) -> dict[str, Any]:
     """The settings among a command's options, as `read_settings` takes them."""
-    known = {setting.name for setting in job_settings()}
-    return {name: value or None for name, value in options.items() if name in known}
+    known = {setting.name for setting in job_settings(with_export=True)}
+    return {
+        name: value if value is False else value or None
+        for name, value in options.items()
+        if name in known
+    }
 
 
 def load_settings() -> Settings:

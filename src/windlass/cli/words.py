@@ -117,6 +117,17 @@ class TargetCommand(click.Command):
             return super().shell_complete(ctx, incomplete)
         return [CompletionItem(incomplete, type="file")]
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Options under their headings; those without one come first."""
+        groups: dict[str, list[tuple[str, str]]] = {"": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                groups.setdefault(getattr(param, "group", ""), []).append(record)
+        for heading, rows in groups.items():
+            with formatter.section(heading or "Options"):
+                formatter.write_dl(rows)
+
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         words = ctx.params.get("words", Words())
         if not words.is_function:

@@ -6,26 +6,26 @@ The only place where spec, plan and engine meet. Prints through `client.view` on
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from windlass.client.ids import make_job_id
+from windlass.client.in_image import read_in_image
 from windlass.client.job import Job
+from windlass.client.pods import make_pod
 from windlass.client.preload import TORCH, choose_preload
 from windlass.client.target import Target, import_paths, read_target
 from windlass.engines.protocol import Engine, check_capabilities, make_engine
 from windlass.errors import SpecError
 from windlass.plan.plan import Plan, make_plan
-from windlass.settings import Settings, read_settings
+from windlass.settings import NodeRange, Settings, read_settings
 from windlass.spec.job import JobSpec
-from windlass.spec.work import Command, Function, Module, Script
+from windlass.spec.work import Command, Function
 
 TargetLike = str | Path | Callable[..., Any] | Sequence[str]
-
-_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +87,14 @@ def prepare(
     cwd = _current_folder()
     settings = read_settings(flags=flags, environ=os.environ, start=cwd)
     engine = make_engine(settings.engine, settings)
-    found = read_target(target, args, kwargs, cwd=cwd)
-    spec = make_spec(found, settings, cwd=cwd, detach=detach)
-    plan = make_plan(spec, job_id=make_job_id(found), now_s=time.time(), facts=engine.facts())
+    if settings.in_image:
+        found = read_in_image(target, args, kwargs)
+    else:
+        found = read_target(target, args, kwargs, cwd=cwd)
+    has_pods = "pods" in engine.can
+    spec = make_spec(found, settings, cwd=cwd, detach=detach, has_pods=has_pods)
+    job_id = make_job_id(found.work, settings.name)
+    plan = make_plan(spec, job_id=job_id, now_s=time.time(), facts=engine.facts())
     check_capabilities(engine, plan)
     return Prepared(engine=engine, plan=plan, payload=found.payload, settings=settings)
 
@@ -101,27 +106,33 @@ def _current_folder() -> Path:
         raise SpecError("the current folder is gone", hint="cd to one that exists") from error
 
 
-def make_spec(target: Target, settings: Settings, *, cwd: Path, detach: bool) -> JobSpec:
+def make_spec(
+    target: Target, settings: Settings, *, cwd: Path, detach: bool, has_pods: bool = False
+) -> JobSpec:
     """What was asked, from the target and the settings."""
+    nodes = settings.nodes
     return JobSpec(
         work=target.work,
         name=settings.name,
         engine=settings.engine,
-        nodes=settings.nodes,
-        procs=settings.procs or 1,
+        nodes=nodes.max if isinstance(nodes, NodeRange) else nodes,
+        min_nodes=nodes.min if isinstance(nodes, NodeRange) else 0,
+        procs=settings.procs or settings.gpus or 1,
         env=settings.env,
-        cwd=str(cwd),
+        cwd="" if settings.in_image else str(cwd),
         # scripts and modules find their own; only a callable of this process needs its paths
         paths=import_paths() if isinstance(target.work, Function) and not target.work.file else (),
         python=settings.python,
         start=settings.start,
         preload=_choose_preload(target, settings),
         restarts=settings.restarts,
+        node_restarts=settings.node_restarts,
         timeout_s=settings.timeout_s,
         grace_s=settings.grace_s,
         lease_s=settings.lease_s,
         join_timeout_s=settings.join_timeout_s,
         detach=detach,
+        pod=make_pod(settings) if has_pods else None,
     )
 
 
@@ -133,14 +144,3 @@ def _choose_preload(target: Target, settings: Settings) -> tuple[str, ...]:
     if target.preload is not None:
         return target.preload
     return TORCH if target.source is None else choose_preload(target.source)
-
-
-def make_job_id(target: Target) -> str:
-    """Short, readable, hard to guess twice: the work's name and a few random letters."""
-    work = target.work
-    if isinstance(work, (Function, Module)):
-        name = work.name.rpartition(".")[2]
-    else:
-        name = Path(work.path if isinstance(work, Script) else " ".join(work.argv[:1])).stem
-    clean = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:24].strip("-")
-    return f"{clean or 'job'}-{''.join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(5))}"

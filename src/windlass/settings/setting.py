@@ -11,6 +11,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRange:
+    """So many nodes at least, so many at most: `MIN:MAX`."""
+
+    min: int
+    max: int
+
+    def __str__(self) -> str:
+        return f"{self.min}:{self.max}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """One line of the table: what may be set, and within which bounds."""
 
@@ -21,11 +32,14 @@ class Setting:
     choices: tuple[str, ...] = ()
     minimum: int | None = None
     above: float | None = None
+    group: str = ""  # the heading it stands under in --help
+    spelt: str = ""  # the flag, where it is not made from the name
+    optional: bool = False  # "none" is a value of its own
 
     @property
     def flag(self) -> str:
         """The flag that sets it; a time's flag drops the unit: `--timeout` sets `timeout_s`."""
-        return "--" + self.name.removesuffix("_s").replace("_", "-")
+        return "--" + (self.spelt or self.name.removesuffix("_s").replace("_", "-"))
 
     @property
     def variable(self) -> str:
@@ -35,8 +49,12 @@ class Setting:
     @property
     def hint(self) -> str:
         """What it is for, and what it is when it is left out."""
-        has_default = not callable(self.default) and self.default not in (None, "", {})
+        has_default = not callable(self.default) and self.default not in (None, "", {}, (), False)
         return f"{self.help}; {self.default} if left out" if has_default else self.help
+
+    @property
+    def may_be_none(self) -> bool:
+        return self.optional or self.default is None
 
     def default_in(self, environ: Mapping[str, str]) -> object:
         return self.default(environ) if callable(self.default) else self.default

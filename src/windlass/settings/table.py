@@ -11,12 +11,15 @@ from dataclasses import dataclass, field, fields
 
 from windlass.errors import SpecError
 from windlass.settings.places import state_home
-from windlass.settings.setting import Setting
+from windlass.settings.setting import NodeRange, Setting
 from windlass.settings.setting import is_setting as _is
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+PODS = "On Kubernetes"
+EXPORT = "Exports without Windlass"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +27,11 @@ class Settings:
     """Every setting's value, and where it came from."""
 
     engine: str = _is("str", "local", "what gives the nodes")
-    nodes: int = _is("int", 1, "how many nodes", minimum=1)
-    procs: int | None = _is("int", None, "ranks a node; none: one", minimum=1)
+    nodes: int | NodeRange = _is(  # noqa: RUF009
+        "nodes", 1, "how many nodes, or at least and at most", minimum=1
+    )
+    procs: int | None = _is("int", None, "ranks a node; none: one a GPU, else one", minimum=1)
+    gpus: int = _is("int", 0, "GPUs a node", minimum=0)
     name: str = _is("str", "", "the job's name; empty: made from the work")
     env: Mapping[str, str] = _is("table", {}, "environment variables of every rank")
     start: str = _is("str", "fork", "how ranks start", choices=("fork", "spawn"))
@@ -34,12 +40,95 @@ class Settings:
     )
     python: str = _is("str", "", "the nodes' interpreter; empty: this one")
     restarts: int = _is("int", 0, "how often to start again when the code failed", minimum=0)
+    node_restarts: int = _is("int", 3, "how often to go on after a node was lost", minimum=0)
     timeout_s: float | None = _is(
         "duration", None, "end the job this long after its first start", above=0
     )
     grace_s: float = _is("duration", 10.0, "from SIGTERM to SIGKILL")
-    lease_s: float = _is("duration", 5.0, "how long a job outlives a client that went away")
-    join_timeout_s: float = _is("duration", 60.0, "how long to wait for all nodes")
+    lease_s: float | None = _is(
+        "duration", None, "how long a job outlives a client that went away; none: the engine's own"
+    )
+    join_timeout_s: float | None = _is(
+        "duration", None, "how long to wait for all nodes; none: the engine's own"
+    )
+    image: str = _is("str", "", "the pods' image; it has Python and torch", group=PODS)
+    in_image: bool = _is(
+        "bool", False, "the target is the image's own: nothing travels", group=PODS
+    )
+    context: str = _is("str", "", "the kubeconfig's context; empty: the current one", group=PODS)
+    namespace: str = _is("str", "", "where the pods run; empty: the context's own", group=PODS)
+    cpus: str = _is("quantity", "", "processors a node: 4, 500m", group=PODS)
+    memory: str = _is("quantity", "", "memory a node: 512Gi", group=PODS)
+    ephemeral_storage: str = _is("quantity", "", "disk a node, gone with it: 100Gi", group=PODS)
+    shm: str = _is("quantity", "", "size of /dev/shm; empty: half of the memory", group=PODS)
+    requests: Mapping[str, str] = _is(
+        *("table", {}, "ask for less than the limit: cpus, memory, ephemeral_storage"),
+        group=PODS,
+        spelt="request",
+    )
+    gpu_type: str = _is("str", "", "what the nodes' label gpu_label says; A|B: either", group=PODS)
+    gpu_label: str = _is(
+        "str", "nvidia.com/gpu.product", "the label that tells a node's GPUs", group=PODS
+    )
+    gpu_resource: str = _is("str", "nvidia.com/gpu", "what a GPU is asked for as", group=PODS)
+    node_selector: Mapping[str, str] = _is(
+        "table", {}, "labels the nodes must have; A|B: either", group=PODS
+    )
+    tolerations: tuple[str, ...] = _is(
+        *("many", (), "taints not minded: KEY, KEY=VALUE, KEY=VALUE:EFFECT"),
+        group=PODS,
+        spelt="toleration",
+    )
+    spread: str = _is(
+        *("str", "soft", "pods of a job on different hosts: if possible, always, or no matter"),
+        choices=("soft", "hard", "none"),
+        group=PODS,
+    )
+    pack: str = _is(
+        *("str", "", "a label equal on all nodes of the job: topology.kubernetes.io/zone"),
+        group=PODS,
+    )
+    priority_class: str = _is("str", "", "the pods' priority class", group=PODS)
+    queue: str = _is("str", "", "the Kueue queue", group=PODS)
+    service_account: str = _is("str", "", "whom the pods run as, in the cluster", group=PODS)
+    run_as: int | None = _is(
+        "int",
+        1000,
+        "the pods' user id; none: the image's own",
+        minimum=0,
+        optional=True,
+        group=PODS,
+    )
+    pull_secrets: tuple[str, ...] = _is(
+        "many", (), "Secrets with which images are pulled", group=PODS, spelt="pull-secret"
+    )
+    secrets: tuple[str, ...] = _is(
+        *("many", (), "Secrets: NAME, VAR=NAME:KEY or NAME:/folder"), group=PODS, spelt="secret"
+    )
+    volumes: tuple[str, ...] = _is(
+        *("many", (), "CLAIM:/path, new:10Gi:/path[:RWX][:CLASS] or emptydir[:5Gi]:/path"),
+        group=PODS,
+        spelt="volume",
+    )
+    allow_host_path: bool = _is("bool", False, "let volumes be folders of the host", group=PODS)
+    labels: Mapping[str, str] = _is("table", {}, "labels of the pods", group=PODS, spelt="label")
+    annotations: Mapping[str, str] = _is(
+        "table", {}, "annotations of the pods", group=PODS, spelt="annotation"
+    )
+    ttl_s: float | None = _is(
+        *("duration", 86400.0, "how long an ended job stays; none: until it is removed"),
+        optional=True,
+        group=PODS,
+    )
+    patch: str | Mapping[str, Any] | None = _is(
+        "patch", None, "YAML merged into the pods' template, or a file of it", group=PODS
+    )
+    rdzv_backend: str = _is(
+        *("str", "c10d", "how torchrun's agents meet"), choices=("c10d", "etcd-v2"), group=EXPORT
+    )
+    rdzv_endpoint: str = _is(
+        "str", "", "where they meet; empty: the first pod's name and port 29500", group=EXPORT
+    )
     home: str = _is("path", state_home, "the folder of jobs and their logs")
     origins: Mapping[str, str] = field(repr=False)
 

@@ -13,12 +13,17 @@ from dataclasses import dataclass
 from windlass.errors import SpecError
 from windlass.settings.durations import DURATION_FORMS, read_duration
 from windlass.settings.places import user_home
-from windlass.settings.setting import Setting
+from windlass.settings.setting import NodeRange, Setting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, NoReturn
+
+_YES_NO = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +55,7 @@ def read_value(setting: Setting, raw: object, layer: Layer, environ: Mapping[str
         return None
     if setting.choices and value not in setting.choices:
         layer.refuse(setting, f"one of {', '.join(setting.choices)}", raw)
-    if setting.minimum is not None and value < setting.minimum:
+    if setting.minimum is not None and isinstance(value, int) and value < setting.minimum:
         layer.refuse(setting, f"at least {setting.minimum}", raw)
     if setting.above is not None and value <= setting.above:
         layer.refuse(setting, f"more than {setting.above:g}", raw)
@@ -61,7 +66,7 @@ def read_value(setting: Setting, raw: object, layer: Layer, environ: Mapping[str
 
 
 def _is_none(setting: Setting, raw: object) -> bool:
-    return setting.default is None and isinstance(raw, str) and raw.lower() == "none"
+    return setting.may_be_none and isinstance(raw, str) and raw.lower() == "none"
 
 
 def _read_str(setting: Setting, raw: object, layer: Layer) -> str:
@@ -101,6 +106,17 @@ def _read_list(setting: Setting, raw: object, layer: Layer) -> tuple[str, ...]:
     return tuple(raw)
 
 
+def _read_many(setting: Setting, raw: object, layer: Layer) -> tuple[str, ...]:
+    """A list whose flag is given again for more, each perhaps with several behind commas."""
+    if layer.is_text and isinstance(raw, str):
+        raw = [raw]
+    found = _read_list(setting, raw, layer)
+    if not layer.is_text:
+        return found
+    items = [item.strip() for text in found for item in text.split(",")]
+    return () if items == ["none"] else tuple(item for item in items if item)
+
+
 def _read_texts(setting: Setting, raw: object, layer: Layer) -> dict[str, str]:
     if isinstance(raw, (list, tuple)) and layer.is_text:
         pairs = [str(item).partition("=") for item in raw]
@@ -116,6 +132,48 @@ def _read_texts(setting: Setting, raw: object, layer: Layer) -> dict[str, str]:
     return {str(key): str(value) for key, value in raw.items()}
 
 
+def _read_bool(setting: Setting, raw: object, layer: Layer) -> bool:
+    if isinstance(raw, str) and layer.is_text and raw.lower() in _YES_NO:
+        return _YES_NO[raw.lower()]
+    return raw if isinstance(raw, bool) else layer.refuse(setting, "true or false", raw)
+
+
+def _read_quantity(setting: Setting, raw: object, layer: Layer) -> str:
+    """Text as it will be sent; what it must look like is known to who uses it."""
+    if isinstance(raw, bool) or not isinstance(raw, (str, int, float)):
+        layer.refuse(setting, "a number, or text like 500m or 512Gi", raw)
+    return raw.strip() if isinstance(raw, str) else f"{raw:.9f}".rstrip("0").rstrip(".")
+
+
+def _read_nodes(setting: Setting, raw: object, layer: Layer) -> int | NodeRange | None:
+    if isinstance(raw, NodeRange):
+        return _check_range(setting, raw, raw, layer)
+    match = re.fullmatch(r"\s*([0-9]{1,9}):([0-9]{1,9})\s*", raw) if isinstance(raw, str) else None
+    if not match:
+        return _read_int(setting, raw, layer)
+    return _check_range(setting, NodeRange(min=int(match[1]), max=int(match[2])), raw, layer)
+
+
+def _check_range(
+    setting: Setting, found: NodeRange, raw: object, layer: Layer
+) -> int | NodeRange | None:
+    if not 1 <= found.min <= found.max:
+        layer.refuse(setting, "MIN:MAX with 1 <= MIN <= MAX", raw)
+    return found.max if found.min == found.max else found
+
+
+def _read_patch(setting: Setting, raw: object, layer: Layer) -> str | dict[str, object]:
+    """A table, YAML, or the path of a file that holds it: seen from where it was written."""
+    if isinstance(raw, os.PathLike):
+        raw = os.fspath(raw)
+    if isinstance(raw, Mapping):
+        return dict(raw)
+    if not isinstance(raw, str):
+        layer.refuse(setting, "a table, YAML or the path of a YAML file", raw)
+    is_yaml = ":" in raw or "\n" in raw or "{" in raw
+    return raw if is_yaml else str(layer.folder / raw)
+
+
 _READERS: Mapping[str, Callable[[Setting, object, Layer], object]] = {
     "str": _read_str,
     "path": _read_path,
@@ -123,4 +181,9 @@ _READERS: Mapping[str, Callable[[Setting, object, Layer], object]] = {
     "duration": _read_time,
     "list": _read_list,
     "table": _read_texts,
+    "many": _read_many,
+    "bool": _read_bool,
+    "quantity": _read_quantity,
+    "nodes": _read_nodes,
+    "patch": _read_patch,
 }

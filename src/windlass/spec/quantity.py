@@ -10,7 +10,7 @@ import re
 from windlass.errors import SpecError
 
 _FORM = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(Ki|Mi|Gi|Ti|Pi|Ei|[num]|[kMGTPE]?)\Z")
-_POWERS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_POWERS = {"n": 0, "u": 3, "m": 6, "": 9, "k": 12, "M": 15, "G": 18, "T": 21, "P": 24, "E": 27}
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 BILLION = 10**9
 _LEAST_BYTES = 1 << 20
@@ -51,8 +51,8 @@ def read_quantity(text: str) -> int:
         raise SpecError(f"{text!r:.60} is not a quantity", hint="write it like 4, 500m or 512Gi")
     number, suffix = match.groups()
     whole, _, part = number.partition(".")
-    factor = 1024 ** _BINARY[suffix] * BILLION if suffix in _BINARY else 10 ** (_POWERS[suffix] + 9)
-    return int(f"{whole}{part}" or "0") * factor // 10 ** len(part)
+    factor = 1024 ** _BINARY[suffix] * BILLION if suffix in _BINARY else 10 ** _POWERS[suffix]
+    return int(int(f"{whole}{part}") * factor // 10 ** len(part))
 
 
 def halve(text: str) -> str:

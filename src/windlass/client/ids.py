@@ -1,0 +1,39 @@
+"""Ids of jobs: short, readable, hard to guess twice, and valid as the name of any object.
+
+An id is a label as DNS knows it (RFC 1035): small letters, digits and -, a letter first. With at most 50
+characters there is room for what engines put behind it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from pathlib import Path
+
+from windlass.spec.work import Function, Module, Script, Work
+
+MAX_ID = 50
+_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
+_TAIL = 5
+_MAX_FROM_WORK = 24
+
+
+def make_job_id(work: Work, name: str = "") -> str:
+    """From the job's own name, else from its work, and a few random letters."""
+    clean = _clean(name, MAX_ID - _TAIL - 1) or _clean(_name_of(work), _MAX_FROM_WORK) or "job"
+    return f"{clean}-{''.join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(_TAIL))}"
+
+
+def _name_of(work: Work) -> str:
+    if isinstance(work, (Function, Module)):
+        return work.name.rpartition(".")[2]
+    return Path(work.path if isinstance(work, Script) else " ".join(work.argv[:1])).stem
+
+
+def _clean(text: str, most: int) -> str:
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    clean = re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-")
+    if clean[:1].isdigit():
+        clean = f"job-{clean}"
+    return clean[:most].strip("-")
