@@ -1,0 +1,66 @@
+"""Blocker: one thing that keeps a job from getting on. The record, its reasons, and their rank.
+
+What blocks is found in blockers.py and the files it asks. Reasons are what programs match on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from windlass.wire.status import Condition
+
+CONDITION = "blocker"
+ARROW = " -> "  # between what is so and what to do, where there is room for one text only
+
+QUOTA = "QuotaExceeded"
+POD_SECURITY = "PodSecurity"
+SERVICE_ACCOUNT = "ServiceAccountMissing"
+DENIED = "Denied"
+CREATE_FAILED = "FailedCreate"
+IMAGE_NAME = "InvalidImageName"
+IMAGE_PULL = "ImagePull"
+CONTAINER_CONFIG = "CreateContainerConfigError"
+START_ERROR = "StartError"
+CRASH_LOOP = "CrashLoop"
+VOLUME = "VolumeMissing"
+UNSCHEDULABLE = "Unschedulable"
+MOUNT = "FailedMount"
+NODE_LOST = "NodeLost"
+NOT_ADMITTED = "NotAdmitted"
+HALF_SUBMITTED = "HalfSubmitted"
+GATED = "SchedulingGated"
+PULLING = "PullingImage"
+
+# What no waiting will cure comes first, what is only slow comes last.
+_RANKS = {
+    reason: rank
+    for rank, reason in enumerate(
+        (
+            *(IMAGE_NAME, SERVICE_ACCOUNT, POD_SECURITY, DENIED, START_ERROR, IMAGE_PULL),
+            *(CONTAINER_CONFIG, VOLUME, MOUNT, CRASH_LOOP, CREATE_FAILED, QUOTA, UNSCHEDULABLE),
+            *(NODE_LOST, NOT_ADMITTED, HALF_SUBMITTED, GATED, PULLING),
+        )
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocker:
+    """What is in the way, in one sentence; what to do about it; which pod shows it; since when."""
+
+    reason: str
+    message: str
+    hint: str = ""
+    pod: str = ""
+    since_s: float = 0.0
+
+    @property
+    def rank(self) -> int:
+        """Smaller is more important."""
+        return _RANKS.get(self.reason, len(_RANKS))
+
+
+def make_condition(blocker: Blocker) -> Condition:
+    """The blocker as it stands in a job's status: the hint follows the message, behind an arrow."""
+    text = f"{blocker.message}{ARROW}{blocker.hint}" if blocker.hint else blocker.message
+    return Condition(type=CONDITION, reason=blocker.reason, message=text, since_s=blocker.since_s)

@@ -1,0 +1,288 @@
+"""What keeps a job on a cluster from getting on: most important first, each in one plain sentence.
+
+Pure: the JSON of a Job, its pods, the namespace's events, and what else could be read, in; blockers out. Who
+shows them, and when a wait is over, is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from windlass import names
+from windlass.kube import blocker as reasons
+from windlass.kube.blocker import Blocker, make_condition
+from windlass.kube.containers import describe_exit, diagnose_container, diagnose_start, image_of
+from windlass.kube.endings import NODE_LOST, read_ending
+from windlass.kube.fields import (
+    Object,
+    condition_of,
+    container_of,
+    created_s,
+    deleted_s,
+    event_first_s,
+    event_last_s,
+    events_of,
+    index_of,
+    is_true,
+    labels_of,
+    name_of,
+    read_time,
+)
+from windlass.kube.uncreated import diagnose_create
+from windlass.kube.unschedulable import Diagnosis, diagnose
+
+__all__ = ["Blocker", "find_blockers", "make_condition"]
+
+_MOUNT = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
+_MIN_CRASHES = 2
+_MAX_NAMED = 3
+
+
+def find_blockers(
+    job: Object,
+    pods: Sequence[Object],
+    events: Sequence[Object],
+    quotas: Sequence[Object] = (),
+    *,
+    claims: Sequence[Object] = (),
+    workloads: Sequence[Object] = (),
+    nodes: Sequence[Object] = (),
+    last_lines: Mapping[str, str] | None = None,
+) -> list[Blocker]:
+    """What is in the job's way now. Only the first three are needed; the rest makes sentences more exact.
+
+    `claims` are the namespace's volume claims, `workloads` Kueue's, `nodes` the cluster's; `last_lines` maps
+    a pod's name to the last line of its log.
+    """
+    if is_true(condition_of(job, "Complete")) or is_true(condition_of(job, "Failed")):
+        return []
+    if job.get("spec", {}).get("suspend"):
+        return [_read_suspended(job, workloads)]
+    found = [
+        *_find_uncreated(job, pods, events, quotas),
+        *_find_in_pods(pods, events, nodes, claims),
+        *_find_crashes(pods, last_lines or {}),
+    ]
+    return sorted(_merge(found), key=lambda blocker: (blocker.rank, blocker.since_s))
+
+
+def _make(said: Diagnosis, *, pod: str = "", since_s: float = 0.0) -> Blocker:
+    return Blocker(
+        reason=said.reason, message=said.message, hint=said.hint, pod=pod, since_s=since_s
+    )
+
+
+def _merge(found: Sequence[Blocker]) -> Iterator[Blocker]:
+    """Pods in the same trouble are told once, with their number."""
+    groups: dict[tuple[str, str], list[Blocker]] = {}
+    for blocker in found:
+        groups.setdefault((blocker.reason, blocker.message), []).append(blocker)
+    for (reason, message), same in groups.items():
+        first = min(same, key=lambda blocker: (blocker.since_s, blocker.pod))
+        who = _name_pods([blocker.pod for blocker in same if blocker.pod])
+        yield Blocker(
+            reason=reason,
+            message=f"{who}{message}",
+            hint=first.hint,
+            pod=first.pod,
+            since_s=first.since_s,
+        )
+
+
+def _name_pods(pods: Sequence[str]) -> str:
+    if len(pods) <= 1:
+        return f"pod {pods[0]}: " if pods else ""
+    more = f" and {len(pods) - _MAX_NAMED} more" if len(pods) > _MAX_NAMED else ""
+    return f"pods {', '.join(sorted(pods)[:_MAX_NAMED])}{more}: "
+
+
+def _read_suspended(job: Object, workloads: Sequence[Object]) -> Blocker:
+    since_s = read_time(condition_of(job, "Suspended").get("lastTransitionTime")) or created_s(job)
+    queue = labels_of(job).get(names.LABEL_QUEUE)
+    if queue is None:
+        return Blocker(
+            reason=reasons.HALF_SUBMITTED,
+            message="the job was made but never started: its submit did not finish, or it was suspended",
+            hint="windlass rm JOB removes it; then submit it again",
+            since_s=since_s,
+        )
+    why = next((text for work in workloads if (text := _why_not_admitted(job, work))), "")
+    return Blocker(
+        reason=reasons.NOT_ADMITTED,
+        message=f'it waits in the queue "{queue}"{f": {why}" if why else ""}',
+        hint="it starts when Kueue admits it; kubectl describe localqueue "
+        f"{queue} shows who is ahead",
+        since_s=since_s,
+    )
+
+
+def _why_not_admitted(job: Object, workload: Object) -> str:
+    owners = workload.get("metadata", {}).get("ownerReferences") or ()
+    if all(owner.get("name") != name_of(job) for owner in owners):
+        return ""
+    for kind in ("Evicted", "QuotaReserved", "Admitted"):
+        condition = condition_of(workload, kind)
+        if condition and is_true(condition) == (kind == "Evicted") and condition.get("message"):
+            return " ".join(str(condition["message"]).split())
+    return ""
+
+
+def _find_uncreated(
+    job: Object, pods: Sequence[Object], events: Sequence[Object], quotas: Sequence[Object]
+) -> Iterator[Blocker]:
+    """An event of a refused pod counts only while pods are missing: it may be long over."""
+    wanted = int(job.get("spec", {}).get("parallelism") or 1)
+    present = sum(pod.get("status", {}).get("phase") != "Failed" for pod in pods)
+    failures = events_of(events, "Job", name_of(job), "FailedCreate")
+    if present >= wanted or not failures or event_last_s(failures[-1]) < created_s(job):
+        return
+    said = diagnose_create(str(failures[-1].get("message", "")))
+    missing = wanted - present
+    message = f"{missing} of {wanted} pods cannot be created: {said.message}{_left(said, quotas)}"
+    said = Diagnosis(reason=said.reason, message=message, hint=said.hint)
+    yield _make(said, since_s=event_first_s(failures[0]))
+
+
+def _left(said: Diagnosis, quotas: Sequence[Object]) -> str:
+    """What else the quota has run out of: the event names only what was asked first."""
+    if said.reason != reasons.QUOTA:
+        return ""
+    full = []
+    for quota in quotas:
+        hard, used = (
+            quota.get("status", {}).get("hard", {}),
+            quota.get("status", {}).get("used", {}),
+        )
+        full += [
+            f"{name} {used[name]} of {limit}"
+            for name, limit in hard.items()
+            if name not in said.message and limit not in ("0", 0) and used.get(name) == limit
+        ]
+    return f"; also used up: {', '.join(full)}" if full else ""
+
+
+def _newest(pods: Sequence[Object]) -> list[Object]:
+    newest: dict[int, Object] = {}
+    for pod in sorted(pods, key=created_s):
+        if (index := index_of(pod)) is not None:
+            newest[index] = pod
+    return list(newest.values())
+
+
+def _find_in_pods(
+    pods: Sequence[Object],
+    events: Sequence[Object],
+    nodes: Sequence[Object],
+    claims: Sequence[Object],
+) -> Iterator[Blocker]:
+    for pod in _newest(pods):
+        name, since_s = name_of(pod), created_s(pod)
+        phase = pod.get("status", {}).get("phase")
+        scheduled = condition_of(pod, "PodScheduled")
+        if (lost := _read_lost(pod)) is not None:
+            yield lost
+        elif scheduled.get("reason") == "Unschedulable":
+            said = diagnose(pod, str(scheduled.get("message", "")), nodes=nodes)
+            said = _name_claim(said, pod, claims)
+            yield _make(
+                said, pod=name, since_s=read_time(scheduled["lastTransitionTime"]) or since_s
+            )
+        elif scheduled.get("reason") == "SchedulingGated":
+            message = "the scheduler may not place it yet: somebody holds a scheduling gate on it"
+            hint = "a queue like Kueue lifts it; kubectl describe pod shows which gate"
+            said = Diagnosis(reason=reasons.GATED, message=message, hint=hint)
+            yield _make(said, pod=name, since_s=since_s)
+        elif (found := diagnose_container(pod)) is not None:
+            yield _make(found, pod=name, since_s=since_s)
+        elif phase == "Failed" and (started := _read_start_error(pod)) is not None:
+            yield _make(started, pod=name, since_s=since_s)
+        elif phase == "Pending":
+            yield from _read_events(pod, events)
+
+
+def _read_start_error(pod: Object) -> Diagnosis | None:
+    terminated = container_of(pod).get("state", {}).get("terminated") or {}
+    return diagnose_start(image_of(pod), " ".join(str(terminated.get("message") or "").split()))
+
+
+def _read_lost(pod: Object) -> Blocker | None:
+    """A pod on a node that does not answer stays until it is evicted; only then comes the next one."""
+    ending = read_ending(pod)
+    is_gone = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    if ending is None or is_gone or ending.reason != NODE_LOST:
+        return None
+    return Blocker(
+        reason=reasons.NODE_LOST,
+        message=ending.message,
+        hint="Kubernetes replaces the pod; if it does not, kubectl delete pod "
+        f"{name_of(pod)} --grace-period=0 --force",
+        pod=name_of(pod),
+        since_s=ending.at_s or deleted_s(pod) or 0.0,
+    )
+
+
+def _name_claim(said: Diagnosis, pod: Object, claims: Sequence[Object]) -> Diagnosis:
+    """The scheduler does not say which claim is unbound; the pod and the claims do."""
+    if said.reason != reasons.VOLUME or '"' in said.message:
+        return said
+    volumes = pod.get("spec", {}).get("volumes") or ()
+    used = {(v.get("persistentVolumeClaim") or {}).get("claimName") for v in volumes} - {None}
+    pending = [c for c in claims if c.get("status", {}).get("phase") != "Bound"]
+    names_of = [name_of(c) for c in pending if name_of(c) in used] or sorted(map(str, used))
+    classes = {str(c.get("spec", {}).get("storageClassName", "the default")) for c in pending}
+    of_class = f" (storage class {', '.join(sorted(classes))})" if classes else ""
+    quoted = ", ".join(f'"{name}"' for name in names_of)
+    message = (
+        f"the volume claim {quoted}{of_class} is not bound: nothing has provided its volume yet"
+    )
+    hint = (
+        f"kubectl describe pvc {' '.join(names_of)} says why; often its storage class is not there"
+    )
+    return Diagnosis(reason=said.reason, message=message, hint=hint) if names_of else said
+
+
+def _read_events(pod: Object, events: Sequence[Object]) -> Iterator[Blocker]:
+    """What only events tell of a pod that has a node: mounts that fail, an image that takes long."""
+    name = name_of(pod)
+    told = events_of(events, "Pod", name)
+    failed = [event for event in told if event.get("reason") in _MOUNT]
+    if failed and told[-1] is failed[-1]:  # else it was tried again, and went well
+        text = " ".join(str(failed[-1].get("message", "")).split())
+        said = Diagnosis(
+            reason=reasons.MOUNT,
+            message=f"a volume cannot be mounted: {text}",
+            hint="correct --volume or --secret, or make what is missing",
+        )
+        yield _make(said, pod=name, since_s=event_first_s(failed[0]))
+        return
+    pulls = [event for event in told if event.get("reason") in ("Pulling", "Pulled")]
+    if pulls and pulls[-1].get("reason") == "Pulling":
+        image = str(pod["spec"]["containers"][0].get("image", ""))
+        said = Diagnosis(
+            reason=reasons.PULLING,
+            message=f"the node is pulling the image {image}",
+            hint="a big image takes minutes the first time on a node",
+        )
+        yield _make(said, pod=name, since_s=event_first_s(pulls[-1]))
+
+
+def _find_crashes(pods: Sequence[Object], last_lines: Mapping[str, str]) -> Iterator[Blocker]:
+    """One failed pod may be an accident; two of the same node are a habit."""
+    failed: dict[int, list[Object]] = {}
+    for pod in sorted(pods, key=created_s):
+        terminated = container_of(pod).get("state", {}).get("terminated") or {}
+        index = index_of(pod)
+        if index is not None and terminated.get("reason") == "Error":
+            failed.setdefault(index, []).append(pod)
+    for dead in failed.values():
+        if len(dead) < _MIN_CRASHES or read_ending(dead[-1]) is None:
+            continue
+        last = dead[-1]
+        words = describe_exit(container_of(last)["state"]["terminated"])
+        line = last_lines.get(name_of(last), "").strip()
+        said = Diagnosis(
+            reason=reasons.CRASH_LOOP,
+            message=f"its pod ended {len(dead)} times: {words}{f', {line}' if line else ''}",
+            hint="windlass logs JOB shows its last words",
+        )
+        yield _make(said, pod=name_of(last), since_s=created_s(dead[0]))

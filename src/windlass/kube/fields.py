@@ -1,0 +1,112 @@
+"""Fields of pods, jobs and events, read from an API server's JSON: times, conditions, container states.
+
+Pure, and tolerant: what is missing is None or empty, since a cluster of any age may have written it. Says
+nothing about what a field means; that is for endings.py, pods.py and blockers.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from windlass import names
+
+Object = Mapping[str, Any]
+
+JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
+
+_POD_OF_JOB = re.compile(r"(?P<job>.+)-(?P<index>\d+)-[a-z0-9]{5}")
+
+
+def read_time(text: str | None) -> float | None:
+    """Unix seconds of a Kubernetes time; the zero time, which means never, is None."""
+    if not text:
+        return None
+    seconds = datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    return seconds if seconds > 0 else None
+
+
+def name_of(body: Object) -> str:
+    return str(body.get("metadata", {}).get("name", ""))
+
+
+def labels_of(body: Object) -> Mapping[str, str]:
+    return body.get("metadata", {}).get("labels") or {}
+
+
+def created_s(body: Object) -> float:
+    return read_time(body.get("metadata", {}).get("creationTimestamp")) or 0.0
+
+
+def deleted_s(body: Object) -> float | None:
+    return read_time(body.get("metadata", {}).get("deletionTimestamp"))
+
+
+def condition_of(body: Object, kind: str) -> Object:
+    """The condition of that type; empty when there is none."""
+    conditions: Sequence[Object] = body.get("status", {}).get("conditions") or ()
+    return next((c for c in conditions if c.get("type") == kind), {})
+
+
+def is_true(condition: Object) -> bool:
+    return condition.get("status") == "True"
+
+
+def index_of(pod: Object) -> int | None:
+    """The node index of a pod of an Indexed Job."""
+    text = labels_of(pod).get(names.LABEL_INDEX, "")
+    return int(text) if text.isdecimal() else None
+
+
+def container_of(pod: Object) -> Object:
+    """Our container's status, or the first one's; empty before the kubelet has written any."""
+    return _ours(pod.get("status", {}).get("containerStatuses") or ())
+
+
+def container_spec_of(pod: Object) -> Object:
+    return _ours(pod.get("spec", {}).get("containers") or ())
+
+
+def _ours(containers: Sequence[Object]) -> Object:
+    ours = [c for c in containers if c.get("name") == names.CONTAINER] or containers
+    return ours[0] if ours else {}
+
+
+def container_states(pod: Object) -> list[Object]:
+    """The statuses of all containers, init containers first: any of them may hold a pod up."""
+    status = pod.get("status", {})
+    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+
+
+def event_first_s(event: Object) -> float:
+    """When it happened first; events come in two forms, with and without a count."""
+    return _first_time(event, "eventTime", "firstTimestamp", "lastTimestamp") or created_s(event)
+
+
+def event_last_s(event: Object) -> float:
+    series = read_time((event.get("series") or {}).get("lastObservedTime"))
+    return series or _first_time(event, "lastTimestamp", "eventTime") or created_s(event)
+
+
+def _first_time(body: Object, *keys: str) -> float | None:
+    return next((at_s for key in keys if (at_s := read_time(body.get(key)))), None)
+
+
+def events_of(events: Iterable[Object], kind: str, name: str, *reasons: str) -> list[Object]:
+    """The events of one object, oldest first; of some reasons, where any are given."""
+    found = [
+        event
+        for event in events
+        if event.get("involvedObject", {}).get("kind") == kind
+        and event["involvedObject"].get("name") == name
+        and (not reasons or event.get("reason") in reasons)
+    ]
+    return sorted(found, key=event_last_s)
+
+
+def split_pod_name(name: str) -> tuple[str, int] | None:
+    """The job's name and the node index that a pod's name holds: all that is left of a pod that is gone."""
+    match = _POD_OF_JOB.fullmatch(name)
+    return (match["job"], int(match["index"])) if match else None

@@ -1,0 +1,185 @@
+"""Why the scheduler found no node for a pod: its one long sentence, taken apart and said in plain words.
+
+Pure. The sentence is `0/5 nodes are available: 3 Insufficient nvidia.com/gpu, 2 node(s) had untolerated
+taint {a: b}. preemption: ...`; its words have changed over the years, so what is not known is passed on as
+it is. Knows nothing of other blockers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from windlass.errors import SpecError
+from windlass.kube.blocker import UNSCHEDULABLE, VOLUME
+from windlass.kube.fields import Object, container_spec_of
+from windlass.spec.quantity import BILLION, read_quantity
+
+_SENTENCE = re.compile(r"\d+/(?P<num_nodes>\d+) nodes are available: (?P<causes>.*)", re.DOTALL)
+_TAIL = re.compile(r"\. (?:no new claims to deallocate|preemption: |not found$)|\.+\s*$")
+_TOO_BIG = "Preemption is not helpful"
+_FLAGS = {"cpu": "--cpus", "memory": "--memory", "ephemeral-storage": "--ephemeral-storage"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why some nodes would not do: `Insufficient cpu` on 3 nodes. No count: it holds for all."""
+
+    text: str
+    num_nodes: int | None = None
+
+    @property
+    def resource(self) -> str:
+        return self.text.removeprefix("Insufficient ") if "Insufficient " in self.text else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """One kind of trouble, in words."""
+
+    reason: str
+    message: str
+    hint: str
+
+
+def read_causes(sentence: str) -> tuple[int, tuple[Cause, ...]]:
+    """How many nodes there are, and why each would not do."""
+    match = _SENTENCE.match(sentence.strip())
+    if match is None:
+        return 0, (Cause(text=sentence.strip()),) if sentence.strip() else ()
+    causes = _TAIL.split(match["causes"], maxsplit=1)[0]
+    return int(match["num_nodes"]), tuple(map(_read_cause, re.split(r", (?=\d+ )", causes)))
+
+
+def _read_cause(text: str) -> Cause:
+    match = re.fullmatch(r"(\d+) (.*)", text.strip(), re.DOTALL)
+    return Cause(text=match[2], num_nodes=int(match[1])) if match else Cause(text=text.strip())
+
+
+def diagnose(pod: Object, sentence: str, *, nodes: Sequence[Object] = ()) -> Diagnosis:
+    """What is in the way. `nodes`, where they may be read, tell how much the biggest has."""
+    num_nodes, causes = read_causes(sentence)
+    for cause in causes:
+        if found := _diagnose_volume(cause.text):
+            return found
+    lacking = [cause for cause in causes if cause.resource]
+    if not lacking:
+        return _diagnose_place(pod, num_nodes, causes)
+    wanted = ", ".join(
+        f"{amount} {cause.resource}"
+        for cause in lacking
+        if (amount := _wanted(pod, cause.resource))
+    )
+    is_too_big = _TOO_BIG in sentence and "No preemption victims" not in sentence
+    counts = "; ".join(_count_lacking(cause, num_nodes, is_too_big) for cause in lacking)
+    biggest = _describe_biggest(nodes, [cause.resource for cause in lacking])
+    others = "".join(f"; {_say_cause(c, num_nodes)}" for c in causes if not c.resource)
+    asks = f"each pod wants {wanted}" if wanted else "each pod wants more"
+    return Diagnosis(
+        reason=UNSCHEDULABLE,
+        message=f"{asks}, but {counts}{biggest}{others}",
+        hint=_hint_lacking([cause.resource for cause in lacking], is_too_big),
+    )
+
+
+def _count_lacking(cause: Cause, num_nodes: int, is_too_big: bool) -> str:
+    free = "" if is_too_big else " free"
+    return f"{cause.num_nodes} of {num_nodes} nodes have not enough {cause.resource}{free}"
+
+
+def _hint_lacking(resources: list[str], is_too_big: bool) -> str:
+    flags = ", ".join(dict.fromkeys(_FLAGS.get(name, "--gpus") for name in resources))
+    if is_too_big:
+        return f"no node is that big: ask for less with {flags}, and for more --nodes"
+    return (
+        f"it starts when others end; to start sooner ask for less with {flags} or --nodes; "
+        "windlass doctor -e kubernetes shows what is free"
+    )
+
+
+def _wanted(pod: Object, resource: str) -> str:
+    resources = container_spec_of(pod).get("resources") or {}
+    amounts = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    return str(amounts.get(resource, ""))
+
+
+def _describe_biggest(nodes: Sequence[Object], resources: list[str]) -> str:
+    parts = []
+    for resource in resources:
+        sizes = [str(n.get("status", {}).get("allocatable", {}).get(resource, "0")) for n in nodes]
+        if sizes:
+            parts.append(f"{render_amount(max(sizes, key=_size), resource)} {resource}")
+    return f"; the biggest node has {', '.join(parts)}" if parts else ""
+
+
+def _size(text: str) -> int:
+    try:
+        return read_quantity(text)
+    except SpecError:
+        return 0
+
+
+def render_amount(text: str, resource: str) -> str:
+    """A quantity for people: nodes give their memory in Ki."""
+    if "memory" in resource or "storage" in resource:
+        return f"{_size(text) / BILLION / (1 << 30):.4g}Gi"
+    return text
+
+
+def _diagnose_volume(text: str) -> Diagnosis | None:
+    if match := re.search(r'persistentvolumeclaim "([^"]+)" (.*)', text):
+        name, what = match.groups()
+        hint = f"make the claim {name} in the job's namespace, or correct its name in --volume"
+        message = f'the volume claim "{name}" is {_is_what(what)}'
+        return Diagnosis(reason=VOLUME, message=message, hint=hint)
+    if "unbound" in text and "PersistentVolumeClaim" in text:
+        message = "a volume claim is not bound yet: nothing has provided its volume"
+        hint = "kubectl describe pvc says why; often its storage class is not there"
+        return Diagnosis(reason=VOLUME, message=message, hint=hint)
+    if "volume node affinity" in text or "available persistent volumes" in text:
+        message = f"its volume can only be used on other nodes: {text}"
+        hint = "use a volume that all nodes can reach (ReadWriteMany), or fewer --nodes"
+        return Diagnosis(reason=VOLUME, message=message, hint=hint)
+    return None
+
+
+def _is_what(text: str) -> str:
+    text = text.rstrip(". ")
+    return "missing" if text == "not found" else text.removeprefix("is ")
+
+
+_PLACES = (
+    ("node affinity/selector", "have not the labels that are asked for", "--node-selector"),
+    ("untolerated taint", "are kept for others by a taint", "--toleration"),
+    ("were unschedulable", "are closed for new pods", ""),
+    ("Too many pods", "hold as many pods as they may", ""),
+    ("topology spread", "would break the spread over hosts", "--spread soft"),
+    ("anti-affinity", "would break the spread over hosts", "--spread soft"),
+    ("free ports", "have the port taken", ""),
+)
+
+
+def _say_cause(cause: Cause, num_nodes: int) -> str:
+    for mark, words, _ in _PLACES:
+        if mark in cause.text and cause.num_nodes is not None:
+            taint = re.search(r"\{[^}]*\}", cause.text)
+            detail = f" {taint[0]}" if taint else ""
+            return f"{cause.num_nodes} of {num_nodes} nodes {words}{detail}"
+    count = f"{cause.num_nodes} of {num_nodes}: " if cause.num_nodes is not None else ""
+    return f"{count}{cause.text}"
+
+
+def _diagnose_place(pod: Object, num_nodes: int, causes: tuple[Cause, ...]) -> Diagnosis:
+    texts = [cause.text for cause in causes]
+    flags = [f for mark, _, f in _PLACES if f and any(mark in text for text in texts)]
+    said = "; ".join(_say_cause(cause, num_nodes) for cause in causes)
+    wanted = pod.get("spec", {}).get("nodeSelector") or {}
+    labels = ", ".join(f"{key}={value}" for key, value in wanted.items())
+    message = f"no node will do: {said}" if said else "no node will do"
+    if labels and "--node-selector" in flags:
+        message += f" (asked for: {labels})"
+    hint = (
+        f"change {' and '.join(dict.fromkeys(flags))}" if flags else "ask an admin of the cluster"
+    )
+    return Diagnosis(reason=UNSCHEDULABLE, message=message, hint=hint)

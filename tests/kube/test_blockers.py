@@ -1,0 +1,196 @@
+"""Blockers, from what a real cluster showed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kube.recorded import load
+
+from windlass.kube.blocker import Blocker, make_condition
+from windlass.kube.blockers import find_blockers
+
+# name of the recording: reason, words of the message, words of the hint
+SEEN = {
+    "image": ("ImagePull", ["localhost/no-such:1", "connection refused"], "--image"),
+    "image-registry": ("ImagePull", ["registry.invalid/team/train:2", "i/o timeout"], "reach"),
+    "image-name": ("InvalidImageName", ['"Bad Image:::"', "must be lowercase"], "HOST/NAME:TAG"),
+    "no-python": ("StartError", ['no "python9"', "not found in $PATH"], "--python"),
+    "secret-env": ("CreateContainerConfigError", ['no secret "no-secret"'], "--secret"),
+    "secret-key": ("CreateContainerConfigError", ["h4-bad/half", 'key "k"'], "describe secret"),
+    "root": ("CreateContainerConfigError", ["runs as root"], "--run-as 1000"),
+    "gpu": ("Unschedulable", ["16 nvidia.com/gpu", "2 of 2 nodes"], "no node is that big"),
+    "gpu-taken": ("Unschedulable", ["8 nvidia.com/gpu", "free"], "it starts when others end"),
+    "memory": ("Unschedulable", ["4Ti memory", "2 of 2 nodes"], "--memory"),
+    "cpu": ("Unschedulable", ["900 cpu"], "--cpus"),
+    "affinity": ("Unschedulable", ["2 of 2 nodes", "gpu=h100"], "--node-selector"),
+    "pvc": ("VolumeMissing", ['"not-there" is missing'], "--volume"),
+    "pvc-unbound": ("VolumeMissing", ['"waits"', "no-such-class"], "describe pvc waits"),
+    "mount": ("FailedMount", ['secret "no-secret" not found'], "--secret"),
+    "quota": ("QuotaExceeded", ["1 of 4 pods", '"team"', "3 of 3 are used"], "--cpus"),
+    "quota-none": ("QuotaExceeded", ['"team"', "say its requests.cpu"], "--cpus"),
+    "rootpod": ("PodSecurity", ["restricted", "runAsNonRoot"], "--run-as"),
+    "toobig": ("Denied", ["LimitRange", "maximum cpu usage per Container is 1"], "--cpus"),
+    "denied": ("Denied", ['"h4-denies"', "every pod needs the label team"], "--label"),
+    "account": ("ServiceAccountMissing", ['"nobody-here"'], "--service-account"),
+    "suspended": ("HalfSubmitted", ["never started"], "windlass rm"),
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_what_a_cluster_showed(name: str) -> None:
+    reason, words, hint = SEEN[name]
+    (found,) = load(name).blockers()
+    assert found.reason == reason
+    assert [word for word in words if word not in found.message] == []
+    assert hint in found.hint
+    assert "\n" not in found.message
+    assert found.since_s > 1.79e9
+
+
+def test_nothing_is_in_the_way_of_a_job_that_runs_or_has_ended() -> None:
+    assert load("good").blockers() == []
+    assert load("crash").blockers() == [], "it has failed: the verdict's matter"
+    assert load("shm").blockers() == [], "its pods are replaced"
+
+
+def test_pods_in_the_same_trouble_are_told_once() -> None:
+    (found,) = load("image").blockers()
+    assert found.message.startswith("pods image-0-vw9sk, image-1-mbzct: the image")
+    assert found.pod == "image-0-vw9sk"
+
+
+def test_the_biggest_node_is_named_where_nodes_may_be_read() -> None:
+    nodes = [
+        {"status": {"allocatable": {"nvidia.com/gpu": n, "memory": "8039820Ki"}}} for n in "48"
+    ]
+    assert "the biggest node has 8 nvidia.com/gpu" in load("gpu").blockers(nodes=nodes)[0].message
+    assert "the biggest node has 7.667Gi memory" in load("memory").blockers(nodes=nodes)[0].message
+
+
+def test_a_pod_that_keeps_ending_is_a_crash_loop() -> None:
+    seen = load("crash")
+    seen.job["status"]["conditions"] = []
+    found = seen.blockers(last_lines={"crash-0-45grm": "windlass-agent: no plan at /x\n"})
+    assert [b.reason for b in found] == ["CrashLoop", "CrashLoop"]
+    assert found[0].message == (
+        "pod crash-0-45grm: its pod ended 2 times: exit code 1, windlass-agent: no plan at /x"
+    )
+
+
+def test_kueue_says_why_it_waits() -> None:
+    seen = load("suspended")
+    seen.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team-a"
+    why = (
+        "couldn't assign flavors to pod set main: insufficient unused quota for cpu, 2 more needed"
+    )
+    workload = {
+        "metadata": {"ownerReferences": [{"kind": "Job", "name": "suspended"}]},
+        "status": {
+            "conditions": [
+                {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": why}
+            ]
+        },
+    }
+    (found,) = seen.blockers(workloads=[workload])
+    assert (found.reason, found.message) == (
+        "NotAdmitted",
+        f'it waits in the queue "team-a": {why}',
+    )
+    (unread,) = seen.blockers()
+    assert unread.message == 'it waits in the queue "team-a"'
+
+
+def _pending(message: str, **spec: Any) -> list[Blocker]:
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": message,
+        "lastTransitionTime": "2026-11-15T09:04:55Z",
+    }
+    pod = {
+        "metadata": {"name": "p-0", "labels": {"batch.kubernetes.io/job-completion-index": "0"}},
+        "spec": {"containers": [{"name": "windlass"}], **spec},
+        "status": {"phase": "Pending", "conditions": [condition]},
+    }
+    return find_blockers({"spec": {"parallelism": 1}}, [pod], [])
+
+
+def test_taints_labels_and_more_are_counted() -> None:
+    (found,) = _pending(
+        "0/5 nodes are available: 1 node(s) had untolerated taint {workload: batch}, "
+        "1 node(s) were unschedulable, 3 node(s) didn't match Pod's node affinity/selector. "
+        "preemption: 0/5 nodes are available: 5 Preemption is not helpful for scheduling."
+    )
+    assert found.message == (
+        "pod p-0: no node will do: 1 of 5 nodes are kept for others by a taint {workload: batch}; "
+        "1 of 5 nodes are closed for new pods; 3 of 5 nodes have not the labels that are asked for"
+    )
+    assert found.hint == "change --node-selector and --toleration"
+
+
+def test_a_sentence_nobody_knows_is_passed_on() -> None:
+    (found,) = _pending("0/2 nodes are available: 2 node(s) dislike Mondays.")
+    assert "2 of 2: node(s) dislike Mondays" in found.message
+    (odd,) = _pending("something else entirely")
+    assert "something else entirely" in odd.message
+
+
+def test_a_webhook_that_does_not_answer() -> None:
+    seen = load("denied")
+    seen.events[-1]["message"] = (
+        'Error creating: Internal error occurred: failed calling webhook "pods.kueue.io": '
+        "failed to call webhook: connection refused"
+    )
+    (found,) = seen.blockers()
+    assert 'webhook "pods.kueue.io" does not answer' in found.message
+
+
+def test_a_refusal_is_forgotten_once_the_pods_are_there() -> None:
+    seen = load("quota")
+    pod = {**seen.pods[-1], "metadata": {**seen.pods[-1]["metadata"], "name": "quota-3-zzzzz"}}
+    seen.pods.append(pod)
+    assert seen.blockers() == []
+
+
+def test_what_no_waiting_cures_comes_first() -> None:
+    pods = [*load("gpu").pods, *load("image").pods]
+    for index, pod in enumerate(pods):
+        pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] = str(index)
+    found = find_blockers({"spec": {"parallelism": 4}}, pods, [])
+    assert [blocker.reason for blocker in found] == ["ImagePull", "Unschedulable"]
+
+
+def test_a_pod_on_a_node_that_does_not_answer() -> None:
+    seen = load("good")
+    seen.job["status"]["conditions"] = []
+    pod = seen.pods[0]
+    pod["metadata"]["deletionTimestamp"] = "2026-11-15T09:05:55Z"
+    pod["status"] = {
+        "phase": "Running",
+        "conditions": [
+            {
+                "type": "DisruptionTarget",
+                "status": "True",
+                "reason": "DeletionByTaintManager",
+                "lastTransitionTime": "2026-11-15T09:05:50Z",
+            }
+        ],
+    }
+    (found,) = seen.blockers()
+    assert found.reason == "NodeLost"
+    assert f"on node {pod['spec']['nodeName']} was removed" in found.message
+    assert "--force" in found.hint
+
+
+def test_as_a_condition_the_hint_follows_the_message() -> None:
+    condition = make_condition(Blocker(reason="R", message="so it is", hint="do this", since_s=5.0))
+    assert (condition.type, condition.reason) == ("blocker", "R")
+    assert condition.message == "so it is -> do this"
+    assert condition.since_s == 5.0
+
+
+def test_hardly_anything_is_needed() -> None:
+    assert find_blockers({}, [], []) == []
+    assert find_blockers({}, [{"metadata": {}}], [{"reason": "Odd"}]) == []
