@@ -49,7 +49,7 @@ def test_garbage_is_refused_or_waited_for_but_never_crashes(chunks):
     except ProtocolError:
         pass
     else:
-        assert len(decoder._buffer) <= sum(map(len, chunks))
+        assert decoder.num_buffered <= sum(map(len, chunks))
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,10 @@ from typing import Any
 
 from windlass import names
 from windlass.errors import ProtocolError
+from windlass.wire.identity import NODE, ROLES
 
 _LENGTHS = struct.Struct(">II")
+_SMALL_BYTES = 4096
 
 Header = Mapping[str, Any]
 
@@ -36,40 +38,97 @@ class Frame:
 
 def render_frame(header: Header, body: bytes = b"") -> bytes:
     """The bytes of one frame."""
+    return render_head(header, len(body)) + body
+
+
+def render_head(header: Header, num_body_bytes: int) -> bytes:
+    """The bytes of one frame up to its body, for who sends a large body without copying it."""
     text = json.dumps(header, separators=(",", ":")).encode()
-    return _LENGTHS.pack(len(text), len(body)) + text + body
+    return _LENGTHS.pack(len(text), num_body_bytes) + text
 
 
 @dataclass(slots=True)
 class FrameDecoder:
-    """Cuts a stream of bytes into frames; refuses what is too long before it is buffered."""
+    """Cuts a stream of bytes into frames; refuses what is too long before it is buffered.
+
+    A body is kept in the pieces it came in and put together once: so it is copied once, and takes no
+    more memory than what has really arrived of it. Who stops reading `feed` halfway loses nothing.
+    """
 
     max_header_bytes: int = names.MAX_HEADER_BYTES
     max_body_bytes: int = names.MAX_BODY_BYTES
-    _buffer: bytearray = field(default_factory=bytearray)
+    _head: bytearray = field(default_factory=bytearray)  # lengths and header of the frame begun
+    _header: Header | None = None  # once it is complete
+    _pieces: list[bytearray | memoryview] = field(default_factory=list)
+    _missing: int = 0  # bytes of the body still to come
+    _rest: memoryview = field(default_factory=lambda: memoryview(b""))  # not looked at yet
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether all that came was whole frames."""
+        return self._header is None and not self._head and not self._rest
+
+    @property
+    def num_buffered(self) -> int:
+        """Bytes held of frames that are not complete."""
+        return len(self._head) + sum(map(len, self._pieces)) + len(self._rest)
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Add bytes, yield each frame that is now complete."""
-        self._buffer += data
+        self._rest = memoryview(bytes(self._rest) + data if self._rest else data)
         while (frame := self._take()) is not None:
             yield frame
 
     def _take(self) -> Frame | None:
-        if len(self._buffer) < _LENGTHS.size:
+        if self._header is None:
+            self._header = self._take_header()
+            if self._header is None:
+                return None
+        if self._missing:
+            self._keep(self._cut(self._missing))
+            if self._missing:
+                return None
+        frame = Frame(self._header, b"".join(self._pieces))
+        self._header = None
+        self._pieces.clear()
+        self._head.clear()
+        return frame
+
+    def _take_header(self) -> Header | None:
+        if not self._fill(_LENGTHS.size):
             return None
-        header_length, body_length = _LENGTHS.unpack_from(self._buffer)
+        header_length, body_length = _LENGTHS.unpack_from(self._head)
         if header_length > self.max_header_bytes or body_length > self.max_body_bytes:
             raise ProtocolError(
                 f"a frame of {header_length} + {body_length} bytes is over the limit",
                 hint="the peer does not speak Windlass's protocol",
             )
-        start, end = _LENGTHS.size + header_length, _LENGTHS.size + header_length + body_length
-        if len(self._buffer) < end:
+        if not self._fill(_LENGTHS.size + header_length):
             return None
-        header = _read_header(bytes(self._buffer[_LENGTHS.size : start]))
-        body = bytes(self._buffer[start:end])
-        del self._buffer[:end]
-        return Frame(header, body)
+        header = _read_header(bytes(self._head[_LENGTHS.size :]))
+        self._missing = body_length
+        return header
+
+    def _fill(self, length: int) -> bool:
+        """Whether the head is so long by now."""
+        if len(self._head) < length:
+            self._head += self._cut(length - len(self._head))
+        return len(self._head) >= length
+
+    def _cut(self, length: int) -> memoryview:
+        piece = self._rest[:length]
+        self._rest = self._rest[length:]
+        return piece
+
+    def _keep(self, piece: memoryview) -> None:
+        """Small pieces are put together at once: each object costs more than the bytes in it."""
+        self._missing -= len(piece)
+        if len(piece) >= _SMALL_BYTES or not self._missing:
+            self._pieces.append(piece)
+        elif self._pieces and isinstance(last := self._pieces[-1], bytearray):
+            last += piece
+        else:
+            self._pieces.append(bytearray(piece))
 
 
 def _read_header(text: bytes) -> Header:
@@ -94,7 +153,7 @@ def make_hello(*, role: str, job_id: str, node: int | None = None) -> dict[str, 
 
 
 def check_hello(header: Header, *, job_id: str) -> None:
-    """Refuse a peer that speaks another version or belongs to another job."""
+    """Refuse a peer that speaks another version, belongs to another job or is nobody we know."""
     if header.get("type") != "hello":
         raise ProtocolError(f"expected hello, got {header.get('type')!r:.40}")
     if header.get("version") != names.PROTOCOL_VERSION:
@@ -105,6 +164,11 @@ def check_hello(header: Header, *, job_id: str) -> None:
         )
     if header.get("job_id") != job_id:
         raise ProtocolError(f"the peer belongs to job {header.get('job_id')!r:.60}, not {job_id}")
+    role, node = header.get("role"), header.get("node")
+    if role not in ROLES:
+        raise ProtocolError(f"the peer's role is {role!r:.40}, not one of {', '.join(ROLES)}")
+    if role == NODE and (type(node) is not int or node < 0):
+        raise ProtocolError(f"a node calls itself number {node!r:.40}")
 
 
 def refusal(header: Header) -> ProtocolError | None:

@@ -1,0 +1,104 @@
+"""TLS between the machines of one job: both sides show a certificate of the job's own CA.
+
+Contexts from the job's files, and who the certificate on the other side belongs to. Version 1.3 only,
+checked as strictly on every Python as 3.13 does by itself. Standard library only; opens no sockets and makes
+no certificates.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from windlass.errors import EngineError, ProtocolError
+from windlass.wire import identity
+from windlass.wire.identity import server_name
+
+__all__ = ["client_context", "client_context_from", "read_role", "server_context", "server_name"]
+
+
+def server_context(folder: Path) -> ssl.SSLContext:
+    """For a node that listens: shows the node's certificate, and wants one of the same CA."""
+    context = _context(ssl.PROTOCOL_TLS_SERVER, _read(folder / identity.CA_CRT))
+    context.verify_mode = ssl.CERT_REQUIRED
+    # a resumed session would not be checked again, and nobody comes back often enough to gain by one
+    context.num_tickets = 0
+    _show(context, folder / identity.NODE_CRT, folder / identity.NODE_KEY)
+    return context
+
+
+def client_context(folder: Path, cert: Literal["node", "client"] = "node") -> ssl.SSLContext:
+    """For who connects to a node; `server_hostname` must be the job's `server_name`."""
+    context = _context(ssl.PROTOCOL_TLS_CLIENT, _read(folder / identity.CA_CRT))
+    _show(context, folder / f"{cert}.crt", folder / f"{cert}.key")
+    return context
+
+
+def client_context_from(
+    files: Mapping[str, bytes], cert: Literal["node", "client"] = "client"
+) -> ssl.SSLContext:
+    """The same from memory: the certificate and its key touch the disk only while they are read."""
+    wanted = (identity.CA_CRT, f"{cert}.crt", f"{cert}.key")
+    if missing := [name for name in wanted if name not in files]:
+        raise EngineError(
+            f"the job's certificates lack {', '.join(missing)}",
+            hint="the job's Secret is incomplete; submit the job again",
+        )
+    with tempfile.TemporaryDirectory(prefix="windlass-") as made:  # mode 0700
+        folder = Path(made)
+        for name in wanted:
+            opened = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(opened, "wb") as file:
+                file.write(files[name])
+        return client_context(folder, cert)
+
+
+def read_role(peercert: Mapping[str, Any] | None) -> tuple[str, str]:
+    """The job and the role in a peer's certificate, as `SSLSocket.getpeercert()` gives it."""
+    known_as = (peercert or {}).get("subjectAltName", ())
+    uris = [value for kind, value in known_as if kind == "URI"]
+    if len(uris) != 1:
+        raise ProtocolError(f"the peer's certificate holds {len(uris)} roles, not one")
+    return identity.read_role_uri(uris[0])
+
+
+def _context(protocol: int, ca_pem: bytes) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    try:
+        context.load_verify_locations(cadata=ca_pem.decode("ascii"))
+    except (ssl.SSLError, ValueError) as error:
+        raise _unreadable(identity.CA_CRT, error) from error
+    return context
+
+
+def _show(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    for path in (certificate, key):
+        _read(path)  # ssl says only "No such file or directory", not which
+    try:
+        # a key with a password would be asked for on the terminal
+        context.load_cert_chain(certificate, key, password=lambda: "")
+    except (ssl.SSLError, ValueError) as error:
+        raise _unreadable(f"{certificate.name} and {key.name}", error) from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise EngineError(
+            f"the job's certificates cannot be read: {error}",
+            hint="the job's Secret is incomplete or not mounted; submit the job again",
+        ) from error
+
+
+def _unreadable(what: str, error: Exception) -> EngineError:
+    return EngineError(
+        f"{what} cannot be used: {error}",
+        hint="the job's Secret was changed; submit the job again",
+    )
