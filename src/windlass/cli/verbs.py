@@ -15,6 +15,7 @@ VERBS = {
     "run": ("windlass.cli.run:run", "Run a script, function, module or command on every rank."),
     "ls": ("windlass.cli.ls:ls", "List jobs, newest first."),
     "status": ("windlass.cli.status:status", "Show where a job is: ranks, progress, verdict."),
+    "why": ("windlass.cli.why:why", "Say why a job waits, runs or failed, in one sentence."),
     "logs": ("windlass.cli.logs:logs", "Print the ranks' output, or follow it."),
     "wait": ("windlass.cli.wait:wait", "Wait until a job has ended; exits as the job did."),
     "result": ("windlass.cli.result:result", "Print what each rank returned or raised."),

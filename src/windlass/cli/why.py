@@ -1,0 +1,31 @@
+"""`windlass why`: one sentence on why a job waits, runs, or failed; then what more is known."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from windlass import records
+from windlass.cli.flags import job_argument, json_option, load_settings
+from windlass.cli.show import one_line, print_json
+from windlass.client.jobs import find_job
+from windlass.observe.why import explain
+from windlass.settings import start_folder
+
+
+@click.command()
+@job_argument
+@json_option
+def why(job_text: str, as_json: bool) -> None:
+    """Say in one sentence why JOB is pending, what it waits for, or why it failed."""
+    job = find_job(job_text, load_settings())
+    found = explain(job.status(), now_s=time.time(), folder=str(start_folder()))
+    if as_json:
+        print_json({"ref": str(job.ref), **records.to_json(found)})
+        return
+    click.echo(found.sentence)
+    for line in found.details:
+        click.echo(f"  {line.strip()}")
+    if found.next:
+        click.echo(f"  next: {one_line(found.next)}")

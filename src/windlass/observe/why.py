@@ -1,0 +1,217 @@
+"""Why a job is where it is: one sentence, what more is known, and what to do next. For any engine.
+
+Pure: a JobStatus and the time in, words out, safe for a terminal. What is in a job's way was found by its
+engine and stands in the status as conditions of type `blocker`; who is to blame was decided by the agent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from windlass.client.terminal import clean
+from windlass.client.view import render_progress, render_seconds
+from windlass.kube.blocker import ARROW, CONDITION
+from windlass.observe.timeline import make_rows
+from windlass.observe.verdict import render_verdict
+from windlass.wire.status import Condition, FailureKind, JobStatus, Phase
+
+_SILENT_S = 60.0
+_FAR_BEHIND = 2
+_MAX_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """One sentence first; `reason` is for programs; `details` are lines; `next` is what to do or type."""
+
+    job_id: str
+    phase: str
+    reason: str
+    sentence: str
+    since_s: float
+    details: tuple[str, ...] = ()
+    next: str = ""
+
+
+def explain(status: JobStatus, *, now_s: float, folder: str = "") -> Why:
+    """Why this job waits, runs, failed or ended. Paths in `folder` are shortened."""
+    if status.phase.is_final:
+        return _explain_end(status, folder)
+    if blockers := [c for c in status.conditions if c.type == CONDITION]:
+        return _explain_blocked(status, blockers, now_s)
+    if status.phase is Phase.RUNNING:
+        return _explain_running(status, now_s)
+    return _explain_phase(status, now_s)
+
+
+def _explain_blocked(status: JobStatus, blockers: list[Condition], now_s: float) -> Why:
+    first, *others = blockers
+    message, _, hint = first.message.partition(ARROW)
+    since = render_seconds(now_s - first.since_s) if first.since_s else ""
+    details = [f"also: {c.message}" for c in others]
+    details += _describe_nodes(status)
+    return _make(
+        status,
+        reason=first.reason,
+        sentence=f"{_name(status)} is {status.phase.value}{f' since {since}' if since else ''}: {message}",
+        since_s=first.since_s,
+        details=[*details, *_describe_road(status, now_s)],
+        hint=hint,
+    )
+
+
+def _explain_phase(status: JobStatus, now_s: float) -> Why:
+    """Pending, starting or stopping, and nothing known to be in the way."""
+    last = _last_condition(status)
+    since_s = last.since_s if last else status.created_at_s
+    words = f": {last.message}" if last and last.message else ""
+    missing = _describe_nodes(status)
+    if not words and missing:
+        words = f": {missing.pop(0)}"
+    return _make(
+        status,
+        reason=last.reason if last else "",
+        sentence=f"{_name(status)} is {status.phase.value} since "
+        f"{render_seconds(now_s - since_s)}{words}",
+        since_s=since_s,
+        details=[*missing, *_describe_road(status, now_s)],
+        hint=f"windlass attach {status.job_id} watches it; windlass cancel {status.job_id} ends it",
+    )
+
+
+def _explain_running(status: JobStatus, now_s: float) -> Why:
+    last = _last_condition(status)
+    since_s = last.since_s if last else status.created_at_s
+    parts = render_progress(status.progress)
+    states = Counter(rank.state for rank in status.ranks)
+    ranks = ", ".join(f"{count} {state}" for state, count in states.most_common())
+    attempt = f", attempt {status.attempt}" if status.attempt else ""
+    words = _waits_for(status, now_s) or " · ".join(parts) or f"{status.num_ranks} ranks: {ranks}"
+    details = [f"ranks: {ranks}", *(f"progress: {p}" for p in [" · ".join(parts)] if p)]
+    details += _describe_history(status)
+    return _make(
+        status,
+        reason=last.reason if last else "",
+        sentence=f"{_name(status)} is running since {render_seconds(now_s - since_s)}{attempt}: {words}",
+        since_s=since_s,
+        details=[*details, *_describe_nodes(status)],
+        hint=f"windlass logs {status.job_id} -f",
+    )
+
+
+def _waits_for(status: JobStatus, now_s: float) -> str:
+    """What a running job waits for, if that can be told: imports, ranks that lag, a silence."""
+    if all(moment.name != "imports done" for moment in status.timeline):
+        last = _last_condition(status)
+        return f"importing{f' ({last.message})' if last and last.message else ''}"
+    running = [rank.rank for rank in status.ranks if rank.state == "running"]
+    done = [rank.rank for rank in status.ranks if rank.state == "returned"]
+    if done and running:
+        return (
+            f"{len(done)} of {status.num_ranks} ranks have returned; it waits for {_ranks(running)}"
+        )
+    steps = {rank.rank: rank.step for rank in status.ranks if rank.step is not None}
+    if steps and max(steps.values()) - min(steps.values()) >= _FAR_BEHIND:
+        slow = [rank for rank, step in steps.items() if step == min(steps.values())]
+        return (
+            f"{_ranks(slow)} {'is' if len(slow) == 1 else 'are'} behind, at step "
+            f"{min(steps.values())}; the furthest is at {max(steps.values())}"
+        )
+    silent_s = now_s - status.progress.at_s
+    if status.progress.at_s and silent_s >= _SILENT_S:
+        return f"no report for {render_seconds(silent_s)}, the last at step {status.progress.step}"
+    return ""
+
+
+def _explain_end(status: JobStatus, folder: str) -> Why:
+    took = ""
+    if status.ended_at_s is not None:
+        took = f" after {render_seconds(status.ended_at_s - status.created_at_s)}"
+    last, verdict = _last_condition(status), status.verdict
+    reason = last.reason if last else ""
+    since_s = status.ended_at_s or 0.0
+    if status.phase is Phase.SUCCEEDED:
+        words = f": {last.message}" if last and last.message else ""
+        return _make(
+            status,
+            reason=reason,
+            sentence=f"{_name(status)} succeeded{took}{words}",
+            since_s=since_s,
+            details=_describe_history(status),
+            next=f"windlass result {status.job_id}",
+        )
+    how = "was cancelled" if status.phase is Phase.CANCELLED else "failed"
+    kind = ""
+    if verdict is not None and verdict.kind is not FailureKind.CANCELLED:
+        kind = f" ({verdict.kind.value})"
+    message = verdict.message if verdict else last.message if last else ""
+    return _make(
+        status,
+        reason=reason,
+        sentence=f"{_name(status)} {how}{took}{kind}{f': {message}' if message else ''}",
+        since_s=since_s,
+        details=render_verdict(status, folder=folder).splitlines()[2:],  # who and what was said
+        hint=verdict.next if verdict else f"windlass logs {status.job_id}",
+    )
+
+
+def _make(
+    status: JobStatus, *, reason: str, sentence: str, since_s: float, details: list[str], hint: str
+) -> Why:
+    return Why(
+        job_id=status.job_id,
+        phase=status.phase.value,
+        reason=reason,
+        sentence=_one_line(sentence),
+        since_s=since_s,
+        details=tuple(
+            clean(line, colour=False).rstrip()
+            for line in details
+            if not line.startswith("  next: ")
+        ),
+        next=_one_line(hint),
+    )
+
+
+def _name(status: JobStatus) -> str:
+    name = f" ({status.name})" if status.name != status.job_id else ""
+    return f"{status.job_id}{name}"
+
+
+def _last_condition(status: JobStatus) -> Condition | None:
+    """Why it is in the phase it is in."""
+    return next((c for c in reversed(status.conditions) if c.type == status.phase.value), None)
+
+
+def _describe_nodes(status: JobStatus) -> list[str]:
+    """Nodes that are not there; nothing when all are."""
+    missing = [node for node in status.nodes if node.state in ("pending", "left", "lost")]
+    if not missing:
+        return []
+    named = ", ".join(f"{node.name} {node.state}" for node in missing[:_MAX_NAMED])
+    more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
+    return [f"{len(missing)} of {status.num_nodes} nodes are not there: {named}{more}"]
+
+
+def _describe_road(status: JobStatus, now_s: float) -> Iterator[str]:
+    """How far it came, and how long ago."""
+    if rows := make_rows(status):
+        road = ", ".join(f"{row.name} {row.since_submit_s:.1f} s" for row in rows[1:])
+        age = render_seconds(now_s - status.created_at_s)
+        yield f"submitted {age} ago{f'; since submit: {road}' if road else ''}"
+
+
+def _describe_history(status: JobStatus) -> list[str]:
+    return [f"before that, attempt {v.attempt}: {_one_line(v.message)}" for v in status.history]
+
+
+def _ranks(ranks: list[int]) -> str:
+    named = ", ".join(map(str, ranks[:_MAX_NAMED]))
+    more = f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {named}{more}"
+
+
+def _one_line(text: str) -> str:
+    return clean(" ".join(text.split()), colour=False)

@@ -1,0 +1,50 @@
+"""`windlass why` as a user types it, on the local engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cli.process import Ran
+
+Cli = Callable[..., Ran]
+
+
+def test_a_failure(windlass: Cli) -> None:
+    job = windlass("run", "work.py::fail", "--procs", "2").job_id
+    ran = windlass("why", job)
+    assert ran.code == 0
+    first, *rest = ran.out.splitlines()
+    assert first.startswith(f"{job} failed after ")
+    assert "(user error): rank 1 on" in first
+    assert "ValueError: boom" in first
+    assert any(line.startswith("  next: windlass logs") for line in rest)
+    assert "\x1b" not in ran.out
+    found = windlass("why", job, "--json").json
+    assert (found["phase"], found["reason"]) == ("failed", "RankFailed")
+    assert found["ref"] == f"local://{job}"
+
+
+def test_a_success(windlass: Cli) -> None:
+    job = windlass("run", "work.py::add", "1", "--procs", "2").job_id
+    ran = windlass("why", job)
+    assert ran.code == 0
+    assert "succeeded after" in ran.out
+    assert "all 2 ranks returned" in ran.out
+    assert f"next: windlass result {job}" in ran.out
+
+
+def test_one_that_runs(windlass: Cli, running: Callable[..., str]) -> None:
+    job = running("stay", "--procs", "2")
+    ran = windlass("why", job)
+    assert ran.code == 0
+    assert ran.out.startswith(f"{job} ")
+    assert "is running since" in ran.out
+    assert windlass("why", job, "--json").json["phase"] == "running"
+    assert windlass("cancel", job).code == 0
+    assert "was cancelled" in windlass("why", job).out
+
+
+def test_no_such_job(windlass: Cli) -> None:
+    ran = windlass("why", "nothing-here")
+    assert ran.code == 2
+    assert "nothing-here" in ran.err
