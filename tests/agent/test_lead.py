@@ -30,6 +30,10 @@ class Nodes:
             self.lead.join(index, lambda order, i=index: self.hear(i, order), pid=1, python="3")
 
     def hear(self, index, order):
+        if order["type"] == "flush":
+            asyncio.get_running_loop().call_soon(lambda: self.say(index, "flushed"))
+        if order["type"] in ("flush", "remember"):
+            return
         self.orders.append((index, order))
         asyncio.get_running_loop().call_soon(self.acts, self, index, order)
 

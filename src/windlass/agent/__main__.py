@@ -1,6 +1,7 @@
-"""The three programs of a node: `agent`, `forkserver` and `rank`.
+"""The programs of a node: `agent` or, in a pod, `pod`; `forkserver` and `rank`.
 
     python agent.pyz agent FD [GUESS...]     FD: where its order comes from
+    python agent.pyz pod                     finds its place and its plan in the pod
 
 Imports as little as it can before the fork server is on its way: importing torch is what takes the time.
 """
@@ -72,6 +73,10 @@ def main() -> int:
     program, *args = sys.argv[1:] or [""]
     if program == "agent":
         return run_agent(*args)
+    if program == "pod":
+        from windlass.agent.pod import run_pod
+
+        return run_pod()
     if program == "forkserver":
         from windlass.agent.forkserver import serve
 

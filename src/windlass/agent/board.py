@@ -17,6 +17,7 @@ from windlass.plan.plan import Plan
 from windlass.wire.first import make_first_status, make_ranks, render_status
 from windlass.wire.folder import JobFolder, write_atomically
 from windlass.wire.status import Condition, Moment, Phase, Progress, Verdict
+from windlass.wire.world import render_world
 
 logger = logging.getLogger(__name__)
 
@@ -68,10 +69,28 @@ class Board:
         ranks[rank] = replace(ranks[rank], **fields)
         self._set(ranks=tuple(ranks))
 
-    def start_attempt(self, attempt: int) -> None:
+    def start_attempt(self, attempt: int, world: Plan) -> None:
+        """A new generation of ranks, on the nodes of `world`."""
         self._reports.clear()
         self._first_step = None
-        self._set(attempt=attempt, ranks=make_ranks(self._plan), progress=Progress())
+        ranks = make_ranks(world)
+        self._set(attempt=attempt, ranks=ranks, num_ranks=len(ranks), progress=Progress())
+        if world is not self._plan:
+            self._keep_world(attempt, world)
+
+    def _keep_world(self, attempt: int, world: Plan) -> None:
+        """Which node ran which rank, for readers of an attempt that lacked some nodes."""
+        try:
+            self._folder.attempt(attempt).mkdir(exist_ok=True)
+            write_atomically(self._folder.world(attempt), render_world(world))
+        except OSError as error:
+            logger.warning("world of attempt %s: %s", attempt, error)
+
+    def restore(self, history: tuple[Verdict, ...], timeline: tuple[Moment, ...]) -> None:
+        """What an earlier lead had written; what this one saw later stays."""
+        known = {moment.name for moment in timeline}
+        later = [moment for moment in self.status.timeline if moment.name not in known]
+        self._set(history=history, timeline=(*timeline, *later))
 
     def set_verdict(self, verdict: Verdict, *, final: bool) -> None:
         if final:
@@ -83,7 +102,7 @@ class Board:
     def report(self, message: dict[str, Any]) -> None:
         """A rank's report: its step, and the progress of all of them."""
         rank, step = message["rank"], message["step"]
-        if not 0 <= rank < self._plan.num_ranks:
+        if not 0 <= rank < len(self.status.ranks):
             return
         before = self._reports.get(rank, {}).get("metrics", {})
         self._reports[rank] = {**message, "metrics": {**before, **message["metrics"]}}

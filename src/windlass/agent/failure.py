@@ -31,10 +31,11 @@ _PEER_LOST = (
 def choose_first(outcomes: Iterable[Outcome]) -> Outcome | None:
     """The failure that came first; a rank that only lost its peer is blamed last."""
     failures = [outcome for outcome in outcomes if outcome.is_failure]
-    return min(failures, key=lambda o: (_is_consequence(o), o.at_s, o.rank), default=None)
+    return min(failures, key=lambda o: (is_consequence(o), o.at_s, o.rank), default=None)
 
 
-def _is_consequence(outcome: Outcome) -> bool:
+def is_consequence(outcome: Outcome) -> bool:
+    """Whether a rank only lost its peer."""
     if outcome.error is None:
         return False
     text = outcome.error.message.lower()
@@ -96,7 +97,8 @@ def _is_memory_error(type_name: str) -> bool:
 def _describe(outcome: Outcome, node_name: str) -> str:
     who = f"rank {outcome.rank} on {node_name}"
     if outcome.state == "lost":
-        return f"{node_name} was lost with rank {outcome.rank} on it"
+        why = f": {outcome.note}" if outcome.note else ""
+        return f"{node_name} was lost with rank {outcome.rank} on it{why}"
     if outcome.out_of_memory:
         return f"{who} was killed because the machine ran out of memory"
     if outcome.signal:

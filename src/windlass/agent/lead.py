@@ -10,15 +10,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
-from windlass import names
+from windlass import names, records
+from windlass.agent.attempt import Attempt
 from windlass.agent.board import Board
-from windlass.agent.failure import make_job_verdict, make_verdict
+from windlass.agent.failure import make_job_verdict
 from windlass.agent.link import Send
+from windlass.agent.memory import Memory, choose_memory
 from windlass.agent.node import read_outcome
 from windlass.agent.port import hold_port
+from windlass.agent.roster import Member, Roster
 from windlass.plan.plan import Plan
 from windlass.wire.results import Outcome
 from windlass.wire.status import FailureKind, Phase, Verdict
@@ -26,77 +29,85 @@ from windlass.wire.status import FailureKind, Phase, Verdict
 logger = logging.getLogger(__name__)
 
 _SETTLE_S = 0.3  # how long a verdict waits for a failure that came earlier but is heard of later
+_SETTLE_LOST_S = (
+    6.0  # the same where all that failed lost a peer: a silent node takes so long to be missed
+)
 _STOP_MARGIN_S = 5.0
+_FLUSH_S = 30.0
+_FEWER_AFTER_S = 30.0  # how long an attempt waits for all nodes when fewer would do
 _LOOPBACK = "127.0.0.1"
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """What has been heard of one attempt."""
-
-    number: int
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
-    exited: set[int] = field(default_factory=set)
-    stopped: set[int] = field(default_factory=set)
-    running: set[int] = field(default_factory=set)
-    store_port: int | None = None
-
-    def add(self, outcome: Outcome, *, exited: bool) -> None:
-        known = self.outcomes.get(outcome.rank)
-        if (
-            known is None or not known.is_failure
-        ):  # what a rank said itself is not overwritten by its exit
-            self.outcomes[outcome.rank] = outcome
-        if exited:
-            self.exited.add(outcome.rank)
-
-    @property
-    def has_failure(self) -> bool:
-        return any(outcome.is_failure for outcome in self.outcomes.values())
 
 
 class Lead:
     """One job, from the first node that joins to the last that stops."""
 
-    def __init__(self, plan: Plan, board: Board) -> None:
+    def __init__(
+        self, plan: Plan, board: Board, *, address: str = "", memory: Memory | None = None
+    ) -> None:
         self._plan = plan
         self._board = board
-        self._nodes: dict[int, Send] = {}
-        self._lost: set[int] = set()
-        self._ready: set[int] = set()
-        self._attempt = _Attempt(0)
+        self._address = plan.master_addr or address or _LOOPBACK
+        self._memory = memory or Memory()
+        self._told: list[Memory] = []  # what nodes remember of an earlier lead
+        self._roster = Roster(plan)
+        self._attempt = Attempt(-1, plan)
+        self._flushed: set[int] = set()
         self._stop: Verdict | None = None  # somebody ended the job: cancel, timeout, lease
         self._now = False
         self._changed = asyncio.Event()
-        self._deadline_s: float | None = None
 
     # -- what nodes and clients say ------------------------------------------------------------
 
-    def join(self, index: int, send: Send, *, pid: int, python: str) -> None:
+    def join(
+        self,
+        index: int,
+        send: Send,
+        *,
+        pid: int,
+        python: str,
+        host: str = "",
+        is_prepared: bool = True,
+        memory: Memory | None = None,
+    ) -> None:
         """A node is there."""
-        self._nodes[index] = send
-        self._board.set_node(index, state="joined", pid=pid, python=python)
+        self._roster.add(
+            index, Member(send=send, python=python, host=host, is_prepared=is_prepared)
+        )
+        if memory is not None and self._attempt.number < 0:
+            self._told.append(memory)
+        self._board.set_node(index, state="joined", pid=pid, python=python, host=host)
+        self._check_python(index, python)
         self._changed.set()
 
-    def lose(self, index: int) -> None:
+    def prepare(self, index: int) -> None:
+        """A node has its code and its payload now."""
+        if index in self._roster:
+            self._roster[index].is_prepared = True
+        self._changed.set()
+
+    def is_here(self, index: int) -> bool:
+        return index in self._roster
+
+    def lose(self, index: int, why: str = "") -> None:
         """A node is gone, and its ranks with it."""
-        if self._nodes.pop(index, None) is None:
+        name = self._roster.name(index)
+        member = self._roster.drop(index)
+        if member is None:
             return
-        self._lost.add(index)
+        logger.warning("%s is gone%s", name, f": {why}" if why else "")
         self._board.set_node(index, state="lost")
-        for rank in self._plan.nodes[index].ranks:
-            if rank not in self._attempt.exited:
-                outcome = Outcome(
-                    rank=rank, attempt=self._attempt.number, state="lost", at_s=time.time()
-                )
-                self._take_outcome(outcome, exited=True)
+        note = "; ".join(
+            part for part in (why, f"it was on {member.host}" * bool(member.host)) if part
+        )
+        for outcome in list(self._attempt.lose_node(index, note)):
+            self._take_outcome(outcome, exited=True)
         self._changed.set()
 
     def end(self, kind: FailureKind, message: str, *, now: bool = False) -> None:
         """Somebody wants the job to end; asking a second time may make it end at once."""
         if self._stop is None:
             self._stop = make_job_verdict(
-                self._plan, kind, message, at_s=time.time(), attempt=self._attempt.number
+                self._plan, kind, message, at_s=time.time(), attempt=max(0, self._attempt.number)
             )
         if now and not self._now:
             self._now = True
@@ -107,41 +118,41 @@ class Lead:
     def receive(self, index: int, message: dict[str, Any]) -> None:
         """Something a node says."""
         kind = message["type"]
+        is_current = message.get("attempt", self._attempt.number) == self._attempt.number
         if kind == "outcome":
             self._take_outcome(read_outcome(message), exited=message["exited"])
-        elif kind == "started":
+        elif kind == "started" and 0 <= message["rank"] < self._attempt.world.num_ranks:
             self._board.set_rank(message["rank"], pid=message["pid"], state="running")
-        elif kind == "running":
+        elif kind == "running" and is_current:
             self._take_running(message)
-        elif kind == "report":
+        elif kind == "report" and is_current:
             self._board.report(message)
-        elif kind == "stopped" and message["attempt"] == self._attempt.number:
+        elif kind == "stopped" and is_current:
             self._attempt.stopped.add(index)
         elif kind == "ready":
             self._take_ready(index, message)
-        elif kind == "store" and message["attempt"] == self._attempt.number:
+        elif kind == "store" and is_current:
             self._attempt.store_port = message["port"]
+        elif kind == "flushed":
+            self._flushed.add(index)
         elif kind == "trouble":
             self._board.add_condition("warning", message["reason"], message["message"])
         self._changed.set()
 
     def _take_running(self, message: dict[str, Any]) -> None:
         self._attempt.running.add(message["rank"])
-        if len(self._attempt.running) == self._plan.num_ranks:
+        if len(self._attempt.running) == self._attempt.world.num_ranks:
             self._board.mark("ranks running", message["at_s"])
 
     def _take_outcome(self, outcome: Outcome, *, exited: bool) -> None:
-        if outcome.attempt != self._attempt.number:
-            return
-        self._attempt.add(outcome, exited=exited)
-        if exited or outcome.is_failure:
+        if self._attempt.add(outcome, exited=exited) and (exited or outcome.is_failure):
             self._board.set_rank(outcome.rank, state=self._attempt.outcomes[outcome.rank].state)
 
     def _take_ready(self, index: int, message: dict[str, Any]) -> None:
-        if message["is_complete"]:
-            self._ready.add(index)
+        if message["is_complete"] and index in self._roster:
+            self._roster[index].has_imported = True
             self._board.set_node(index, state="ready")
-        if len(self._ready) == len(self._plan.nodes):
+        if self._roster.have_all_imported:
             self._board.mark("imports done")
         if message["culprit"]:
             self._board.add_condition(
@@ -155,81 +166,147 @@ class Lead:
                 "warning", names.REASON_IMPORTING, f"{name} could not be preloaded: {why}"
             )
 
+    def _check_python(self, index: int, python: str) -> None:
+        wanted = self._plan.python_minor
+        found = ".".join(python.split(".")[:2])
+        if wanted and found != wanted:
+            message = (
+                f"the function travels by value from Python {wanted}, but {self._roster.name(index)} "
+                f"runs {found}, which cannot run its code; put it in a module of the project, or use "
+                f"an image with Python {wanted}, or a client with {found}"
+            )
+            self.end(FailureKind.START_FAILED, message)
+
     # -- the job -------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """The whole job; afterwards the board is final."""
+        verdict = await self._run_attempts()
+        if verdict is not None:
+            self._board.set_verdict(verdict, final=True)
+        await self._flush()
+        if verdict is None:
+            message = f"all {self._attempt.world.num_ranks} ranks returned"
+            self._board.set_phase(Phase.SUCCEEDED, names.REASON_ALL_RETURNED, message)
+            return
+        phase = Phase.CANCELLED if verdict.kind is FailureKind.CANCELLED else Phase.FAILED
+        self._board.set_phase(phase, _reason(verdict), verdict.message)
+
+    async def _run_attempts(self) -> Verdict | None:
+        verdict = await self._gather() or self._take_over()
+        while verdict is None:
+            verdict = await self._run_attempt(self._memory.attempt + 1)
+            is_last = verdict is None or self._stop is not None or self._is_hopeless()
+            if verdict is None or is_last or not self._spend(verdict):
+                return verdict
+            verdict = await self._gather()
+        return verdict
+
+    async def _gather(self) -> Verdict | None:
+        """Wait until there are nodes enough for an attempt; a verdict when there never will be."""
         self._board.set_phase(
             Phase.STARTING,
             names.REASON_WAITING_FOR_NODES,
-            f"waiting for {len(self._plan.nodes)} node(s)",
+            f"waiting for {len(self._roster.missing())} node(s) of {len(self._plan.nodes)}",
         )
-        verdict = await self._join_all() or await self._run_attempts()
-        if verdict is None:
-            self._board.set_phase(
-                Phase.SUCCEEDED,
-                names.REASON_ALL_RETURNED,
-                f"all {self._plan.num_ranks} ranks returned",
-            )
-            return
-        phase = Phase.CANCELLED if verdict.kind is FailureKind.CANCELLED else Phase.FAILED
-        self._board.set_verdict(verdict, final=True)
-        self._board.set_phase(phase, _reason(verdict), verdict.message)
 
-    async def _join_all(self) -> Verdict | None:
-        num_nodes = len(self._plan.nodes)
-        await self._until(
-            lambda: len(self._nodes) == num_nodes or bool(self._lost) or self._stop is not None,
-            timeout_s=self._plan.join_timeout_s,
-        )
+        def is_over() -> bool:
+            return self._roster.is_complete or self._is_hopeless() or self._stop is not None
+
+        timeout_s = self._plan.join_timeout_s
+        if self._plan.min_nodes < len(self._plan.nodes):
+            first_s = min(_FEWER_AFTER_S, timeout_s)
+            if not await self._until(is_over, timeout_s=first_s):
+                enough = lambda: self._roster.is_enough or is_over()  # noqa: E731
+                await self._until(enough, timeout_s=timeout_s - first_s)
+        else:
+            await self._until(is_over, timeout_s=timeout_s)
         if self._stop is not None:
             return self._stop
-        missing = [node for node in self._plan.nodes if node.index not in self._nodes]
-        if not missing:
-            self._board.mark("nodes joined")
-            return None
-        if self._lost:
-            missing = [node for node in missing if node.index in self._lost]
-            kind, what = FailureKind.LOST_NODE, "was lost before the job could start"
-        else:
-            kind = FailureKind.START_FAILED
-            what = f"did not join within {self._plan.join_timeout_s:g} s"
-        message = f"{', '.join(node.name for node in missing)} {what}"
-        return make_job_verdict(self._plan, kind, message, at_s=time.time(), node=missing[0].index)
+        if not self._roster.is_enough:
+            return self._judge_missing()
+        self._board.mark("nodes joined")
+        return None
 
-    async def _run_attempts(self) -> Verdict | None:
-        if self._plan.timeout_s is not None:
-            self._deadline_s = asyncio.get_running_loop().time() + self._plan.timeout_s
-        attempt = 0
-        while True:
-            verdict = await self._run_attempt(attempt)
-            if (
-                verdict is None
-                or self._stop is not None
-                or attempt >= self._plan.restarts
-                or self._lost
-            ):
+    def _is_hopeless(self) -> bool:
+        return bool(self._roster.lost) and self._plan.node_restarts == 0
+
+    def _judge_missing(self) -> Verdict:
+        timeout = f"within {self._plan.join_timeout_s:g} s"
+        missing = self._roster.missing()
+        if self._is_hopeless():
+            missing = sorted(self._roster.lost)
+            kind, what = FailureKind.LOST_NODE, "was lost before the job could start"
+        elif self._attempt.number >= 0:
+            kind, what = FailureKind.LOST_NODE, f"was lost and did not come back {timeout}"
+        elif missing:
+            kind, what = FailureKind.START_FAILED, f"did not join {timeout}"
+        else:
+            missing = sorted(set(self._roster.here()) - set(self._roster.prepared()))
+            kind, what = FailureKind.START_FAILED, f"did not get the code {timeout}"
+        who = ", ".join(self._plan.nodes[index].name for index in missing)
+        return make_job_verdict(
+            self._plan, kind, f"{who} {what}", at_s=time.time(), node=missing[0]
+        )
+
+    def _take_over(self) -> Verdict | None:
+        """Go on where an earlier lead stopped, if there was one; a verdict when its loss was one too many."""
+        known = choose_memory([self._memory, *self._told])
+        if known is not self._memory:
+            verdict = make_job_verdict(
+                self._plan,
+                FailureKind.LOST_NODE,
+                f"{self._plan.nodes[0].name} was lost, and with it the lead",
+                at_s=time.time(),
+                attempt=known.attempt,
+                node=0,
+            )
+            self._memory = known
+            self._board.restore(known.history, known.timeline)
+            if not self._spend(verdict):
                 return verdict
-            logger.info("attempt %s: %s", attempt, verdict.message)
-            self._board.set_verdict(verdict, final=False)
-            attempt += 1
+        return None
+
+    def _spend(self, verdict: Verdict) -> bool:
+        """Take what failed out of its budget; whether there is another attempt."""
+        if not self._has_budget(verdict):
+            return False
+        memory = self._memory
+        if verdict.kind is FailureKind.LOST_NODE:
+            memory = replace(memory, losses_used=memory.losses_used + 1)
+        else:
+            memory = replace(memory, restarts_used=memory.restarts_used + 1)
+        logger.info("attempt %s: %s", verdict.attempt, verdict.message)
+        self._memory = replace(memory, history=(*memory.history, verdict))
+        self._board.set_verdict(verdict, final=False)
+        return True
+
+    def _has_budget(self, verdict: Verdict) -> bool:
+        if verdict.kind is FailureKind.LOST_NODE:
+            return self._memory.losses_used < self._plan.node_restarts
+        return self._memory.restarts_used < self._plan.restarts
+
+    # -- an attempt ----------------------------------------------------------------------------
 
     async def _run_attempt(self, number: int) -> Verdict | None:
-        self._attempt = _Attempt(number)
-        self._board.start_attempt(number)
+        world = self._plan.on_nodes(self._roster.prepared())
+        self._attempt = Attempt(number, world)
+        self._board.start_attempt(number, world)
+        self._remember(number)
         self._board.set_phase(
             Phase.RUNNING,
             names.REASON_RANKS_RUNNING,
-            f"attempt {number} of {self._plan.num_ranks} rank(s)",
+            f"attempt {number} of {world.num_ranks} rank(s)",
         )
         port = await self._open_store()
-        held = None if port else hold_port()
+        held = None if port else hold_port(self._plan.master_port)
         try:
             self._order(
                 {
                     "type": "start",
                     "attempt": number,
-                    "address": self._plan.master_addr or _LOOPBACK,
+                    "nodes": [node.index for node in world.nodes],
+                    "address": self._address,
                     "port": held.number if held else port,
                     "has_store": held is None,
                 }
@@ -242,15 +319,28 @@ class Lead:
             if held:
                 held.release()
 
+    def _remember(self, number: int) -> None:
+        """Have every node keep what this lead knows, in case it is lost."""
+        deadline = self._memory.deadline_at_s
+        if deadline is None and self._plan.timeout_s is not None:
+            deadline = time.time() + self._plan.timeout_s
+        timeline = self._board.status.timeline
+        self._memory = replace(
+            self._memory, attempt=number, deadline_at_s=deadline, timeline=timeline
+        )
+        self._tell_all({"type": "remember", "memory": records.to_json(self._memory)})
+
     async def _open_store(self) -> int:
         """The port of this attempt's store; 0 when rank 0 must open one itself."""
-        if "torch" not in self._plan.preload or 0 not in self._nodes:
+        if "torch" not in self._plan.preload or 0 not in self._roster:
             return 0
-        order = {"type": "open_store", "attempt": self._attempt.number, "port": 0}
-        self._nodes[0]({**order, "address": self._plan.master_addr or _LOOPBACK})
+        order = {"type": "open_store", "attempt": self._attempt.number}
+        self._roster[0].send({**order, "address": self._address, "port": self._plan.master_port})
         await self._until(
             lambda: (
-                self._attempt.store_port is not None or self._stop is not None or bool(self._lost)
+                self._attempt.store_port is not None
+                or self._stop is not None
+                or self._attempt.has_failure
             ),
             timeout_s=self._left_s(),
         )
@@ -258,16 +348,15 @@ class Lead:
 
     def _left_s(self) -> float | None:
         """How much of the job's time limit is left."""
-        if self._deadline_s is None:
-            return None
-        return max(0.0, self._deadline_s - asyncio.get_running_loop().time())
+        deadline = self._memory.deadline_at_s
+        return None if deadline is None else max(0.0, deadline - time.time())
 
     async def _watch(self) -> None:
         """Until all ranks have returned, one has failed, or somebody ends the job."""
 
         def is_over() -> bool:
-            done = len(self._attempt.exited) == self._plan.num_ranks
-            return done or self._attempt.has_failure or self._stop is not None
+            attempt = self._attempt
+            return attempt.is_done or attempt.has_failure or self._stop is not None
 
         if not await self._until(is_over, timeout_s=self._left_s()):
             limit = f"{self._plan.timeout_s:g} s"
@@ -275,41 +364,54 @@ class Lead:
 
     async def _stop_attempt(self) -> Verdict:
         """End the attempt everywhere at once; the verdict does not wait for the slowest rank."""
-        will_restart = self._stop is None and self._attempt.number < self._plan.restarts
         why = self._stop.message if self._stop else "a rank failed"
         self._board.set_phase(Phase.STOPPING, _reason(self._make_verdict()), why)
         self._order({"type": "stop", "now": self._now})
-
-        def has_stopped() -> bool:
-            return all(index in self._attempt.stopped for index in self._nodes)
-
-        await self._until(has_stopped, timeout_s=_SETTLE_S)
-        if not has_stopped() and not will_restart:
-            self._board.set_verdict(self._make_verdict(), final=True)
+        await self._until(self._has_stopped, timeout_s=_SETTLE_S)
+        if self._plan.node_restarts and self._attempt.has_only_consequences:
+            await self._until(
+                lambda: not self._attempt.has_only_consequences, timeout_s=_SETTLE_LOST_S
+            )
         verdict = self._make_verdict()
-        if not await self._until(has_stopped, timeout_s=self._plan.grace_s + _STOP_MARGIN_S):
-            for index in [i for i in self._nodes if i not in self._attempt.stopped]:
-                self.lose(index)
+        if not self._has_stopped() and not (self._stop is None and self._has_budget(verdict)):
+            self._board.set_verdict(verdict, final=True)
+        if not await self._until(self._has_stopped, timeout_s=self._plan.grace_s + _STOP_MARGIN_S):
+            for index in [i for i in self._roster.here() if i not in self._attempt.stopped]:
+                self.lose(index, "it did not stop its ranks")
         last = self._make_verdict()  # the same, but what became of the others is known by now
         return last if verdict.rank in (None, last.rank) else verdict
 
-    def _make_verdict(self) -> Verdict:
-        running = self._plan.num_ranks - len(self._attempt.outcomes)
-        found = make_verdict(
-            self._plan,
-            self._attempt.outcomes.values(),
-            attempt=self._attempt.number,
-            running=running,
+    def _has_stopped(self) -> bool:
+        return all(
+            index in self._attempt.stopped
+            for index in self._roster.here()
+            if self._attempt.takes_part(index)
         )
+
+    def _make_verdict(self) -> Verdict:
+        found = self._attempt.make_verdict()
         if self._stop is not None and (found is None or found.at_s > self._stop.at_s):
             return self._stop
         if found is None:
             raise RuntimeError("an attempt was stopped without a reason")
         return found
 
+    # -- orders --------------------------------------------------------------------------------
+
+    async def _flush(self) -> None:
+        """Wait for what nodes have still to send: logs and results of their ranks."""
+        self._flushed.clear()
+        self._tell_all({"type": "flush"})
+        await self._until(lambda: self._flushed.issuperset(self._roster.here()), timeout_s=_FLUSH_S)
+
     def _order(self, message: dict[str, Any]) -> None:
-        for send in list(self._nodes.values()):
-            send(message)
+        for index in self._roster.here():
+            if self._attempt.takes_part(index):
+                self._roster[index].send(message)
+
+    def _tell_all(self, message: dict[str, Any]) -> None:
+        for index in self._roster.here():
+            self._roster[index].send(message)
 
     async def _until(self, is_so: Callable[[], bool], *, timeout_s: float | None) -> bool:
         """Wait for a condition; whether it came true in time."""

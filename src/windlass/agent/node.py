@@ -7,12 +7,15 @@ nothing about the job: what a rank did is told to the lead, and the lead says wh
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import os
+import platform
 import signal
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,8 @@ from windlass.wire.folder import JobFolder
 from windlass.wire.results import Outcome, ResultHeader, read_header
 
 logger = logging.getLogger(__name__)
+
+Echo = Callable[[int, int, bytes], None]  # rank, attempt and records of its log
 
 
 @dataclass(slots=True)
@@ -54,12 +59,17 @@ class Node:
         *,
         forks: ForkServer,
         send: Send,
+        echo: Echo | None = None,
     ) -> None:
         self._plan = plan
         self._folder = folder
         self._node = plan.nodes[index]
+        self._world = plan
+        self._ready: dict[str, Any] | None = None
+        self._memory: dict[str, Any] | None = None
         self._forks = forks
         self._send = send
+        self._echo = echo
         self._loop = asyncio.get_running_loop()
         self._report_path = run_dir / f"node-{index}.sock"
         self._ranks: dict[int, _Rank] = {}
@@ -69,6 +79,7 @@ class Node:
         self._has_killed = False
         self._oom_kills = 0
         self._kill_timer: asyncio.TimerHandle | None = None
+        self._emptied = asyncio.Event()
         self._listen()
         forks.listen(self._loop, self._on_fork_event)
 
@@ -83,6 +94,20 @@ class Node:
             )
         elif message["type"] == "stop":
             self.stop(now=message["now"])
+        elif message["type"] == "remember":
+            self._memory = message["memory"]
+
+    def introduce(self, **about: Any) -> None:
+        """Join the lead: who is here, and what it should know that an earlier lead may have said."""
+        self._tell(
+            "join",
+            pid=os.getpid(),
+            python=platform.python_version(),
+            memory=self._memory,
+            **about,
+        )
+        if self._ready is not None:
+            self._tell("ready", **self._ready)
 
     # -- starting ------------------------------------------------------------------------------
 
@@ -100,17 +125,20 @@ class Node:
     def _start(self, order: dict[str, Any]) -> None:
         attempt = order["attempt"]
         self._prepare(attempt)
+        self._world = self._plan.on_nodes(order["nodes"])
+        self._node = next(n for n in self._world.nodes if n.index == self._node.index)
         meeting = Meeting(
             address=order["address"], port=order["port"], has_store=order["has_store"]
         )
         for rank in self._node.ranks:
             env = {
                 **self._plan.env,
-                **make_rank_env(self._plan, rank, attempt=attempt, meeting=meeting),
+                **make_rank_env(self._world, rank, attempt=attempt, meeting=meeting),
             }
             env[names.REPORT_SOCKET] = str(self._report_path)
             env[names.TORCHELASTIC_ERROR_FILE] = str(self._folder.error(attempt, rank))
-            streams = RankStreams(self._folder.log(attempt, rank), self._on_log_trouble)
+            echo = functools.partial(self._echo, rank, attempt) if self._echo else None
+            streams = RankStreams(self._folder.log(attempt, rank), self._on_log_trouble, echo)
             self._ranks[rank] = _Rank(rank, streams)
             ends = streams.open()
             self._forks.fork(str(self._folder.plan), rank=rank, attempt=attempt, env=env, fds=ends)
@@ -135,7 +163,8 @@ class Node:
             self._imported.update(event["modules"])
             is_complete = self._imported.issuperset(self._plan.preload)
             about = {key: event[key] for key in ("missing", "culprit", "num_threads")}
-            self._tell("ready", is_complete=is_complete, **about)
+            self._ready = {"is_complete": is_complete, **about}
+            self._tell("ready", **self._ready)
         elif event["event"] == "gone":
             self._on_server_gone()
 
@@ -209,6 +238,12 @@ class Node:
             self._kill_timer = self._loop.call_later(self._plan.grace_s, self._kill_all)
         self._check_stopped()
 
+    async def idle(self) -> None:
+        """Until no rank of this node is left."""
+        while self._ranks:
+            self._emptied.clear()
+            await self._emptied.wait()
+
     def _kill_all(self) -> None:
         self._has_killed = True
         for rank in self._ranks.values():
@@ -217,6 +252,8 @@ class Node:
                 processes.kill(rank.pid, signal.SIGKILL)
 
     def _check_stopped(self) -> None:
+        if not self._ranks:
+            self._emptied.set()
         if self._stopped_at_s is None or self._ranks:
             return
         if self._kill_timer is not None:

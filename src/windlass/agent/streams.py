@@ -100,8 +100,14 @@ class LineCutter:
 class RankStreams:
     """Both pipes of one rank, written to one log file as they are read."""
 
-    def __init__(self, path: Path, on_trouble: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        on_trouble: Callable[[str], None],
+        echo: Callable[[bytes], None] | None = None,
+    ) -> None:
         self._path = path
+        self._echo = echo
         self._on_trouble = on_trouble
         self._loop = asyncio.get_running_loop()
         self._file: int | None = None
@@ -149,6 +155,8 @@ class RankStreams:
             self._write(self._readers[fd].flush(time.time()))
 
     def _write(self, data: bytes) -> None:
+        if self._echo is not None and data:
+            self._echo(data)
         if self._file is None or not data:
             return
         try:

@@ -184,9 +184,10 @@ class LocalEngine:
 
     def results(self, ref: JobRef) -> list[tuple[ResultHeader, bytes] | None]:
         folder = self._folder(ref)
-        attempt = self.status(ref).attempt
-        num_ranks = self._plan(folder).num_ranks
-        return [read_result(folder.result(attempt, rank)) for rank in range(num_ranks)]
+        status = self.status(ref)
+        return [
+            read_result(folder.result(status.attempt, rank)) for rank in range(status.num_ranks)
+        ]
 
     def jobs(self) -> list[JobRef]:
         found = [path for path in self._jobs.glob("*") if (path / names.PLAN_FILE).exists()]

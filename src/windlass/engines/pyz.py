@@ -17,7 +17,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_OURS = ("__init__.py", "names.py", "errors.py", "records.py", "spec", "plan", "wire", "agent")
+_OURS = (
+    *("__init__.py", "names.py", "errors.py", "records.py", "spec", "plan", "wire", "agent"),
+    *(f"bundle/{name}.py" for name in ("__init__", "extract", "manifest", "paths", "place")),
+)
 # Plain enough for any Python 3: an old interpreter must get as far as being told.
 _MAIN = b"""import sys
 if sys.version_info < (3, 10):

@@ -30,6 +30,14 @@ class JobFolder:
         return self.path / names.PAYLOAD_FILE
 
     @property
+    def bundle(self) -> Path:
+        return self.path / names.BUNDLE_FILE
+
+    @property
+    def code(self) -> Path:
+        return self.path / "code"
+
+    @property
     def status(self) -> Path:
         return self.path / names.STATUS_FILE
 
@@ -53,6 +61,9 @@ class JobFolder:
         """The attempts that have a folder, oldest first."""
         found = (entry.name.removeprefix("attempt-") for entry in self.path.glob("attempt-*"))
         return sorted(int(number) for number in found if number.isdigit())
+
+    def world(self, attempt: int) -> Path:
+        return self.attempt(attempt) / names.WORLD_FILE
 
     def log(self, attempt: int, rank: int) -> Path:
         return self.attempt(attempt) / f"rank-{rank}.log"

@@ -15,6 +15,7 @@ from pathlib import Path
 from windlass.plan.plan import Plan
 from windlass.wire.folder import JobFolder
 from windlass.wire.logs import FULL, PART, REPLACED, LogLine, LogQuery, LogRecord, read_record
+from windlass.wire.world import read_world
 
 _READ_BYTES = 1 << 20
 _MAX_LINE_BYTES = 64 << 10
@@ -117,7 +118,7 @@ def find_logs(folder: JobFolder, plan: Plan, query: LogQuery) -> list[RankLog]:
     for attempt in folder.attempts():
         if query.attempt not in (None, attempt):
             continue
-        for node in plan.nodes:
+        for node in read_world(folder, plan, attempt):
             if query.node not in (None, node.index):
                 continue
             logs += [

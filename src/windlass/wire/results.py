@@ -45,6 +45,7 @@ class Outcome:
     signal: int | None = None
     error: ErrorInfo | None = None
     out_of_memory: bool = False
+    note: str = ""  # what is known beyond that
 
     @property
     def is_failure(self) -> bool:

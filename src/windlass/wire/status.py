@@ -105,6 +105,7 @@ class NodeStatus:
     state: str = "pending"  # pending, joined, ready, left, lost
     pid: int | None = None
     python: str = ""
+    host: str = ""  # the machine it is on, where that has a name of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,228 @@
+"""The lead's door: nodes that join, clients that hold a lease, want files or have something to say.
+
+Knows who is on which link. What they say is handed to the lead; which files they get is decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+from windlass import records
+from windlass.agent import link as links
+from windlass.agent.inputs import Inputs
+from windlass.agent.lead import Lead
+from windlass.agent.memory import Memory
+from windlass.agent.pump import Pump
+from windlass.agent.station import HEARTBEAT_S, Station
+from windlass.errors import ProtocolError
+from windlass.wire.copying import (
+    PIECE,
+    Receiver,
+    Sender,
+    is_from_lead,
+    is_from_ranks,
+    is_input,
+    measure_files,
+    read_piece,
+)
+from windlass.wire.messages import Frame, Header
+from windlass.wire.status import FailureKind
+
+_DEPUTY = 1  # keeps a copy of what node 0's ranks left, for the node 0 that may come after it
+_RANK_FILE = re.compile(r"attempt-\d+/rank-(\d+)\.")
+
+
+class Door:
+    """Who comes to the lead."""
+
+    def __init__(self, station: Station, lead: Lead, inputs: Inputs) -> None:
+        self._station = station
+        self._lead = lead
+        self._inputs = inputs
+        self._num_leases = 0
+        self._lease_changed = asyncio.Event()
+        self._links: set[links.Link] = set()
+        self._readers: set[links.Link] = set()  # clients that are sent everything
+        self._reader_left = asyncio.Event()
+
+    async def take(self, link: links.Link, hello: Header, frames: AsyncIterator[Frame]) -> None:
+        """One peer, until it hangs up."""
+        self._links.add(link)
+        heart = asyncio.ensure_future(beat(link))
+        try:
+            if hello["role"] == "node":
+                await self._take_node(link, int(hello["node"]), frames)
+            else:
+                await self._take_client(link, hello, frames)
+        finally:
+            heart.cancel()
+            self._links.discard(link)
+
+    # -- nodes ---------------------------------------------------------------------------------
+
+    async def _take_node(self, link: links.Link, index: int, frames: AsyncIterator[Frame]) -> None:
+        if not 0 < index < len(self._station.plan.nodes):
+            raise ProtocolError(f"there is no node {index} in this job")
+        if self._lead.is_here(index):
+            raise ProtocolError(f"node {index} is here already", hint="it ends first")
+        pumps: list[Pump] = []
+        receiver = Receiver(self._station.folder, is_from_ranks)
+        why = "its link broke"
+        try:
+            while True:
+                frame = await asyncio.wait_for(frames.__anext__(), timeout=self._station.silence_s)
+                if frame.type == PIECE:
+                    receiver.take(read_piece(frame.header, frame.body))
+                elif frame.type == "join":
+                    self._join(link, index, frame.header)
+                    pumps += self._start_pumps(link, index, frame.header)
+                elif frame.type == "prepared":
+                    self._lead.prepare(index)
+                elif frame.type == "leaving":
+                    why = str(frame.header.get("why", ""))[:200]
+                else:
+                    self._lead.receive(index, dict(frame.header))
+        except StopAsyncIteration:
+            pass
+        except asyncio.TimeoutError:
+            why = f"it has said nothing for {self._station.silence_s:g} s"
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            why = f"it said something malformed: {error!r}"
+            raise ProtocolError(f"node {index} said something malformed: {error!r}") from error
+        finally:
+            for pump in pumps:
+                pump.close()
+            self._lead.lose(index, why)
+
+    def _join(self, link: links.Link, index: int, about: Header) -> None:
+        memory = about.get("memory")
+        self._lead.join(
+            index,
+            link.send,
+            pid=about["pid"],
+            python=about["python"],
+            host=str(about.get("host", "")),
+            is_prepared=bool(about.get("is_prepared", True)),
+            memory=records.read(Memory, memory) if memory else None,
+        )
+
+    def _start_pumps(self, link: links.Link, index: int, about: Header) -> list[Pump]:
+        """What this node is sent, where nodes do not share a folder."""
+        if not self._station.is_pod:
+            return []
+        folder = self._station.folder
+        link.send({"type": "has", "files": measure_files(folder, is_from_ranks)})
+        has = _read_has(about)
+        wants = self._wanted_by_deputy if index == _DEPUTY else is_input
+        return [Pump(link, Sender(folder, wants, has=has))]
+
+    def _wanted_by_deputy(self, path: str) -> bool:
+        found = _RANK_FILE.match(path)
+        of_node_0 = found is not None and int(found[1]) < self._station.plan.nodes[0].num_ranks
+        return of_node_0 or is_input(path)
+
+    # -- clients -------------------------------------------------------------------------------
+
+    async def _take_client(
+        self, link: links.Link, hello: Header, frames: AsyncIterator[Frame]
+    ) -> None:
+        holds_lease = bool(hello.get("lease"))
+        self._change_leases(holds_lease)
+        pump: Pump | None = None
+        receiver = Receiver(self._station.folder, is_input)
+        try:
+            if "has" in hello:
+                self._readers.add(link)
+                link.send({"type": "wants", "inputs": not self._inputs.is_ready})
+                pump = Pump(link, Sender(self._station.folder, is_from_lead, has=_read_has(hello)))
+            async for frame in frames:
+                if frame.type == PIECE:
+                    self._take_input(receiver, frame)
+                elif frame.type == "lease":
+                    self._change_leases(bool(frame.header["held"]) - holds_lease)
+                    holds_lease = bool(frame.header["held"])
+                elif frame.type == "cancel":
+                    why = str(frame.header.get("why") or "cancelled by a client")
+                    self._lead.end(FailureKind.CANCELLED, why, now=bool(frame.header.get("now")))
+                    link.send({"type": "ok"})
+        finally:
+            if pump is not None:
+                pump.close()
+            self._readers.discard(link)
+            self._reader_left.set()
+            self._change_leases(-holds_lease)
+
+    def _take_input(self, receiver: Receiver, frame: Frame) -> None:
+        piece = read_piece(frame.header, frame.body)
+        if not self._inputs.is_ready and receiver.take(piece) and self._inputs.arrived(piece.path):
+            self._lead.prepare(0)
+
+    # -- leases --------------------------------------------------------------------------------
+
+    def _change_leases(self, by: int) -> None:
+        self._num_leases += by
+        self._lease_changed.set()
+
+    def hold_until_closed(self, client: socket.socket) -> None:
+        """A lease from birth: the client keeps this open until it has said hello."""
+        self._num_leases += 1
+
+        def closed() -> None:
+            asyncio.get_running_loop().remove_reader(client.fileno())
+            client.close()
+            self._change_leases(-1)
+
+        asyncio.get_running_loop().add_reader(client.fileno(), closed)
+
+    async def watch_lease(self) -> None:
+        """An attached job ends when nobody has held a lease on it for a while."""
+        plan = self._station.plan
+        while not plan.detach:
+            self._lease_changed.clear()
+            if self._num_leases:
+                await self._lease_changed.wait()
+                continue
+            try:
+                await asyncio.wait_for(self._lease_changed.wait(), plan.lease_s)
+            except asyncio.TimeoutError:
+                message = f"its client has been gone for {plan.lease_s:g} s"
+                self._lead.end(FailureKind.CANCELLED, message)
+                return
+
+    # -- the end -------------------------------------------------------------------------------
+
+    async def see_off(self, *, timeout_s: float) -> None:
+        """Wait for clients to have read everything: they hang up once they have."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._until_read(), timeout_s)
+
+    async def _until_read(self) -> None:
+        while self._readers:
+            self._reader_left.clear()
+            await self._reader_left.wait()
+
+    async def dismiss(self, order: dict[str, Any] | None = None) -> None:
+        """Hang up on everybody; with an order, after telling it."""
+        for link in list(self._links):
+            if order is not None:
+                link.send(order)
+            await link.close()
+
+
+def _read_has(header: Header) -> dict[str, int]:
+    has = header.get("has") or {}
+    if not isinstance(has, dict) or not all(isinstance(size, int) for size in has.values()):
+        raise ProtocolError("a peer said something malformed of the files it has")
+    return has
+
+
+async def beat(link: links.Link) -> None:
+    """Be heard, whatever else there is to say."""
+    while True:
+        link.send({"type": "heartbeat"})
+        await asyncio.sleep(HEARTBEAT_S)

@@ -1,0 +1,183 @@
+"""A follower: any node but node 0. Joins the lead, does what it says, and ends when it says so.
+
+In pods a lead that is gone is replaced: a follower ends its ranks at once, so that no two attempts ever
+overlap, and waits for the next lead, whom it tells what the last one wanted remembered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+from windlass.agent import link as links
+from windlass.agent.door import beat
+from windlass.agent.forks import ForkServer
+from windlass.agent.inputs import Inputs
+from windlass.agent.node import Echo, Node
+from windlass.agent.pump import Pump
+from windlass.agent.station import FENCE_S, Station
+from windlass.errors import BundleError, ProtocolError
+from windlass.wire.copying import (
+    PIECE,
+    Receiver,
+    Sender,
+    is_from_ranks,
+    is_input,
+    measure_files,
+    read_piece,
+)
+from windlass.wire.messages import Frame, refusal
+
+logger = logging.getLogger(__name__)
+
+_REFUSED_RETRY_S = 1.0
+_TOLD_TO_STOP = 143  # as a process that SIGTERM ended
+
+
+class Follower:
+    """One node under a lead, or under one after another."""
+
+    def __init__(
+        self, station: Station, forks: ForkServer, inputs: Inputs, echo: Echo | None
+    ) -> None:
+        self._station = station
+        self._inputs = inputs
+        self._link: links.Link | None = None
+        self._pump: Pump | None = None
+        self._has_ended = False
+        self._must_go = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        plan, folder = station.plan, station.folder
+        self.node = Node(
+            plan,
+            folder,
+            station.index,
+            station.run_dir,
+            forks=forks,
+            send=self._send,
+            echo=echo,
+        )
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._link is not None:
+            self._link.send(message)
+
+    def told_to_stop(self) -> None:
+        """SIGTERM: the ranks get it too, and the lead hears why they are gone."""
+        self._send({"type": "leaving", "why": "it was told to stop (SIGTERM)"})
+        self.node.stop(now=False)
+        self._must_go.set()
+
+    async def run(self) -> int:
+        """Until the lead says that the job has ended; the exit code of the agent."""
+        work = asyncio.ensure_future(self._follow())
+        leave = asyncio.ensure_future(self._must_go.wait())
+        await asyncio.wait({work, leave}, return_when=asyncio.FIRST_COMPLETED)
+        leave.cancel()
+        if work.done():
+            return work.result()
+        await self.node.idle()
+        work.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+        if self._link is not None:
+            await self._link.close()
+        return _TOLD_TO_STOP if self._station.is_pod else 0
+
+    async def _follow(self) -> int:
+        while True:
+            try:
+                link = await self._connect()
+            except OSError as error:
+                logger.error("the lead cannot be reached: %s", error)
+                return 1
+            code = await self._serve(link)
+            if self._has_ended or not self._station.is_pod:
+                return code
+            logger.warning("the lead is gone: ending the ranks here, and waiting for the next one")
+            self.node.stop(now=False)
+            await self.node.idle()
+            if code:
+                await asyncio.sleep(_REFUSED_RETRY_S)
+
+    async def _connect(self) -> links.Link:
+        plan = self._station.plan
+        return await links.connect(
+            self._station.place,
+            role="node",
+            job_id=plan.job_id,
+            node=self._station.index,
+            timeout_s=plan.join_timeout_s,
+        )
+
+    async def _serve(self, link: links.Link) -> int:
+        self._link = link
+        has = measure_files(self._station.folder, is_input) if self._station.is_pod else {}
+        about = {"host": self._station.host, "is_prepared": self._inputs.is_ready, "has": has}
+        self.node.introduce(**about)
+        try:
+            async for frame in _heard(link):
+                if refused := refusal(frame.header):
+                    logger.error("%s", refused)
+                    return 1
+                self._take(link, frame)
+        except asyncio.TimeoutError:
+            logger.error("the lead has said nothing for %g s", FENCE_S)
+        except (ProtocolError, BundleError) as error:
+            logger.error("%s", error)
+            return 1
+        finally:
+            self._link = None
+            if self._pump is not None:
+                self._pump.close()
+                self._pump = None
+            await link.close()
+        return 0
+
+    def _take(self, link: links.Link, frame: Frame) -> None:
+        if frame.type == PIECE:
+            self._take_piece(frame)
+        elif frame.type == "has":
+            sender = Sender(self._station.folder, is_from_ranks, has=frame.header["files"])
+            self._pump = Pump(link, sender)
+        elif frame.type == "flush":
+            self._start(self._flush())
+        elif frame.type == "end":
+            self._has_ended = True
+        else:
+            self.node.receive(dict(frame.header))
+
+    def _take_piece(self, frame: Frame) -> None:
+        piece = read_piece(frame.header, frame.body)
+        receiver = Receiver(
+            self._station.folder, lambda path: is_input(path) or is_from_ranks(path)
+        )
+        if receiver.take(piece) and is_input(piece.path) and self._inputs.arrived(piece.path):
+            self._send({"type": "prepared"})
+
+    async def _flush(self) -> None:
+        if self._pump is not None:
+            await self._pump.round()
+        self._send({"type": "flushed"})
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _heard(link: links.Link) -> AsyncIterator[Frame]:
+    """Frames from the lead, with heartbeats sent meanwhile; silence ends it."""
+    heart = asyncio.ensure_future(beat(link))
+    frames = link.frames()
+    try:
+        while True:
+            try:
+                yield await asyncio.wait_for(frames.__anext__(), timeout=FENCE_S)
+            except StopAsyncIteration:
+                return
+    finally:
+        heart.cancel()

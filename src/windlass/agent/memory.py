@@ -1,0 +1,33 @@
+"""What a lead must not forget: all nodes keep a copy, so that a new node 0 goes on where the old one stopped.
+
+Records only. The lead hands it out at the start of each attempt; nodes give it back when they join.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from windlass.wire.status import Moment, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Attempts and budgets so far."""
+
+    attempt: int = -1  # the last one that was begun
+    restarts_used: int = 0
+    losses_used: int = 0
+    deadline_at_s: float | None = None  # of the whole job, by the clock
+    history: tuple[Verdict, ...] = ()
+    timeline: tuple[Moment, ...] = ()
+
+
+def make_memory(num_losses: int) -> Memory:
+    """What a node 0 knows that nobody tells anything: how many it has had before itself."""
+    return Memory(attempt=num_losses - 1, losses_used=num_losses)
+
+
+def choose_memory(memories: Iterable[Memory]) -> Memory:
+    """The one that knows most."""
+    return max(memories, key=lambda memory: (memory.attempt, len(memory.history)))

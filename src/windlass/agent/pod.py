@@ -1,0 +1,135 @@
+"""The agent in a pod: who it is, from its surroundings; what it has, from the job's Secret.
+
+Starts the fork server before all else, since importing torch is what takes the time. Leaves the job's
+last word in the pod's log and a sentence in its termination message: pods may not speak to the API
+server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+
+from windlass import names
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from windlass.agent.agent import LeadAgent
+    from windlass.agent.forks import ForkServer
+    from windlass.agent.podlog import PodLog
+    from windlass.agent.station import Station
+    from windlass.wire.folder import JobFolder
+
+_MESSAGE_FILE = Path("/dev/termination-log")
+_MESSAGE_BYTES = 4000
+
+
+def run_pod() -> int:
+    """Be the agent of this pod."""
+    secret = Path(names.SECRET_FOLDER)
+    text = (secret / names.PLAN_FILE).read_bytes()
+    forks = _start_forks(json.loads(text))
+    folder = _make_folder(text)
+
+    from windlass.agent.agent import start_logging
+    from windlass.agent.processes import become_subreaper
+
+    start_logging()
+    become_subreaper()
+    import asyncio
+
+    return asyncio.run(_run(secret, folder, forks))
+
+
+def _start_forks(plan: dict[str, Any]) -> ForkServer:
+    from windlass.agent.spawn import spawn_server
+
+    for name in (names.HOME_FOLDER,):
+        os.makedirs(name, exist_ok=True)
+    env = {**os.environ, **plan["env"]}
+    ours, theirs = socket.socketpair()
+    pid = spawn_server(theirs.detach(), plan["preload"], env)
+
+    from windlass.agent.forks import ForkServer
+
+    forks = ForkServer()
+    forks.adopt(ours, pid, plan["preload"], env)
+    return forks
+
+
+def _make_folder(plan: bytes) -> JobFolder:
+    from windlass.wire.folder import JobFolder
+
+    folder = JobFolder(Path(names.JOB_FOLDER) / "folder")
+    folder.path.mkdir(mode=0o700)
+    folder.code.mkdir()
+    folder.plan.write_bytes(plan)
+    return folder
+
+
+async def _run(secret: Path, folder: JobFolder, forks: ForkServer) -> int:
+    from windlass.agent.agent import run_agent
+    from windlass.agent.inputs import Inputs
+    from windlass.agent.podlog import PodLog
+
+    station = _make_station(secret, folder)
+    inputs = Inputs(station.plan, folder)
+    inputs.find(secret)
+    log = PodLog()
+
+    def last_word(leading: LeadAgent) -> None:
+        _leave_last_word(leading, folder, log)
+
+    code = await run_agent(station, forks, inputs, echo=log.add, at_end=last_word)
+    log.finish(b"")
+    sys.stderr.flush()
+    return code
+
+
+def _make_station(secret: Path, folder: JobFolder) -> Station:
+    from windlass.agent.station import Station
+    from windlass.agent.tcp import TlsPlace
+    from windlass.agent.tls import client_context, server_context
+    from windlass.plan.plan import read_plan
+
+    plan = read_plan(folder.plan.read_text())
+    index = int(os.environ["JOB_COMPLETION_INDEX"])
+    run_dir = Path(names.JOB_FOLDER) / "run"
+    run_dir.mkdir(mode=0o700)
+    host, context = "", server_context(secret)
+    if index:
+        host, context = os.environ[names.LEAD], client_context(secret)
+    return Station(
+        plan=plan,
+        folder=folder,
+        index=index,
+        run_dir=run_dir,
+        place=TlsPlace(host=host, port=names.AGENT_PORT, context=context),
+        is_pod=True,
+        address=os.environ[names.POD_IP],
+        host=os.environ.get(names.K8S_NODE, ""),
+        incarnation=os.environ.get(names.POD_UID, ""),
+        num_losses=int(os.environ.get(names.NODE_FAILURES) or 0),
+    )
+
+
+def _leave_last_word(leading: LeadAgent, folder: JobFolder, log: PodLog) -> None:
+    """Status and results of the last attempt, where they outlive the pod."""
+    from windlass.wire.lastword import render_last_word
+
+    status = leading.board.status
+    files = {names.STATUS_FILE: folder.status.read_bytes()}
+    for path in sorted(folder.attempt(status.attempt).glob("rank-*")):
+        if path.suffix in (".result", ".json"):
+            files[f"{path.parent.name}/{path.name}"] = path.read_bytes()
+    log.finish(render_last_word(files))
+    said = status.verdict.message if status.verdict else status.conditions[-1].message
+    try:
+        _MESSAGE_FILE.write_bytes(f"{status.phase.value}: {said}".encode()[:_MESSAGE_BYTES])
+    except OSError:
+        return

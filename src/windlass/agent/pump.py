@@ -1,0 +1,44 @@
+"""The pump: sends what is new in a folder over a link, for as long as the link lives.
+
+One of them for each peer that wants files. What is new is `wire.copying`'s business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from windlass.agent.link import Link
+from windlass.wire.copying import Sender
+
+logger = logging.getLogger(__name__)
+
+_EVERY_S = 0.05
+
+
+class Pump:
+    """Rounds of sending, one at a time."""
+
+    def __init__(self, link: Link, sender: Sender) -> None:
+        self._link = link
+        self._sender = sender
+        self._turn = asyncio.Lock()
+        self._task = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            await self.round()
+            await asyncio.sleep(_EVERY_S)
+
+    async def round(self) -> None:
+        """Send everything that is new now, no faster than the other side reads."""
+        async with self._turn:
+            try:
+                for piece in self._sender.pieces():
+                    self._link.send(piece.header, piece.body)
+                    await self._link.drain()
+            except OSError as error:
+                logger.warning("files for %s: %s", self._link.peer, error)
+
+    def close(self) -> None:
+        self._task.cancel()

@@ -1,0 +1,199 @@
+"""Copying a job's folder from one machine to another, piece by piece, over any link.
+
+Logs only grow: a piece says at which offset it belongs, and a reader that comes back says how much it
+has, so nothing is lost or repeated. Other files appear whole or not at all. The status goes last in every
+round and is read first: who has seen a final status has everything it speaks of. Files only; links are
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from windlass import names
+from windlass.errors import ProtocolError
+from windlass.wire.folder import JobFolder, write_atomically
+from windlass.wire.messages import Header
+
+PIECE = "piece"
+PIECE_BYTES = 1 << 20
+_LOG = re.compile(r"attempt-\d{1,9}/rank-\d{1,9}\.log\Z")
+_WHOLE = re.compile(r"attempt-\d{1,9}/(rank-\d{1,9}\.(result|error\.json)|world\.json)\Z")
+INPUTS = frozenset({names.PAYLOAD_FILE, names.BUNDLE_FILE})
+STATUS = frozenset({names.STATUS_FILE})
+Choice = Callable[[str], bool]
+
+
+def is_from_ranks(path: str) -> bool:
+    """Whether it is what a rank left: its log, its result, its error."""
+    return bool(_LOG.match(path) or _WHOLE.match(path))
+
+
+def is_input(path: str) -> bool:
+    return path in INPUTS
+
+
+def is_from_lead(path: str) -> bool:
+    """Whether a client may be sent it."""
+    return path in STATUS or is_from_ranks(path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A stretch of one file. Of a whole file, `total_bytes` says when it is complete."""
+
+    path: str
+    offset: int
+    body: bytes
+    total_bytes: int | None = None
+
+    @property
+    def header(self) -> Header:
+        return {
+            "type": PIECE,
+            "path": self.path,
+            "offset": self.offset,
+            "total_bytes": self.total_bytes,
+        }
+
+
+def read_piece(header: Header, body: bytes) -> Piece:
+    """The piece in a frame; a malformed one is refused."""
+    path, offset, total = header.get("path"), header.get("offset"), header.get("total_bytes")
+    if not isinstance(path, str) or not isinstance(offset, int) or offset < 0:
+        raise ProtocolError("a piece of a file names no place")
+    if total is not None and (not isinstance(total, int) or offset + len(body) > total):
+        raise ProtocolError(f"a piece of {path!r:.60} is longer than its file")
+    return Piece(path=path, offset=offset, body=body, total_bytes=total)
+
+
+class Sender:
+    """What of a folder the other side lacks, as far as it was chosen."""
+
+    def __init__(self, folder: JobFolder, wants: Choice, *, has: Mapping[str, int]) -> None:
+        self._folder = folder
+        self._wants = wants
+        self._offsets = {path: size for path, size in has.items() if _LOG.match(path)}
+        self._sizes = {path: size for path, size in has.items() if path not in STATUS}
+        self._stamps: dict[str, tuple[int, int, int]] = {}
+
+    def pieces(self) -> Iterator[Piece]:
+        """One round: everything that is new now. What is read is read when it is asked for."""
+        status = self._read_status()
+        for path in find_files(self._folder):
+            if path in STATUS or not self._wants(path):
+                continue
+            yield from self._new_of_log(path) if _LOG.match(path) else self._whole(path)
+        if status is not None:
+            yield Piece(path=names.STATUS_FILE, offset=0, body=status, total_bytes=len(status))
+
+    def _read_status(self) -> bytes | None:
+        if not self._wants(names.STATUS_FILE):
+            return None
+        try:
+            with self._folder.status.open("rb") as file:
+                return file.read() if self._is_new(names.STATUS_FILE, file.fileno()) else None
+        except FileNotFoundError:
+            return None
+
+    def _new_of_log(self, path: str) -> Iterator[Piece]:
+        offset = self._offsets.get(path, 0)
+        try:
+            with (self._folder.path / path).open("rb") as file:
+                file.seek(offset)
+                while body := file.read(PIECE_BYTES):
+                    yield Piece(path=path, offset=offset, body=body)
+                    offset += len(body)
+                    self._offsets[path] = offset
+        except FileNotFoundError:
+            return
+
+    def _whole(self, path: str) -> Iterator[Piece]:
+        try:
+            with (self._folder.path / path).open("rb") as file:
+                total = os.fstat(file.fileno()).st_size
+                if not self._is_new(path, file.fileno()) or self._sizes.pop(path, None) == total:
+                    return
+                offset = 0
+                while True:
+                    body = file.read(PIECE_BYTES)
+                    yield Piece(path=path, offset=offset, body=body, total_bytes=total)
+                    offset += len(body)
+                    if offset >= total or not body:
+                        return
+        except FileNotFoundError:
+            return
+
+    def _is_new(self, path: str, fd: int) -> bool:
+        found = os.fstat(fd)
+        stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
+        is_new = self._stamps.get(path) != stamp
+        self._stamps[path] = stamp
+        return is_new
+
+
+class Receiver:
+    """Puts pieces where they belong; nothing but what was agreed on is taken."""
+
+    def __init__(self, folder: JobFolder, takes: Choice) -> None:
+        self._folder = folder
+        self._takes = takes
+
+    def take(self, piece: Piece) -> bool:
+        """Write one piece; whether its file is whole now (a log never is)."""
+        if not self._takes(piece.path):
+            raise ProtocolError(f"a file {piece.path!r:.60} is not taken here")
+        path = self._folder.path / piece.path
+        path.parent.mkdir(exist_ok=True)
+        if piece.total_bytes is None:
+            _append(path, piece)
+            return False
+        if piece.offset == 0 and len(piece.body) == piece.total_bytes:
+            write_atomically(path, piece.body)
+            return True
+        return _add_part(path, piece)
+
+
+def _append(path: Path, piece: Piece) -> None:
+    with path.open("ab") as file:
+        known = file.tell()
+        if piece.offset > known:
+            raise ProtocolError(f"{piece.path} goes on at {piece.offset}, but ends at {known}")
+        file.write(piece.body[known - piece.offset :])
+
+
+def _add_part(path: Path, piece: Piece) -> bool:
+    part = path.with_name(f".{path.name}.part")
+    with part.open("wb" if piece.offset == 0 else "ab") as file:
+        if file.tell() != piece.offset:
+            raise ProtocolError(
+                f"{piece.path} goes on at {piece.offset}, but ends at {file.tell()}"
+            )
+        file.write(piece.body)
+    if piece.offset + len(piece.body) < (piece.total_bytes or 0):
+        return False
+    part.replace(path)
+    return True
+
+
+def find_files(folder: JobFolder) -> Iterator[str]:
+    """Every file of a folder that may travel, oldest attempt first."""
+    for path in sorted(INPUTS | STATUS):
+        if (folder.path / path).exists():
+            yield path
+    for attempt in folder.attempts():
+        prefix = folder.attempt(attempt).name
+        try:
+            found = sorted(entry.name for entry in os.scandir(folder.attempt(attempt)))
+        except FileNotFoundError:
+            continue
+        yield from (f"{prefix}/{name}" for name in found if is_from_ranks(f"{prefix}/{name}"))
+
+
+def measure_files(folder: JobFolder, wants: Choice) -> dict[str, int]:
+    """How much of each file is here: what one tells the other side before it sends."""
+    return {path: (folder.path / path).stat().st_size for path in find_files(folder) if wants(path)}

@@ -1,0 +1,82 @@
+"""A job's last word: its status and results as lines of node 0's own log, to be read when no agent is left.
+
+Pods cannot call the API server, and what lies in a pod is gone with it; but its log stays as long as the
+pod is kept. What does not fit is left out, and named. Pure.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+MAX_BYTES = 2 << 20  # a node keeps about ten megabytes of a pod's log
+_LINE_BYTES = 12 << 10  # container runtimes cut lines at 16 KiB
+_LINE = re.compile(rb"windlass-last-word (\d+)/(\d+) ([A-Za-z0-9+/=]*)\s*$")
+_OMITTED = "omitted.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastWord:
+    """What was kept, by its path in the job's folder, and the sizes of what was not."""
+
+    files: Mapping[str, bytes]
+    omitted: Mapping[str, int] = field(default_factory=dict)
+
+
+def render_last_word(files: Mapping[str, bytes], *, max_bytes: int = MAX_BYTES) -> bytes:
+    """Lines for the log. The first file always goes along, the others smallest first while there is room."""
+    first, *others = files
+    kept, left = {first: files[first]}, max_bytes
+    omitted: dict[str, int] = {}
+    for path in sorted(others, key=lambda path: len(files[path])):
+        if len(files[path]) <= left:
+            kept[path] = files[path]
+            left -= len(files[path])
+        else:
+            omitted[path] = len(files[path])
+    text = base64.b64encode(_pack(kept, omitted))
+    parts = [text[at : at + _LINE_BYTES] for at in range(0, len(text), _LINE_BYTES)]
+    return b"".join(
+        b"windlass-last-word %d/%d %s\n" % (number, len(parts), part)
+        for number, part in enumerate(parts, 1)
+    )
+
+
+def read_last_word(log: bytes) -> LastWord | None:
+    """The last word in a log; None when there is none, or only a part of it."""
+    parts: dict[int, bytes] = {}
+    total = 0
+    for line in log.splitlines():
+        if found := _LINE.search(line):
+            number, total = int(found[1]), int(found[2])
+            parts[number] = found[3]
+    if not total or set(parts) != set(range(1, total + 1)):
+        return None
+    return _unpack(base64.b64decode(b"".join(parts[number] for number in sorted(parts))))
+
+
+def num_lines(log: bytes) -> int:
+    """How many lines the last word has, by the last line of a log; 0 when it does not end with one."""
+    for line in reversed(log.splitlines()):
+        if found := _LINE.search(line):
+            return int(found[2])
+    return 0
+
+
+def _pack(files: Mapping[str, bytes], omitted: Mapping[str, int]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, data in {**files, _OMITTED: json.dumps(omitted).encode()}.items():
+            archive.writestr(zipfile.ZipInfo(path), data, zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
+
+
+def _unpack(data: bytes) -> LastWord:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    return LastWord(omitted=json.loads(files.pop(_OMITTED)), files=files)
