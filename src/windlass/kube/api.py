@@ -1,0 +1,296 @@
+"""The API server of one cluster, as one user: plain dicts in and out, errors from `refusals`.
+
+Everything that reads or changes a cluster goes through here. What objects mean is nobody's matter here.
+Every request has a deadline and is tried again for about ten seconds while the server is busy or away.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from windlass.kube.config import read_target
+from windlass.kube.kinds import FIELD_MANAGER, PODS, SUBMIT_ANNOTATION, Kind
+from windlass.kube.refusals import ClusterError, Conflict, NotFound
+from windlass.kube.transport import Answer, Request, Transport
+from windlass.kube.watch import watch_objects
+
+Object = dict[str, Any]
+Objects = list[Object]
+_PAGE = 500
+_LOG_S = 60.0
+_NUM_LISTS = 3
+
+
+def connect(
+    *, context: str = "", namespace: str = "", environ: Mapping[str, str] = os.environ
+) -> Api:
+    """The cluster that the kubeconfig names, or the one this pod is in. Sends nothing yet."""
+    target = read_target(context=context, namespace=namespace, environ=environ)
+    return Api(Transport(target, environ))
+
+
+class Api:
+    """What can be asked of a cluster. Thread-safe."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.server = transport.target.server
+        self.context = transport.target.context
+        self.namespace = transport.target.namespace
+
+    def get(self, kind: Kind, name: str, *, namespace: str | None = None) -> Object:
+        return self._object("get", "GET", kind, name, namespace=namespace)
+
+    def list(
+        self, kind: Kind, *, labels: str = "", fields: str = "", namespace: str | None = None
+    ) -> Objects:
+        """All that match, page by page."""
+        return self.list_at(kind, labels=labels, fields=fields, namespace=namespace)[0]
+
+    def list_at(
+        self, kind: Kind, *, labels: str = "", fields: str = "", namespace: str | None = None
+    ) -> tuple[Objects, str]:
+        """All that match, and the version of the whole: where a watch goes on from."""
+        for tries_left in reversed(range(_NUM_LISTS)):
+            try:
+                return self._list_pages(kind, labels=labels, fields=fields, namespace=namespace)
+            except ClusterError as error:
+                # A list that took too long to page through has to start anew.
+                if error.code != 410 or not tries_left:
+                    raise
+        raise AssertionError  # the last try returned or raised
+
+    def _list_pages(
+        self, kind: Kind, *, labels: str, fields: str, namespace: str | None
+    ) -> tuple[Objects, str]:
+        items: Objects = []
+        params = {"labelSelector": labels, "fieldSelector": fields, "limit": _PAGE}
+        while True:
+            page = self._object("list", "GET", kind, namespace=namespace, params=params)
+            # Items of a list lack what they are, which everyone who reads one wants to know.
+            items += (
+                {"apiVersion": kind.api_version, "kind": kind.name, **item}
+                for item in page.get("items") or []
+            )
+            metadata = page.get("metadata") or {}
+            if not metadata.get("continue"):
+                return items, str(metadata.get("resourceVersion") or "")
+            params = {**params, "continue": metadata["continue"]}
+
+    def create(self, kind: Kind, body: Object, *, dry_run: bool = False) -> Object:
+        """Make it; `Conflict` when it is there.
+
+        A create whose answer was lost is sent again and may then meet its own object. It is known as ours
+        by the annotation `windlass.dev/submit`, equal in the body and in what is there; without that
+        annotation the conflict stands. A body with `generateName` is sent again only when the first surely
+        did nothing, for a second one would make a second object.
+        """
+        metadata = body.get("metadata") or {}
+        name = str(metadata.get("name") or "")
+        params = {"fieldManager": FIELD_MANAGER, "dryRun": "All" if dry_run else ""}
+        try:
+            return self._object(
+                "create", "POST", kind, name, body=body, params=params, is_repeatable=bool(name)
+            )
+        except Conflict as error:
+            submit = (metadata.get("annotations") or {}).get(SUBMIT_ANNOTATION)
+            if not (error.was_lost and submit and error.reason == "AlreadyExists"):
+                raise
+            there = self.get(kind, name, namespace=metadata.get("namespace"))
+            if (there["metadata"].get("annotations") or {}).get(SUBMIT_ANNOTATION) != submit:
+                raise
+            return there
+
+    def apply(self, kind: Kind, body: Object, *, dry_run: bool = False) -> Object:
+        """Make it or make it so: server-side apply. Fields others set to something else become ours."""
+        name = str((body.get("metadata") or {})["name"])
+        params = {
+            "fieldManager": FIELD_MANAGER,
+            "force": "true",
+            "dryRun": "All" if dry_run else "",
+        }
+        body = {"apiVersion": kind.api_version, "kind": kind.name, **body}
+        return self._object(
+            "patch", "PATCH", kind, name, body=body, params=params,
+            content_type="application/apply-patch+yaml",
+        )  # fmt: skip
+
+    def patch(
+        self, kind: Kind, name: str, body: Object, *, namespace: str | None = None, part: str = ""
+    ) -> Object:
+        """Change what the body names: a JSON merge patch, where null removes."""
+        return self._object(
+            "patch", "PATCH", kind, name, namespace=namespace, body=body, part=part,
+            params={"fieldManager": FIELD_MANAGER}, content_type="application/merge-patch+json",
+        )  # fmt: skip
+
+    def delete(
+        self,
+        kind: Kind,
+        name: str,
+        *,
+        grace_s: float | None = None,
+        namespace: str | None = None,
+        uid: str = "",
+    ) -> bool:
+        """Delete it, and in the background what it owns; False when it was not there.
+
+        With `uid`, only that very object: another one of the same name is a `Conflict`.
+        """
+        body: Object = {"propagationPolicy": "Background"}
+        if grace_s is not None:
+            body["gracePeriodSeconds"] = int(grace_s)
+        if uid:
+            body["preconditions"] = {"uid": uid}
+        try:
+            self._object("delete", "DELETE", kind, name, namespace=namespace, body=body)
+        except NotFound as error:
+            return error.was_lost
+        return True
+
+    def delete_all(self, kind: Kind, *, labels: str, namespace: str | None = None) -> None:
+        """Delete all that match; without labels it would be everything, which nobody means."""
+        if not labels:
+            raise ValueError("delete_all needs labels")
+        body = {"propagationPolicy": "Background"}
+        params = {"labelSelector": labels}
+        self._object(
+            "deletecollection", "DELETE", kind, namespace=namespace, body=body, params=params
+        )
+
+    def watch(
+        self,
+        kind: Kind,
+        *,
+        labels: str = "",
+        fields: str = "",
+        stop: threading.Event,
+        timeout_s: float | None = None,
+        namespace: str | None = None,
+    ) -> Iterator[tuple[str, Object]]:
+        """What is there, as ("ADDED", object), then ("SYNCED", {}), then changes as they come.
+
+        Ends when `stop` is set or after `timeout_s`. See `watch.py` for what it survives.
+        """
+        return watch_objects(
+            self._transport,
+            lambda: self.list_at(kind, labels=labels, fields=fields, namespace=namespace),
+            Request(
+                method="GET",
+                path=kind.path(namespace=namespace or self.namespace),
+                asked=self._words("watch", kind, "", namespace),
+                params={"labelSelector": labels, "fieldSelector": fields},
+            ),
+            stop=stop,
+            timeout_s=timeout_s,
+        )
+
+    def read_log(
+        self,
+        pod: str,
+        *,
+        container: str = "",
+        tail_lines: int | None = None,
+        limit_bytes: int | None = None,
+        since_s: float | None = None,
+        previous: bool = False,
+        timestamps: bool = False,
+        namespace: str | None = None,
+    ) -> bytes:
+        """What the node still has of a container's output."""
+        params = {
+            "container": container,
+            "tailLines": tail_lines,
+            "limitBytes": limit_bytes,
+            "sinceSeconds": None if since_s is None else max(1, round(since_s)),
+            "previous": "true" if previous else "",
+            "timestamps": "true" if timestamps else "",
+        }
+        return self._ask(
+            "get",
+            "GET",
+            PODS,
+            pod,
+            namespace=namespace,
+            part="log",
+            params=params,
+            timeout_s=_LOG_S,
+        ).data
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: object = None,
+        params: Mapping[str, Any] | None = None,
+        timeout_s: float = 10.0,
+    ) -> Any:
+        """Anything else by its path: reviews, `/apis`, `/version`. JSON is read, else text comes back."""
+        is_review = method == "POST" and path.rstrip("/").endswith("reviews")
+        request = Request(
+            method=method, path=path, asked=f"{method.lower()} {path}", body=body, params=params,
+            timeout_s=timeout_s, is_repeatable=method != "POST" or is_review,
+        )  # fmt: skip
+        data = self._transport.ask(request).data
+        try:
+            return json.loads(data)
+        except ValueError:
+            return data.decode(errors="replace")
+
+    def forward(
+        self, pod: str, port: int, *, timeout_s: float = 10.0, namespace: str | None = None
+    ) -> socket.socket:
+        """A socket to a port in a pod, as if we were in it; a thread carries it.
+
+        Nobody listening there shows as the end of the stream, and in the log.
+        """
+        from windlass.kube.forward import open_forward
+
+        path = PODS.path(namespace=namespace or self.namespace, name=pod, part="portforward")
+        asked = self._words("forward a port of", PODS, pod, namespace)
+        return open_forward(self._transport, path, port, asked=asked, timeout_s=timeout_s)
+
+    def _object(self, *args: Any, **options: Any) -> Object:
+        data = self._ask(*args, **options).data
+        try:
+            found = json.loads(data)
+        except ValueError as error:
+            text = " ".join(data[:200].decode(errors="replace").split())
+            raise ClusterError(
+                f"{self._transport.where} answered something that is not JSON: {text}",
+                hint="is `server` in the kubeconfig an API server, and no proxy's login page?",
+            ) from error
+        return found if isinstance(found, dict) else {}
+
+    def _ask(
+        self,
+        verb: str,
+        method: str,
+        kind: Kind,
+        name: str = "",
+        *,
+        namespace: str | None = None,
+        part: str = "",
+        **options: Any,
+    ) -> Answer:
+        body = options.get("body")
+        if namespace is None and isinstance(body, dict):
+            namespace = (body.get("metadata") or {}).get("namespace")
+        path = kind.path(
+            namespace=namespace or self.namespace, name="" if method == "POST" else name, part=part
+        )
+        asked = self._words(verb, kind, name, namespace, part)
+        return self._transport.ask(Request(method=method, path=path, asked=asked, **options))
+
+    def _words(
+        self, verb: str, kind: Kind, name: str, namespace: str | None, part: str = ""
+    ) -> str:
+        what = "/".join(word for word in (kind.plural, name, part) if word)
+        place = f" in namespace {namespace or self.namespace}" if kind.namespaced else ""
+        return f"{verb} {what}{place}"

@@ -1,0 +1,270 @@
+"""A port in a pod as a local socket: port-forward over one websocket (`v4.channel.k8s.io`).
+
+Each frame starts with its channel: 0 is data, 1 is the node's complaint; both open with the port number.
+One thread a forward carries both ways over sockets that never block, holding little and reading no more
+than the other side takes: a slow reader slows the writer down, however much there is to send. The protocol
+cannot say "I have sent all": a half-closed socket stays open the other way, and the pod sees no end.
+The only user of websockets.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from urllib.parse import urlencode
+
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidHandshake, InvalidStatus
+from websockets.frames import Frame, Opcode
+from websockets.protocol import State
+from websockets.typing import Subprotocol
+from websockets.uri import parse_uri
+
+from windlass.kube.dial import make_tls_context, open_socket
+from windlass.kube.refusals import Unauthorized, make_unreachable, read_refusal
+from windlass.kube.transport import Transport
+
+logger = logging.getLogger(__name__)
+
+_CHANNELS = Subprotocol("v4.channel.k8s.io")
+_DATA, _COMPLAINT = 0, 1
+_CHUNK_BYTES = 64 << 10
+_HELD_BYTES = 256 << 10
+_FLUSH_S = 5.0
+_LOOK_S = 60.0
+
+
+def open_forward(
+    transport: Transport, path: str, port: int, *, asked: str, timeout_s: float
+) -> socket.socket:
+    """Our end of a socket pair whose other end a thread carries to the pod."""
+    end_s = time.monotonic() + timeout_s
+    url = f"{transport.target.server}{path}?{urlencode({'ports': port})}"
+    login = transport.login.current()
+    try:
+        try:
+            wire = _Wire(transport, url, end_s=end_s, asked=asked)
+        except Unauthorized:
+            if not transport.login.renew(login):
+                raise
+            wire = _Wire(transport, url, end_s=end_s, asked=asked)
+    except (OSError, InvalidHandshake) as error:
+        raise make_unreachable(error, where=transport.where, deadline_s=timeout_s) from error
+    ours, theirs = socket.socketpair()
+    pump = _Pump(wire, theirs, name=asked)
+    threading.Thread(target=pump.run, name=f"windlass-forward-{port}", daemon=True).start()
+    return ours
+
+
+class _Wire:
+    """The websocket: TLS socket, protocol state, and the bytes between them."""
+
+    def __init__(self, transport: Transport, url: str, *, end_s: float, asked: str) -> None:
+        target, login = transport.target, transport.login.current()
+        context = make_tls_context(target, login) if url.startswith("https:") else None
+        left_s = max(0.1, end_s - time.monotonic())
+        self.sock = open_socket(target, context, proxy=transport.proxy, timeout_s=left_s)
+        self.out = bytearray()
+        self.early: list[tuple[int, bytes]] = []
+        self._opened: set[int] = set()
+        self._channel = _DATA
+        self.protocol = ClientProtocol(
+            parse_uri(url.replace("http", "ws", 1)), subprotocols=[_CHANNELS], max_size=None
+        )
+        try:
+            request = self.protocol.connect()
+            for name, value in login.headers:
+                request.headers[name] = value
+            self.protocol.send_request(request)
+            self._shake_hands(end_s)
+        except InvalidStatus as error:
+            self.sock.close()
+            answer = error.response
+            raise read_refusal(
+                answer.status_code, bytes(answer.body or b""), asked=asked, where=transport.where
+            ) from error
+        except BaseException:
+            self.sock.close()
+            raise
+        self.sock.setblocking(False)
+
+    def _shake_hands(self, end_s: float) -> None:
+        """Until the server agreed and both channels said their port, or said why not."""
+        while True:
+            self.sock.settimeout(max(0.001, end_s - time.monotonic()))
+            self.take()
+            if self.out:
+                self.sock.sendall(self.out)
+                self.out.clear()
+            if self.protocol.handshake_exc is not None:
+                raise self.protocol.handshake_exc
+            self.early += self.frames()
+            if len(self._opened) == 2 or self.is_ended:
+                return
+            if data := self.sock.recv(_CHUNK_BYTES):
+                self.protocol.receive_data(data)
+            else:
+                self.protocol.receive_eof()
+
+    @property
+    def is_ended(self) -> bool:
+        return self.protocol.state not in (State.CONNECTING, State.OPEN)
+
+    def frames(self) -> Iterator[tuple[int, bytes]]:
+        """What came in since the last call, as channel and data, less the port numbers."""
+        for event in self.protocol.events_received():
+            if not isinstance(event, Frame) or not event.data:
+                continue
+            data = bytes(event.data)
+            if event.opcode is Opcode.BINARY:
+                self._channel, data = data[0], data[1:]
+                if self._channel not in self._opened:
+                    self._opened.add(self._channel)
+                    data = data[2:]
+            elif event.opcode is not Opcode.CONT:
+                continue
+            if data:
+                yield self._channel, data
+
+    def send(self, data: bytes) -> None:
+        self.protocol.send_binary(bytes((_DATA,)) + data)
+        self.take()
+
+    def take(self) -> None:
+        """Move what the protocol wants sent (also pongs) to where the socket takes it from."""
+        for data in self.protocol.data_to_send():
+            self.out += data
+
+    def receive(self) -> bool:
+        """Read once; False when nothing is there. The end of the stream becomes the protocol's."""
+        try:
+            data = self.sock.recv(_CHUNK_BYTES)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return False
+        except OSError:
+            data = b""
+        if data:
+            self.protocol.receive_data(data)
+        else:
+            self.protocol.receive_eof()
+        self.take()
+        return bool(data)
+
+    def flush(self) -> None:
+        """Write what the socket takes now."""
+        while self.out:
+            try:
+                num_bytes = self.sock.send(memoryview(self.out)[:_CHUNK_BYTES])
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return
+            del self.out[:num_bytes]
+
+
+class _Pump:
+    """Carries bytes both ways until one side is done."""
+
+    def __init__(self, wire: _Wire, local: socket.socket, *, name: str) -> None:
+        self._wire = wire
+        self._local = local
+        self._local.setblocking(False)
+        self._name = name
+        self._inbound = bytearray()
+        self._is_wire_ended = False
+        self._is_local_silent = False  # it will send no more
+        self._is_local_gone = False  # nor will it read
+
+    def run(self) -> None:
+        try:
+            self._take_frames(self._wire.early)
+            while not self._is_done():
+                self._read_wire()
+                self._write_local()
+                self._read_local()
+                self._wire.flush()
+                if not self._is_done():
+                    self._wait()
+            self._say_goodbye()
+        except OSError as error:
+            logger.info("%s: the connection broke: %s", self._name, error)
+        finally:
+            self._local.close()
+            self._wire.sock.close()
+
+    def _is_done(self) -> bool:
+        if self._is_wire_ended:
+            return not self._inbound or self._is_local_gone
+        return self._is_local_gone and self._is_local_silent and not self._wire.out
+
+    def _read_wire(self) -> None:
+        while not self._is_wire_ended and len(self._inbound) < _HELD_BYTES:
+            has_more = self._wire.receive()
+            self._take_frames(self._wire.frames())
+            self._is_wire_ended = self._is_wire_ended or self._wire.is_ended
+            if not has_more:
+                return
+
+    def _take_frames(self, frames: Iterable[tuple[int, bytes]]) -> None:
+        for channel, data in frames:
+            if channel == _DATA:
+                self._inbound += data
+            elif channel == _COMPLAINT:
+                text = " ".join(data.decode(errors="replace").split())
+                logger.info("could not %s: %s", self._name, text)
+                self._is_wire_ended = True
+
+    def _write_local(self) -> None:
+        try:
+            while self._inbound:
+                num_bytes = self._local.send(memoryview(self._inbound)[:_CHUNK_BYTES])
+                del self._inbound[:num_bytes]
+        except BlockingIOError:
+            return
+        except (BrokenPipeError, ConnectionResetError):
+            self._is_local_gone = True
+            self._inbound.clear()
+
+    def _read_local(self) -> None:
+        while not self._is_local_silent and len(self._wire.out) < _HELD_BYTES:
+            try:
+                data = self._local.recv(_CHUNK_BYTES)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                data = b""
+            if data:
+                self._wire.send(data)
+            else:
+                self._is_local_silent = True
+
+    def _wait(self) -> None:
+        """Until one of the two sockets can do what we want of it."""
+        poll = select.poll()
+        wire = self._wire
+        wants = select.POLLIN if len(self._inbound) < _HELD_BYTES else 0
+        wants |= select.POLLOUT if wire.out else 0
+        if wants:
+            poll.register(wire.sock, wants)
+        if not self._is_local_gone:
+            is_read = not self._is_local_silent and len(wire.out) < _HELD_BYTES
+            wants = (select.POLLIN if is_read else 0) | (select.POLLOUT if self._inbound else 0)
+            poll.register(self._local, wants)
+        for handle, events in poll.poll(_LOOK_S * 1000):
+            # A half-closed socket does not hang up; one that was closed does, whatever we asked for.
+            if handle == self._local.fileno() and events & (select.POLLHUP | select.POLLERR):
+                self._is_local_gone = True
+                self._inbound.clear()
+
+    def _say_goodbye(self) -> None:
+        """Send what is left and a close frame, within a deadline, to a server that may not care."""
+        wire = self._wire
+        if wire.protocol.state is State.OPEN:
+            wire.protocol.send_close(1000)
+            wire.take()
+        wire.sock.settimeout(_FLUSH_S)
+        if wire.out:
+            wire.sock.sendall(wire.out)

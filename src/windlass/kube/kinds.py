@@ -1,0 +1,71 @@
+"""Kinds of objects and the paths they have on an API server. Pure.
+
+Only what somebody uses has a name here; any other kind is one `Kind(...)` away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import quote
+
+FIELD_MANAGER = "windlass"
+# Whose creation an object is: a create that is tried again knows its own object by it.
+SUBMIT_ANNOTATION = "windlass.dev/submit"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of object: `Kind("batch/v1", "jobs", "Job")`."""
+
+    api_version: str
+    plural: str
+    name: str
+    namespaced: bool = True
+
+    @property
+    def group(self) -> str:
+        """Like "batch"; empty for the first kinds there were: pods, services, secrets."""
+        return self.api_version.rpartition("/")[0]
+
+    def path(self, *, namespace: str, name: str = "", part: str = "") -> str:
+        """Where it is: all of a namespace, one by name, or a part of one (`log`, `portforward`)."""
+        root = "apis" if self.group else "api"
+        place = ("namespaces", namespace) if self.namespaced else ()
+        steps = (*place, self.plural, *((name,) if name else ()), *((part,) if part else ()))
+        return f"/{root}/{self.api_version}/" + "/".join(quote(step, safe="") for step in steps)
+
+
+JOBS = Kind("batch/v1", "jobs", "Job")
+PODS = Kind("v1", "pods", "Pod")
+SECRETS = Kind("v1", "secrets", "Secret")
+CONFIG_MAPS = Kind("v1", "configmaps", "ConfigMap")
+SERVICES = Kind("v1", "services", "Service")
+SERVICE_ACCOUNTS = Kind("v1", "serviceaccounts", "ServiceAccount")
+EVENTS = Kind("v1", "events", "Event")
+PVCS = Kind("v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+RESOURCE_QUOTAS = Kind("v1", "resourcequotas", "ResourceQuota")
+LIMIT_RANGES = Kind("v1", "limitranges", "LimitRange")
+NODES = Kind("v1", "nodes", "Node", namespaced=False)
+NAMESPACES = Kind("v1", "namespaces", "Namespace", namespaced=False)
+NETWORK_POLICIES = Kind("networking.k8s.io/v1", "networkpolicies", "NetworkPolicy")
+STATEFUL_SETS = Kind("apps/v1", "statefulsets", "StatefulSet")
+DAEMON_SETS = Kind("apps/v1", "daemonsets", "DaemonSet")
+STORAGE_CLASSES = Kind("storage.k8s.io/v1", "storageclasses", "StorageClass", namespaced=False)
+PRIORITY_CLASSES = Kind(
+    "scheduling.k8s.io/v1", "priorityclasses", "PriorityClass", namespaced=False
+)
+CRDS = Kind(
+    "apiextensions.k8s.io/v1",
+    "customresourcedefinitions",
+    "CustomResourceDefinition",
+    namespaced=False,
+)
+
+_KINDS = {
+    (kind.api_version, kind.name): kind for kind in tuple(globals().values()) if type(kind) is Kind
+}
+
+
+def find_kind(body: dict[str, object]) -> Kind | None:
+    """The kind of an object as it says itself, if it is one of those named here."""
+    return _KINDS.get((str(body.get("apiVersion")), str(body.get("kind"))))

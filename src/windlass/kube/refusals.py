@@ -1,0 +1,219 @@
+"""What goes wrong between us and an API server, as errors that say what to do next. Pure.
+
+    EngineError
+      ClusterError      the server could not do it, after the tries that were worth it
+        Unreachable       no answer: refused, no such host, TLS, deadline
+        Unauthorized      it does not know who we are
+        Forbidden         it knows, and we may not; verb, resource and namespace are named
+        NotFound          no such object, or the cluster does not serve its kind
+        Conflict          there is such an object already, or somebody changed it meanwhile
+        Rejected          quota, admission, validation: the server's own words
+
+Foreign errors are mapped here and nowhere else; texts of the server are passed on as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import ssl
+from dataclasses import dataclass
+
+from windlass.errors import EngineError
+
+_ROLE_HINT = "`windlass doctor -e kubernetes` prints the Role to ask an admin for"
+_BUSY = frozenset({429, 500, 502, 503, 504})
+_MAY_NOT = re.compile(
+    r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) (?:resource "(?P<resource>[^"]+)"'
+    r'(?: in API group "(?P<group>[^"]*)")?(?: in the namespace "(?P<namespace>[^"]+)")?'
+    r'|path "(?P<path>[^"]+)")'
+)
+
+
+class ClusterError(EngineError):
+    """The cluster did not do what it was asked; `code` and `reason` are the server's."""
+
+    def __init__(
+        self, message: str, *, hint: str = "", code: int | None = None, reason: str = ""
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+        self.reason = reason
+        self.maybe_done = code is None or code >= 500  # the request may have been carried out
+        self.was_lost = False  # an earlier try of the same request may have been
+        self.retry_after_s = 0.0
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether the same request may well succeed a little later."""
+        return self.code in _BUSY
+
+
+class Unreachable(ClusterError):
+    """No answer: connection refused, no such host, TLS, or the deadline."""
+
+    retryable = True
+
+    @property
+    def is_passing(self) -> bool:
+        return self.retryable
+
+
+class Unauthorized(ClusterError):
+    """The server does not know who we are, or no longer."""
+
+
+class Forbidden(ClusterError):
+    """We may not; the message names verb, resource and namespace."""
+
+
+class NotFound(ClusterError):
+    """There is no such object, or the cluster does not serve its kind."""
+
+
+class Conflict(ClusterError):
+    """The object is there already, or was changed meanwhile."""
+
+
+class Rejected(ClusterError):
+    """Quota, admission or validation said no, in the server's own words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """Which cluster was asked, for messages."""
+
+    server: str
+    context: str
+
+    def __str__(self) -> str:
+        return f"{self.server} (context {self.context})" if self.context else self.server
+
+
+def read_refusal(code: int, body: bytes, *, asked: str, where: Where) -> ClusterError:
+    """The error in an answer that is none; `asked` is like "create secrets/a in namespace x"."""
+    text, reason = _read_status(code, body)
+    if code == 401:
+        return _not_known(text, where)
+    if code == 403:
+        return _not_allowed(text, reason, asked=asked, where=where)
+    if code == 404:
+        return _not_there(text, reason, asked=asked, where=where)
+    kind, hint = ClusterError, "look at the cluster's own state, then try again"
+    if code == 409:
+        kind = Conflict
+        hint = "choose another name, or delete the old object" if reason == "AlreadyExists" else ""
+    elif code == 410:
+        hint = "list again"
+    elif code in (400, 405, 406, 413, 415, 422):
+        kind, hint = Rejected, "change what the text names"
+    elif code in _BUSY:
+        hint = "the server is busy or in trouble; try again in a while"
+    return kind(f"could not {asked}: {text}", hint=hint, code=code, reason=reason)
+
+
+def _read_status(code: int, body: bytes) -> tuple[str, str]:
+    """Message and reason of a Status object, or the text of a proxy that answered instead."""
+    try:
+        status = json.loads(body)
+    except ValueError:
+        status = None
+    if isinstance(status, dict) and isinstance(status.get("message"), str):
+        return status["message"] or f"HTTP {code}", str(status.get("reason") or "")
+    text = " ".join(body[:400].decode(errors="replace").split())
+    return f"HTTP {code}" + (f": {text}" if text else ""), ""
+
+
+def _not_known(text: str, where: Where) -> Unauthorized:
+    return Unauthorized(
+        f"{where} does not accept your login: {text}",
+        hint="it may have expired: log in again; `kubectl auth whoami` shows whether it worked",
+        code=401,
+        reason="Unauthorized",
+    )
+
+
+def _not_allowed(text: str, reason: str, *, asked: str, where: Where) -> ClusterError:
+    match = _MAY_NOT.search(text)
+    if match is None:
+        # Quota, Pod Security and webhooks answer 403 too, but no Role would help against them.
+        return Rejected(
+            f"the cluster refused to {asked}: {text}",
+            hint="change what the text names, or ask an admin about that rule",
+            code=403,
+            reason=reason,
+        )
+    if match["user"] == "system:anonymous":
+        return _not_known("no login was sent", where)
+    if match["path"]:
+        what = f"{match['verb']} {match['path']}"
+    else:
+        group = f".{match['group']}" if match["group"] else ""
+        what = f"{match['verb']} {match['resource']}{group}"
+        what += f" in namespace {match['namespace']}" if match["namespace"] else ""
+    error = Forbidden(f"you may not {what}", hint=_ROLE_HINT, code=403, reason="Forbidden")
+    error.__dict__["server_text"] = text
+    return error
+
+
+def _not_there(text: str, reason: str, *, asked: str, where: Where) -> NotFound:
+    if reason == "NotFound" and "could not find the requested resource" not in text:
+        return NotFound(f"could not {asked}: {text}", code=404, reason=reason)
+    return NotFound(
+        f"could not {asked}: {where} does not serve it",
+        hint="it may lack an operator: `windlass doctor -e kubernetes` shows what is there",
+        code=404,
+        reason=reason,
+    )
+
+
+def make_unreachable(error: BaseException, *, where: Where, deadline_s: float = 0.0) -> Unreachable:
+    """What kept us from an answer: the cause under whatever the HTTP library wrapped it in."""
+    causes = _causes(error)
+    certificate = next((c for c in causes if isinstance(c, ssl.SSLCertVerificationError)), None)
+    if certificate is not None:
+        refused = Unreachable(
+            f"{where} has a certificate that cannot be trusted: {certificate.verify_message}",
+            hint=_certificate_hint(certificate.verify_message),
+        )
+        refused.retryable = False
+        return refused
+    names = {type(cause).__name__ for cause in causes}
+    unknown = next((cause for cause in causes if isinstance(cause, socket.gaierror)), None)
+    if unknown is not None:
+        refused = Unreachable(
+            f"cannot reach {where}: {unknown.strerror}",
+            hint="check the server's name in the kubeconfig, DNS and VPN",
+        )
+        refused.retryable = unknown.errno == socket.EAI_AGAIN
+        return refused
+    if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
+        what, hint = "connection refused", "is the cluster up, and is this the right context?"
+    elif names & {"TimeoutError", "timeout", "ReadTimeoutError", "ConnectTimeoutError"}:
+        within = f" within {deadline_s:g} s" if deadline_s else " in time"
+        what, hint = f"no answer{within}", "check network, VPN and proxy, then try again"
+    else:
+        cause = next((c for c in reversed(causes) if isinstance(c, OSError)), error)
+        what, hint = str(cause) or type(cause).__name__, "check network, VPN and proxy"
+    return Unreachable(f"cannot reach {where}: {what}", hint=hint)
+
+
+def _certificate_hint(text: str) -> str:
+    if "ostname" in text or "IP address" in text:
+        return "the kubeconfig's `server` or `tls-server-name` is not a name in the certificate"
+    if "expired" in text or "not yet valid" in text:
+        return "check this machine's clock; otherwise the cluster's certificate must be renewed"
+    return "the kubeconfig has the certificate authority of another cluster: fetch it again"
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error and what it came from, outermost first, each once."""
+    found: list[BaseException] = []
+    queue: list[object] = [error]
+    while queue:
+        item = queue.pop(0)
+        if isinstance(item, BaseException) and item not in found:
+            found.append(item)
+            queue += [getattr(item, "reason", None), *item.args, item.__cause__, item.__context__]
+    return found

@@ -1,0 +1,168 @@
+"""Watching: a list, then changes, through everything that ends a connection.
+
+A broken connection, a busy server or one that is away is waited out, with back-off, for as long as the
+caller wants to watch; only the first list may fail as any request. When the server has forgotten where we
+were (410) all is listed again: everything comes as ADDED once more, what vanished meanwhile as DELETED,
+and SYNCED closes that list too. What objects mean is no matter here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import urllib3
+
+from windlass.kube.refusals import ClusterError
+from windlass.kube.transport import Request, Transport, make_pause_s
+
+logger = logging.getLogger(__name__)
+
+Event = tuple[str, dict[str, Any]]
+# The server ends each request after this; silence much longer than that is a dead connection.
+_ROUND_S = 60.0
+_LONGEST_SILENCE_S = _ROUND_S + 15.0
+_SHORTEST_ROUND_S = 0.5
+_LOOK_S = 1.0
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Where we are: the version to go on from, and what is there."""
+
+    version: str = ""
+    objects: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def note(self, event: Event) -> None:
+        kind, thing = event
+        metadata = thing.get("metadata") or {}
+        self.version = str(metadata.get("resourceVersion") or self.version)
+        if kind == "DELETED":
+            self.objects.pop(str(metadata.get("uid")), None)
+        elif kind in ("ADDED", "MODIFIED"):
+            self.objects[str(metadata.get("uid"))] = thing
+
+
+def watch_objects(
+    transport: Transport,
+    read_list: Callable[[], tuple[list[dict[str, Any]], str]],
+    request: Request,
+    *,
+    stop: threading.Event,
+    timeout_s: float | None,
+) -> Iterator[Event]:
+    """Events until `stop` is set or the time is over."""
+    end_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+    seen = _Seen()
+    if stop.is_set():
+        return
+    yield from _list(read_list, seen)
+    num_failures = 0
+    while not stop.is_set() and (left_s := end_s - time.monotonic()) > 0:
+        try:
+            if not seen.version:
+                yield from _list(read_list, seen)
+            started_s, is_empty = time.monotonic(), True
+            for event in _read_round(transport, request, seen, stop=stop, left_s=left_s):
+                num_failures, is_empty = 0, False
+                yield event
+                if stop.is_set():
+                    return
+            if is_empty and time.monotonic() - started_s < _SHORTEST_ROUND_S:
+                # Something on the way ends each watch at once: no reason to hammer it.
+                num_failures += 1
+                stop.wait(make_pause_s(num_failures))
+        except ClusterError as error:
+            if error.code == 410:
+                seen.version = ""
+            elif not error.is_passing:
+                raise
+            logger.info("watch is interrupted: %s", error.message)
+            num_failures += 1
+            pause_s = make_pause_s(num_failures, asked_s=error.retry_after_s)
+            stop.wait(max(0.0, min(pause_s, end_s - time.monotonic())))
+
+
+def _list(
+    read_list: Callable[[], tuple[list[dict[str, Any]], str]], seen: _Seen
+) -> Iterator[Event]:
+    things, version = read_list()
+    before = seen.objects
+    seen.objects = {str(thing["metadata"]["uid"]): thing for thing in things}
+    seen.version = version
+    for uid in before.keys() - seen.objects.keys():
+        yield "DELETED", before[uid]
+    for thing in things:
+        yield "ADDED", thing
+    yield "SYNCED", {}
+
+
+def _read_round(
+    transport: Transport, request: Request, seen: _Seen, *, stop: threading.Event, left_s: float
+) -> Iterator[Event]:
+    """One request's worth of events; its normal end is an end, anything else raises."""
+    round_s = max(1, int(min(_ROUND_S, left_s)))
+    params = {
+        **(request.params or {}),
+        "watch": "true",
+        "allowWatchBookmarks": "true",
+        "resourceVersion": seen.version,
+        "timeoutSeconds": round_s,
+    }
+    with transport.open(
+        replace(request, params=params), read_timeout_s=min(_LONGEST_SILENCE_S, left_s + 1.0)
+    ) as response, _cut_when(stop, response, left_s):  # fmt: skip
+        rest = b""
+        while not stop.is_set() and (data := response.read1(1 << 16)):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                event = _read_event(line, request)
+                seen.note(event)
+                if event[0] != "BOOKMARK":
+                    yield event
+
+
+def _read_event(line: bytes, request: Request) -> Event:
+    try:
+        event = json.loads(line)
+        kind, thing = str(event["type"]), event["object"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ClusterError(f"could not {request.asked}: an event is garbled", code=500) from error
+    if kind == "ERROR":
+        code = int(thing.get("code") or 500)
+        text = thing.get("message") or "no reason given"
+        raise ClusterError(f"could not {request.asked}: {text}", code=code)
+    return kind, thing
+
+
+@contextmanager
+def _cut_when(
+    stop: threading.Event, response: urllib3.BaseHTTPResponse, left_s: float
+) -> Iterator[None]:
+    """Shut the connection as soon as `stop` is set: a read that waits would not look at it."""
+    is_over = threading.Event()
+    end_s = time.monotonic() + left_s
+
+    def cut() -> None:
+        while not is_over.is_set():
+            if (
+                stop.wait(max(0.0, min(_LOOK_S, end_s - time.monotonic())))
+                or time.monotonic() >= end_s
+            ):
+                try:
+                    response.shutdown()
+                except (OSError, RuntimeError, ValueError):
+                    pass  # it ended by itself
+                return
+
+    threading.Thread(target=cut, name="windlass-watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
