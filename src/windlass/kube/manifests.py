@@ -1,0 +1,179 @@
+"""The objects of a job on stock Kubernetes: an Indexed Job, two Services, a Secret, a NetworkPolicy, claims.
+
+Pure: a plan in, dicts out. Ids, file contents and the owner are arguments. The Job comes first, suspended:
+it owns all others, so that deleting it deletes them; then it is resumed. An export has no owners, and the
+Job last.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from windlass import names
+from windlass.kube.mounts import named_mounts, pod_of
+from windlass.kube.naming import (
+    claim_name,
+    headless_name,
+    lead_name,
+    make_annotations,
+    make_labels,
+    make_selector,
+)
+from windlass.kube.pod import make_template
+from windlass.plan.plan import Plan
+from windlass.spec.storage import ACCESS_MODES, NewClaim
+
+Object = dict[str, Any]
+
+_DAY_S = 86400
+
+
+def make_owner(job: Mapping[str, Any]) -> Object:
+    """The reference to a Job that was created, for what it owns."""
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "name": job["metadata"]["name"],
+        "uid": job["metadata"]["uid"],
+        "controller": False,
+        "blockOwnerDeletion": False,
+    }
+
+
+def make_metadata(
+    plan: Plan, name: str, owner: Object | None = None, annotations: Object | None = None
+) -> Object:
+    """Metadata of one object of a job."""
+    pod = pod_of(plan)
+    found = {
+        "name": name,
+        "namespace": pod.namespace,
+        "labels": {**make_labels(plan), **pod.labels},
+        "annotations": annotations,
+        "ownerReferences": [owner] if owner else None,
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def make_job(plan: Plan, *, files: Iterable[str], submit: str = "", suspend: bool = True) -> Object:
+    """The Job: one pod a node, replaced when it is lost, never restarted in place.
+
+    There is no podFailurePolicy: it would keep the pod of a dead node from being replaced. The lead decides
+    what is tried again, and the Job's own budget only has to be large enough.
+    """
+    pod = pod_of(plan)
+    metadata = make_metadata(plan, plan.job_id, annotations=make_annotations(plan, submit))
+    if pod.queue:
+        metadata["labels"][names.LABEL_QUEUE] = pod.queue
+    spec: Object = {
+        "suspend": suspend,
+        "completionMode": "Indexed",
+        "completions": len(plan.nodes),
+        "parallelism": len(plan.nodes),
+        "backoffLimitPerIndex": plan.node_restarts,
+        "maxFailedIndexes": 0,
+        "podReplacementPolicy": "TerminatingOrFailed",
+        "template": make_template(plan, files),
+    }
+    if pod.ttl_s is not None:
+        spec["ttlSecondsAfterFinished"] = math.ceil(pod.ttl_s)
+    if plan.timeout_s is not None:
+        # it counts from the first pod's creation, so it can only catch a lead that forgot
+        spec["activeDeadlineSeconds"] = min(2 * math.ceil(plan.timeout_s) + _DAY_S, (1 << 31) - 1)
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
+
+
+def make_headless(plan: Plan, owner: Object | None = None) -> Object:
+    """Every pod's name, from the moment it has an address."""
+    spec = {"clusterIP": "None", "selector": make_selector(plan)}
+    return _make_service(plan, headless_name(plan.job_id), spec, owner)
+
+
+def make_lead_service(plan: Plan, owner: Object | None = None) -> Object:
+    """An address for node 0 that is there before node 0 is, and outlives it."""
+    spec = {"type": "ClusterIP", "selector": {**make_selector(plan), names.LABEL_INDEX: "0"}}
+    return _make_service(plan, lead_name(plan.job_id), spec, owner)
+
+
+def _make_service(plan: Plan, name: str, spec: Object, owner: Object | None) -> Object:
+    port = {"name": "agent", "port": names.AGENT_PORT, "targetPort": names.AGENT_PORT}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": make_metadata(plan, name, owner),
+        "spec": {**spec, "publishNotReadyAddresses": True, "ports": [port]},
+    }
+
+
+def make_secret(plan: Plan, files: Mapping[str, bytes], owner: Object | None = None) -> Object:
+    """Plan, agent, certificates: what a pod needs before it can ask anyone."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": make_metadata(plan, plan.job_id, owner),
+        "type": "Opaque",
+        "immutable": True,
+        "data": {name: base64.b64encode(content).decode() for name, content in files.items()},
+    }
+
+
+def make_policy(plan: Plan, *, with_egress: bool, owner: Object | None = None) -> Object:
+    """Only the job's own pods may come in. Going out is only spoken of where others already forbade it."""
+    own = {"podSelector": {"matchLabels": make_selector(plan)}}
+    spec: Object = {
+        **own,
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [own]}],
+    }
+    if with_egress:
+        dns = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
+        spec["policyTypes"] = ["Ingress", "Egress"]
+        spec["egress"] = [{"to": [own]}, {"ports": dns}]
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": make_metadata(plan, plan.job_id, owner),
+        "spec": spec,
+    }
+
+
+def make_claims(plan: Plan, owner: Object | None = None) -> list[Object]:
+    """The claims that are made with the job, and end with it."""
+    return [
+        _make_claim(plan, claim_name(plan, name), mount, owner)
+        for name, mount in named_mounts(plan)
+        if isinstance(mount, NewClaim)
+    ]
+
+
+def _make_claim(plan: Plan, name: str, claim: NewClaim, owner: Object | None) -> Object:
+    access = claim.access or ("RWX" if len(plan.nodes) > 1 else "RWO")
+    spec: Object = {
+        "accessModes": [ACCESS_MODES[access]],
+        "resources": {"requests": {"storage": claim.size}},
+    }
+    if claim.storage_class:
+        spec["storageClassName"] = claim.storage_class
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": make_metadata(plan, name, owner),
+        "spec": spec,
+    }
+
+
+def make_export(
+    plan: Plan, files: Mapping[str, bytes], *, submit: str = "", with_egress: bool = False
+) -> list[Object]:
+    """Everything, in an order in which it can be applied: what the pods need first, then the Job, running."""
+    return [
+        *make_claims(plan),
+        make_headless(plan),
+        make_lead_service(plan),
+        make_policy(plan, with_egress=with_egress),
+        make_secret(plan, files),
+        make_job(plan, files=files, submit=submit, suspend=False),
+    ]

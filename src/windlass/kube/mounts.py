@@ -1,0 +1,113 @@
+"""Volumes of a pod and where they are mounted: the job's own, and those that were asked for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from windlass import names
+from windlass.errors import SpecError
+from windlass.kube.naming import claim_name, name_volumes
+from windlass.plan.plan import Plan
+from windlass.spec.quantity import halve
+from windlass.spec.resources import PodSpec
+from windlass.spec.storage import (
+    Claim,
+    EmptyDir,
+    HostPath,
+    NewClaim,
+    SecretFiles,
+    Volume,
+)
+
+Object = dict[str, Any]
+
+SECRET = "windlass-secret"  # noqa: S105
+JOB = "windlass-job"
+HOME = "windlass-home"
+SHM = "shm"
+SHM_PATH = "/dev/shm"  # noqa: S108
+_OWN = (SECRET, JOB, HOME, SHM)
+_ALL_MAY_READ = 0o444
+_GROUP_MAY_READ = 0o440
+
+
+def pod_of(plan: Plan) -> PodSpec:
+    """What was asked of the plan's pods."""
+    if plan.pod is None:
+        raise SpecError(
+            f"the plan of {plan.job_id} says nothing of pods", hint="its engine must list `pods`"
+        )
+    return plan.pod
+
+
+def make_volumes(plan: Plan, files: Iterable[str]) -> list[Object]:
+    """Every volume of a pod; `files` are the names in the job's Secret."""
+    pod = pod_of(plan)
+    # without a group of the pod's own its user would not be let in
+    mode = _ALL_MAY_READ if pod.run_as is None else _GROUP_MAY_READ
+    keys = [{"key": name, "path": name} for name in files if name not in names.CLIENT_FILES]
+    secret = {"secretName": plan.job_id, "defaultMode": mode, "items": keys}
+    return [
+        {"name": SECRET, "secret": secret},
+        {"name": JOB, "emptyDir": {}},
+        {"name": HOME, "emptyDir": {}},
+        make_shm(pod),
+        *make_asked_volumes(plan),
+    ]
+
+
+def make_mounts(plan: Plan) -> list[Object]:
+    """Where the volumes of `make_volumes` are found."""
+    return [
+        {"name": SECRET, "mountPath": names.SECRET_FOLDER, "readOnly": True},
+        {"name": JOB, "mountPath": names.JOB_FOLDER},
+        {"name": HOME, "mountPath": names.HOME_FOLDER},
+        {"name": SHM, "mountPath": SHM_PATH},
+        *make_asked_mounts(plan),
+    ]
+
+
+def make_shm(pod: PodSpec) -> Object:
+    """Shared memory: half of what the pod has, so that it cannot fill it all; the runtime's own is 64 MB."""
+    size = pod.shm or (halve(pod.memory) if pod.memory else "")
+    limit = {"sizeLimit": size} if size else {}
+    return {"name": SHM, "emptyDir": {"medium": "Memory", **limit}}
+
+
+def named_mounts(plan: Plan) -> list[tuple[str, Volume | SecretFiles]]:
+    """What was asked for, each with the name it has as a volume."""
+    pod = pod_of(plan)
+    files = [secret for secret in pod.secrets if isinstance(secret, SecretFiles)]
+    mounts = [*pod.volumes, *files]
+    return list(zip(name_volumes(mounts, _OWN), mounts, strict=True))
+
+
+def make_asked_volumes(plan: Plan) -> list[Object]:
+    """The volumes that were asked for."""
+    return [{"name": name, **_make_source(plan, name, m)} for name, m in named_mounts(plan)]
+
+
+def make_asked_mounts(plan: Plan) -> list[Object]:
+    """Where the volumes that were asked for are found."""
+    found = []
+    for name, mount in named_mounts(plan):
+        is_fixed = isinstance(mount, SecretFiles) or getattr(mount, "read_only", False)
+        fixed = {"readOnly": True} if is_fixed else {}
+        found.append({"name": name, "mountPath": mount.path, **fixed})
+    return found
+
+
+def _make_source(plan: Plan, name: str, mount: Volume | SecretFiles) -> Object:
+    match mount:
+        case Claim():
+            fixed = {"readOnly": True} if mount.read_only else {}
+            return {"persistentVolumeClaim": {"claimName": mount.claim, **fixed}}
+        case NewClaim():
+            return {"persistentVolumeClaim": {"claimName": claim_name(plan, name)}}
+        case EmptyDir():
+            return {"emptyDir": {"sizeLimit": mount.size} if mount.size else {}}
+        case HostPath():
+            return {"hostPath": {"path": mount.source}}
+        case SecretFiles():
+            return {"secret": {"secretName": mount.secret, "defaultMode": _GROUP_MAY_READ}}

@@ -1,0 +1,78 @@
+"""Names and labels of a job's objects. Pure; the job's id is a valid name already.
+
+Every object is found by `windlass.dev/job=ID`, and every name starts with the id, so that nothing of one
+job can be taken for another's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from windlass import names
+from windlass.plan.plan import Plan
+from windlass.spec.storage import SecretFiles, Volume
+
+_MAX_LABEL = 63
+_MAX_VOLUME = 40
+_MAX_WORK = 1000
+_MANAGER = "windlass"
+
+
+def headless_name(job_id: str) -> str:
+    """The Service that gives every pod a name."""
+    return f"{job_id}-headless"
+
+
+def lead_name(job_id: str) -> str:
+    """The Service that has an address before any pod runs."""
+    return f"{job_id}-lead"
+
+
+def make_selector(plan: Plan) -> dict[str, str]:
+    """The label that all of a job's objects have, and nothing else."""
+    return {names.LABEL_JOB: plan.job_id}
+
+
+def make_labels(plan: Plan) -> dict[str, str]:
+    """Labels of every object of a job."""
+    return {
+        **make_selector(plan),
+        names.LABEL_NAME: label_value(plan.name),
+        names.LABEL_APP: label_value(plan.name),
+        names.LABEL_MANAGED_BY: _MANAGER,
+    }
+
+
+def make_annotations(plan: Plan, submit: str = "") -> dict[str, str]:
+    """What is worth knowing of a job and too long for a label."""
+    found = {
+        names.ANNOTATION_VERSION: names.VERSION,
+        names.ANNOTATION_WORK: plan.work.label[:_MAX_WORK].encode(errors="replace").decode(),
+    }
+    return {**found, names.ANNOTATION_SUBMIT: submit} if submit else found
+
+
+def label_value(text: str) -> str:
+    """Any text as a label's value: what is not allowed becomes -."""
+    clean = re.sub(r"[^A-Za-z0-9_.]+", "-", text)[:_MAX_LABEL]
+    return re.sub(r"\A[^A-Za-z0-9]+|[^A-Za-z0-9]+\Z", "", clean)
+
+
+def name_volumes(mounts: Iterable[Volume | SecretFiles], taken: Iterable[str]) -> list[str]:
+    """A name for each, after the path it is mounted at, different from all others and `taken`."""
+    used = set(taken)
+    found = []
+    for mount in mounts:
+        stem = re.sub(r"[^a-z0-9]+", "-", mount.path.lower()).strip("-")[:_MAX_VOLUME].strip("-")
+        name, count = stem or "volume", 2
+        while name in used:
+            name, count = f"{stem or 'volume'}-{count}", count + 1
+        used.add(name)
+        found.append(name)
+    return found
+
+
+def claim_name(plan: Plan, name: str) -> str:
+    """The claim that is made for a volume of that name."""
+    return f"{plan.job_id}-{name}"
