@@ -73,8 +73,11 @@ def make_pause_s(num_tries: int, *, asked_s: float = 0.0) -> float:
 class Transport:
     """Sends requests to one cluster as one user. Thread-safe."""
 
-    def __init__(self, target: Target, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, target: Target, environ: Mapping[str, str], *, retry_for_s: float = RETRY_FOR_S
+    ) -> None:
         self.target = target
+        self._retry_for_s = retry_for_s
         self.where = Where(server=target.server, context=target.context)
         self.login = LoginSource(target, environ)
         self.proxy = find_proxy(target, environ)
@@ -85,7 +88,7 @@ class Transport:
 
     def ask(self, request: Request) -> Answer:
         """The answer, tried for about ten seconds while the server is busy or away."""
-        give_up_s = time.monotonic() + RETRY_FOR_S
+        give_up_s = time.monotonic() + self._retry_for_s
         num_tries = 0
         was_lost = False
         while True:
@@ -111,10 +114,9 @@ class Transport:
         """One try: the answer's body, not yet read. A refusal is raised as what it is."""
         login = self.login.current()
         response = self._send(request, login, read_timeout_s)
-        if response.status == 401:
+        if response.status == 401 and self.login.renew(login):
             response.close()
-            if self.login.renew(login):
-                response = self._send(request, self.login.current(), read_timeout_s)
+            response = self._send(request, self.login.current(), read_timeout_s)
         try:
             if response.status >= 300:
                 raise self._refusal(response, request)

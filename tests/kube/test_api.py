@@ -1,0 +1,214 @@
+"""Requests against a server that misbehaves on demand: tries, deadlines, lost answers, refusals."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from kube.api_server import Answer, connect_to, refuse, serve
+
+from windlass.kube.kinds import JOBS, NODES, PODS, SECRETS, SUBMIT_ANNOTATION
+from windlass.kube.refusals import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    NotFound,
+    Rejected,
+    Unauthorized,
+    Unreachable,
+)
+
+BUSY = refuse(503, "ServiceUnavailable", "starting")
+TAKEN = refuse(409, "AlreadyExists", 'secrets "a" already exists')
+OK = Answer(body={"metadata": {"name": "a"}})
+
+
+def make_secret(submit: str = "") -> dict[str, object]:
+    annotations = {SUBMIT_ANNOTATION: submit} if submit else {}
+    return {"metadata": {"name": "a", "annotations": annotations}}
+
+
+@pytest.mark.parametrize("trouble", [BUSY, refuse(500, "", "x"), Answer(cut=True)])
+def test_a_request_is_tried_again(tmp_path: Path, trouble: Answer) -> None:
+    with serve(trouble, trouble, OK) as server:
+        assert connect_to(server.url, tmp_path).get(PODS, "a")["metadata"]["name"] == "a"
+    assert [seen.path for seen in server.seen] == ["/api/v1/namespaces/space/pods/a"] * 3
+
+
+def test_the_server_says_when_to_come_back(tmp_path: Path) -> None:
+    with serve(refuse(429, "TooManyRequests", "later", Retry_After="1"), OK) as server:
+        started_s = time.monotonic()
+        connect_to(server.url, tmp_path).get(NODES, "n1")
+    assert time.monotonic() - started_s >= 1.0
+    assert server.seen[0].path == "/api/v1/nodes/n1"
+
+
+def test_it_gives_up_and_says_what_the_server_said(tmp_path: Path) -> None:
+    with (
+        serve(BUSY) as server,
+        pytest.raises(ClusterError, match=r"get pods/a.*: starting") as caught,
+    ):
+        connect_to(server.url, tmp_path, retry_for_s=0.5).get(PODS, "a")
+    assert caught.value.code == 503
+    assert caught.value.hint
+    assert len(server.seen) > 1
+
+
+def test_a_create_whose_answer_was_lost_finds_its_own_object(tmp_path: Path) -> None:
+    there = Answer(body={"metadata": {"uid": "7", "annotations": {SUBMIT_ANNOTATION: "me"}}})
+    with serve(Answer(cut=True), TAKEN, there) as server:
+        made = connect_to(server.url, tmp_path).create(SECRETS, make_secret("me"))
+    assert made["metadata"]["uid"] == "7"
+    assert [seen.method for seen in server.seen] == ["POST", "POST", "GET"]
+
+
+@pytest.mark.parametrize("mine", ["me", ""])
+def test_somebody_elses_object_stays_a_conflict(tmp_path: Path, mine: str) -> None:
+    there = Answer(body={"metadata": {"uid": "7", "annotations": {SUBMIT_ANNOTATION: "other"}}})
+    with serve(Answer(cut=True), TAKEN, there) as server, pytest.raises(Conflict):
+        connect_to(server.url, tmp_path).create(SECRETS, make_secret(mine))
+
+
+def test_a_conflict_at_once_is_a_conflict(tmp_path: Path) -> None:
+    with serve(TAKEN) as server, pytest.raises(Conflict, match="already exists"):
+        connect_to(server.url, tmp_path).create(SECRETS, make_secret("me"))
+    assert len(server.seen) == 1
+
+
+def test_a_generated_name_is_not_made_twice(tmp_path: Path) -> None:
+    with serve(Answer(cut=True), OK) as server, pytest.raises(Unreachable):
+        connect_to(server.url, tmp_path).create(PODS, {"metadata": {"generateName": "a-"}})
+    assert len(server.seen) == 1
+
+
+def test_a_generated_name_is_tried_again_when_nothing_was_done(tmp_path: Path) -> None:
+    with serve(refuse(429, "TooManyRequests", "later"), OK) as server:
+        connect_to(server.url, tmp_path).create(PODS, {"metadata": {"generateName": "a-"}})
+    assert len(server.seen) == 2
+
+
+@pytest.mark.parametrize(("lost", "was_there"), [((), False), ((Answer(cut=True),), True)])
+def test_delete_says_whether_it_was_there(
+    tmp_path: Path, lost: tuple[Answer, ...], was_there: bool
+) -> None:
+    with serve(*lost, refuse(404, "NotFound", 'jobs "a" not found')) as server:
+        assert connect_to(server.url, tmp_path).delete(JOBS, "a", grace_s=0) is was_there
+    assert server.seen[0].body == {"propagationPolicy": "Background", "gracePeriodSeconds": 0}
+
+
+def test_lists_are_read_page_by_page(tmp_path: Path) -> None:
+    first = Answer(body={"items": [{"metadata": {"name": "a"}}], "metadata": {"continue": "next"}})
+    last = Answer(
+        body={"items": [{"metadata": {"name": "b"}}], "metadata": {"resourceVersion": "9"}}
+    )
+    expired = refuse(410, "Expired", "too old")
+    with serve(first, expired, first, last) as server:
+        found = connect_to(server.url, tmp_path).list(
+            PODS, labels="app=x", fields="spec.nodeName=n"
+        )
+    assert [thing["metadata"]["name"] for thing in found] == ["a", "b"]
+    assert found[0]["kind"] == "Pod"
+    assert server.seen[3].params["continue"] == "next"
+    assert server.seen[3].params["labelSelector"] == "app=x"
+
+
+def test_deleting_everything_is_nobodys_wish(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="labels"):
+        connect_to("http://127.0.0.1:1", tmp_path).delete_all(PODS, labels="")
+
+
+def test_silence_ends_at_the_deadline(tmp_path: Path) -> None:
+    hold = threading.Event()
+    with serve(Answer(lines=(), hold=hold)) as server:
+        api = connect_to(server.url, tmp_path, retry_for_s=0.0)
+        with pytest.raises(Unreachable, match=r"no answer within 0\.3 s") as caught:
+            api.request("GET", "/version", timeout_s=0.3)
+        hold.set()
+    assert server.url in caught.value.message
+    assert "context here" in caught.value.message
+
+
+def test_nobody_there(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        api = connect_to(f"http://127.0.0.1:{free.getsockname()[1]}", tmp_path, retry_for_s=0.3)
+        with pytest.raises(Unreachable, match="connection refused"):
+            api.get(PODS, "a")
+
+
+def test_an_unknown_host_is_named(tmp_path: Path) -> None:
+    api = connect_to("https://no-such-host.invalid:6443", tmp_path, retry_for_s=0.0)
+    with pytest.raises(Unreachable, match=r"no-such-host\.invalid"):
+        api.get(PODS, "a")
+
+
+def test_a_login_page_is_not_taken_for_an_answer(tmp_path: Path) -> None:
+    with (
+        serve(Answer(body=b"<html>please log in</html>")) as server,
+        pytest.raises(ClusterError, match="not JSON: <html>please log in"),
+    ):
+        connect_to(server.url, tmp_path).get(PODS, "a")
+
+
+def test_a_token_file_is_read_again_when_it_is_refused(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("old\n")
+    with serve(OK, refuse(401, "Unauthorized", "Unauthorized"), OK) as server:
+        api = connect_to(server.url, tmp_path, user={"tokenFile": "token"})
+        api.get(PODS, "a")
+        token.write_text("new\n")
+        api.get(PODS, "a")
+    sent = [seen.headers["Authorization"] for seen in server.seen]
+    assert sent == ["Bearer old", "Bearer old", "Bearer new"]
+
+
+def test_an_expired_token(tmp_path: Path) -> None:
+    with (
+        serve(refuse(401, "Unauthorized", "Unauthorized")) as server,
+        pytest.raises(Unauthorized, match="does not accept your login") as caught,
+    ):
+        connect_to(server.url, tmp_path, user={"token": "stale"}).get(PODS, "a")
+    assert len(server.seen) == 1
+    assert "log in again" in caught.value.hint
+
+
+RBAC = (
+    'secrets is forbidden: User "system:serviceaccount:x:me" cannot create resource "secrets" '
+    'in API group "" in the namespace "x"'
+)
+QUOTA = 'pods "a" is forbidden: exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2'
+CRD = (
+    'trainjobs is forbidden: User "u" cannot list resource "trainjobs" in API group "k.org" '
+    "at the cluster scope"
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "text"),
+    [
+        (refuse(403, "Forbidden", RBAC), Forbidden, "you may not create secrets in namespace x"),
+        (refuse(403, "Forbidden", CRD), Forbidden, "you may not list trainjobs.k.org"),
+        (refuse(403, "Forbidden", QUOTA), Rejected, "exceeded quota: q"),
+        (refuse(400, "BadRequest", 'admission webhook "w" denied: no'), Rejected, 'webhook "w" denied'),
+        (refuse(422, "Invalid", "spec.x: Required"), Rejected, "spec.x: Required"),
+        (refuse(404, "NotFound", 'secrets "a" not found'), NotFound, 'secrets "a" not found'),
+        (Answer(status=404, body=b"404 page not found\n"), NotFound, "does not serve it"),
+        (refuse(403, "Forbidden", RBAC.replace("system:serviceaccount:x:me", "system:anonymous")),
+         Unauthorized, "no login was sent"),
+    ],
+)  # fmt: skip
+def test_refusals(tmp_path: Path, answer: Answer, kind: type[ClusterError], text: str) -> None:
+    with serve(answer) as server, pytest.raises(kind) as caught:
+        connect_to(server.url, tmp_path).create(SECRETS, make_secret())
+    assert type(caught.value) is kind
+    assert text in caught.value.message
+    assert len(server.seen) == 1
+
+
+def test_the_missing_right_says_whom_to_ask(tmp_path: Path) -> None:
+    with serve(refuse(403, "Forbidden", RBAC)) as server, pytest.raises(Forbidden) as caught:
+        connect_to(server.url, tmp_path).create(SECRETS, make_secret())
+    assert "windlass doctor -e kubernetes" in caught.value.hint
