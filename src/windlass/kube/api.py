@@ -53,25 +53,29 @@ class Api:
         return self.list_at(kind, labels=labels, fields=fields, namespace=namespace)[0]
 
     def list_at(
-        self, kind: Kind, *, labels: str = "", fields: str = "", namespace: str | None = None
+        self,
+        kind: Kind,
+        *,
+        labels: str = "",
+        fields: str = "",
+        namespace: str | None = None,
+        is_patient: bool = True,
     ) -> tuple[Objects, str]:
         """All that match, and the version of the whole: where a watch goes on from."""
         for tries_left in reversed(range(_NUM_LISTS)):
             try:
-                return self._list_pages(kind, labels=labels, fields=fields, namespace=namespace)
+                params = {"labelSelector": labels, "fieldSelector": fields, "limit": _PAGE}
+                return self._list_pages(kind, params, namespace=namespace, is_patient=is_patient)
             except ClusterError as error:
                 # A list that took too long to page through has to start anew.
                 if error.code != 410 or not tries_left:
                     raise
         raise AssertionError  # the last try returned or raised
 
-    def _list_pages(
-        self, kind: Kind, *, labels: str, fields: str, namespace: str | None
-    ) -> tuple[Objects, str]:
+    def _list_pages(self, kind: Kind, params: Object, **options: Any) -> tuple[Objects, str]:
         items: Objects = []
-        params = {"labelSelector": labels, "fieldSelector": fields, "limit": _PAGE}
         while True:
-            page = self._object("list", "GET", kind, namespace=namespace, params=params)
+            page = self._object("list", "GET", kind, params=params, **options)
             # Items of a list lack what they are, which everyone who reads one wants to know.
             items += (
                 {"apiVersion": kind.api_version, "kind": kind.name, **item}
@@ -179,7 +183,9 @@ class Api:
         """
         return watch_objects(
             self._transport,
-            lambda: self.list_at(kind, labels=labels, fields=fields, namespace=namespace),
+            lambda is_patient: self.list_at(
+                kind, labels=labels, fields=fields, namespace=namespace, is_patient=is_patient
+            ),
             Request(
                 method="GET",
                 path=kind.path(namespace=namespace or self.namespace),

@@ -49,6 +49,7 @@ class Request:
     content_type: str = "application/json"
     timeout_s: float = REQUEST_S
     is_repeatable: bool = True  # doing it twice is doing it once
+    is_patient: bool = True  # worth trying again at all
 
     @property
     def url(self) -> str:
@@ -99,9 +100,10 @@ class Transport:
             except ClusterError as error:
                 error.was_lost = was_lost
                 pause_s = make_pause_s(num_tries, asked_s=error.retry_after_s)
-                may_repeat = request.is_repeatable or not error.maybe_done
+                is_safe = request.is_repeatable or not error.maybe_done
+                may_repeat = request.is_patient and is_safe and error.is_passing
                 is_too_late = time.monotonic() + pause_s > give_up_s
-                if not error.is_passing or not may_repeat or is_too_late:
+                if not may_repeat or is_too_late:
                     raise
                 was_lost = was_lost or error.maybe_done
             num_tries += 1

@@ -25,6 +25,7 @@ from windlass.kube.transport import Request, Transport, make_pause_s
 logger = logging.getLogger(__name__)
 
 Event = tuple[str, dict[str, Any]]
+ReadList = Callable[[bool], tuple[list[dict[str, Any]], str]]
 # The server ends each request after this; silence much longer than that is a dead connection.
 _ROUND_S = 60.0
 _LONGEST_SILENCE_S = _ROUND_S + 15.0
@@ -51,7 +52,7 @@ class _Seen:
 
 def watch_objects(
     transport: Transport,
-    read_list: Callable[[], tuple[list[dict[str, Any]], str]],
+    read_list: ReadList,
     request: Request,
     *,
     stop: threading.Event,
@@ -62,12 +63,12 @@ def watch_objects(
     seen = _Seen()
     if stop.is_set():
         return
-    yield from _list(read_list, seen)
+    yield from _list(read_list, seen, is_patient=True)
     num_failures = 0
     while not stop.is_set() and (left_s := end_s - time.monotonic()) > 0:
         try:
             if not seen.version:
-                yield from _list(read_list, seen)
+                yield from _list(read_list, seen, is_patient=False)
             started_s, is_empty = time.monotonic(), True
             for event in _read_round(transport, request, seen, stop=stop, left_s=left_s):
                 num_failures, is_empty = 0, False
@@ -77,7 +78,7 @@ def watch_objects(
             if is_empty and time.monotonic() - started_s < _SHORTEST_ROUND_S:
                 # Something on the way ends each watch at once: no reason to hammer it.
                 num_failures += 1
-                stop.wait(make_pause_s(num_failures))
+                _pause(stop, make_pause_s(num_failures), end_s)
         except ClusterError as error:
             if error.code == 410:
                 seen.version = ""
@@ -85,14 +86,16 @@ def watch_objects(
                 raise
             logger.info("watch is interrupted: %s", error.message)
             num_failures += 1
-            pause_s = make_pause_s(num_failures, asked_s=error.retry_after_s)
-            stop.wait(max(0.0, min(pause_s, end_s - time.monotonic())))
+            _pause(stop, make_pause_s(num_failures, asked_s=error.retry_after_s), end_s)
 
 
-def _list(
-    read_list: Callable[[], tuple[list[dict[str, Any]], str]], seen: _Seen
-) -> Iterator[Event]:
-    things, version = read_list()
+def _pause(stop: threading.Event, pause_s: float, end_s: float) -> None:
+    stop.wait(max(0.0, min(pause_s, end_s - time.monotonic())))
+
+
+def _list(read_list: ReadList, seen: _Seen, *, is_patient: bool) -> Iterator[Event]:
+    """All there is. Tried again by the request only the first time: later `stop` must be looked at."""
+    things, version = read_list(is_patient)
     before = seen.objects
     seen.objects = {str(thing["metadata"]["uid"]): thing for thing in things}
     seen.version = version
