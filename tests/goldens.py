@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+from windlass import records
+
 _FOLDER = Path(__file__).parent / "golden"
 _RENEW = os.environ.get("RENEW_GOLDEN") == "1"
 
@@ -19,7 +21,8 @@ _RENEW = os.environ.get("RENEW_GOLDEN") == "1"
 def check_golden(name: str, documents: Sequence[Any]) -> None:
     """Compare documents with the file of that name, as YAML."""
     path = _FOLDER / name
-    text = yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, width=100)
+    plain = [records.to_json(document) for document in documents]
+    text = yaml.safe_dump_all(plain, sort_keys=False, allow_unicode=True, width=100)
     if _RENEW:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -143,26 +143,31 @@ def make_policy(plan: Plan, *, with_egress: bool, owner: Object | None = None) -
 def make_claims(plan: Plan, owner: Object | None = None) -> list[Object]:
     """The claims that are made with the job, and end with it."""
     return [
-        _make_claim(plan, claim_name(plan, name), mount, owner)
-        for name, mount in named_mounts(plan)
+        _make_claim(plan, claim_name(plan.job_id, name), mount, owner)
+        for name, mount in named_mounts(pod_of(plan))
         if isinstance(mount, NewClaim)
     ]
 
 
 def _make_claim(plan: Plan, name: str, claim: NewClaim, owner: Object | None) -> Object:
-    access = claim.access or ("RWX" if len(plan.nodes) > 1 else "RWO")
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": make_metadata(plan, name, owner),
+        "spec": make_claim_spec(claim, num_pods=len(plan.nodes)),
+    }
+
+
+def make_claim_spec(claim: NewClaim, *, num_pods: int) -> Object:
+    """What is asked of the storage; many pods want to write to it at once."""
+    access = claim.access or ("RWX" if num_pods > 1 else "RWO")
     spec: Object = {
         "accessModes": [ACCESS_MODES[access]],
         "resources": {"requests": {"storage": claim.size}},
     }
     if claim.storage_class:
         spec["storageClassName"] = claim.storage_class
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": make_metadata(plan, name, owner),
-        "spec": spec,
-    }
+    return spec
 
 
 def make_export(

@@ -44,16 +44,14 @@ def pod_of(plan: Plan) -> PodSpec:
 def make_volumes(plan: Plan, files: Iterable[str]) -> list[Object]:
     """Every volume of a pod; `files` are the names in the job's Secret."""
     pod = pod_of(plan)
-    # without a group of the pod's own its user would not be let in
-    mode = _ALL_MAY_READ if pod.run_as is None else _GROUP_MAY_READ
     keys = [{"key": name, "path": name} for name in files if name not in names.CLIENT_FILES]
-    secret = {"secretName": plan.job_id, "defaultMode": mode, "items": keys}
+    secret = {"secretName": plan.job_id, "defaultMode": _file_mode(pod), "items": keys}
     return [
         {"name": SECRET, "secret": secret},
         {"name": JOB, "emptyDir": {}},
         {"name": HOME, "emptyDir": {}},
         make_shm(pod),
-        *make_asked_volumes(plan),
+        *make_asked_volumes(pod, plan.job_id),
     ]
 
 
@@ -64,7 +62,7 @@ def make_mounts(plan: Plan) -> list[Object]:
         {"name": JOB, "mountPath": names.JOB_FOLDER},
         {"name": HOME, "mountPath": names.HOME_FOLDER},
         {"name": SHM, "mountPath": SHM_PATH},
-        *make_asked_mounts(plan),
+        *make_asked_mounts(pod_of(plan)),
     ]
 
 
@@ -75,39 +73,43 @@ def make_shm(pod: PodSpec) -> Object:
     return {"name": SHM, "emptyDir": {"medium": "Memory", **limit}}
 
 
-def named_mounts(plan: Plan) -> list[tuple[str, Volume | SecretFiles]]:
+def named_mounts(pod: PodSpec) -> list[tuple[str, Volume | SecretFiles]]:
     """What was asked for, each with the name it has as a volume."""
-    pod = pod_of(plan)
     files = [secret for secret in pod.secrets if isinstance(secret, SecretFiles)]
     mounts = [*pod.volumes, *files]
     return list(zip(name_volumes(mounts, _OWN), mounts, strict=True))
 
 
-def make_asked_volumes(plan: Plan) -> list[Object]:
-    """The volumes that were asked for."""
-    return [{"name": name, **_make_source(plan, name, m)} for name, m in named_mounts(plan)]
+def make_asked_volumes(pod: PodSpec, prefix: str) -> list[Object]:
+    """The volumes that were asked for; claims that are made have names that start with `prefix`."""
+    return [{"name": name, **_make_source(pod, prefix, name, m)} for name, m in named_mounts(pod)]
 
 
-def make_asked_mounts(plan: Plan) -> list[Object]:
+def make_asked_mounts(pod: PodSpec) -> list[Object]:
     """Where the volumes that were asked for are found."""
     found = []
-    for name, mount in named_mounts(plan):
+    for name, mount in named_mounts(pod):
         is_fixed = isinstance(mount, SecretFiles) or getattr(mount, "read_only", False)
         fixed = {"readOnly": True} if is_fixed else {}
         found.append({"name": name, "mountPath": mount.path, **fixed})
     return found
 
 
-def _make_source(plan: Plan, name: str, mount: Volume | SecretFiles) -> Object:
+def _make_source(pod: PodSpec, prefix: str, name: str, mount: Volume | SecretFiles) -> Object:
     match mount:
         case Claim():
             fixed = {"readOnly": True} if mount.read_only else {}
             return {"persistentVolumeClaim": {"claimName": mount.claim, **fixed}}
         case NewClaim():
-            return {"persistentVolumeClaim": {"claimName": claim_name(plan, name)}}
+            return {"persistentVolumeClaim": {"claimName": claim_name(prefix, name)}}
         case EmptyDir():
             return {"emptyDir": {"sizeLimit": mount.size} if mount.size else {}}
         case HostPath():
             return {"hostPath": {"path": mount.source}}
         case SecretFiles():
-            return {"secret": {"secretName": mount.secret, "defaultMode": _GROUP_MAY_READ}}
+            return {"secret": {"secretName": mount.secret, "defaultMode": _file_mode(pod)}}
+
+
+def _file_mode(pod: PodSpec) -> int:
+    # without a group of the pod's own its user would not be let in
+    return _ALL_MAY_READ if pod.run_as is None else _GROUP_MAY_READ

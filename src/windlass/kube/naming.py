@@ -7,6 +7,7 @@ job can be taken for another's.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable
 
 from windlass import names
@@ -59,6 +60,13 @@ def label_value(text: str) -> str:
     return re.sub(r"\A[^A-Za-z0-9]+|[^A-Za-z0-9]+\Z", "", clean)
 
 
+def object_name(text: str, most: int) -> str:
+    """Any text as the name of an object; empty where nothing of it can stay."""
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    clean = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")
+    return re.sub(r"\A(?=[0-9])", "job-", clean)[:most].strip("-")
+
+
 def name_volumes(mounts: Iterable[Volume | SecretFiles], taken: Iterable[str]) -> list[str]:
     """A name for each, after the path it is mounted at, different from all others and `taken`."""
     used = set(taken)
@@ -73,6 +81,6 @@ def name_volumes(mounts: Iterable[Volume | SecretFiles], taken: Iterable[str]) -
     return found
 
 
-def claim_name(plan: Plan, name: str) -> str:
+def claim_name(prefix: str, volume: str) -> str:
     """The claim that is made for a volume of that name."""
-    return f"{plan.job_id}-{name}"
+    return f"{prefix}-{volume}"

@@ -7,7 +7,7 @@ the agent's matter; here it only gets its files, its places and its limits.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from windlass import names
@@ -41,7 +41,7 @@ def make_template(plan: Plan, files: Iterable[str]) -> Object:
             "annotations": {**make_annotations(plan), **pod.annotations},
         },
         "spec": {
-            **make_placement(plan),
+            **make_placement(pod, make_selector(plan), num_pods=len(plan.nodes)),
             "restartPolicy": "Never",
             "subdomain": headless_name(plan.job_id),
             "automountServiceAccountToken": False,
@@ -153,13 +153,12 @@ CONTAINER_SECURITY: Object = {
 }
 
 
-def make_placement(plan: Plan) -> Object:
-    """Where the pods may run, with which rights and how urgent they are."""
-    pod = pod_of(plan)
+def make_placement(pod: PodSpec, selector: Mapping[str, str], *, num_pods: int) -> Object:
+    """Where the pods that `selector` selects may run, with which rights and how urgent they are."""
     found = {
         "nodeSelector": _make_node_selector(pod),
-        "affinity": _make_affinity(plan),
-        "topologySpreadConstraints": _make_spread(plan),
+        "affinity": _make_affinity(pod, selector),
+        "topologySpreadConstraints": _make_spread(pod, selector) if num_pods > 1 else [],
         "tolerations": _make_tolerations(pod),
         "priorityClassName": pod.priority_class,
         "serviceAccountName": pod.service_account,
@@ -176,8 +175,7 @@ def _make_node_selector(pod: PodSpec) -> dict[str, str]:
     return {key: value for key, value in _wanted_labels(pod).items() if "|" not in value}
 
 
-def _make_affinity(plan: Plan) -> Object:
-    pod = pod_of(plan)
+def _make_affinity(pod: PodSpec, selector: Mapping[str, str]) -> Object:
     either = {key: value.split("|") for key, value in _wanted_labels(pod).items() if "|" in value}
     found: Object = {}
     if either:
@@ -191,21 +189,21 @@ def _make_affinity(plan: Plan) -> Object:
         if topology:
             term = {
                 "topologyKey": topology,
-                "labelSelector": {"matchLabels": make_selector(plan)},
+                "labelSelector": {"matchLabels": dict(selector)},
             }
             found[key] = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
     return found
 
 
-def _make_spread(plan: Plan) -> list[Object]:
-    if pod_of(plan).spread != "soft" or len(plan.nodes) == 1:
+def _make_spread(pod: PodSpec, selector: Mapping[str, str]) -> list[Object]:
+    if pod.spread != "soft":
         return []
     return [
         {
             "maxSkew": 1,
             "topologyKey": _HOST,
             "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": {"matchLabels": make_selector(plan)},
+            "labelSelector": {"matchLabels": dict(selector)},
         }
     ]
 
