@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from pathlib import Path
 
 from windlass.client.job import Job
 from windlass.engines.protocol import Engine, JobRef, engine_names, make_engine
@@ -27,17 +28,22 @@ def jobs() -> list[Job]:
 
 
 def list_jobs(settings: Settings) -> list[Job]:
-    """All jobs of all engines that can be asked."""
-    engines = [make_engine(name, settings) for name in engine_names()]
+    """All jobs of this machine, and of the engine that is set."""
+    engines = [make_engine(name, settings) for name in dict.fromkeys(("local", settings.engine))]
     return [Job(engine, ref) for engine in engines for ref in engine.jobs()]
 
 
 def find_job(text: str, settings: Settings) -> Job:
     """The one job `text` means."""
-    name, separator, job_id = text.rpartition("://")
+    name, separator, rest = text.rpartition("://")
+    place, _, job_id = rest.rpartition("/")
     if not job_id:
         raise SpecError("which job?", hint="windlass ls shows them")
-    engine = make_engine(name if separator else settings.engine, settings)
+    if not separator:
+        name = _find_engine(job_id, settings)
+    engine = make_engine(name, settings)
+    if place:
+        return Job(engine, JobRef(engine.name, job_id, place))
     known = engine.jobs()
     matches = (
         [ref for ref in known if ref.job_id == job_id]
@@ -53,6 +59,16 @@ def find_job(text: str, settings: Settings) -> Job:
         f"{job_id!r} could be any of {', '.join(ref.job_id for ref in matches[:5])}",
         hint="write more of the id",
     )
+
+
+def _find_engine(job_id: str, settings: Settings) -> str:
+    """The engine that is set, unless another one has a folder of that job here."""
+    home = Path(str(settings.value("home"))).expanduser()
+    for name in engine_names():
+        folder = home / ("jobs" if name == "local" else name) / job_id
+        if folder.is_dir():
+            return name
+    return settings.engine
 
 
 def _named(engine: Engine, known: list[JobRef], name: str) -> list[JobRef]:

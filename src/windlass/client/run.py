@@ -18,6 +18,7 @@ from windlass.client.job import Job
 from windlass.client.pods import make_pod
 from windlass.client.preload import TORCH, choose_preload
 from windlass.client.target import Target, import_paths, read_target
+from windlass.client.travel import Luggage, pack
 from windlass.engines.protocol import Engine, check_capabilities, make_engine
 from windlass.errors import SpecError
 from windlass.plan.plan import Plan, make_plan
@@ -36,9 +37,10 @@ class Prepared:
     plan: Plan
     payload: bytes | None
     settings: Settings
+    bundle: Path | None = None
 
     def start(self) -> Job:
-        return Job(self.engine, self.engine.submit(self.plan, self.payload))
+        return Job(self.engine, self.engine.submit(self.plan, self.payload, self.bundle))
 
 
 def run(
@@ -94,9 +96,27 @@ def prepare(
     has_pods = "pods" in engine.can
     spec = make_spec(found, settings, cwd=cwd, detach=detach, has_pods=has_pods)
     job_id = make_job_id(found.work, settings.name)
-    plan = make_plan(spec, job_id=job_id, now_s=time.time(), facts=engine.facts())
+    facts = engine.facts()
+    luggage = Luggage(spec=spec)
+    if facts.code_folder:
+        home = Path(str(settings.value("home"))).expanduser()
+        luggage = pack(spec, found, cwd=cwd, code_folder=facts.code_folder, home=home)
+    plan = make_plan(
+        luggage.spec,
+        job_id=job_id,
+        now_s=time.time(),
+        facts=facts,
+        inputs=luggage.inputs,
+        python_minor=luggage.python_minor,
+    )
     check_capabilities(engine, plan)
-    return Prepared(engine=engine, plan=plan, payload=found.payload, settings=settings)
+    return Prepared(
+        engine=engine,
+        plan=plan,
+        payload=found.payload,
+        bundle=luggage.bundle,
+        settings=settings,
+    )
 
 
 def _current_folder() -> Path:

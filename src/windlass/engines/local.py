@@ -68,7 +68,7 @@ class LocalEngine:
 
     # -- starting ------------------------------------------------------------------------------
 
-    def submit(self, plan: Plan, payload: bytes | None) -> JobRef:
+    def submit(self, plan: Plan, payload: bytes | None, bundle: Path | None = None) -> JobRef:  # noqa: ARG002
         folder = JobFolder(self._jobs / plan.job_id)
         python = _find_python(plan.python)
         if folder.path.exists():

@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from windlass.errors import SpecError
@@ -23,13 +24,14 @@ from windlass.wire.status import JobStatus
 
 @dataclass(frozen=True, slots=True)
 class JobRef:
-    """Where a job is: prints as `local://ID`, and any process can attach with it."""
+    """Where a job is: prints as `local://ID` or `kubernetes://NAMESPACE/ID`; any process can attach."""
 
     engine: str
     job_id: str
+    place: str = ""  # a namespace, where an engine has such
 
     def __str__(self) -> str:
-        return f"{self.engine}://{self.job_id}"
+        return f"{self.engine}://{self.place}/{self.job_id}".replace(":///", "://")
 
 
 class LogReader(Protocol):
@@ -57,8 +59,8 @@ class Engine(Protocol):
     def render(self, plan: Plan) -> list[dict[str, Any]]:
         """What `submit` would make, as documents. Pure."""
 
-    def submit(self, plan: Plan, payload: bytes | None) -> JobRef:
-        """Start the nodes."""
+    def submit(self, plan: Plan, payload: bytes | None, bundle: Path | None = None) -> JobRef:
+        """Start the nodes. `bundle` is the project's archive, for nodes that do not share this machine."""
 
     def status(self, ref: JobRef) -> JobStatus:
         """What is known of the job now, also when its agents are gone."""
@@ -99,7 +101,10 @@ def check_capabilities(engine: Engine, plan: Plan) -> None:
         )
 
 
-_ENGINES = {"local": "windlass.engines.local:LocalEngine"}
+_ENGINES = {
+    "local": "windlass.engines.local:LocalEngine",
+    "kubernetes": "windlass.engines.kubernetes:KubernetesEngine",
+}
 
 
 def engine_names() -> tuple[str, ...]:

@@ -29,6 +29,7 @@ class Facts:
     master_addr: str | None = None  # None: the lead finds it out
     master_port: int = 0  # the port ranks should meet at if it is free; 0: any
     replaces_nodes: bool = False  # whether a lost node comes back
+    code_folder: str = ""  # where the project lies on the nodes; empty: where it lies here
     lease_s: float = 5.0  # unless asked otherwise
     join_timeout_s: float = 60.0  # likewise
 

@@ -1,0 +1,128 @@
+"""What travels to nodes that do not share this machine: the project as an archive, and where paths end up.
+
+Pure but for packing. Which files belong to a project is `bundle`; what the nodes do with them is the
+agent's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from windlass import names
+from windlass.bundle.archive import write_archive
+from windlass.bundle.collect import collect
+from windlass.bundle.functions import read_contents
+from windlass.bundle.manifest import EMPTY, make_delta
+from windlass.bundle.root import find_root
+from windlass.client.target import Target
+from windlass.errors import SpecError
+from windlass.plan.plan import Input
+from windlass.spec.job import JobSpec
+from windlass.spec.work import Function, Script
+
+_KEPT_BUNDLES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Luggage:
+    """A spec whose paths are the nodes' own, and the files that make them true."""
+
+    spec: JobSpec
+    bundle: Path | None = None
+    inputs: tuple[Input, ...] = ()
+    python_minor: str = ""
+
+
+def pack(spec: JobSpec, target: Target, *, cwd: Path, code_folder: str, home: Path) -> Luggage:
+    """Everything the nodes need of this machine."""
+    by_value = target.payload is not None and read_contents(target.payload).by_value
+    inputs = [] if target.payload is None else [_make_input(names.PAYLOAD_FILE, target.payload)]
+    minor = f"{sys.version_info[0]}.{sys.version_info[1]}" if by_value else ""
+    if spec.pod is not None and spec.pod.in_image:
+        return Luggage(spec=spec, inputs=tuple(inputs), python_minor=minor)
+    root = find_root(_find_source(target, cwd))
+    bundle = _pack_root(root, home / "bundles")
+    inputs.append(_make_input(names.BUNDLE_FILE, bundle.read_bytes()))
+    moved = _move(spec, target, root=root, cwd=cwd, code_folder=code_folder)
+    return Luggage(spec=moved, bundle=bundle, inputs=tuple(inputs), python_minor=minor)
+
+
+def _find_source(target: Target, cwd: Path) -> Path:
+    """The file the project is found by: the target's own, unless that is installed."""
+    source = target.source
+    if source is None or not source.exists():
+        return cwd
+    resolved = source.resolve()
+    installed = any(part in ("site-packages", "dist-packages") for part in resolved.parts)
+    inside = resolved.is_relative_to(Path(sys.base_prefix) / "lib")
+    return cwd if installed or inside else resolved
+
+
+def _move(spec: JobSpec, target: Target, *, root: Path, cwd: Path, code_folder: str) -> JobSpec:
+    there = PurePosixPath(code_folder)
+
+    def move(path: str) -> str | None:
+        found = Path(path).resolve()
+        if not found.is_relative_to(root):
+            return None
+        return str(there / found.relative_to(root))
+
+    work = target.work
+    if isinstance(work, Script):
+        path = move(str(cwd / Path(work.path).expanduser()))
+        work = replace(work, path=path or work.path)
+    elif isinstance(work, Function) and work.file:
+        work = replace(work, file=move(work.file) or work.file)
+    paths = [moved for path in spec.paths if (moved := move(path))]
+    _check_modules(target, root, spec.paths)
+    return replace(spec, work=work, cwd=move(str(cwd)) or code_folder, paths=tuple(paths))
+
+
+def _check_modules(target: Target, root: Path, paths: Iterable[str]) -> None:
+    """A function by name needs its module on the nodes: in the project, or installed in the image."""
+    if target.payload is None:
+        return
+    for name in read_contents(target.payload).modules:
+        top = name.partition(".")[0]
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is None or top == "windlass":
+            continue
+        found = Path(file).resolve()
+        is_ours = any(found.is_relative_to(Path(path).resolve()) for path in paths)
+        if is_ours and not found.is_relative_to(root):
+            raise SpecError(
+                f"the module {name} lies in {found.parent}, outside the project {root}",
+                hint="move it into the project, or install it in the image",
+            )
+
+
+def _pack_root(root: Path, folder: Path) -> Path:
+    """The archive of a project; one that was packed before is used again."""
+    bundle = collect(root)
+    path = folder / f"{bundle.manifest.digest[:32]}.tar.gz"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with beside.open("wb") as out:
+                write_archive(root, make_delta(EMPTY, bundle.manifest), out)
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+        _forget_old(folder)
+    return path
+
+
+def _forget_old(folder: Path) -> None:
+    found = sorted(folder.glob("*.tar.gz"), key=lambda path: path.stat().st_mtime)
+    for path in found[:-_KEPT_BUNDLES]:
+        path.unlink(missing_ok=True)
+
+
+def _make_input(name: str, data: bytes) -> Input:
+    return Input(name=name, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())

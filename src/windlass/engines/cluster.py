@@ -1,0 +1,273 @@
+"""What all engines on Kubernetes share: submit, look, cancel, attach, remove. A kind is only a dialect.
+
+Nothing is asked of the cluster before it is needed. A job submitted or seen from here has a folder under
+the home, where its files are copied to; keys stay in the job's Secret and in memory.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from windlass import names
+from windlass.engines.jobview import JobView
+from windlass.engines.leftovers import OMITTED_FILE
+from windlass.engines.protocol import JobRef
+from windlass.engines.pyz import build_archive
+from windlass.engines.submitting import create_objects
+from windlass.errors import EngineError, JobNotFound, SpecError
+from windlass.kube.api import Api, connect
+from windlass.kube.certificates import make_certificates
+from windlass.kube.kinds import JOBS, SECRETS
+from windlass.kube.refusals import NotFound
+from windlass.plan.plan import Facts, Plan, read_plan, render_plan
+from windlass.settings import Settings
+from windlass.wire.folder import JobFolder, write_atomically
+from windlass.wire.logfiles import LogFiles
+from windlass.wire.logs import LogQuery
+from windlass.wire.results import ResultHeader, read_result
+from windlass.wire.status import JobStatus, Phase
+
+MAX_SECRET_BYTES = 900_000  # of the 1 MiB a Secret may hold
+_QUEUE_S = 30 * 86400.0  # how long a job may wait for its pods before its certificates end
+_UPLOAD_S = 1800.0
+_WHERE_FILE = "where.json"
+
+
+class ClusterEngine:
+    """Nodes are pods."""
+
+    name = "kubernetes"
+    can = frozenset({"detach", "restarts", "timeout", "pods"})
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._home = Path(str(settings.value("home"))).expanduser() / self.name
+        self._apis: dict[tuple[str, str], Api] = {}
+        self._views: dict[str, JobView] = {}
+
+    def facts(self) -> Facts:
+        return Facts(
+            environ={},
+            master_port=29500,
+            replaces_nodes=True,
+            lease_s=300.0,
+            join_timeout_s=1800.0,
+            code_folder=f"{names.JOB_FOLDER}/folder/code",
+        )
+
+    # -- starting ------------------------------------------------------------------------------
+
+    def submit(self, plan: Plan, payload: bytes | None, bundle: Path | None = None) -> JobRef:
+        api = self._api()
+        files = self.make_files(plan, payload, bundle)
+        folder = self._make_folder(api, plan, payload, bundle)
+        try:
+            certificates = self.make_certificates(plan)
+            create_objects(api, plan, {**files, **certificates}, submit=secrets.token_hex(8))
+        except BaseException:
+            shutil.rmtree(folder.path, ignore_errors=True)
+            raise
+        view = JobView(api, plan, folder, certificates)
+        self._views[plan.job_id] = view
+        if plan.detach and any(wanted.name not in files for wanted in plan.inputs):
+            self._wait_for_upload(view, plan)
+        return JobRef(self.name, plan.job_id, api.namespace)
+
+    def make_files(
+        self, plan: Plan, payload: bytes | None, bundle: Path | None
+    ) -> dict[str, bytes]:
+        """What the Secret holds: the agent and the plan, and the inputs that fit beside them."""
+        files = {
+            names.PLAN_FILE: render_plan(plan).encode(),
+            names.AGENT_FILE: build_archive(compiled=True),
+        }
+        room = MAX_SECRET_BYTES - sum(map(len, files.values()))
+        if payload is not None and len(payload) <= room:
+            files[names.PAYLOAD_FILE] = payload
+            room -= len(payload)
+        if bundle is not None and bundle.stat().st_size <= room:
+            files[names.BUNDLE_FILE] = bundle.read_bytes()
+        return files
+
+    @staticmethod
+    def make_certificates(plan: Plan) -> dict[str, bytes]:
+        """A CA for this job alone, whose own key nobody keeps, and what it signed."""
+        valid_s = _QUEUE_S + (plan.timeout_s or _QUEUE_S)
+        return make_certificates(plan.job_id, now_s=plan.created_at_s, valid_s=valid_s)
+
+    def _make_folder(
+        self, api: Api, plan: Plan, payload: bytes | None, bundle: Path | None
+    ) -> JobFolder:
+        folder = JobFolder(self._home / plan.job_id)
+        try:
+            folder.path.mkdir(parents=True, mode=0o700)
+            if payload is not None:
+                folder.payload.write_bytes(payload)
+            if bundle is not None:
+                os.link(bundle, folder.bundle)
+            self._keep_place(api, folder)
+            write_atomically(folder.plan, render_plan(plan).encode())
+        except OSError as error:
+            raise EngineError(
+                f"cannot keep the job in {folder.path}: {error.strerror or error}",
+                hint=f"make it writable, or set {names.HOME} to another folder",
+            ) from error
+        return folder
+
+    @staticmethod
+    def _keep_place(api: Api, folder: JobFolder) -> None:
+        where = {"context": api.context, "namespace": api.namespace}
+        (folder.path / _WHERE_FILE).write_text(json.dumps(where))
+
+    def _wait_for_upload(self, view: JobView, plan: Plan) -> None:
+        """What does not fit the Secret goes over the link, and only this process has it."""
+        if not view.wait_for_inputs(_UPLOAD_S):
+            raise EngineError(
+                f"{plan.job_id} waits for its code, but its first pod did not start in {_UPLOAD_S:g} s",
+                hint=f"windlass why {plan.job_id}; then submit it again, or use --in-image",
+            )
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def status(self, ref: JobRef) -> JobStatus:
+        kept = self._kept(ref)
+        return kept if kept is not None else self._view(ref).status()
+
+    def _kept(self, ref: JobRef) -> JobStatus | None:
+        """The last status of a job that was seen to end: it needs no cluster any more."""
+        folder = JobFolder(self._home / ref.job_id)
+        try:
+            data = json.loads(folder.status.read_bytes())
+        except FileNotFoundError:
+            return None
+        if not Phase(data["phase"]).is_final or ref.job_id in self._views:
+            return None
+        from windlass import records
+
+        return records.read(JobStatus, data)
+
+    def logs(self, ref: JobRef, query: LogQuery) -> LogFiles:
+        self.status(ref)
+        folder = JobFolder(self._home / ref.job_id)
+        return LogFiles(folder, read_plan(folder.plan.read_text()), query)
+
+    def results(self, ref: JobRef) -> list[tuple[ResultHeader, bytes] | None]:
+        status = self.status(ref)
+        folder = JobFolder(self._home / ref.job_id)
+        self._check_kept(folder)
+        return [
+            read_result(folder.result(status.attempt, rank)) for rank in range(status.num_ranks)
+        ]
+
+    @staticmethod
+    def _check_kept(folder: JobFolder) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            omitted = json.loads((folder.path / OMITTED_FILE).read_bytes())
+            for path, size in omitted.items():
+                if path.endswith(".result") and not (folder.path / path).exists():
+                    raise EngineError(
+                        f"a result of {size} bytes ({path}) was too large to outlive its pod",
+                        hint="stay attached, or have the code write it to a volume (--volume)",
+                    )
+
+    def jobs(self) -> list[JobRef]:
+        api = self._api()
+        found = api.list(JOBS, labels=f"{names.LABEL_JOB}")
+        found.sort(key=lambda job: str(job["metadata"]["creationTimestamp"]), reverse=True)
+        here = [JobRef(self.name, job["metadata"]["name"], api.namespace) for job in found]
+        known = {ref.job_id for ref in here}
+        kept = sorted(self._home.glob(f"*/{_WHERE_FILE}"), key=lambda p: -p.stat().st_mtime)
+        return here + [
+            JobRef(self.name, path.parent.name, self._place(path.parent.name)["namespace"])
+            for path in kept
+            if path.parent.name not in known
+        ]
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def cancel(self, ref: JobRef, *, now: bool = False, why: str = "") -> None:
+        if self._kept(ref) is None:
+            self._view(ref).cancel(now=now, why=why)
+
+    @contextlib.contextmanager
+    def hold(self, ref: JobRef) -> Iterator[None]:
+        if self._kept(ref) is not None:
+            yield
+            return
+        view = self._view(ref)
+        view.hold_lease(True)
+        try:
+            yield
+        finally:
+            view.hold_lease(False)
+
+    def remove(self, ref: JobRef) -> None:
+        if not self.status(ref).phase.is_final:
+            raise SpecError(
+                f"{ref.job_id} is still running",
+                hint=f"windlass cancel {ref.job_id}, then windlass rm {ref.job_id}",
+            )
+        if ref.job_id in self._views:
+            self._views.pop(ref.job_id).close()
+        self._api_of(ref).delete(JOBS, ref.job_id)
+        shutil.rmtree(self._home / ref.job_id, ignore_errors=True)
+
+    # -- below ---------------------------------------------------------------------------------
+
+    def _api(self, context: str = "", namespace: str = "") -> Api:
+        key = (context or self._settings.context, namespace or self._settings.namespace)
+        if key not in self._apis:
+            self._apis[key] = connect(context=key[0], namespace=key[1])
+        return self._apis[key]
+
+    def _place(self, job_id: str) -> dict[str, str]:
+        try:
+            found: dict[str, str] = json.loads((self._home / job_id / _WHERE_FILE).read_text())
+        except (OSError, ValueError):
+            return {"context": "", "namespace": ""}
+        return found
+
+    def _api_of(self, ref: JobRef) -> Api:
+        place = self._place(ref.job_id)
+        return self._api(place["context"], ref.place or place["namespace"])
+
+    def _view(self, ref: JobRef) -> JobView:
+        if ref.job_id not in self._views:
+            api = self._api_of(ref)
+            plan, certificates = self._fetch(api, ref)
+            folder = JobFolder(self._home / ref.job_id)
+            folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._keep_place(api, folder)
+            write_atomically(folder.plan, render_plan(plan).encode())
+            self._views[ref.job_id] = JobView(api, plan, folder, certificates)
+            self._views[ref.job_id].settle()
+        return self._views[ref.job_id]
+
+    def _fetch(self, api: Api, ref: JobRef) -> tuple[Plan, Mapping[str, bytes]]:
+        """Plan and certificates of a job that somebody submitted, here or elsewhere."""
+        try:
+            data = api.get(SECRETS, ref.job_id).get("data") or {}
+        except NotFound:
+            raise self._not_found(api, ref) from None
+        files = {name: base64.b64decode(content) for name, content in data.items()}
+        return read_plan(files[names.PLAN_FILE].decode()), files
+
+    def _not_found(self, api: Api, ref: JobRef) -> EngineError:
+        try:
+            api.get(JOBS, ref.job_id)
+        except NotFound:
+            return JobNotFound(
+                f"there is no job {ref.job_id!r} in namespace {api.namespace}",
+                hint="windlass ls -e kubernetes shows what is there",
+            )
+        return EngineError(
+            f"the submit of {ref.job_id} broke off before it was complete",
+            hint=f"windlass rm {ref.job_id} removes what there is; then submit it again",
+        )

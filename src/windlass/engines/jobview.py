@@ -1,0 +1,254 @@
+"""One job on a cluster as this client sees it: what its lead told, and what the API server shows.
+
+Read often and cheap: threads below keep the folder and the sight up to date. While there is no lead, pods
+and events say how far it is and what blocks it; once there is none any more, pods say how it ended and
+their logs what it left.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from windlass import names, records
+from windlass.agent.failure import make_job_verdict
+from windlass.engines.leftovers import read_leftovers
+from windlass.engines.line import Line
+from windlass.engines.sight import Sight
+from windlass.kube.api import Api
+from windlass.kube.blockers import find_blockers, make_condition
+from windlass.kube.kinds import JOBS
+from windlass.kube.pods import PodSeen, read_pods, timeline
+from windlass.kube.refusals import ClusterError, Forbidden
+from windlass.plan.plan import Plan
+from windlass.waiting import wait_until
+from windlass.wire.first import make_first_status, render_status
+from windlass.wire.folder import JobFolder, write_atomically
+from windlass.wire.status import Condition, FailureKind, JobStatus, Moment, Phase, Verdict
+
+logger = logging.getLogger(__name__)
+
+_SETTLE_S = 15.0
+_CANCEL_S = 5.0  # how long a lead that cannot be reached is given before its Job is deleted
+_JOB_GRACE_S = 3.0  # a Job may end a moment before its last word has been read
+_ENDING_S = 120.0  # how far apart a loss and a pod's end may be to be the same
+
+
+class JobView:
+    """Threads and a folder; `status` puts them together."""
+
+    def __init__(
+        self, api: Api, plan: Plan, folder: JobFolder, certificates: Mapping[str, bytes]
+    ) -> None:
+        self._api = api
+        self._plan = plan
+        self.folder = folder
+        self._sight = Sight(api, plan.job_id)
+        self._line = Line(plan.job_id, folder, certificates, self._dial)
+        self._cancelled_s: float | None = None
+        self._cancelled_why = ""
+        self._ended_s: float | None = None
+        self._has_leftovers = False
+
+    def _dial(self) -> socket.socket | None:
+        pod = self._sight.find_lead()
+        return None if pod is None else self._api.forward(pod, names.AGENT_PORT)
+
+    def close(self) -> None:
+        self._line.close()
+        self._sight.close()
+
+    def hold_lease(self, held: bool) -> None:
+        self._line.hold_lease(held)
+
+    def settle(self) -> None:
+        """Wait for the first sight of the job, and for its lead's word if it has a lead."""
+        self._sight.wait(_SETTLE_S)
+        if self._sight.error is not None and self._sight.job is None:
+            raise self._sight.error
+
+        def is_known() -> bool:
+            has_lead = self._sight.find_lead() is not None
+            return self._line.is_synced.is_set() or not has_lead or self._sight.has_ended
+
+        wait_until(is_known, timeout_s=_SETTLE_S, every_s=0.02)
+
+    def wait_for_inputs(self, timeout_s: float) -> bool:
+        """Until the lead has been reached: what did not fit the Secret has been sent by then."""
+        return wait_until(
+            lambda: self._line.is_synced.is_set() or self._sight.has_ended, timeout_s=timeout_s
+        )
+
+    def cancel(self, *, now: bool, why: str) -> None:
+        """Ask the lead; a job without one is deleted when its status is next looked at."""
+        self._cancelled_s = self._cancelled_s or time.monotonic()
+        self._cancelled_why = why or "cancelled by a client"
+        self._line.cancel(now=now, why=why)
+
+    # -- status --------------------------------------------------------------------------------
+
+    def status(self) -> JobStatus:
+        """What is known now."""
+        status = self._read_status()
+        if not status.phase.is_final:
+            status = self._look(status)
+        status = self._explain(status)
+        if status.phase.is_final:
+            self._keep(status)
+        return status
+
+    def _read_status(self) -> JobStatus:
+        try:
+            return records.read(JobStatus, json.loads(self.folder.status.read_bytes()))
+        except FileNotFoundError:
+            return make_first_status(self._plan)
+
+    def _look(self, status: JobStatus) -> JobStatus:
+        """A job that its lead has not called ended: what the API server says of it."""
+        job = self._sight.job
+        if job is None:
+            if self._sight.error is not None or not self._sight.wait(0):
+                return status
+            return self._judge_deleted(status)
+        if self._sight.has_ended:
+            return self._judge_ended(status)
+        if self._is_past_cancelling():
+            self._delete()
+            return self._judge_deleted(status)
+        if self._line.is_up:
+            return self._add_moments(status)
+        return self._add_blockers(self._add_moments(status))
+
+    def _is_past_cancelling(self) -> bool:
+        if self._cancelled_s is None or self._line.is_up:
+            return False
+        has_lead = self._sight.find_lead() is not None
+        return not has_lead or time.monotonic() - self._cancelled_s > _CANCEL_S
+
+    def _judge_ended(self, status: JobStatus) -> JobStatus:
+        """The Job is over: its last word, or else what its pods show."""
+        self._ended_s = self._ended_s or time.monotonic()
+        if not self._has_leftovers:
+            self._has_leftovers = True
+            read_leftovers(self._api, self._plan, self._sight.pods, self.folder)
+            status = self._read_status()
+        if status.phase.is_final or time.monotonic() - self._ended_s < _JOB_GRACE_S:
+            return status
+        seen = read_pods(self._sight.all_pods, self._sight.read_events())
+        last = seen.dead[-1] if seen.dead else None
+        message = _message_of(last) or "its pods ended without a word"
+        kind = last.ending.kind if last and last.ending else FailureKind.START_FAILED
+        return self._end(status, Phase.FAILED, kind, message, node=last.index if last else None)
+
+    def _judge_deleted(self, status: JobStatus) -> JobStatus:
+        message = self._cancelled_why or "its Job was deleted from the cluster"
+        return self._end(status, Phase.CANCELLED, FailureKind.CANCELLED, message)
+
+    def _end(
+        self,
+        status: JobStatus,
+        phase: Phase,
+        kind: FailureKind,
+        message: str,
+        node: int | None = None,
+    ) -> JobStatus:
+        now_s = time.time()
+        verdict = make_job_verdict(
+            self._plan, kind, message, at_s=now_s, attempt=status.attempt, node=node
+        )
+        ranks = tuple(
+            replace(rank, state="lost") if rank.state in ("pending", "running") else rank
+            for rank in status.ranks
+        )
+        condition = Condition(
+            type=phase.value, reason=names.REASON_NODE_LOST, message=message, since_s=now_s
+        )
+        return replace(
+            status,
+            phase=phase,
+            verdict=verdict,
+            ended_at_s=now_s,
+            ranks=ranks,
+            conditions=(*status.conditions, condition),
+        )
+
+    def _keep(self, status: JobStatus) -> None:
+        """The last status stays here; of a job that was cancelled nothing else does."""
+        data = render_status(status)
+        if not self.folder.status.exists() or self.folder.status.read_bytes() != data:
+            write_atomically(self.folder.status, data)
+        if status.phase is Phase.CANCELLED:
+            self._delete()
+
+    def _delete(self) -> None:
+        if self._sight.job is None:
+            return
+        try:
+            self._api.delete(JOBS, self._plan.job_id)
+        except Forbidden as error:
+            logger.warning("%s", error)
+        except ClusterError as error:
+            logger.debug("delete: %s", error)
+
+    # -- what the API server adds --------------------------------------------------------------
+
+    def _add_moments(self, status: JobStatus) -> JobStatus:
+        found = timeline(self._sight.pods, (), num_nodes=self._plan.min_nodes)
+        known = {moment.name for moment in status.timeline}
+        # the API server's times are whole seconds: nothing comes before it was asked for
+        new = [
+            Moment(name=moment.name, at_s=max(moment.at_s, status.created_at_s))
+            for moment in found
+            if moment.name not in known
+        ]
+        moments = sorted((*status.timeline, *new), key=lambda moment: moment.at_s)
+        return replace(status, timeline=tuple(moments))
+
+    def _add_blockers(self, status: JobStatus) -> JobStatus:
+        job = self._sight.job
+        if job is None:
+            return status
+        found = find_blockers(job, self._sight.pods, self._sight.read_events())
+        blockers = tuple(make_condition(blocker) for blocker in found)
+        return replace(status, conditions=(*status.conditions, *blockers))
+
+    def _explain(self, status: JobStatus) -> JobStatus:
+        """Why nodes were lost, which their lead cannot know: the cluster does."""
+        lost = [
+            v for v in (*status.history, status.verdict) if v is not None and _is_unexplained(v)
+        ]
+        if not lost:
+            return status
+        dead = read_pods(self._sight.all_pods).dead
+        history = tuple(_explain(verdict, dead) for verdict in status.history)
+        verdict = _explain(status.verdict, dead) if status.verdict else None
+        return replace(status, history=history, verdict=verdict)
+
+
+def _is_unexplained(verdict: Verdict) -> bool:
+    return verdict.kind is FailureKind.LOST_NODE and verdict.node is not None
+
+
+def _explain(verdict: Verdict, dead: tuple[PodSeen, ...]) -> Verdict:
+    if not _is_unexplained(verdict):
+        return verdict
+    near = [
+        pod
+        for pod in dead
+        if pod.index == verdict.node and abs((pod.ended_s or 0.0) - verdict.at_s) < _ENDING_S
+    ]
+    if not near:
+        return verdict
+    pod = min(near, key=lambda pod: abs((pod.ended_s or 0.0) - verdict.at_s))
+    if pod.ending is None or pod.ending.message in verdict.message:
+        return verdict
+    message = f"{verdict.message.partition(':')[0]}: {pod.ending.message}"
+    return replace(verdict, kind=pod.ending.kind, message=message)
+
+
+def _message_of(pod: PodSeen | None) -> str:
+    return pod.ending.message if pod is not None and pod.ending is not None else ""

@@ -1,0 +1,36 @@
+"""The engine `kubernetes`: an Indexed Job, Services, a Secret and a NetworkPolicy. No CRD, no operator.
+
+The dialect only: what is rendered. Everything that speaks to a cluster is `engines.cluster`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from windlass.engines.cluster import ClusterEngine
+from windlass.kube.manifests import make_export
+from windlass.plan.plan import Plan
+
+
+class KubernetesEngine(ClusterEngine):
+    """Nodes are the pods of an Indexed Job."""
+
+    name = "kubernetes"
+
+    def render(self, plan: Plan) -> list[dict[str, Any]]:
+        return self.render_files(plan, self.make_files(plan, None, None))
+
+    def render_whole(
+        self, plan: Plan, payload: bytes | None, bundle: Path | None, *, with_keys: bool
+    ) -> list[dict[str, Any]]:
+        """All that `kubectl apply` needs; with keys it runs, without them it is for reading."""
+        files = self.make_files(plan, payload, bundle)
+        if with_keys:
+            files |= self.make_certificates(plan)
+        return self.render_files(plan, files)
+
+    @staticmethod
+    def render_files(plan: Plan, files: Mapping[str, bytes]) -> list[dict[str, Any]]:
+        return make_export(plan, files)

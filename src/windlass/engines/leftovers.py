@@ -1,0 +1,78 @@
+"""What a job left in its pods' logs, put back into a folder: for when its agents are gone.
+
+Status and results are node 0's last word; lines of ranks are in each pod's own log, as far as the node
+still keeps it. What is here already is not made worse.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from windlass import names
+from windlass.kube.api import Api
+from windlass.kube.fields import index_of, name_of
+from windlass.kube.refusals import ClusterError
+from windlass.plan.plan import Plan
+from windlass.wire.copying import is_from_lead
+from windlass.wire.folder import JobFolder, write_atomically
+from windlass.wire.lastword import LastWord, num_lines, read_last_word
+from windlass.wire.podlog import read_pod_log
+
+logger = logging.getLogger(__name__)
+
+OMITTED_FILE = "omitted.json"
+
+
+def read_leftovers(api: Api, plan: Plan, pods: Sequence[dict[str, Any]], folder: JobFolder) -> None:
+    """Fill `folder` with what pods that have ended still tell."""
+    leads = sorted(
+        (pod for pod in pods if index_of(pod) == 0),
+        key=lambda pod: str(pod["metadata"].get("creationTimestamp")),
+    )
+    try:
+        for pod in reversed(leads):
+            if _take_last_word(api, name_of(pod), folder):
+                break
+        for pod in pods:
+            _take_lines(api, name_of(pod), folder)
+    except ClusterError as error:
+        logger.warning("the logs of %s: %s", plan.job_id, error)
+
+
+def _take_last_word(api: Api, pod: str, folder: JobFolder) -> bool:
+    found = _find_last_word(api, pod)
+    if found is None:
+        return False
+    for path, data in found.files.items():
+        target = folder.path / path
+        if is_from_lead(path) and (path == names.STATUS_FILE or not target.exists()):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(target, data)
+    if found.omitted:
+        write_atomically(folder.path / OMITTED_FILE, json.dumps(found.omitted).encode())
+    return True
+
+
+def _find_last_word(api: Api, pod: str) -> LastWord | None:
+    """It is the end of the log, and says itself how many lines it has."""
+    end = api.read_log(pod, container=names.CONTAINER, tail_lines=50)
+    wanted = num_lines(end)
+    if wanted > 50:
+        end = api.read_log(pod, container=names.CONTAINER, tail_lines=wanted + 50)
+    return read_last_word(end)
+
+
+def _take_lines(api: Api, pod: str, folder: JobFolder) -> None:
+    log = api.read_log(pod, container=names.CONTAINER, timestamps=True)
+    found: dict[tuple[int, int], list[bytes]] = collections.defaultdict(list)
+    for rank, attempt, record in read_pod_log(log):
+        found[attempt, rank].append(record)
+    for (attempt, rank), lines in found.items():
+        target = folder.log(attempt, rank)
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(target, *lines)

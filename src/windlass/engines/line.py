@@ -1,0 +1,181 @@
+"""The line to a job's lead in a pod: port-forward, mutual TLS, and the job's folder copied over it.
+
+A thread of its own. It comes back after every break and goes on where it was: both sides know how much of
+each file is here. What is copied is read from the folder by whoever wants it.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from windlass import names
+from windlass.agent.tls import client_context_from, server_name
+from windlass.errors import EngineError, ProtocolError
+from windlass.wire.copying import (
+    PIECE,
+    Receiver,
+    Sender,
+    is_from_lead,
+    is_input,
+    measure_files,
+    read_piece,
+)
+from windlass.wire.folder import JobFolder
+from windlass.wire.messages import Frame, FrameDecoder, Header, make_hello, refusal, render_frame
+
+logger = logging.getLogger(__name__)
+
+_SEND_TIMEOUT_S = 30.0
+_SILENCE_S = 15.0
+_BEAT_S = 5.0
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0
+_READ_BYTES = 1 << 20
+
+Dial = Callable[[], socket.socket | None]  # a socket to the lead; None while there is no lead
+
+
+class Line:
+    """One client's connection to one lead, or to one after another."""
+
+    def __init__(
+        self, job_id: str, folder: JobFolder, certificates: Mapping[str, bytes], dial: Dial
+    ) -> None:
+        self._job_id = job_id
+        self._folder = folder
+        self._context = client_context_from(certificates)
+        self._dial = dial
+        self._receiver = Receiver(folder, is_from_lead)
+        self._orders: collections.deque[Header] = collections.deque()
+        self._holds_lease = False
+        self._wake, self._waker = socket.socketpair()
+        self._stop = threading.Event()
+        self.is_up = False
+        self.is_synced = threading.Event()  # a status has come over this line
+        self.was_refused: ProtocolError | None = None
+        self._thread = threading.Thread(target=self._run, name="windlass-line", daemon=True)
+        self._thread.start()
+
+    # -- what others ask for; safe in a signal handler -----------------------------------------
+
+    def hold_lease(self, held: bool) -> None:
+        self._holds_lease = held
+        self._order({"type": "lease", "held": held})
+
+    def cancel(self, *, now: bool, why: str) -> None:
+        self._order({"type": "cancel", "now": now, "why": why})
+
+    def _order(self, order: Header) -> None:
+        self._orders.append(order)
+        try:
+            self._waker.send(b"x", socket.MSG_DONTWAIT)
+        except OSError:
+            return
+
+    def close(self) -> None:
+        """Hang up, after what was ordered has been said."""
+        self._stop.set()
+        self._order({"type": "heartbeat"})
+        self._thread.join(timeout=5.0)
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._stop.is_set():
+            try:
+                reached = self._dial()
+                if reached is not None:
+                    with self._context.wrap_socket(
+                        reached, server_hostname=server_name(self._job_id)
+                    ) as connection:
+                        pause_s = _FIRST_PAUSE_S
+                        if self._serve(connection):
+                            return
+            except ProtocolError as error:
+                logger.warning("line to %s: %s", self._job_id, error)
+                self.was_refused = error
+            except (OSError, EngineError) as error:
+                logger.debug("line to %s: %s", self._job_id, error)
+            finally:
+                self.is_up = False
+            self._stop.wait(pause_s)
+            pause_s = min(_LAST_PAUSE_S, pause_s * 1.5)
+
+    def _serve(self, connection: ssl.SSLSocket) -> bool:
+        """Copy until the line breaks; whether there is nothing more to come."""
+        hello: dict[str, Any] = make_hello(role="client", job_id=self._job_id)
+        hello["lease"] = self._holds_lease
+        hello["has"] = measure_files(self._folder, is_from_lead)
+        self._say(connection, hello)
+        decoder = FrameDecoder()
+        heard_s = said_s = time.monotonic()
+        while not self._stop.is_set() or self._orders:
+            now_s = time.monotonic()
+            if now_s - heard_s > _SILENCE_S:
+                raise OSError("the lead has gone silent")
+            if now_s - said_s > _BEAT_S:
+                said_s = now_s
+                self._say(connection, {"type": "heartbeat"})
+            for data in self._receive(connection):
+                if not data:
+                    return False
+                heard_s = time.monotonic()
+                for frame in decoder.feed(data):
+                    if self._take(connection, frame):
+                        return True
+            while self._orders and self.is_up:
+                self._say(connection, self._orders.popleft())
+        return True
+
+    def _receive(self, connection: ssl.SSLSocket) -> list[bytes]:
+        """What has come, at most a few moments later; an empty piece is the end."""
+        if not connection.pending():
+            ready, _, _ = select.select([connection, self._wake], [], [], 1.0)
+            if self._wake in ready:
+                self._wake.recv(4096)
+            if connection not in ready:
+                return []
+        connection.settimeout(0)
+        try:
+            return [connection.recv(_READ_BYTES)]
+        except (ssl.SSLWantReadError, BlockingIOError):
+            return []
+
+    @staticmethod
+    def _say(connection: ssl.SSLSocket, header: Header, body: bytes = b"") -> None:
+        connection.settimeout(_SEND_TIMEOUT_S)
+        connection.sendall(render_frame(header, body))
+
+    def _take(self, connection: ssl.SSLSocket, frame: Frame) -> bool:
+        """One frame; whether it was the last that matters: a final status."""
+        if refused := refusal(frame.header):
+            raise refused
+        if frame.type == "welcome":
+            self.is_up = True
+        elif frame.type == "wants" and frame.header["inputs"]:
+            for piece in Sender(self._folder, is_input, has={}).pieces():
+                self._say(connection, piece.header, piece.body)
+        elif frame.type == PIECE:
+            piece = read_piece(frame.header, frame.body)
+            self._receiver.take(piece)
+            if piece.path == names.STATUS_FILE:
+                self.is_synced.set()
+                return is_final(piece.body)
+        return False
+
+
+def is_final(status: bytes) -> bool:
+    """Whether a status says that its job has ended."""
+    import json
+
+    from windlass.wire.status import Phase
+
+    return Phase(json.loads(status)["phase"]).is_final

@@ -1,0 +1,126 @@
+"""What the API server shows of one job: its Job and its pods, watched; its events, when somebody asks.
+
+Pods that are gone are remembered, since why a node was lost is known from them alone. Two threads; they
+wait out an API server that is away. What it all means is `kube.pods` and `kube.blockers`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+from windlass import names
+from windlass.kube.api import Api
+from windlass.kube.fields import condition_of, container_of, index_of, is_true, name_of
+from windlass.kube.kinds import EVENTS, JOBS, PODS, Kind
+from windlass.kube.refusals import ClusterError
+
+logger = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+
+_EVENTS_EVERY_S = 1.0
+
+
+class Sight:
+    """One job, as far as the API server knows it."""
+
+    def __init__(self, api: Api, job_id: str) -> None:
+        self._api = api
+        self._job_id = job_id
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._job: Object | None = None
+        self._pods: dict[str, Object] = {}
+        self._gone: dict[str, Object] = {}
+        self._events: list[Object] = []
+        self._events_s = 0.0
+        self._is_here = {"job": threading.Event(), "pods": threading.Event()}
+        self.error: ClusterError | None = None
+        field = f"metadata.name={job_id}"
+        label = f"{names.LABEL_JOB}={job_id}"
+        self._start("job", JOBS, self._see_job, "", field)
+        self._start("pods", PODS, self._see_pod, label, "")
+
+    def _start(self, what: str, kind: Kind, see: Any, labels: str, fields: str) -> None:
+        def watch() -> None:
+            try:
+                watched = self._api.watch(kind, labels=labels, fields=fields, stop=self._stop)
+                for event, thing in watched:
+                    if event == "SYNCED":
+                        self._is_here[what].set()
+                    else:
+                        with self._lock:
+                            see(event, thing)
+            except ClusterError as error:
+                self.error = error
+            finally:
+                self._is_here[what].set()
+
+        threading.Thread(target=watch, name=f"windlass-watch-{what}", daemon=True).start()
+
+    def _see_job(self, event: str, job: Object) -> None:
+        self._job = None if event == "DELETED" else job
+
+    def _see_pod(self, event: str, pod: Object) -> None:
+        if event == "DELETED":
+            self._pods.pop(name_of(pod), None)
+            self._gone[name_of(pod)] = pod
+        else:
+            self._pods[name_of(pod)] = pod
+
+    def wait(self, timeout_s: float) -> bool:
+        """Until the first look is complete."""
+        end_s = time.monotonic() + timeout_s
+        return all(here.wait(max(0.0, end_s - time.monotonic())) for here in self._is_here.values())
+
+    def close(self) -> None:
+        self._stop.set()
+
+    @property
+    def job(self) -> Object | None:
+        with self._lock:
+            return self._job
+
+    @property
+    def pods(self) -> list[Object]:
+        with self._lock:
+            return list(self._pods.values())
+
+    @property
+    def all_pods(self) -> list[Object]:
+        """Also those that are gone."""
+        with self._lock:
+            return [*self._gone.values(), *self._pods.values()]
+
+    @property
+    def has_ended(self) -> bool:
+        job = self.job
+        return job is not None and (
+            is_true(condition_of(job, "Complete")) or is_true(condition_of(job, "Failed"))
+        )
+
+    def find_lead(self, *, running: bool = True) -> str | None:
+        """The name of node 0's newest pod; only if its container runs, unless told otherwise."""
+        found = [pod for pod in self.pods if index_of(pod) == 0]
+        if running:
+            found = [
+                pod
+                for pod in found
+                if container_of(pod).get("state", {}).get("running")
+                and not pod["metadata"].get("deletionTimestamp")
+            ]
+        found.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+        return name_of(found[-1]) if found else None
+
+    def read_events(self) -> list[Object]:
+        """Events of the namespace, asked for at most once a second; none where that is not allowed."""
+        if time.monotonic() - self._events_s > _EVENTS_EVERY_S:
+            self._events_s = time.monotonic()
+            try:
+                self._events = self._api.list(EVENTS)
+            except ClusterError as error:
+                logger.debug("events: %s", error)
+        return self._events
