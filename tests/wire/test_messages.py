@@ -71,6 +71,52 @@ def test_the_limit_itself_is_allowed():
     assert frame == Frame({"a": "x" * 20}, b"abc")
 
 
+@pytest.mark.parametrize("cut", [1000, 4096, 65_536, 10_000_000])
+def test_a_large_body_in_pieces_small_and_large(cut):
+    body = bytes(range(256)) * 8192
+    stream = render_frame({"n": 1}, body) + render_frame({"n": 2}) + render_frame({"n": 3}, b"end")
+    decoder = FrameDecoder()
+    got = decode(decoder, *(stream[at : at + cut] for at in range(0, len(stream), cut)))
+    assert got == [Frame({"n": 1}, body), Frame({"n": 2}), Frame({"n": 3}, b"end")]
+    assert decoder.is_between_frames
+    assert decoder.num_buffered == 0
+
+
+def test_what_is_announced_takes_no_memory_before_it_comes():
+    decoder = FrameDecoder()
+    assert decode(decoder, struct.pack(">II", 2, names.MAX_BODY_BYTES) + b"{}" + b"x" * 100) == []
+    assert decoder.num_buffered == 10 + 100
+    assert not decoder.is_between_frames
+
+
+def test_small_pieces_are_put_together():
+    """An object a byte would take fifty times the memory."""
+    decoder = FrameDecoder()
+    stream = render_frame({}, bytes(10_000))
+    assert decode(decoder, *(stream[at : at + 1] for at in range(len(stream) - 1))) == []
+    assert len(decoder._pieces) == 1
+
+
+def test_who_stops_reading_halfway_loses_nothing():
+    decoder = FrameDecoder()
+    for frame in decoder.feed(render_frame({"n": 1}) + render_frame({"n": 2}, b"two")):
+        assert frame == Frame({"n": 1})
+        break
+    assert not decoder.is_between_frames
+    assert decode(decoder, b"", render_frame({"n": 3})) == [
+        Frame({"n": 2}, b"two"),
+        Frame({"n": 3}),
+    ]
+
+
+def test_limits_may_be_raised_between_frames():
+    decoder = FrameDecoder(max_body_bytes=0)
+    frames = decoder.feed(render_frame({"n": 1}) + render_frame({"n": 2}, b"two"))
+    assert next(frames) == Frame({"n": 1})
+    decoder.max_body_bytes = 3
+    assert next(frames) == Frame({"n": 2}, b"two")
+
+
 def test_another_protocol_is_refused():
     with pytest.raises(ProtocolError):
         decode(FrameDecoder(), b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -109,6 +155,12 @@ def test_hello():
         ({"job_id": "b-2"}, "the peer belongs to job 'b-2', not a-1"),
         ({"type": "join"}, "expected hello, got 'join'"),
         ({"type": None}, "expected hello, got None"),
+        ({"role": "root"}, "the peer's role is 'root', not one of node, client"),
+        ({"role": {}}, "the peer's role is {}"),
+        ({"role": "node", "node": None}, "a node calls itself number None"),
+        ({"role": "node", "node": -1}, "a node calls itself number -1"),
+        ({"role": "node", "node": True}, "a node calls itself number True"),
+        ({"role": "node", "node": "1"}, "a node calls itself number '1'"),
     ],
 )
 def test_a_wrong_hello_is_refused(change, says):

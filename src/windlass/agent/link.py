@@ -17,7 +17,14 @@ from typing import Any, overload
 
 from windlass import names
 from windlass.agent.refusals import Refusals, render_trouble
-from windlass.agent.tcp import Introduced, Listener, TlsPlace, dial, render_address
+from windlass.agent.tcp import (
+    SHUTDOWN_TIMEOUT_S,
+    Introduced,
+    Listener,
+    TlsPlace,
+    dial,
+    render_address,
+)
 from windlass.agent.tls import read_role, server_name
 from windlass.errors import ProtocolError
 from windlass.wire.messages import (
@@ -61,14 +68,11 @@ class Link:
         self._decoder = FrameDecoder(max_body_bytes=max_body_bytes)
         self._early: list[Frame] = []
         self._draining = asyncio.Lock()  # Python 3.10 allows one drain at a time
+        # asked at once: a transport that has been closed forgets them
         self.peer = render_address(writer.get_extra_info("peername"))
-
-    @property
-    def certificate(self) -> dict[str, Any] | None:
-        """The peer's certificate; None on one machine."""
-        if self._writer.get_extra_info("ssl_object") is None:
-            return None
-        return self._writer.get_extra_info("peercert") or {}
+        self.certificate: dict[str, Any] | None = None  # on one machine
+        if writer.get_extra_info("ssl_object") is not None:
+            self.certificate = writer.get_extra_info("peercert") or {}
 
     def send(self, header: Header, body: bytes = b"") -> None:
         if self._writer.is_closing():
@@ -80,7 +84,11 @@ class Link:
             self._writer.write(body)
 
     async def drain(self, *, timeout_s: float = _DRAIN_TIMEOUT_S) -> None:
-        """Wait until the peer has taken most of what was sent. ConnectionError when it never will."""
+        """Wait while more than a little is unsent. ConnectionError when the peer will never take it.
+
+        Who drains after each piece has a few pieces in memory at most. (TLS may let one more go than
+        the socket's own buffer asks for, so a single huge frame is not waited for.)
+        """
         async with self._draining:
             try:
                 await asyncio.wait_for(self._writer.drain(), timeout_s)
@@ -134,8 +142,8 @@ class Link:
         if self.certificate is not None:
             # TLS says goodbye and waits to hear it too, which a peer may never say
             with contextlib.suppress(OSError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._writer.wait_closed(), _CLOSE_TIMEOUT_S)
-            self._writer.transport.abort()
+                await asyncio.wait_for(self._writer.wait_closed(), 2 * SHUTDOWN_TIMEOUT_S)
+            self._writer.transport.abort()  # on Python 3.10 nothing else gives up
 
 
 Handler = Callable[[Link, Header, AsyncIterator[Frame]], Awaitable[None]]
@@ -148,6 +156,8 @@ async def serve(place: TlsPlace, job_id: str, handler: Handler) -> Listener: ...
 async def serve(place: Place, job_id: str, handler: Handler) -> asyncio.AbstractServer | Listener:
     """Take links at `place`; `handler` gets each one that has introduced itself properly."""
     refusals = Refusals()
+    # a listener has one deadline for handshake and hello together
+    timeout_s = None if isinstance(place, TlsPlace) else _HELLO_TIMEOUT_S
 
     async def greet(
         reader: asyncio.StreamReader,
@@ -157,7 +167,7 @@ async def serve(place: Place, job_id: str, handler: Handler) -> asyncio.Abstract
         link = Link(reader, writer, max_body_bytes=0)
         frames = link.frames()
         try:
-            hello = await _hear_hello(frames)
+            hello = await _hear_hello(frames, timeout_s)
             if isinstance(hello, str):
                 refusals.log(link.peer, hello)
                 return
@@ -180,14 +190,14 @@ async def serve(place: Place, job_id: str, handler: Handler) -> asyncio.Abstract
     return await asyncio.start_unix_server(greet, path=str(place))
 
 
-async def _hear_hello(frames: AsyncIterator[Frame]) -> Frame | str:
+async def _hear_hello(frames: AsyncIterator[Frame], timeout_s: float | None) -> Frame | str:
     """The first frame, or why there is none."""
     try:
-        return await asyncio.wait_for(frames.__anext__(), timeout=_HELLO_TIMEOUT_S)
+        return await asyncio.wait_for(frames.__anext__(), timeout_s)
     except StopAsyncIteration:
         return "it hung up before its hello"
     except asyncio.TimeoutError:
-        return f"no hello within {_HELLO_TIMEOUT_S:g} s"
+        return f"no hello within {timeout_s:g} s"
 
 
 def _check_certificate(link: Link, hello: Header) -> None:

@@ -12,21 +12,27 @@ import contextlib
 import logging
 import socket
 import ssl
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from windlass.agent.refusals import Refusals, render_trouble
 from windlass.errors import EngineError
 
 logger = logging.getLogger(__name__)
 
+SHUTDOWN_TIMEOUT_S = 1.0
 _MAX_STRANGERS = 64
 _PATIENCE_S = 0.5  # what the oldest stranger is left when all places are taken
 _CONNECT_TIMEOUT_S = 2.0
 _BACKLOG = 1024
 _BUFFER_BYTES = 256 << 10
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+_LATER: dict[str, Any] = (  # what Python 3.10 does not know
+    {"ssl_shutdown_timeout": SHUTDOWN_TIMEOUT_S} if sys.version_info >= (3, 11) else {}
+)
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Introduced = Callable[[], None]
@@ -177,7 +183,7 @@ async def _shake_hands(
     reader = asyncio.StreamReader(limit=_BUFFER_BYTES, loop=loop)
     protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
     transport, _ = await loop.connect_accepted_socket(
-        lambda: protocol, connection, ssl=context, ssl_handshake_timeout=timeout_s
+        lambda: protocol, connection, ssl=context, ssl_handshake_timeout=timeout_s, **_LATER
     )
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
@@ -194,6 +200,7 @@ async def dial(place: TlsPlace, *, server_hostname: str, timeout_s: float) -> St
         server_hostname=server_hostname,
         ssl_handshake_timeout=max(0.05, deadline - loop.time()),
         limit=_BUFFER_BYTES,
+        **_LATER,
     )
 
 

@@ -1,0 +1,114 @@
+"""Certificates on disk, a lead that serves them, and guests of every kind for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from windlass.agent import link as links
+from windlass.agent import tls
+from windlass.agent.tcp import TlsPlace
+from windlass.kube import certificates
+
+JOB = "train-ab12c"
+DAY_S = 86_400
+
+
+def write_certificates(folder: Path, job_id: str = JOB, *, age_days: float = 0.0) -> Path:
+    """A job's files, valid for ten days from the time they were made."""
+    made_at_s = time.time() - age_days * DAY_S
+    files = certificates.make_certificates(job_id, now_s=made_at_s, valid_s=10 * DAY_S)
+    return write_files(folder, files)
+
+
+def write_files(folder: Path, files: dict[str, bytes]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def write_with_expired_client(folder: Path) -> Path:
+    """Files whose client's certificate alone has expired."""
+    now = datetime.now(tz=timezone.utc).replace(microsecond=0)
+    day = timedelta(days=1)
+    ca_key, client_key, node_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
+    ca = certificates._sign_ca(JOB, ca_key, (now - day, now + day))
+    old_ca = certificates._sign_ca(JOB, ca_key, (now - 9 * day, now - day))
+    uses = ExtendedKeyUsageOID
+    client = certificates._sign(
+        *(JOB, client_key, old_ca, ca_key), uri=f"windlass://{JOB}/client", uses=[uses.CLIENT_AUTH]
+    )
+    node = certificates._sign(
+        *(JOB, node_key, ca, ca_key),
+        uri=f"windlass://{JOB}/node",
+        dns=tls.server_name(JOB),
+        uses=[uses.SERVER_AUTH, uses.CLIENT_AUTH],
+    )
+    files = {
+        "ca.crt": certificates._pem(ca),
+        "client.crt": certificates._pem(client),
+        "client.key": certificates._key_pem(client_key),
+        "node.crt": certificates._pem(node),
+        "node.key": certificates._key_pem(node_key),
+    }
+    return write_files(folder, files)
+
+
+async def echo(link, _hello, frames):
+    async for frame in frames:
+        link.send({"type": "echo", "of": dict(frame.header)}, frame.body)
+
+
+def run_with_lead(folder, visit, handler=echo, *, host="127.0.0.1"):
+    """Serve with the files in `folder`, let `visit(listener)` come, and give back what it returns."""
+
+    async def run():
+        place = TlsPlace(host=host, port=0, context=tls.server_context(folder))
+        listener = await links.serve(place, JOB, handler)
+        try:
+            return await asyncio.wait_for(visit(listener), timeout=60)
+        finally:
+            listener.close()
+            await settle()
+
+    return asyncio.run(run())
+
+
+async def settle() -> None:
+    """Let both sides of every link end."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=10)
+    for _ in range(3):  # a closed transport closes its socket in the next rounds of the loop
+        await asyncio.sleep(0)
+
+
+async def until(is_so, what: str, timeout_s: float = 30.0) -> None:
+    """Wait in the loop for a condition, with a deadline."""
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline, f"after {timeout_s} s still not: {what}"
+        await asyncio.sleep(0.005)
+
+
+async def join(folder, port, *, cert="node", role=None, node=1, host="127.0.0.1", timeout_s=20.0):
+    """An honest peer."""
+    place = TlsPlace(host=host, port=port, context=tls.client_context(folder, cert))
+    return await links.connect(place, role=role or cert, job_id=JOB, node=node, timeout_s=timeout_s)
+
+
+async def ask(link, body=b"ping"):
+    """Send one frame and hear its echo; what came before it, too."""
+    link.send({"type": "ask"}, body)
+    seen = []
+    async for frame in link.frames():
+        seen.append(frame)
+        if frame.type == "echo":
+            break
+    return seen
