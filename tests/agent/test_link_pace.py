@@ -1,0 +1,107 @@
+"""Pace of a link over TLS: who sends much waits for who takes little, and neither waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from tls_peers import join, run_with_lead, write_certificates
+
+
+@pytest.fixture
+def files(tmp_path):
+    return write_certificates(tmp_path / "tls")
+
+
+def test_who_is_paced_keeps_memory_small(files):
+    async def count(link, _hello, frames):
+        total = 0
+        async for frame in frames:
+            total += len(frame.body)
+            if frame.type == "last":
+                link.send({"type": "sum", "bytes": total})
+
+    async def visit(listener):
+        link = await join(files, listener.port)
+        most = 0
+        for number in range(64):
+            link.send({"type": "last" if number == 63 else "piece"}, bytes(1 << 20))
+            await link.drain()
+            most = max(most, link._writer.transport.get_write_buffer_size())
+        frames = link.frames()
+        assert (await frames.__anext__()).type == "welcome"
+        answer = await asyncio.wait_for(frames.__anext__(), 20)
+        await link.close()
+        return most, answer.header["bytes"]
+
+    most, total = run_with_lead(files, visit, count)
+    assert total == 64 << 20
+    assert most < 4 << 20
+
+
+def test_a_peer_that_takes_nothing_is_not_waited_for_for_ever(files):
+    async def visit(listener):
+        link = await join(files, listener.port)
+        ends = [None]
+        for _ in range(100):
+            link.send({"type": "piece"}, bytes(1 << 20))
+            waits = [link.drain(timeout_s=0.1) for _ in range(2)]
+            ends = await asyncio.gather(*waits, return_exceptions=True)
+            if any(ends):
+                break
+        released.set()
+        await link.close()
+        return ends
+
+    released = asyncio.Event()
+
+    async def ignore(_link, _hello, _frames):
+        await released.wait()
+
+    ends = run_with_lead(files, visit, ignore)
+    assert [type(end) for end in ends] == [ConnectionAbortedError] * 2
+    assert "has taken nothing for 0.1 s" in str(ends[0])
+
+
+def test_a_peer_that_never_says_goodbye_is_left(files):
+    """It does not read, so it never hears ours."""
+
+    async def take(link, _hello, frames):
+        async for _ in frames:
+            break
+        await link.close()
+        closed.set()
+
+    closed = asyncio.Event()
+
+    async def visit(listener):
+        link = await join(files, listener.port)
+        link._writer.transport.pause_reading()
+        link.send({"type": "leave me"})
+        started_s = time.monotonic()
+        await asyncio.wait_for(closed.wait(), 20)
+        link._writer.transport.resume_reading()
+        await link.close()
+        return time.monotonic() - started_s
+
+    assert run_with_lead(files, visit, take) < 15
+
+
+def test_a_peer_that_hung_up_ends_the_pacing(files):
+    async def leave(_link, _hello, _frames):
+        return
+
+    async def visit(listener):
+        link = await join(files, listener.port)
+        assert [frame.type async for frame in link.frames()] == ["welcome"]
+        with pytest.raises(ConnectionError):
+            await send_for_ever(link)
+        await link.close()
+
+    async def send_for_ever(link):
+        for _ in range(100):
+            link.send({"type": "piece"}, bytes(1 << 20))
+            await link.drain()
+
+    run_with_lead(files, visit, leave)
