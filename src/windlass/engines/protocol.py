@@ -104,6 +104,7 @@ def check_capabilities(engine: Engine, plan: Plan) -> None:
 _ENGINES = {
     "local": "windlass.engines.local:LocalEngine",
     "kubernetes": "windlass.engines.kubernetes:KubernetesEngine",
+    "statefulset": "windlass.engines.statefulset:StatefulSetEngine",
 }
 
 
