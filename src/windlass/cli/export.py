@@ -1,25 +1,98 @@
-"""`windlass export`: the objects an engine would make, printed and not made."""
+"""`windlass export`: the objects an engine would make, printed and not made.
+
+Private keys stay out of what is printed unless they are asked for: exports end up in repositories.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
+from windlass import records
 from windlass.cli.call import prepare_words
-from windlass.cli.flags import given_flags, json_option, setting_options
-from windlass.cli.show import print_json, print_yaml
+from windlass.cli.flags import export_options, given_flags, json_option
+from windlass.cli.show import print_json
+from windlass.cli.trouble import say
 from windlass.cli.words import TargetCommand, Words
+from windlass.client.run import Prepared
+from windlass.errors import SpecError
+from windlass.settings import start_folder
 
 
 @click.command(cls=TargetCommand, epilog="Words after TARGET go to it; after -- they all do.")
-@setting_options
+@export_options
+@click.option("--plain", is_flag=True, help="an Indexed Job with torchrun, no Windlass inside")
+@click.option("--with-keys", is_flag=True, help="print private keys too")
 @json_option
-def export(words: Words, as_json: bool, **options: Any) -> None:
+def export(words: Words, plain: bool, with_keys: bool, as_json: bool, **options: Any) -> None:
     """Print what the engine would start for TARGET, as YAML documents; start nothing."""
     prepared = prepare_words(words, detach=True, flags=given_flags(options))
-    documents = prepared.engine.render(prepared.plan)
+    documents = _render_plain(prepared) if plain else prepared.engine.render(prepared.plan)
+    if not with_keys:
+        documents = leave_out_keys(documents)
     if as_json:
         print_json(documents)
     else:
-        print_yaml(documents)
+        click.echo(render_manifests(documents), nl=False)
+
+
+def render_manifests(documents: Sequence[dict[str, Any]]) -> str:
+    """Documents as YAML, keys in their own order, texts of many lines as they are read."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+        style = "|" if "\n" in text else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    Dumper.add_representer(str, represent)
+    plain = [records.to_json(document) for document in documents]
+    return str(yaml.dump_all(plain, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100))
+
+
+def _render_plain(prepared: Prepared) -> list[dict[str, Any]]:
+    from windlass.engines.solo import read_solo
+    from windlass.kube.plain import make_plain
+    from windlass.kube.torchrun import Rendezvous
+
+    if prepared.plan.pod is None:
+        raise SpecError(
+            f"--plain makes pods, and the engine {prepared.plan.engine} has none",
+            hint="add -e kubernetes",
+        )
+    settings = prepared.settings
+    rendezvous = Rendezvous(backend=settings.rdzv_backend, endpoint=settings.rdzv_endpoint)
+    script = read_solo(prepared.plan, start_folder())
+    return make_plain(prepared.plan, script=script, rendezvous=rendezvous)
+
+
+def leave_out_keys(documents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The documents without private keys, and a word about what was left out."""
+    found = []
+    left_out: list[str] = []
+    for document in documents:
+        if document.get("kind") == "Secret":
+            data = document.get("data", {})
+            keys = [name for name, value in data.items() if _is_private(name, value)]
+            left_out += keys
+            data = {name: value for name, value in data.items() if name not in keys}
+            document = {**document, "data": data}
+        found.append(document)
+    if left_out:
+        say(f"left out: {', '.join(left_out)}; pods will not start without; --with-keys prints all")
+    return found
+
+
+def _is_private(name: str, value: str) -> bool:
+    if name.endswith(".key"):
+        return True
+    try:
+        return b"PRIVATE KEY-----" in base64.b64decode(value)
+    except (binascii.Error, ValueError):
+        return False

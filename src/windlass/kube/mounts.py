@@ -27,7 +27,9 @@ JOB = "windlass-job"
 HOME = "windlass-home"
 SHM = "shm"
 SHM_PATH = "/dev/shm"  # noqa: S108
-_OWN = (SECRET, JOB, HOME, SHM)
+CODE = "code"
+STATE = "state"
+_OWN = (SECRET, JOB, HOME, SHM, CODE, STATE)
 _ALL_MAY_READ = 0o444
 _GROUP_MAY_READ = 0o440
 

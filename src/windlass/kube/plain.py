@@ -1,0 +1,97 @@
+"""The same training as an Indexed Job with torchrun, and nothing of Windlass in it. Pure.
+
+Pods end when torchrun does. A pod that was taken away is replaced; one whose training failed ends the Job.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from windlass import names
+from windlass.kube.manifests import make_claim_spec
+from windlass.kube.mounts import named_mounts, pod_of
+from windlass.kube.naming import claim_name, headless_name
+from windlass.kube.torchrun import (
+    CONTAINER,
+    Crew,
+    Rendezvous,
+    make_crew_code,
+    make_crew_metadata,
+    make_crew_service,
+    make_crew_template,
+)
+from windlass.plan.plan import Plan
+from windlass.spec.resources import PodSpec
+from windlass.spec.storage import NewClaim
+
+Object = dict[str, Any]
+
+_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+
+
+def make_plain(plan: Plan, *, script: str | None, rendezvous: Rendezvous) -> list[Object]:
+    """ConfigMap, claims, Service and Job, in the order in which they can be applied."""
+    pod = pod_of(plan)
+    crew = Crew(
+        name=plan.job_id,
+        service=headless_name(plan.job_id),
+        labels={"app": plan.job_id},
+        index_path=_INDEX,
+        stays=False,
+        rendezvous=rendezvous,
+        script=script,
+    )
+    return [
+        *make_crew_code(plan, pod, crew),
+        *make_crew_claims(pod, crew, num_pods=len(plan.nodes)),
+        make_crew_service(pod, crew),
+        _make_job(plan, pod, crew),
+    ]
+
+
+def make_crew_claims(pod: PodSpec, crew: Crew, *, num_pods: int) -> list[Object]:
+    """The claims that are made with the training; they stay when it is deleted."""
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": make_crew_metadata(pod, crew, claim_name(crew.name, name)),
+            "spec": make_claim_spec(mount, num_pods=num_pods),
+        }
+        for name, mount in named_mounts(pod)
+        if isinstance(mount, NewClaim)
+    ]
+
+
+def _make_job(plan: Plan, pod: PodSpec, crew: Crew) -> Object:
+    metadata = make_crew_metadata(pod, crew, crew.name)
+    if pod.queue:
+        metadata["labels"][names.LABEL_QUEUE] = pod.queue
+    template = make_crew_template(plan, pod, crew)
+    template["spec"]["restartPolicy"] = "Never"
+    spec: Object = {
+        "completionMode": "Indexed",
+        "completions": len(plan.nodes),
+        "parallelism": len(plan.nodes),
+        "backoffLimit": plan.node_restarts,
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {
+                        "containerName": CONTAINER,
+                        "operator": "NotIn",
+                        "values": [0],
+                    },
+                },
+            ]
+        },
+        "template": template,
+    }
+    if pod.ttl_s is not None:
+        spec["ttlSecondsAfterFinished"] = math.ceil(pod.ttl_s)
+    if plan.timeout_s is not None:
+        spec["activeDeadlineSeconds"] = math.ceil(plan.timeout_s)
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
