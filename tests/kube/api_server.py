@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -153,3 +154,11 @@ def connect_to(
     """An Api for that server; tests of refusals need not wait the whole time."""
     environ = {"KUBECONFIG": str(write_kubeconfig(folder, server=server, user=user))}
     return Api(Transport(read_target(environ=environ), environ, retry_for_s=retry_for_s))
+
+
+def read_exactly(sock: socket.socket, num_bytes: int) -> bytes:
+    """That many bytes, or fewer when the stream ended."""
+    data = bytearray()
+    while len(data) < num_bytes and (part := sock.recv(num_bytes - len(data))):
+        data += part
+    return bytes(data)

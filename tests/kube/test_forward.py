@@ -14,7 +14,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 import pytest
-from kube.api_server import connect_to, refuse, serve
+from kube.api_server import connect_to, read_exactly, refuse, serve
 from waits import wait_for
 from websockets.http11 import Request, Response
 from websockets.sync.server import Server, ServerConnection
@@ -72,7 +72,7 @@ def test_bytes_go_there_and_back(tmp_path: Path) -> None:
         sock.settimeout(10.0)
         for size in (1, 2, 200, 65_536):
             sock.sendall(b"x" * size)
-            assert sock.recv(size, socket.MSG_WAITALL) == b"x" * size
+            assert read_exactly(sock, size) == b"x" * size
 
 
 def test_the_pods_end_is_our_end(tmp_path: Path) -> None:
