@@ -1,36 +1,71 @@
-"""`windlass doctor`: what is here, what is missing, how to get it."""
+"""`windlass doctor`: what is here, what is missing, how to get it. Of this machine, or of a cluster."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterator
 
 import click
 
 from windlass import names, records
-from windlass.cli.flags import json_option, load_settings
+from windlass.cli.flags import json_option
 from windlass.cli.show import one_line, print_json
 from windlass.cli.trouble import say
-from windlass.client.terminal import paint, wants_colour
+from windlass.client.terminal import clean, paint, wants_colour
+from windlass.engines.protocol import engine_names
+from windlass.errors import SpecError
 from windlass.observe.doctor import Check, check_all
+from windlass.settings import Settings, read_settings, start_folder
 
+_HERE = ("local",)  # engines that need nothing but this machine
 _COLOURS = {"ok": 32, "warn": 33, "missing": 31}
 
 
 @click.command()
+@click.option("-e", "--engine", metavar="NAME", help="look at what this engine runs on")
+@click.option(
+    "--context", metavar="NAME", help="the kubeconfig's context; its current one if left out"
+)
+@click.option("--namespace", metavar="NAME", help="the namespace; the context's own if left out")
+@click.option("--image", metavar="NAME:TAG", help="the image for --deep")
+@click.option("--deep", is_flag=True, help="run two small pods: DNS, ports, bandwidth, versions")
 @json_option
-def doctor(as_json: bool) -> int:
-    """Look at this machine and the ranks' Python. Exits 3 if something is missing that all jobs need."""
+def doctor(as_json: bool, deep: bool, **flags: str | None) -> int:
+    """Look at this machine and the ranks' Python, or with -e kubernetes at a cluster and your rights in it.
+
+    Exits 3 if something is missing that all jobs need.
+    """
+    settings = read_settings(flags=flags, environ=os.environ, start=start_folder())
     checks = []
-    for check in check_all(load_settings()):
+    for check in _look(settings, deep=deep, only_engine=flags["engine"] is not None):
         checks.append(check)
         if not as_json:
             _show(check)
     if as_json:
         print_json([records.to_json(check) for check in checks])
+    else:
+        _show_more(checks)
     fatal = [check.name for check in checks if check.is_fatal]
     if fatal:
         say(f"nothing can run without: {', '.join(fatal)}")
     return names.EXIT_ENGINE if fatal else names.EXIT_OK
+
+
+def _look(settings: Settings, *, deep: bool, only_engine: bool) -> Iterator[Check]:
+    """This machine, and the cluster where the engine is elsewhere; by the flag only one of them."""
+    if settings.engine not in engine_names():
+        hint = f"there is: {', '.join(engine_names())}"
+        raise SpecError(f"there is no engine {settings.engine!r}", hint=hint)
+    is_here = settings.engine in _HERE
+    if deep and is_here:
+        raise SpecError("--deep needs a cluster", hint="windlass doctor -e kubernetes --deep")
+    if is_here or not only_engine:
+        yield from check_all(settings)
+    if not is_here:
+        from windlass.observe.doctor_kubernetes import check_cluster
+
+        yield from check_cluster(settings, deep=deep)
 
 
 def _show(check: Check) -> None:
@@ -39,3 +74,10 @@ def _show(check: Check) -> None:
     if check.hint:
         click.echo(f"{'':<7}  {'':<15}  -> {one_line(check.hint)}")
     sys.stdout.flush()
+
+
+def _show_more(checks: list[Check]) -> None:
+    """What is to be handed on, below all checks so that it can be copied."""
+    for check in checks:
+        if check.more:
+            click.echo(f"\n{clean(check.more, colour=False)}", nl=False)

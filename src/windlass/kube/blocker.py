@@ -59,6 +59,11 @@ class Blocker:
         """Smaller is more important."""
         return _RANKS.get(self.reason, len(_RANKS))
 
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether no waiting will cure it: somebody has to change something."""
+        return self.rank <= _RANKS[START_ERROR] or self.reason == CONTAINER_CONFIG
+
 
 def make_condition(blocker: Blocker) -> Condition:
     """The blocker as it stands in a job's status: the hint follows the message, behind an arrow."""

@@ -46,6 +46,7 @@ class Check:
     found: str
     hint: str = ""
     needed: bool = False
+    more: str = ""  # lines to print below: a manifest to hand on
 
     @property
     def is_fatal(self) -> bool:

@@ -140,7 +140,7 @@ def _explain_end(status: JobStatus, folder: str) -> Why:
             sentence=f"{_name(status)} succeeded{took}{words}",
             since_s=since_s,
             details=_describe_history(status),
-            next=f"windlass result {status.job_id}",
+            hint=f"windlass result {status.job_id}",
         )
     how = "was cancelled" if status.phase is Phase.CANCELLED else "failed"
     kind = ""

@@ -1,0 +1,173 @@
+"""What a cluster has, from the JSON of what may be read: operators, GPUs, storage, rules of the network.
+
+Pure. Says what is known and no more: where a name alone must do, as for storage and networks, an unknown name
+is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from windlass.errors import SpecError
+from windlass.kube.fields import Object, condition_of, is_true, labels_of, name_of
+from windlass.spec.quantity import BILLION, read_quantity
+
+# Operators we can use: what serves their kinds, and the resource that tells groups of one name apart.
+_OPERATORS: Mapping[str, tuple[str, str]] = {
+    "JobSet": ("jobset.x-k8s.io", "jobsets"),
+    "Kubeflow Trainer": ("trainer.kubeflow.org", "trainjobs"),
+    "training-operator": ("kubeflow.org", "pytorchjobs"),
+    "KubeRay": ("ray.io", "rayclusters"),
+    "Kueue": ("kueue.x-k8s.io", "workloads"),
+    "Monarch": ("monarch.pytorch.org", "monarchmeshes"),
+}
+_VERSION_LABEL = "app.kubernetes.io/version"
+_DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
+_SHARED = (
+    "nfs",
+    "efs",
+    "cephfs",
+    "azurefile",
+    "file.csi",
+    "filestore",
+    "lustre",
+    "gluster",
+    "weka",
+)
+_SINGLE = (
+    "ebs",
+    "pd.csi",
+    "gce-pd",
+    "disk.csi",
+    "cinder",
+    "rbd",
+    "local-path",
+    "hostpath",
+    "topolvm",
+)
+_ENFORCERS = ("calico", "cilium", "antrea", "weave", "kube-router", "ovn", "kindnet", "azure-npm")
+_ENDED = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    """The GPUs of one resource name, over all nodes that take pods."""
+
+    num_nodes: int
+    num_total: int
+    num_free: int
+    most_free: int  # on one node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    num_ready: int
+    gpus: Mapping[str, Gpus]
+
+
+def find_operators(
+    groups: Iterable[Object], crds: Iterable[Object]
+) -> tuple[dict[str, str], list[str]]:
+    """Operators that are there, with what is known of their version, and those that are not."""
+    served = {str(group.get("name")): group for group in groups}
+    by_name = {name_of(crd): crd for crd in crds}
+    found, absent = {}, []
+    for name, (group, plural) in _OPERATORS.items():
+        crd = by_name.get(f"{plural}.{group}")
+        # Two operators have served kubeflow.org; the CRD, where it may be read, tells which is there.
+        if group not in served or (by_name and crd is None):
+            absent.append(name)
+            continue
+        versions = ", ".join(str(v.get("version")) for v in served[group].get("versions") or ())
+        release = labels_of(crd or {}).get(_VERSION_LABEL, "")
+        found[name] = f"{group} {versions}{f', release {release}' if release else ''}"
+    return found, absent
+
+
+def count_gpus(nodes: Sequence[Object], pods: Iterable[Object]) -> Counts:
+    """How many GPUs there are and how many no pod has asked for."""
+    usable = [node for node in nodes if _takes_pods(node)]
+    resources = sorted(
+        {key for node in usable for key in _allocatable(node) if "gpu" in key.lower()}
+    )
+    used = _count_used(pods, resources)
+    gpus = {}
+    for resource in resources:
+        totals = {name_of(n): _whole(_allocatable(n).get(resource, "0")) for n in usable}
+        free = {name: total - used.get((name, resource), 0) for name, total in totals.items()}
+        if any(totals.values()):
+            gpus[resource] = Gpus(
+                num_nodes=sum(total > 0 for total in totals.values()),
+                num_total=sum(totals.values()),
+                num_free=sum(max(0, amount) for amount in free.values()),
+                most_free=max(0, *free.values()),
+            )
+    return Counts(num_ready=len(usable), gpus=gpus)
+
+
+def _takes_pods(node: Object) -> bool:
+    is_ready = is_true(condition_of(node, "Ready"))
+    return is_ready and not node.get("spec", {}).get("unschedulable")
+
+
+def _allocatable(node: Object) -> Mapping[str, str]:
+    return node.get("status", {}).get("allocatable") or {}
+
+
+def _whole(text: object) -> int:
+    try:
+        return read_quantity(str(text)) // BILLION
+    except SpecError:
+        return 0
+
+
+def _count_used(pods: Iterable[Object], resources: Sequence[str]) -> dict[tuple[str, str], int]:
+    used: dict[tuple[str, str], int] = {}
+    for pod in pods:
+        node = pod.get("spec", {}).get("nodeName")
+        if not node or pod.get("status", {}).get("phase") in _ENDED:
+            continue
+        for container in pod["spec"].get("containers") or ():
+            # Of an extended resource, requests and limits are the same.
+            limits = (container.get("resources") or {}).get("limits") or {}
+            for resource in resources:
+                key = (str(node), resource)
+                used[key] = used.get(key, 0) + _whole(limits.get(resource, "0"))
+    return used
+
+
+def find_default_class(classes: Iterable[Object]) -> Object | None:
+    for storage in classes:
+        annotations = storage.get("metadata", {}).get("annotations") or {}
+        if annotations.get(_DEFAULT_CLASS) == "true":
+            return storage
+    return None
+
+
+def shares_volumes(provisioner: str) -> bool | None:
+    """Whether volumes of this provisioner can be used by many nodes; None where the name does not tell."""
+    if any(mark in provisioner for mark in _SHARED):
+        return True
+    return False if any(mark in provisioner for mark in _SINGLE) else None
+
+
+def find_enforcer(daemon_sets: Iterable[str]) -> str:
+    """The network plugin that enforces NetworkPolicy, by its name; empty where none is known."""
+    names = list(daemon_sets)
+    return next((mark for mark in _ENFORCERS if any(mark in name for name in names)), "")
+
+
+def describe_policies(policies: Sequence[Object]) -> str:
+    """The rules of a namespace in a few words."""
+    if not policies:
+        return "no policy in the namespace"
+    types = {
+        kind
+        for policy in policies
+        if not policy.get("spec", {}).get("podSelector")
+        for kind in policy.get("spec", {}).get("policyTypes") or ()
+    }
+    closed = " and ".join(sorted(kind.lower() for kind in types))
+    rules = f", all pods' {closed} is ruled" if closed else ""
+    return f"{len(policies)} in the namespace{rules}"

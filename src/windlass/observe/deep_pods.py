@@ -1,0 +1,118 @@
+"""The objects of the deep check: a suspended Indexed Job of two pods, a headless Service, a NetworkPolicy.
+
+Pure. As restricted as the pods of our jobs, so that they may run wherever those may. The policy leaves one
+port closed on purpose: if it can be reached, nobody enforces policies.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from windlass import names
+from windlass.observe import probe
+
+LABEL = "windlass.dev/doctor"
+_DEADLINE_S = 180
+_KEPT_S = 60
+_USER = 1000
+_RESOURCES = {"cpu": "500m", "memory": "1Gi"}
+
+Object = dict[str, Any]
+
+
+def render_job(name: str, image: str) -> Object:
+    """Suspended: what the pods need is made before they are. Deletes itself in any case."""
+    hosts = [f"{name}-{index}.{name}" for index in (0, 1)]
+    source = Path(probe.__file__).read_text()
+    container = {
+        "name": names.CONTAINER,
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["python3", "-c", source, "$(JOB_COMPLETION_INDEX)", *hosts],
+        "env": [{"name": "HOME", "value": "/tmp"}, {"name": "PYTHONUNBUFFERED", "value": "1"}],  # noqa: S108
+        "resources": {"requests": _RESOURCES, "limits": _RESOURCES},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+    pod = {
+        "restartPolicy": "Never",
+        "subdomain": name,
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": 1,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": {LABEL: name}},
+            }
+        ],
+        "containers": [container],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": _metadata(name),
+        "spec": {
+            "suspend": True,
+            "completions": 2,
+            "parallelism": 2,
+            "completionMode": "Indexed",
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": _DEADLINE_S,
+            "ttlSecondsAfterFinished": _KEPT_S,
+            "template": {"metadata": {"labels": _labels(name)}, "spec": pod},
+        },
+    }
+
+
+def render_service(name: str, owner: Object) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(name, owner),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {LABEL: name},
+            "ports": [{"name": "probe", "port": probe.PORT}],
+        },
+    }
+
+
+def render_policy(name: str, owner: Object, *, egress: bool) -> Object:
+    """The two reach each other, but not on one port; rules for going out only where there are some."""
+    peers = [{"podSelector": {"matchLabels": {LABEL: name}}}]
+    ports = [{"protocol": "TCP", "port": probe.CLOSED_PORT + 1, "endPort": 65535}]
+    spec: Object = {
+        "podSelector": {"matchLabels": {LABEL: name}},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": peers, "ports": ports}],
+    }
+    if egress:
+        dns = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
+        spec["policyTypes"] = ["Ingress", "Egress"]
+        spec["egress"] = [{"to": peers}, {"ports": dns}]
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _metadata(name, owner),
+        "spec": spec,
+    }
+
+
+def _labels(name: str) -> dict[str, str]:
+    return {LABEL: name, names.LABEL_MANAGED_BY: "windlass"}
+
+
+def _metadata(name: str, owner: Object | None = None) -> Object:
+    owners = {"ownerReferences": [owner]} if owner else {}
+    return {"name": name, "labels": _labels(name), **owners}

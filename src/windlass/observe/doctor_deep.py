@@ -1,0 +1,176 @@
+"""Two small pods that try the cluster out. Deleted at the end, whatever happens.
+
+Makes the objects of deep_pods.py, waits for them with a deadline, asks the first pod's clock through
+port-forward, and hands what the pods printed to deep_findings.py. Needs no more rights than a job does.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from windlass.errors import WindlassError
+from windlass.kube.api import Api
+from windlass.kube.blockers import find_blockers
+from windlass.kube.fields import condition_of, index_of, is_true, name_of
+from windlass.kube.kinds import EVENTS, JOBS, NETWORK_POLICIES, PODS, SERVICES
+from windlass.kube.refusals import ClusterError, Forbidden
+from windlass.observe import probe
+from windlass.observe.deep_findings import describe_findings
+from windlass.observe.deep_pods import LABEL, render_job, render_policy, render_service
+from windlass.observe.doctor import Check
+from windlass.waiting import wait_until
+
+_TIMEOUT_S = 150.0
+_CLOCK_TIMEOUT_S = 10.0
+_NUM_PINGS = 5
+_MAX_SKEW_S = 1.0
+
+
+def check_deep(api: Api, image: str) -> Iterator[Check]:
+    """Run the two pods; their findings. Takes seconds, or as long as the image takes to be pulled."""
+    if not image:
+        hint = "--image NAME:TAG, the image your jobs will use"
+        yield Check(name="two pods", state="missing", found="no image to try", hint=hint)
+        return
+    name = f"windlass-doctor-{secrets.token_hex(3)}"
+    try:
+        yield from _run(api, name, image)
+    except ClusterError as error:
+        yield Check(name="two pods", state="missing", found=error.message, hint=error.hint)
+    finally:
+        with suppress(ClusterError):  # then it ends and goes by its own deadlines
+            api.delete(JOBS, name)
+
+
+def _run(api: Api, name: str, image: str) -> Iterator[Check]:
+    started_s = time.monotonic()
+    job = api.create(JOBS, render_job(name, image))
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job["metadata"]["uid"]}
+    api.create(SERVICES, render_service(name, owner))
+    api.create(NETWORK_POLICIES, render_policy(name, owner, egress=_has_egress_rules(api)))
+    api.patch(JOBS, name, {"spec": {"suspend": False}})
+    clocks: list[Check] = []
+
+    def is_over() -> bool:
+        if not clocks and (pod := _running_lead(api, name)):
+            clocks.append(_check_clock(api, pod))
+        return _has_ended(api, name) or bool(_blocker(api, name, hopeless=True))
+
+    wait_until(is_over, timeout_s=_TIMEOUT_S, every_s=0.5)
+    if not _has_ended(api, name):
+        yield _blocker(api, name) or Check(
+            name="two pods",
+            state="missing",
+            found=f"not done after {_TIMEOUT_S:.0f} s, and nothing says why",
+            hint="try again",
+        )
+        return
+    findings = _read_findings(api, name)
+    users = {str(finding["uid"]) for finding in findings.values() if "uid" in finding}
+    took = f"took {time.monotonic() - started_s:.0f} s"
+    found = f"ran{f' as user {users.pop()}' if users else ''}, {took}, and are deleted"
+    yield Check(name="two pods", state="ok", found=found)
+    yield from clocks
+    yield from describe_findings(
+        findings, python=platform.python_version(), torch=_installed("torch")
+    )
+
+
+def _pods(api: Api, name: str) -> dict[int, dict[str, Any]]:
+    pods = api.list(PODS, labels=f"{LABEL}={name}")
+    return {index: pod for pod in pods if (index := index_of(pod)) is not None}
+
+
+def _running_lead(api: Api, name: str) -> str:
+    lead = _pods(api, name).get(0, {})
+    return name_of(lead) if lead.get("status", {}).get("phase") == "Running" else ""
+
+
+def _has_ended(api: Api, name: str) -> bool:
+    job = api.get(JOBS, name)
+    return any(is_true(condition_of(job, kind)) for kind in ("Complete", "Failed"))
+
+
+def _blocker(api: Api, name: str, *, hopeless: bool = False) -> Check | None:
+    """What is in the pods' way; only what no waiting cures, if asked so."""
+    events: list[dict[str, Any]] = []
+    with suppress(Forbidden):
+        events = api.list(EVENTS)
+    blockers = find_blockers(api.get(JOBS, name), list(_pods(api, name).values()), events)
+    if hopeless:
+        blockers = [blocker for blocker in blockers if blocker.is_hopeless]
+    if not blockers:
+        return None
+    return Check(name="two pods", state="missing", found=blockers[0].message, hint=blockers[0].hint)
+
+
+def _has_egress_rules(api: Api) -> bool:
+    policies: list[dict[str, Any]] = []
+    with suppress(Forbidden):
+        policies = api.list(NETWORK_POLICIES)
+    return any("Egress" in (p.get("spec", {}).get("policyTypes") or ()) for p in policies)
+
+
+def _check_clock(api: Api, pod: str) -> Check:
+    """The way a client reaches node 0, and how far its clock is from ours."""
+    name = "port-forward"
+    try:
+        with api.forward(pod, probe.CLOCK_PORT, timeout_s=_CLOCK_TIMEOUT_S) as peer:
+            peer.settimeout(_CLOCK_TIMEOUT_S)
+            trip_s, skew_s = min(_ping(peer) for _ in range(_NUM_PINGS))
+    except (WindlassError, OSError) as error:
+        return Check(
+            name=name,
+            state="missing",
+            found=f"does not work: {str(error).splitlines()[0]}",
+            hint="live logs and results need it: the verbs get and create on pods/portforward, and no "
+            "proxy in between that stops websockets",
+        )
+    ahead = f"{abs(skew_s) * 1000:.0f} ms {'ahead of' if skew_s >= 0 else 'behind'} ours"
+    found = f"works, {trip_s * 1000:.1f} ms a round trip; the pod's clock is {ahead}"
+    if abs(skew_s) > _MAX_SKEW_S + trip_s:
+        hint = "certificates and log times rely on clocks: set them by NTP, here and on the nodes"
+        return Check(name=name, state="warn", found=found, hint=hint)
+    return Check(name=name, state="ok", found=found)
+
+
+def _ping(peer: socket.socket) -> tuple[float, float]:
+    """One round trip, and how far the other clock is ahead."""
+    sent_s = time.time()
+    peer.sendall(b"?")
+    data = b""
+    while len(data) < 8:
+        chunk = peer.recv(8 - len(data))
+        if not chunk:
+            raise ConnectionError("the pod closed the connection")
+        data += chunk
+    trip_s = time.time() - sent_s
+    return trip_s, float(struct.unpack("!d", data)[0]) - sent_s - trip_s / 2
+
+
+def _read_findings(api: Api, name: str) -> dict[int, dict[str, Any]]:
+    """What each pod printed; for one that broke, its last line."""
+    found: dict[int, dict[str, Any]] = {}
+    for index, pod in _pods(api, name).items():
+        lines = api.read_log(name_of(pod)).decode(errors="replace").strip().splitlines()
+        marked = [line for line in lines if line.startswith(probe.MARK)]
+        if marked:
+            found[index] = json.loads(marked[-1].removeprefix(probe.MARK))
+        else:
+            found[index] = {"error": lines[-1] if lines else f"{name_of(pod)} printed nothing"}
+    return found
+
+
+def _installed(package: str) -> str:
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return ""

@@ -1,0 +1,222 @@
+"""What a cluster has and lacks for our jobs: reach, rights, operators, GPUs, storage, rules, DNS.
+
+Reads only, and only what the user may read; what may not be read is said so, never guessed. What needs pods
+to be found out is in doctor_deep.py. Drawing is the command line's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from windlass.errors import WindlassError
+from windlass.kube.access import Missing, check_access, render_role
+from windlass.kube.api import Api, connect
+from windlass.kube.fields import Object, labels_of, name_of
+from windlass.kube.inventory import (
+    count_gpus,
+    describe_policies,
+    find_default_class,
+    find_enforcer,
+    find_operators,
+    shares_volumes,
+)
+from windlass.kube.kinds import (
+    CRDS,
+    DAEMON_SETS,
+    NAMESPACES,
+    NETWORK_POLICIES,
+    NODES,
+    PODS,
+    SERVICES,
+    STORAGE_CLASSES,
+    Kind,
+)
+from windlass.kube.refusals import ClusterError, Forbidden, NotFound
+from windlass.observe.doctor import Check
+from windlass.observe.doctor_deep import check_deep
+from windlass.settings import Settings
+
+_ALL_PODS = Kind(PODS.api_version, PODS.plural, PODS.name, namespaced=False)
+_SYSTEM = "kube-system"
+_DNS_NAMES = ("kube-dns", "coredns", "rke2-coredns-rke2-coredns", "dns-default")
+_TRY = "--deep tries it with two pods"
+_LEVEL_LABEL = "pod-security.kubernetes.io/enforce"
+
+
+def check_cluster(settings: Settings, *, deep: bool = False) -> Iterator[Check]:
+    """Every check, as its answer comes in; none after the first if the cluster cannot be reached.
+
+    `deep` runs two small pods of the settings' image, too.
+    """
+    try:
+        api = connect(context=settings.context, namespace=settings.namespace)
+        started_s = time.monotonic()
+        version = api.request("GET", "/version").get("gitVersion", "?")
+        took_s = time.monotonic() - started_s
+    except WindlassError as error:
+        yield Check(
+            name="cluster", state="missing", found=error.message, hint=error.hint, needed=True
+        )
+        return
+    context = f" (context {api.context})" if api.context else ""
+    found = f"Kubernetes {version} at {api.server}{context}, answers in {took_s * 1000:.0f} ms"
+    yield Check(name="cluster", state="ok", found=found, needed=True)
+    for name, look in _CHECKS.items():
+        try:
+            for check in look(api):
+                yield replace(check, hint="") if deep and check.hint == _TRY else check
+        except Forbidden as error:  # what may not be asked is an answer too
+            yield Check(name=name, state="ok", found=f"not known: {error.message}")
+        except ClusterError as error:
+            yield Check(name=name, state="warn", found=error.message, hint=error.hint)
+    if deep:
+        yield from check_deep(api, settings.image)
+
+
+def _look_at_rights(api: Api) -> Iterator[Check]:
+    missing = check_access(api)
+    where = f"in namespace {api.namespace}"
+    if not missing:
+        yield Check(name="rights", state="ok", found=f"every verb we need {where}", needed=True)
+        return
+    needed = [one for one in missing if not one.right.optional]
+    optional = [one for one in missing if one.right.optional]
+    role = render_role(api.namespace)
+    hint = "ask an admin of the cluster for the Role below"
+    if needed:
+        found = f"missing {where}: {_name_verbs(needed)}"
+        yield Check(name="rights", state="missing", found=found, hint=hint, needed=True, more=role)
+    if optional:
+        lost = ", ".join(dict.fromkeys(one.right.purpose for one in optional))
+        found = f"missing {where}, not needed to run: {_name_verbs(optional)}; without: {lost}"
+        more = "" if needed else role
+        yield Check(name="more rights", state="warn", found=found, hint=hint, more=more)
+
+
+def _name_verbs(missing: Sequence[Missing]) -> str:
+    verbs: dict[str, list[str]] = {}
+    for one in missing:
+        verbs.setdefault(one.right.resource, []).append(one.verb)
+    return ", ".join(f"{resource} ({' '.join(names)})" for resource, names in verbs.items())
+
+
+def _look_at_namespace(api: Api) -> Iterator[Check]:
+    """The namespace and its Pod Security level, which is a label of it."""
+    safe = "our pods meet the strictest level, restricted"
+    try:
+        body = api.get(NAMESPACES, api.namespace)
+    except NotFound:
+        yield Check(
+            name="namespace",
+            state="missing",
+            found=f"there is no namespace {api.namespace}",
+            hint=f"kubectl create namespace {api.namespace}, or choose one with --namespace",
+            needed=True,
+        )
+        return
+    except Forbidden:
+        yield Check(name="namespace", state="ok", found=f"{api.namespace} (may not be read)")
+        yield Check(name="pod security", state="ok", found=f"level not known; {safe}")
+        return
+    yield Check(name="namespace", state="ok", found=api.namespace)
+    level = labels_of(body).get(_LEVEL_LABEL)
+    found = f"level {level}" if level else "no level set: any pod may run"
+    yield Check(name="pod security", state="ok", found=f"{found}; {safe}")
+
+
+def _look_at_operators(api: Api) -> Iterator[Check]:
+    groups: list[Object] = api.request("GET", "/apis").get("groups") or []
+    try:
+        crds = api.list(CRDS)
+    except Forbidden:
+        crds = []
+    found, absent = find_operators(groups, crds)
+    for name, versions in found.items():
+        yield Check(name=name, state="ok", found=versions)
+    if absent:
+        text = f"not installed: {', '.join(absent)} (the engine kubernetes needs none)"
+        yield Check(name="operators", state="ok", found=text)
+
+
+def _look_at_nodes(api: Api) -> Iterator[Check]:
+    try:
+        nodes = api.list(NODES)
+    except Forbidden as error:
+        found = f"not known, nor what is free: {error.message}"
+        yield Check(name="nodes", state="ok", found=found)
+        return
+    try:
+        pods = api.list(_ALL_PODS)
+    except Forbidden:
+        pods = None
+    yield from _describe_nodes(nodes, pods)
+
+
+def _describe_nodes(nodes: Sequence[Object], pods: Sequence[Object] | None) -> Iterator[Check]:
+    counts = count_gpus(nodes, pods or ())
+    ready = f"{counts.num_ready} of {len(nodes)} ready for pods"
+    yield Check(name="nodes", state="ok" if counts.num_ready else "warn", found=ready)
+    if not counts.gpus:
+        yield Check(name="gpus", state="ok", found="none: no node offers any")
+        return
+    for resource, gpus in counts.gpus.items():
+        free = f"{gpus.num_free} free of {gpus.num_total}, at most {gpus.most_free} on one node"
+        if pods is None:
+            free = (
+                f"{gpus.num_total}; how many are free is not known: listing all pods is not allowed"
+            )
+        found = f"{resource}: {free}, on {gpus.num_nodes} nodes"
+        yield Check(name="gpus", state="ok" if gpus.num_free else "warn", found=found)
+
+
+def _look_at_storage(api: Api) -> Iterator[Check]:
+    classes = api.list(STORAGE_CLASSES)
+    default = find_default_class(classes)
+    if default is None:
+        others = ", ".join(map(name_of, classes)) or "none at all"
+        hint = "claims must name a class; ask an admin which one to use"
+        found = f"no default storage class (there is: {others})"
+        yield Check(name="storage", state="warn", found=found, hint=hint)
+        return
+    provisioner = str(default.get("provisioner", "?"))
+    shared = {
+        True: "one claim can be used by all nodes (ReadWriteMany)",
+        False: "a claim can be used by one node at a time: no ReadWriteMany",
+        None: "whether one claim can be used by all nodes (ReadWriteMany) is not known",
+    }[shares_volumes(provisioner)]
+    found = f"default class {name_of(default)} ({provisioner}); {shared}"
+    yield Check(name="storage", state="ok", found=found)
+
+
+def _look_at_policies(api: Api) -> Iterator[Check]:
+    inside = describe_policies(api.list(NETWORK_POLICIES))
+    try:
+        enforcer = find_enforcer([name_of(s) for s in api.list(DAEMON_SETS, namespace=_SYSTEM)])
+    except Forbidden:
+        enforcer = ""
+    known = f"enforced by {enforcer}" if enforcer else "whether it is enforced is not known"
+    hint = "" if enforcer else _TRY
+    yield Check(name="network policy", state="ok", found=f"{known}; {inside}", hint=hint)
+
+
+def _look_at_dns(api: Api) -> Iterator[Check]:
+    services = [s for s in api.list(SERVICES, namespace=_SYSTEM) if name_of(s) in _DNS_NAMES]
+    if not services:
+        found = f"no service {' or '.join(_DNS_NAMES)} in {_SYSTEM}"
+        yield Check(name="dns", state="ok", found=f"not known: {found}", hint=_TRY)
+        return
+    address = services[0].get("spec", {}).get("clusterIP", "?")
+    yield Check(name="dns", state="ok", found=f"service {name_of(services[0])} at {address}")
+
+
+_CHECKS: Mapping[str, Callable[[Api], Iterator[Check]]] = {
+    "namespace": _look_at_namespace,
+    "rights": _look_at_rights,
+    "operators": _look_at_operators,
+    "nodes": _look_at_nodes,
+    "storage": _look_at_storage,
+    "network policy": _look_at_policies,
+    "dns": _look_at_dns,
+}

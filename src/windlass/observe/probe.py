@@ -1,0 +1,161 @@
+"""What two pods find out about each other: names, ports, clocks, bandwidth, versions. Prints one JSON line.
+
+Runs in the image under test as `python3 -c`, by its source alone: the standard library, torch if it is there,
+nothing of ours. Every wait has a deadline. Started by doctor_deep.py, which reads the line from the log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import struct
+import sys
+import threading
+import time
+from typing import Any
+
+CLOCK_PORT = 29400  # for the client, through port-forward
+PORT = 29500
+STORE_PORT = 29501
+CLOSED_PORT = 29399  # no rule lets anybody in here
+DEADLINE_S = 90.0
+NUM_PINGS = 20
+NUM_TRIES = 3
+NUM_BYTES = 16 << 20
+NUM_ROUNDS = 5
+MARK = "windlass-probe "
+
+
+def retry(act: Any, deadline_s: float) -> Any:
+    """The result of `act`, tried again until the deadline."""
+    while True:
+        try:
+            return act()
+        except OSError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.1)
+
+
+def look_up(name: str, deadline_s: float) -> tuple[str, float, float]:
+    """The address behind a name, how long until it was known, and how long one lookup takes."""
+    started_s = time.monotonic()
+    retry(lambda: socket.getaddrinfo(name, PORT, type=socket.SOCK_STREAM), deadline_s)
+    known_s = time.monotonic()
+    address = socket.getaddrinfo(name, PORT, type=socket.SOCK_STREAM)[0][4][0]
+    return str(address), known_s - started_s, time.monotonic() - known_s
+
+
+def listen(port: int) -> socket.socket:
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    return socket.create_server(("", port), family=family, dualstack_ipv6=family == socket.AF_INET6)
+
+
+def serve_clock(server: socket.socket, asked: threading.Event) -> None:
+    """Answer each byte with the time here; `asked` once somebody came and went."""
+    while True:
+        peer, _ = server.accept()
+        with peer:
+            served = False
+            while peer.recv(1):
+                peer.sendall(struct.pack("!d", time.time()))
+                served = True
+        if served:
+            asked.set()
+
+
+def ask_clock(address: str, deadline_s: float) -> tuple[float, float]:
+    """How far the peer's clock is ahead, and the round trip, by the quickest of some pings."""
+    peer = retry(lambda: socket.create_connection((address, PORT), timeout=5), deadline_s)
+    with peer:
+        best = (float("inf"), 0.0)
+        for _ in range(NUM_PINGS):
+            sent_s = time.time()
+            peer.sendall(b"?")
+            there_s = struct.unpack("!d", peer.recv(8, socket.MSG_WAITALL))[0]
+            trip_s = time.time() - sent_s
+            best = min(best, (trip_s, there_s - sent_s - trip_s / 2))
+    return best[1], best[0]
+
+
+def is_open(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+def is_enforced(address: str) -> bool | None:
+    """Whether a port that no rule opens is closed; rules may take a moment. None: the peer has gone."""
+    for _ in range(NUM_TRIES):
+        is_closed = not is_open(address, CLOSED_PORT)
+        if not is_open(address, PORT):
+            return None
+        if is_closed:
+            return True
+        time.sleep(1.0)
+    return False
+
+
+def reduce_all(rank: int, address: str) -> dict[str, Any]:
+    """Bytes a second that an all-reduce of the two moves, by gloo."""
+    started_s = time.monotonic()
+    try:
+        import datetime
+
+        import torch
+        import torch.distributed as dist
+    except ImportError as error:
+        return {"torch": "", "torch_error": str(error)}
+    found: dict[str, Any] = {
+        "torch": torch.__version__,
+        "import_s": time.monotonic() - started_s,
+        "gpus": torch.cuda.device_count(),
+    }
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"tcp://{f'[{address}]' if ':' in address else address}:{STORE_PORT}",
+            rank=rank,
+            world_size=2,
+            timeout=datetime.timedelta(seconds=60),
+        )
+        data = torch.ones(NUM_BYTES // 4)
+        dist.all_reduce(data)
+        dist.barrier()
+        started_s = time.monotonic()
+        for _ in range(NUM_ROUNDS):
+            dist.all_reduce(data)
+        found["bytes_per_s"] = NUM_BYTES * NUM_ROUNDS / (time.monotonic() - started_s)
+        dist.destroy_process_group()
+    except Exception as error:  # noqa: BLE001 - whatever it was is the finding
+        found["reduce_error"] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def probe(rank: int, names: list[str]) -> dict[str, Any]:
+    deadline_s = time.monotonic() + DEADLINE_S
+    asked = threading.Event()
+    for port in (CLOCK_PORT, PORT, CLOSED_PORT):
+        event = asked if port == CLOCK_PORT else threading.Event()
+        threading.Thread(target=serve_clock, args=(listen(port), event), daemon=True).start()
+    found: dict[str, Any] = {"rank": rank, "python": platform.python_version(), "uid": os.getuid()}
+    try:
+        addresses = [look_up(name, deadline_s) for name in names]
+        found["dns_wait_s"], found["dns_s"] = addresses[1 - rank][1:]
+        found["skew_s"], found["trip_s"] = ask_clock(addresses[1 - rank][0], deadline_s)
+        found["is_enforced"] = is_enforced(addresses[1 - rank][0])
+        found.update(reduce_all(rank, addresses[0][0]))
+    except OSError as error:
+        found["error"] = f"{type(error).__name__}: {error}"
+    if rank == 0:
+        asked.wait(max(0.0, min(20.0, deadline_s - time.monotonic())))
+    return found
+
+
+if __name__ == "__main__":
+    found = probe(int(sys.argv[1]), sys.argv[2:])
+    sys.stdout.write(f"{MARK}{json.dumps(found)}\n")
