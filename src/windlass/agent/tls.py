@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import ssl
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -48,6 +47,8 @@ def client_context_from(
             f"the job's certificates lack {', '.join(missing)}",
             hint="the job's Secret is incomplete; submit the job again",
         )
+    import tempfile  # a client's need: agents start without it
+
     with tempfile.TemporaryDirectory(prefix="windlass-") as made:  # mode 0700
         folder = Path(made)
         for name in wanted:
