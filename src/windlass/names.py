@@ -76,6 +76,7 @@ LEAD = "WINDLASS_LEAD"  # the Service that has an address before any pod runs
 CONTAINER = "windlass"
 SECRET_FOLDER = "/windlass/secret"  # noqa: S105
 JOB_FOLDER = "/windlass/job"
+CODE_FOLDER = "/windlass/job/code"
 HOME_FOLDER = "/windlass/home"
 AGENT_FILE = "agent.pyz"
 CLIENT_FILES = ("client.key", "client.crt")  # in the Secret, but in no pod

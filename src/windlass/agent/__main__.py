@@ -76,7 +76,7 @@ def main() -> int:
     if program == "pod":
         from windlass.agent.pod import run_pod
 
-        return run_pod()
+        run_pod()
     if program == "forkserver":
         from windlass.agent.forkserver import serve
 

@@ -47,6 +47,7 @@ class Door:
         self._num_leases = 0
         self._lease_changed = asyncio.Event()
         self._links: set[links.Link] = set()
+        self._nodes: set[int] = set()
         self._readers: set[links.Link] = set()  # clients that are sent everything
         self._reader_left = asyncio.Event()
 
@@ -68,11 +69,13 @@ class Door:
     async def _take_node(self, link: links.Link, index: int, frames: AsyncIterator[Frame]) -> None:
         if not 0 < index < len(self._station.plan.nodes):
             raise ProtocolError(f"there is no node {index} in this job")
-        if self._lead.is_here(index):
+        # also while it leaves: its ranks may still be running
+        if index in self._nodes:
             raise ProtocolError(f"node {index} is here already", hint="it ends first")
+        self._nodes.add(index)
         pumps: list[Pump] = []
         receiver = Receiver(self._station.folder, is_from_ranks)
-        why = "its link broke"
+        why, is_leaving = "its link broke", False
         try:
             while True:
                 frame = await asyncio.wait_for(frames.__anext__(), timeout=self._station.silence_s)
@@ -84,9 +87,12 @@ class Door:
                 elif frame.type == "prepared":
                     self._lead.prepare(index)
                 elif frame.type == "leaving":
-                    why = str(frame.header.get("why", ""))[:200]
-                else:
+                    is_leaving = True
+                    self._lead.lose(index, str(frame.header.get("why", ""))[:200])
+                elif self._lead.is_here(index):
                     self._lead.receive(index, dict(frame.header))
+                elif not is_leaving:  # given up on: it may come back with a new link
+                    return
         except StopAsyncIteration:
             pass
         except asyncio.TimeoutError:
@@ -97,6 +103,7 @@ class Door:
         finally:
             for pump in pumps:
                 pump.close()
+            self._nodes.discard(index)
             self._lead.lose(index, why)
 
     def _join(self, link: links.Link, index: int, about: Header) -> None:
@@ -208,10 +215,10 @@ class Door:
 
     async def dismiss(self, order: dict[str, Any] | None = None) -> None:
         """Hang up on everybody; with an order, after telling it."""
-        for link in list(self._links):
+        for link in self._links:
             if order is not None:
                 link.send(order)
-            await link.close()
+        await asyncio.gather(*(link.close() for link in self._links))
 
 
 def _read_has(header: Header) -> dict[str, int]:

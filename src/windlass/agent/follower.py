@@ -91,6 +91,12 @@ class Follower:
         while True:
             try:
                 link = await self._connect()
+            except ProtocolError as error:  # a node of this index that is still leaving
+                logger.warning("%s", error)
+                if not self._station.is_pod:
+                    return 1
+                await asyncio.sleep(_REFUSED_RETRY_S)
+                continue
             except OSError as error:
                 logger.error("the lead cannot be reached: %s", error)
                 return 1

@@ -17,7 +17,7 @@ from windlass import names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, NoReturn
 
     from windlass.agent.agent import LeadAgent
     from windlass.agent.forks import ForkServer
@@ -29,7 +29,7 @@ _MESSAGE_FILE = Path("/dev/termination-log")
 _MESSAGE_BYTES = 4000
 
 
-def run_pod() -> int:
+def run_pod() -> NoReturn:
     """Be the agent of this pod."""
     secret = Path(names.SECRET_FOLDER)
     text = (secret / names.PLAN_FILE).read_bytes()
@@ -43,14 +43,12 @@ def run_pod() -> int:
     become_subreaper()
     import asyncio
 
-    return asyncio.run(_run(secret, folder, forks))
+    asyncio.run(_run(secret, folder, forks))
 
 
 def _start_forks(plan: dict[str, Any]) -> ForkServer:
     from windlass.agent.spawn import spawn_server
 
-    for name in (names.HOME_FOLDER,):
-        os.makedirs(name, exist_ok=True)
     env = {**os.environ, **plan["env"]}
     ours, theirs = socket.socketpair()
     pid = spawn_server(theirs.detach(), plan["preload"], env)
@@ -65,14 +63,13 @@ def _start_forks(plan: dict[str, Any]) -> ForkServer:
 def _make_folder(plan: bytes) -> JobFolder:
     from windlass.wire.folder import JobFolder
 
-    folder = JobFolder(Path(names.JOB_FOLDER) / "folder")
-    folder.path.mkdir(mode=0o700)
+    folder = JobFolder(Path(names.JOB_FOLDER))
     folder.code.mkdir()
     folder.plan.write_bytes(plan)
     return folder
 
 
-async def _run(secret: Path, folder: JobFolder, forks: ForkServer) -> int:
+async def _run(secret: Path, folder: JobFolder, forks: ForkServer) -> NoReturn:
     from windlass.agent.agent import run_agent
     from windlass.agent.inputs import Inputs
     from windlass.agent.podlog import PodLog
@@ -88,7 +85,7 @@ async def _run(secret: Path, folder: JobFolder, forks: ForkServer) -> int:
     code = await run_agent(station, forks, inputs, echo=log.add, at_end=last_word)
     log.finish(b"")
     sys.stderr.flush()
-    return code
+    os._exit(code)  # all is said: nothing that is left in the loop may keep the pod
 
 
 def _make_station(secret: Path, folder: JobFolder) -> Station:

@@ -23,10 +23,12 @@ class Pump:
         self._link = link
         self._sender = sender
         self._turn = asyncio.Lock()
+        self._is_closed = False
         self._task = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
-        while True:
+        # a flag besides the cancelling, which Python 3.11 may lose while a drain is failing
+        while not self._is_closed:
             await self.round()
             await asyncio.sleep(_EVERY_S)
 
@@ -37,8 +39,11 @@ class Pump:
                 for piece in self._sender.pieces():
                     self._link.send(piece.header, piece.body)
                     await self._link.drain()
+            except ConnectionError:
+                self._is_closed = True
             except OSError as error:
                 logger.warning("files for %s: %s", self._link.peer, error)
 
     def close(self) -> None:
+        self._is_closed = True
         self._task.cancel()

@@ -72,15 +72,21 @@ def _move(spec: JobSpec, target: Target, *, root: Path, cwd: Path, code_folder: 
             return None
         return str(there / found.relative_to(root))
 
+    here = move(str(cwd)) or code_folder
+
+    def move_file(path: str) -> str:
+        """As the user would write it: from the folder the ranks are in."""
+        moved = move(str(cwd / Path(path).expanduser()))
+        return os.path.relpath(moved, here) if moved else path
+
     work = target.work
     if isinstance(work, Script):
-        path = move(str(cwd / Path(work.path).expanduser()))
-        work = replace(work, path=path or work.path)
+        work = replace(work, path=move_file(work.path))
     elif isinstance(work, Function) and work.file:
-        work = replace(work, file=move(work.file) or work.file)
+        work = replace(work, file=move_file(work.file))
     paths = [moved for path in spec.paths if (moved := move(path))]
     _check_modules(target, root, spec.paths)
-    return replace(spec, work=work, cwd=move(str(cwd)) or code_folder, paths=tuple(paths))
+    return replace(spec, work=work, cwd=here, paths=tuple(paths))
 
 
 def _check_modules(target: Target, root: Path, paths: Iterable[str]) -> None:

@@ -59,7 +59,7 @@ class ClusterEngine:
             replaces_nodes=True,
             lease_s=300.0,
             join_timeout_s=1800.0,
-            code_folder=f"{names.JOB_FOLDER}/folder/code",
+            code_folder=names.CODE_FOLDER,
         )
 
     # -- starting ------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ class JobView:
         status = self._read_status()
         if not status.phase.is_final:
             status = self._look(status)
-        status = self._explain(status)
+        status = self._explain(self._add_moments(status))
         if status.phase.is_final:
             self._keep(status)
         return status
@@ -119,9 +119,7 @@ class JobView:
         if self._is_past_cancelling():
             self._delete()
             return self._judge_deleted(status)
-        if self._line.is_up:
-            return self._add_moments(status)
-        return self._add_blockers(self._add_moments(status))
+        return status if self._line.is_up else self._add_blockers(status)
 
     def _is_past_cancelling(self) -> bool:
         if self._cancelled_s is None or self._line.is_up:
