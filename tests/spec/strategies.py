@@ -6,6 +6,17 @@ from hypothesis import strategies as st
 
 from windlass.plan.plan import Facts, Plan, make_plan
 from windlass.spec.job import START_METHODS, JobSpec
+from windlass.spec.placement import SPREADS, Toleration
+from windlass.spec.resources import PodSpec
+from windlass.spec.storage import (
+    Claim,
+    EmptyDir,
+    HostPath,
+    NewClaim,
+    SecretFiles,
+    SecretVariable,
+    SecretVariables,
+)
 from windlass.spec.work import Command, Function, Module, Script
 from windlass.wire import results, status
 
@@ -22,6 +33,46 @@ works = st.one_of(
     st.builds(Script, path=texts, args=words),
     st.builds(Module, name=texts, args=words),
     st.builds(Command, argv=words),
+)
+
+labels = st.dictionaries(
+    st.from_regex(r"[a-z]([a-z0-9]{0,9}/[a-z]{1,9})?", fullmatch=True),
+    st.from_regex(r"[a-z0-9]{0,9}", fullmatch=True),
+    max_size=2,
+)
+object_names = st.from_regex(r"[a-z][a-z0-9-]{0,9}[a-z0-9]", fullmatch=True)
+sizes = st.from_regex(r"[1-9][0-9]{0,3}(Mi|Gi)", fullmatch=True)
+volumes = st.one_of(
+    st.builds(Claim, claim=object_names, path=st.just("/a"), read_only=st.booleans()),
+    st.builds(NewClaim, size=sizes, path=st.just("/b"), access=st.sampled_from(["", "RWX"])),
+    st.builds(EmptyDir, path=st.just("/c"), size=st.just("") | sizes),
+    st.builds(HostPath, source=st.just("/x"), path=st.just("/d"), read_only=st.booleans()),
+)
+secrets = st.one_of(
+    st.builds(SecretVariables, secret=object_names),
+    st.builds(SecretVariable, secret=object_names, key=object_names, variable=env_names),
+    st.builds(SecretFiles, secret=object_names, path=st.just("/e")),
+)
+pods = st.builds(
+    PodSpec,
+    image=object_names,
+    namespace=st.just("") | object_names,
+    cpus=st.just("") | st.from_regex(r"[1-9][0-9]{0,2}m?", fullmatch=True),
+    memory=st.just("") | sizes,
+    gpus=st.integers(0, 8),
+    node_selector=labels,
+    tolerations=st.lists(st.builds(Toleration, key=object_names), max_size=2).map(tuple),
+    spread=st.sampled_from(SPREADS),
+    pull_secrets=st.lists(object_names, max_size=2).map(tuple),
+    secrets=st.lists(secrets, max_size=2, unique_by=lambda s: getattr(s, "path", id(s))).map(tuple),
+    volumes=st.lists(volumes, max_size=3, unique_by=lambda v: v.path).map(tuple),
+    labels=labels,
+    annotations=labels,
+    ttl_s=st.none() | seconds,
+    in_image=st.booleans(),
+    run_as=st.none() | st.integers(0, 70000),
+    patch=st.none()
+    | st.dictionaries(st.just("spec"), st.dictionaries(texts, st.none() | texts | words.map(list))),
 )
 
 specs = st.builds(
@@ -43,6 +94,7 @@ specs = st.builds(
     lease_s=st.none() | times,
     join_timeout_s=st.none() | times,
     detach=st.booleans(),
+    pod=st.none() | pods,
 )
 
 facts = st.builds(Facts, environ=envs, env=envs, master_addr=st.none() | texts)

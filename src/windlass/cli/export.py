@@ -8,7 +8,8 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import click
 
@@ -20,6 +21,7 @@ from windlass.cli.trouble import say
 from windlass.cli.words import TargetCommand, Words
 from windlass.client.run import Prepared
 from windlass.errors import SpecError
+from windlass.plan.plan import Plan
 from windlass.settings import start_folder
 
 
@@ -31,13 +33,40 @@ from windlass.settings import start_folder
 def export(words: Words, plain: bool, with_keys: bool, as_json: bool, **options: Any) -> None:
     """Print what the engine would start for TARGET, as YAML documents; start nothing."""
     prepared = prepare_words(words, detach=True, flags=given_flags(options))
-    documents = _render_plain(prepared) if plain else prepared.engine.render(prepared.plan)
+    documents = _render_plain(prepared) if plain else _render(prepared, with_keys=with_keys)
     if not with_keys:
         documents = leave_out_keys(documents)
     if as_json:
         print_json(documents)
     else:
         click.echo(render_manifests(documents), nl=False)
+
+
+@runtime_checkable
+class WholeRenderer(Protocol):
+    """An engine whose objects hold more than the plan: code, arguments, certificates."""
+
+    def render_whole(
+        self, plan: Plan, payload: bytes | None, bundle: Path | None, *, with_keys: bool
+    ) -> list[dict[str, Any]]: ...
+
+
+def _render(prepared: Prepared, *, with_keys: bool) -> list[dict[str, Any]]:
+    engine, plan = prepared.engine, prepared.plan
+    if not isinstance(engine, WholeRenderer):
+        return engine.render(plan)
+    documents = engine.render_whole(plan, prepared.payload, prepared.bundle, with_keys=with_keys)
+    if not with_keys:
+        say("private keys are left out, so this is for reading; --with-keys makes it run")
+        return documents
+    held = {name for document in documents for name in document.get("data", {})}
+    for wanted in plan.inputs:
+        if wanted.name not in held:
+            raise SpecError(
+                f"{wanted.name} has {wanted.size_bytes:,} bytes, too many for an export",
+                hint="put the code into the image: --in-image /app/train.py; or use windlass run",
+            )
+    return documents
 
 
 def render_manifests(documents: Sequence[dict[str, Any]]) -> str:

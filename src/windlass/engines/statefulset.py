@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 from windlass.engines.protocol import JobRef, LogReader
@@ -111,7 +112,7 @@ class StatefulSetEngine:
         )
         return render(plan, script=read_solo(plan, start_folder()), rendezvous=rendezvous)
 
-    def submit(self, _plan: Plan, _payload: bytes | None) -> JobRef:
+    def submit(self, _plan: Plan, _payload: bytes | None, _bundle: Path | None = None) -> JobRef:
         _refuse()
 
     def status(self, _ref: JobRef) -> JobStatus:

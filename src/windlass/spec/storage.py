@@ -189,14 +189,17 @@ def read_secret(text: str) -> Secret:
     variable, equals, reference = text.partition("=")
     if equals:
         secret, _, key = reference.partition(":")
-        _check_secret(text, secret)
+        if not _OBJECT_NAME.match(secret):
+            # never repeated: who wrote the value itself must not find it in a log
+            raise _no_secret(text, "what is after = does not name a Secret")
         if not _VARIABLE.match(variable) or variable in names.SET_PER_RANK:
             raise _no_secret(text, f"{variable!r} cannot be set as a variable")
         if not _SECRET_KEY.match(key or variable):
-            raise _no_secret(text, f"{key!r} is not a key of a Secret")
+            raise _no_secret(text, "what is after : is not a key of a Secret")
         return SecretVariable(secret=secret, key=key or variable, variable=variable)
     secret, colon, path = text.partition(":")
-    _check_secret(text, secret)
+    if not _OBJECT_NAME.match(secret):
+        raise _no_secret(text, f"{secret!r} is not the name of a Secret")
     if not colon:
         return SecretVariables(secret=secret)
     if not path.startswith("/"):
@@ -207,11 +210,5 @@ def read_secret(text: str) -> Secret:
     return SecretFiles(secret=secret, path=path)
 
 
-def _check_secret(text: str, secret: str) -> None:
-    if not _OBJECT_NAME.match(secret):
-        raise _no_secret(text, f"{secret!r} is not the name of a Secret")
-
-
 def _no_secret(text: str, why: str) -> SpecError:
-    # never the whole text: who wrote a value instead of a name must not find it in a log
     return SpecError(f"--secret {text.partition('=')[0]}: {why}", hint=_SECRET_HINT)
