@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -97,6 +98,30 @@ def test_our_end_is_the_pods_end(tmp_path: Path) -> None:
         sock.close()
         assert done.wait(10.0)
     assert b"".join(got) == b"bye"
+
+
+def test_what_was_sent_before_the_end_arrives(tmp_path: Path) -> None:
+    num_bytes = 5 << 20
+    got: list[int] = []
+    go, done = threading.Event(), threading.Event()
+
+    def read_late(connection: ServerConnection) -> None:
+        go.wait(10.0)
+        got.extend(len(message) - 1 for message in connection)
+        done.set()
+
+    def write_and_close(sock: socket.socket) -> None:
+        with sock:
+            sock.sendall(bytes(num_bytes))
+
+    with play_node(read_late) as url:
+        sock = connect_to(url, tmp_path).forward("a", 7000)
+        writer = threading.Thread(target=write_and_close, args=(sock,), daemon=True)
+        writer.start()
+        go.set()
+        assert done.wait(20.0)
+        writer.join(10.0)
+    assert sum(got) == num_bytes
 
 
 def test_a_half_closed_socket_still_reads(tmp_path: Path) -> None:
@@ -235,7 +260,7 @@ def test_it_does_not_keep_the_interpreter_alive(tmp_path: Path) -> None:
         )
         ended = subprocess.run(
             [sys.executable, "-c", code],
-            env={"KUBECONFIG": str(tmp_path / "kubeconfig")},
+            env={**os.environ, "KUBECONFIG": str(tmp_path / "kubeconfig")},
             capture_output=True,
             text=True,
             timeout=30,

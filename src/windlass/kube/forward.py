@@ -155,6 +155,9 @@ class _Wire:
         self.take()
         return bool(data)
 
+    def has_kept(self) -> bool:
+        return isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0
+
     def flush(self) -> None:
         """Write what the socket takes now."""
         while self.out:
@@ -181,13 +184,17 @@ class _Pump:
     def run(self) -> None:
         try:
             self._take_frames(self._wire.early)
-            while not self._is_done():
-                self._read_wire()
+            self._is_wire_ended = self._is_wire_ended or self._wire.is_ended
+            while True:
                 self._write_local()
-                self._read_local()
                 self._wire.flush()
-                if not self._is_done():
-                    self._wait()
+                if self._is_done():
+                    break
+                is_wire_ready, is_local_ready = self._wait()
+                if is_wire_ready:
+                    self._read_wire()
+                if is_local_ready:
+                    self._read_local()
             self._say_goodbye()
         except OSError as error:
             logger.info("%s: the connection broke: %s", self._name, error)
@@ -229,7 +236,7 @@ class _Pump:
             self._inbound.clear()
 
     def _read_local(self) -> None:
-        while not self._is_local_silent and len(self._wire.out) < _HELD_BYTES:
+        while self._may_take():
             try:
                 data = self._local.recv(_CHUNK_BYTES)
             except BlockingIOError:
@@ -240,24 +247,36 @@ class _Pump:
                 self._wire.send(data)
             else:
                 self._is_local_silent = True
+            if len(data) < _CHUNK_BYTES:
+                return  # most likely that was all: another call would only find nothing
 
-    def _wait(self) -> None:
-        """Until one of the two sockets can do what we want of it."""
-        poll = select.poll()
+    def _wait(self) -> tuple[bool, bool]:
+        """Until a socket can do what we want of it; whether wire and local are worth reading."""
         wire = self._wire
-        wants = select.POLLIN if len(self._inbound) < _HELD_BYTES else 0
-        wants |= select.POLLOUT if wire.out else 0
+        may_receive = not self._is_wire_ended and len(self._inbound) < _HELD_BYTES
+        may_take = self._may_take()
+        poll = select.poll()
+        wants = (select.POLLIN if may_receive else 0) | (select.POLLOUT if wire.out else 0)
         if wants:
             poll.register(wire.sock, wants)
         if not self._is_local_gone:
-            is_read = not self._is_local_silent and len(wire.out) < _HELD_BYTES
-            wants = (select.POLLIN if is_read else 0) | (select.POLLOUT if self._inbound else 0)
+            wants = (select.POLLIN if may_take else 0) | (select.POLLOUT if self._inbound else 0)
             poll.register(self._local, wants)
-        for handle, events in poll.poll(_LOOK_S * 1000):
-            # A half-closed socket does not hang up; one that was closed does, whatever we asked for.
-            if handle == self._local.fileno() and events & (select.POLLHUP | select.POLLERR):
-                self._is_local_gone = True
-                self._inbound.clear()
+        # TLS may hold what it has decrypted already, which no socket will announce; and of a socket
+        # that was closed we no longer ask whether there is more to read.
+        has_kept = may_receive and wire.has_kept()
+        has_left = may_take and self._is_local_gone
+        ready = dict(poll.poll(0 if has_kept or has_left else _LOOK_S * 1000))
+        of_local = ready.get(self._local.fileno(), 0)
+        # A half-closed socket does not hang up; one that was closed does, whatever we asked for.
+        if of_local & (select.POLLHUP | select.POLLERR):
+            self._is_local_gone = True
+            self._inbound.clear()
+        return has_kept or wire.sock.fileno() in ready, has_left or bool(of_local)
+
+    def _may_take(self) -> bool:
+        is_open = not self._is_local_silent and not self._is_wire_ended
+        return is_open and len(self._wire.out) < _HELD_BYTES
 
     def _say_goodbye(self) -> None:
         """Send what is left and a close frame, within a deadline, to a server that may not care."""
