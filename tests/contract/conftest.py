@@ -1,19 +1,44 @@
-"""The contract suite runs once for every engine; an engine that is not here says so in one line."""
+"""The contract suite runs once for every engine; without a cluster, once less.
+
+`on` runs and submits on one engine, `shared` is a folder that the ranks and the test both see. A test that
+cannot hold on a cluster is marked `local_only` with the reason.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from cluster_shared import ClusterFolder, LocalFolder, SharedFolder
 
 import windlass as wl
+
+if TYPE_CHECKING:
+    from cluster_space import Space
+
+PROJECT = Path(__file__).parents[2]
+# Where a project lies in a pod. Written out: this is what users see.
+CODE = Path("/windlass/job/code")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "on" not in metafunc.fixturenames:
+        return
+    engines: list[Any] = ["local"]
+    if not metafunc.definition.get_closest_marker("local_only"):
+        engines.append(pytest.param("kubernetes", marks=pytest.mark.cluster))
+    metafunc.parametrize("on", engines, indirect=True)
 
 
 class Runner:
     """run and submit on one engine."""
 
-    def __init__(self, engine: str) -> None:
+    def __init__(self, engine: str, space: Space | None = None) -> None:
         self.engine = engine
+        self.space = space
         self.submitted: list[wl.Job] = []
 
     def run(self, target: Any, args: Any = (), kwargs: Any = None, **settings: Any) -> list[Any]:
@@ -31,13 +56,45 @@ class Runner:
         assert status.phase.value in ("failed", "cancelled"), status
         return job
 
+    def there(self, path: Path, *, project: Path = PROJECT) -> Path:
+        """Where the ranks find a file or folder of a project."""
+        return path if self.space is None else CODE / path.relative_to(project)
 
-@pytest.fixture(params=["local"])
-def on(request: pytest.FixtureRequest) -> Any:
-    runner = Runner(request.param)
+    @property
+    def own_moments(self) -> set[str]:
+        """What a job's timeline has on this engine alone."""
+        return set() if self.space is None else {"queued", "scheduled", "image", "container"}
+
+    def clean(self) -> None:
+        """End what runs; in a namespace, which tests share, also remove it."""
+        known = {job.id: job for job in wl.jobs()}
+        for job in self.submitted:
+            if job.id in known:
+                known[job.id] = job
+                job.cancel(now=True)
+                job.wait(30)
+        if self.space is not None:
+            for job in known.values():
+                job.cancel(now=True)
+                job.wait(30)
+                job.remove()
+            assert wl.jobs() == []
+
+
+@pytest.fixture
+def on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
+    space = None
+    if request.param == "kubernetes":
+        space = request.getfixturevalue("space")
+        for name, value in space.settings.items():
+            monkeypatch.setenv(name, value)
+    runner = Runner(request.param, space)
     yield runner
-    known = {job.id for job in wl.jobs()}
-    for job in runner.submitted:
-        if job.id in known:
-            job.cancel(now=True)
-            job.wait(30)
+    runner.clean()
+
+
+@pytest.fixture
+def shared(on: Runner, tmp_path: Path) -> SharedFolder:
+    if on.space is None:
+        return LocalFolder(tmp_path / "shared")
+    return ClusterFolder(on.space.files, secrets.token_hex(4))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
+import pytest
 import rank_work as work
 
 TORCHRUN = [
@@ -49,8 +50,13 @@ def test_threads_are_decided_as_torchrun_does(on, monkeypatch):
         on.run(work.environment, (names,), procs=2, env={"OMP_NUM_THREADS": "3"})[1][names[0]]
         == "3"
     )
+
+
+@pytest.mark.local_only("pods have the image's environment and what --env says, not the client's")
+def test_threads_of_the_client_are_the_ranks(on, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert on.run(work.environment, (names,), procs=2)[1]["OMP_NUM_THREADS"] == "2"
+    [_, found] = on.run(work.environment, (["OMP_NUM_THREADS"],), procs=2)
+    assert found["OMP_NUM_THREADS"] == "2"
 
 
 def test_env_of_any_content(on):
@@ -67,10 +73,12 @@ def test_env_of_any_content(on):
 
 def test_user_code_is_at_home(on):
     [found] = on.run(work.where_am_i)
-    assert found == {"thread": True, "main": "__main__", "cwd": os.getcwd(), "stdin": ""}
+    cwd = str(on.there(Path.cwd()))
+    assert found == {"thread": True, "main": "__main__", "cwd": cwd, "stdin": ""}
 
 
 def test_a_script_runs_as_under_python(on, tmp_path, monkeypatch):
+    (tmp_path / "windlass.toml").touch()
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "beside.py").write_text("VALUE = 'imported from beside'\n")
     script = tmp_path / "pkg" / "a script.py"
@@ -87,7 +95,8 @@ def test_a_script_runs_as_under_python(on, tmp_path, monkeypatch):
     job = on.submit("pkg/a script.py", args)
     job.wait(30)
     text = "\n".join(line.text for line in job.logs())
-    assert text == f"{['pkg/a script.py', *args]} imported from beside True {script}"
+    where = on.there(script, project=tmp_path)
+    assert text == f"{['pkg/a script.py', *args]} imported from beside True {where}"
 
 
 def test_spawned_ranks_find_the_same(on):

@@ -98,12 +98,12 @@ def test_a_missing_module_says_how_to_get_it(on):
     assert isinstance(job.exception(), ModuleNotFoundError)
 
 
-def test_the_verdict_does_not_wait_for_stubborn_ranks(on, tmp_path):
-    flag = tmp_path / "flag"
+def test_the_verdict_does_not_wait_for_stubborn_ranks(on, shared):
+    flag = f"{shared.path}/flag"
 
     def work_of_two():
         if work.rank() == 0:
-            work.stubborn(str(flag))
+            work.stubborn(flag)
         work.wait_for_file(flag)
         raise LookupError(time.time())
 
@@ -118,12 +118,12 @@ def test_the_verdict_does_not_wait_for_stubborn_ranks(on, tmp_path):
     assert job.wait(20).verdict.rank == 1
 
 
-def test_the_first_failure_is_blamed_not_the_loudest(on, tmp_path):
-    flag = tmp_path / "flag"
+def test_the_first_failure_is_blamed_not_the_loudest(on, shared):
+    flag = f"{shared.path}/flag"
 
     def fail_in_order():
         if work.rank() == 3:
-            flag.touch()
+            Path(flag).touch()
             raise ValueError("the cause")
         work.wait_for_file(flag)
         raise ConnectionResetError("Connection reset by peer")
@@ -137,7 +137,7 @@ def test_a_failed_command(on):
     job = on.fail(["sh", "-c", "exit 7"])
     assert job.verdict().exit_code == 7
     assert "exited with code 7" in job.verdict().message
-    job = on.fail(["./no-such-command"]) if False else on.fail(["sh", "-c", "kill -9 $$"])
+    job = on.fail(["sh", "-c", "kill -9 $$"])
     assert job.verdict().signal == "SIGKILL"
 
 

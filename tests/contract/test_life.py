@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import rank_work as work
@@ -15,11 +14,9 @@ from waits import wait_for
 import windlass as wl
 
 
-def test_restart_starts_everybody_again(on, tmp_path):
-    assert on.run(work.fail_once, (str(tmp_path),), nodes=2, procs=2, restarts=1) == [1, 1, 1, 1]
-    assert {path.name for path in tmp_path.glob("?-?")} == {
-        f"{a}-{r}" for a in (0, 1) for r in range(4)
-    }
+def test_restart_starts_everybody_again(on, shared):
+    assert on.run(work.fail_once, (shared.path,), nodes=2, procs=2, restarts=1) == [1, 1, 1, 1]
+    assert shared.names() == {f"{a}-{r}" for a in (0, 1) for r in range(4)}
     status = wl.jobs()[0].status()
     assert status.attempt == 1
     assert [verdict.rank for verdict in status.history] == [1]
@@ -40,10 +37,9 @@ def test_time_limit(on):
         job.results()
 
 
-def test_cancel_kills_every_descendant(on, tmp_path):
-    flag = tmp_path / "flag"
-    job = on.submit(work.hang_and_breed, (str(flag),), nodes=2, procs=2)
-    wait_for(lambda: len(list(tmp_path.glob("flag-*"))) == 4, "all ranks have children")
+def test_cancel_kills_every_descendant(on, shared):
+    job = on.submit(work.hang_and_breed, (f"{shared.path}/flag",), nodes=2, procs=2)
+    shared.wait_for("flag-0", "flag-1", "flag-2", "flag-3")
     job.cancel(why="enough")
     status = job.wait(20)
     assert status.phase.value == "cancelled"
@@ -53,27 +49,24 @@ def test_cancel_kills_every_descendant(on, tmp_path):
         job.result()
 
 
-def test_cancel_lets_ranks_save(on, tmp_path):
-    flag, saved = tmp_path / "flag", tmp_path / "saved"
-    job = on.submit(work.save_on_term, (str(flag), str(saved)))
-    wait_for(flag.exists, "the rank is there")
+def test_cancel_lets_ranks_save(on, shared):
+    job = on.submit(work.save_on_term, (f"{shared.path}/flag", f"{shared.path}/saved"))
+    shared.wait_for("flag")
     job.cancel()
     job.wait(20)
-    assert saved.read_text() == "saved"
+    assert shared.read("saved") == "saved"
 
 
-def test_a_stubborn_rank_is_killed_after_the_grace(on, tmp_path):
-    flag = tmp_path / "flag"
-    job = on.submit(work.stubborn, (str(flag),), grace_s=0.2)
-    wait_for(flag.exists, "the rank is there")
+def test_a_stubborn_rank_is_killed_after_the_grace(on, shared):
+    job = on.submit(work.stubborn, (f"{shared.path}/flag",), grace_s=0.2)
+    shared.wait_for("flag")
     job.cancel()
     assert job.wait(20).phase.value == "cancelled"
 
 
-def test_cancel_now_does_not_wait(on, tmp_path):
-    flag = tmp_path / "flag"
-    job = on.submit(work.stubborn, (str(flag),), grace_s=600)
-    wait_for(flag.exists, "the rank is there")
+def test_cancel_now_does_not_wait(on, shared):
+    job = on.submit(work.stubborn, (f"{shared.path}/flag",), grace_s=600)
+    shared.wait_for("flag")
     job.cancel()
     wait_for(lambda: job.status().phase.value == "stopping", "it is stopping")
     job.cancel(now=True)
@@ -86,7 +79,7 @@ def test_cancel_before_anything_runs(on):
     assert job.wait(20).phase.value == "cancelled"
 
 
-def test_attach_by_reference_id_prefix_and_name(on, tmp_path):
+def test_attach_by_reference_id_prefix_and_name(on):
     job = on.submit(work.rank, procs=2, name="my job")
     for how in (str(job.ref), job.id, job.id[:-1], "my job"):
         assert wl.attach(how).results() == [0, 1]
@@ -97,7 +90,7 @@ def test_attach_by_reference_id_prefix_and_name(on, tmp_path):
     assert wl.jobs() == []
 
 
-def test_wait_has_a_deadline_and_the_job_goes_on(on, tmp_path):
+def test_wait_has_a_deadline_and_the_job_goes_on(on):
     job = on.submit(work.hang)
     with pytest.raises(wl.WaitTimeout, match="still"):
         job.wait(0.1)
@@ -117,20 +110,19 @@ else:
 """
 
 
-def _client(tmp_path: Path, kind: str, flag: Path, engine: str) -> subprocess.Popen[str]:
+def _client(kind: str, flag: str, engine: str) -> subprocess.Popen[str]:
     here = os.path.dirname(work.__file__)
     return subprocess.Popen(
-        [sys.executable, "-c", CLIENT, kind, str(flag), engine],
+        [sys.executable, "-c", CLIENT, kind, flag, engine],
         env={**os.environ, "PYTHONPATH": here},
         stdout=subprocess.PIPE,
         text=True,
     )
 
 
-def test_an_attached_job_ends_after_its_client_is_killed(on, tmp_path):
-    flag = tmp_path / "flag"
-    with _client(tmp_path, "attached", flag, on.engine) as client:
-        wait_for(flag.exists, "the rank is there")
+def test_an_attached_job_ends_after_its_client_is_killed(on, shared):
+    with _client("attached", f"{shared.path}/flag", on.engine) as client:
+        shared.wait_for("flag")
         client.send_signal(signal.SIGKILL)
     [job] = wl.jobs()
     status = job.wait(20)
@@ -138,20 +130,18 @@ def test_an_attached_job_ends_after_its_client_is_killed(on, tmp_path):
     assert "its client has been gone for 0.3 s" in status.verdict.message
 
 
-def test_a_detached_job_outlives_its_client(on, tmp_path):
-    flag = tmp_path / "flag"
-    with _client(tmp_path, "detached", flag, on.engine) as client:
+def test_a_detached_job_outlives_its_client(on, shared):
+    with _client("detached", f"{shared.path}/flag", on.engine) as client:
         ref = client.stdout.readline().strip()
         client.send_signal(signal.SIGKILL)
     job = wl.attach(ref)
     assert not job.done()
-    flag.touch()
+    shared.touch("flag")
     assert job.results() == ["done"]
 
 
-def test_progress_is_reported(on, tmp_path):
-    flag = tmp_path / "flag"
-    job = on.submit(work.report_steps, (20, str(flag)), procs=2)
+def test_progress_is_reported(on, shared):
+    job = on.submit(work.report_steps, (20, f"{shared.path}/flag"), procs=2)
     wait_for(
         lambda: [rank.step for rank in job.status().ranks] == [20, 20],
         "both have reported the last step",
@@ -160,11 +150,12 @@ def test_progress_is_reported(on, tmp_path):
     assert (progress.step, progress.total) == (20, 20)
     assert progress.metrics["loss"] == pytest.approx(0.05)
     assert progress.metrics["bad"] == "nan"
-    flag.touch()
+    shared.touch("flag")
     job.wait(20)
     names = [moment.name for moment in job.status().timeline]
     assert names[0] == "submitted"
     assert set(names) == {
         "submitted", "agent up", "nodes joined", "imports done", "ranks running", "first step",
+        *on.own_moments,
     }  # fmt: skip
     assert [m.at_s for m in job.status().timeline] == sorted(m.at_s for m in job.status().timeline)

@@ -35,7 +35,7 @@ def test_following_sees_everything_once(on):
     assert lines == [f"line {i} of rank 1" for i in range(500)]
 
 
-def test_attempts_are_kept_apart(on, tmp_path):
+def test_attempts_are_kept_apart(on):
     def once():
         print(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", flush=True)
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import rank_work as work
+from waits import wait_for
 
 import windlass as wl
 
@@ -122,16 +123,15 @@ def test_what_cannot_be_sent_is_refused_before_anything_starts(on, home):
     with pytest.raises(wl.BundleError, match="uses 'lock': a lock cannot travel"):
         on.run(uses_lock)
     assert not (home / "jobs").exists()
+    assert not (home / "kubernetes").exists()
+    assert wl.jobs() == []
 
 
-def test_an_early_return_is_no_failure(on, tmp_path):
-    flag = tmp_path / "flag"
-    job = on.submit(work.leave_early, procs=2, env={"FLAG": str(flag)})
-    from waits import wait_for
-
+def test_an_early_return_is_no_failure(on, shared):
+    job = on.submit(work.leave_early, procs=2, env={"FLAG": f"{shared.path}/flag"})
     wait_for(lambda: job.status().count("returned") == 1, "rank 0 returned")
     assert not job.done()
-    flag.touch()
+    shared.touch("flag")
     assert job.results() == [0, 1]
 
 
