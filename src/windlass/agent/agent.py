@@ -94,6 +94,7 @@ class LeadAgent:
             await self.door.dismiss({"type": "end"})
             return 0
         except asyncio.CancelledError:
+            server.close()  # whoever comes now is for the next lead
             await self.door.dismiss()
             self.node.stop(now=False)
             await self.node.idle()

@@ -251,21 +251,22 @@ class Lead:
 
     def _take_over(self) -> Verdict | None:
         """Go on where an earlier lead stopped, if there was one; a verdict when its loss was one too many."""
-        known = choose_memory([self._memory, *self._told])
-        if known is not self._memory:
-            verdict = make_job_verdict(
-                self._plan,
-                FailureKind.LOST_NODE,
-                f"{self._plan.nodes[0].name} was lost, and with it the lead",
-                at_s=time.time(),
-                attempt=known.attempt,
-                node=0,
-            )
-            self._memory = known
-            self._board.restore(known.history, known.timeline)
-            if not self._spend(verdict):
-                return verdict
-        return None
+        known = choose_memory([*self._told, self._memory])
+        if known.attempt < 0:
+            return None
+        verdict = make_job_verdict(
+            self._plan,
+            FailureKind.LOST_NODE,
+            f"{self._plan.nodes[0].name} was lost, and with it the lead",
+            at_s=time.time(),
+            attempt=known.attempt,
+            node=0,
+        )
+        if known is self._memory:  # it counts the loss already
+            known = replace(known, losses_used=known.losses_used - 1)
+        self._memory = known
+        self._board.restore(known.history, known.timeline)
+        return None if self._spend(verdict) else verdict
 
     def _spend(self, verdict: Verdict) -> bool:
         """Take what failed out of its budget; whether there is another attempt."""

@@ -38,6 +38,9 @@ _JOB_GRACE_S = 3.0  # a Job may end a moment before its last word has been read
 _ENDING_S = 120.0  # how far apart a loss and a pod's end may be to be the same
 
 
+_EXPLAINING = (FailureKind.OUT_OF_MEMORY, FailureKind.LOST_NODE)
+
+
 class JobView:
     """Threads and a folder; `status` puts them together."""
 
@@ -242,7 +245,9 @@ def _explain(verdict: Verdict, dead: tuple[PodSeen, ...]) -> Verdict:
     if not near:
         return verdict
     pod = min(near, key=lambda pod: abs((pod.ended_s or 0.0) - verdict.at_s))
-    if pod.ending is None or pod.ending.message in verdict.message:
+    known = pod.ending is None or pod.ending.message in verdict.message
+    # that it was ended by a signal is no more than its lead knew
+    if pod.ending is None or known or pod.ending.kind not in _EXPLAINING:
         return verdict
     message = f"{verdict.message.partition(':')[0]}: {pod.ending.message}"
     return replace(verdict, kind=pod.ending.kind, message=message)
