@@ -40,9 +40,11 @@ def describe_findings(found: Mapping[int, Finding], *, python: str, torch: str) 
 def _check_dns(both: list[Finding]) -> Check:
     wait_s = max(float(finding["dns_wait_s"]) for finding in both)
     once_s = max(float(finding["dns_s"]) for finding in both)
-    found = f"names known after {wait_s:.1f} s, then {once_s * 1000:.1f} ms a lookup"
+    found = f"names known {wait_s:.1f} s after the pods' start; {once_s * 1000:.1f} ms a lookup"
     if wait_s > _SLOW_DNS_S:
-        hint = "the cluster's DNS remembers names that were missing; Windlass does not wait for it"
+        hint = (
+            "the cluster's DNS is slow to learn names; Windlass does not wait for it, torchrun does"
+        )
         return Check(name="pods' dns", state="warn", found=found, hint=hint)
     return Check(name="pods' dns", state="ok", found=found)
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from windlass.errors import WindlassError
 from windlass.kube.api import Api
+from windlass.kube.blocker import IMAGE_PULL, Blocker
 from windlass.kube.blockers import find_blockers
 from windlass.kube.fields import condition_of, index_of, is_true, name_of
 from windlass.kube.kinds import EVENTS, JOBS, NETWORK_POLICIES, PODS, SERVICES
@@ -31,6 +32,7 @@ from windlass.waiting import wait_until
 
 _TIMEOUT_S = 150.0
 _CLOCK_TIMEOUT_S = 10.0
+_PULL_TRIES_S = 15.0
 _NUM_PINGS = 5
 _MAX_SKEW_S = 1.0
 
@@ -63,16 +65,12 @@ def _run(api: Api, name: str, image: str) -> Iterator[Check]:
     def is_over() -> bool:
         if not clocks and (pod := _running_lead(api, name)):
             clocks.append(_check_clock(api, pod))
-        return _has_ended(api, name) or bool(_blocker(api, name, hopeless=True))
+        waited_s = time.monotonic() - started_s
+        return _has_ended(api, name) or _is_hopeless(_blockers(api, name), waited_s)
 
     wait_until(is_over, timeout_s=_TIMEOUT_S, every_s=0.5)
     if not _has_ended(api, name):
-        yield _blocker(api, name) or Check(
-            name="two pods",
-            state="missing",
-            found=f"not done after {_TIMEOUT_S:.0f} s, and nothing says why",
-            hint="try again",
-        )
+        yield _describe_stuck(_blockers(api, name))
         return
     findings = _read_findings(api, name)
     users = {str(finding["uid"]) for finding in findings.values() if "uid" in finding}
@@ -100,17 +98,27 @@ def _has_ended(api: Api, name: str) -> bool:
     return any(is_true(condition_of(job, kind)) for kind in ("Complete", "Failed"))
 
 
-def _blocker(api: Api, name: str, *, hopeless: bool = False) -> Check | None:
-    """What is in the pods' way; only what no waiting cures, if asked so."""
+def _blockers(api: Api, name: str) -> list[Blocker]:
     events: list[dict[str, Any]] = []
     with suppress(Forbidden):
         events = api.list(EVENTS)
-    blockers = find_blockers(api.get(JOBS, name), list(_pods(api, name).values()), events)
-    if hopeless:
-        blockers = [blocker for blocker in blockers if blocker.is_hopeless]
-    if not blockers:
-        return None
-    return Check(name="two pods", state="missing", found=blockers[0].message, hint=blockers[0].hint)
+    return find_blockers(api.get(JOBS, name), list(_pods(api, name).values()), events)
+
+
+def _is_hopeless(blockers: list[Blocker], waited_s: float) -> bool:
+    """What no waiting cures; an image that still cannot be pulled after some tries will not come either."""
+    return any(
+        blocker.is_hopeless or (blocker.reason == IMAGE_PULL and waited_s > _PULL_TRIES_S)
+        for blocker in blockers
+    )
+
+
+def _describe_stuck(blockers: list[Blocker]) -> Check:
+    found = f"not done after {_TIMEOUT_S:.0f} s, and nothing says why"
+    hint = "try again"
+    if blockers:
+        found, hint = blockers[0].message, blockers[0].hint
+    return Check(name="two pods", state="missing", found=found, hint=hint)
 
 
 def _has_egress_rules(api: Api) -> bool:
