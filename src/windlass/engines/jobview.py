@@ -11,13 +11,14 @@ import json
 import logging
 import socket
 import time
+import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 
 from windlass import names, records
 from windlass.agent.failure import make_job_verdict
 from windlass.engines.leftovers import read_leftovers
-from windlass.engines.line import Line
+from windlass.engines.line import Dial, Line
 from windlass.engines.sight import Sight
 from windlass.kube.api import Api
 from windlass.kube.blockers import find_blockers, make_condition
@@ -51,15 +52,13 @@ class JobView:
         self._plan = plan
         self.folder = folder
         self._sight = Sight(api, plan.job_id)
-        self._line = Line(plan.job_id, folder, certificates, self._dial)
+        self._line = Line(plan.job_id, folder, certificates, _make_dial(api, self._sight))
+        # Nobody closes the handle of a job: its threads end when it is forgotten.
+        weakref.finalize(self, _let_go, self._line, self._sight).atexit = False
         self._cancelled_s: float | None = None
         self._cancelled_why = ""
         self._ended_s: float | None = None
         self._has_leftovers = False
-
-    def _dial(self) -> socket.socket | None:
-        pod = self._sight.find_lead()
-        return None if pod is None else self._api.forward(pod, names.AGENT_PORT)
 
     def close(self) -> None:
         self._line.close()
@@ -228,6 +227,21 @@ class JobView:
         history = tuple(_explain(verdict, dead) for verdict in status.history)
         verdict = _explain(status.verdict, dead) if status.verdict else None
         return replace(status, history=history, verdict=verdict)
+
+
+def _make_dial(api: Api, sight: Sight) -> Dial:
+    """How the lead is reached. It must not hold the view: the thread that dials would keep it alive."""
+
+    def dial() -> socket.socket | None:
+        pod = sight.find_lead()
+        return None if pod is None else api.forward(pod, names.AGENT_PORT)
+
+    return dial
+
+
+def _let_go(line: Line, sight: Sight) -> None:
+    line.let_go()
+    sight.close()
 
 
 def _is_unexplained(verdict: Verdict) -> bool:

@@ -81,13 +81,24 @@ class Line:
 
     def close(self) -> None:
         """Hang up, after what was ordered has been said."""
+        self.let_go()
+        self._thread.join(timeout=5.0)
+
+    def let_go(self) -> None:
+        """Hang up soon."""
         self._stop.set()
         self._order({"type": "heartbeat"})
-        self._thread.join(timeout=5.0)
 
     # -- the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._stay_connected()
+        finally:
+            self._wake.close()
+            self._waker.close()
+
+    def _stay_connected(self) -> None:
         pause_s = _FIRST_PAUSE_S
         while not self._stop.is_set():
             try:
