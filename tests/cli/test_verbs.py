@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,28 +65,16 @@ def test_every_verb_has_help(verb: str, windlass: Cli) -> None:
     assert ran.err == ""
 
 
-def test_help_is_quick_and_imports_little() -> None:
+def test_help_imports_little() -> None:
     code = (
         "import sys; from windlass.cli.main import main; main(['--help']); "
         "print(*sys.modules, file=sys.stderr)"
     )
-    times = []
-    for _ in range(5):
-        started_s = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        times.append(time.perf_counter() - started_s)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     loaded = set(done.stderr.split())
-    assert not loaded & {"torch", "yaml", "cloudpickle", "asyncio", "numpy", "windlass.client.run"}
-    assert "windlass.cli.run" not in loaded
-    # what the interpreter itself takes on a busy machine is not ours
-    bare_s = min(_time([sys.executable, "-c", "pass"]) for _ in range(5))
-    assert min(times) - bare_s < 0.2
-
-
-def _time(argv: list[str]) -> float:
-    started_s = time.perf_counter()
-    subprocess.run(argv, check=True)
-    return time.perf_counter() - started_s
+    heavy = {"torch", "yaml", "cloudpickle", "asyncio", "numpy", "urllib3", "cryptography"}
+    assert "click" in loaded
+    assert not loaded & {*heavy, "windlass.client.run", "windlass.cli.run", "windlass.kube"}
 
 
 @pytest.mark.parametrize("verb", ["run", "ls", "doctor", "export"])

@@ -55,7 +55,7 @@ def _make_pairs(found: JobStatus) -> Iterator[tuple[str, str]]:
         render_span(found.created_at_s, found.ended_at_s),
     )
     if found.attempt or found.restarts:
-        yield "attempt", f"{found.attempt} of at most {found.restarts}"
+        yield "attempt", str(found.attempt)
     yield "ranks", _render_ranks(found)
     yield "progress", one_line("  ".join(render_progress(found.progress)))
     yield "nodes", _render_nodes(found)

@@ -35,15 +35,15 @@ def list_jobs(settings: Settings) -> list[Job]:
 
 def find_job(text: str, settings: Settings) -> Job:
     """The one job `text` means."""
-    name, separator, rest = text.rpartition("://")
-    place, _, job_id = rest.rpartition("/")
+    name, separator, job_id = text.rpartition("://")
     if not job_id:
         raise SpecError("which job?", hint="windlass ls shows them")
     if not separator:
         name = _find_engine(job_id, settings)
     engine = make_engine(name, settings)
-    if place:
-        return Job(engine, JobRef(engine.name, job_id, place))
+    place, _, inside = job_id.rpartition("/")
+    if place and "pods" in engine.can:
+        return Job(engine, JobRef(engine.name, inside, place))
     known = engine.jobs()
     matches = (
         [ref for ref in known if ref.job_id == job_id]

@@ -14,10 +14,18 @@ from typing import Protocol, TextIO
 
 from windlass.client.terminal import can_draw, clean, paint, rank_colour, wants_colour
 from windlass.wire.logs import LogLine
-from windlass.wire.status import JobStatus, Phase, Progress
+from windlass.wire.status import Condition, JobStatus, Phase, Progress
 
 _REDRAW_S = 0.1
 _BAR_WIDTH = 20
+# What a job that has not started waits for, by the last moment it passed.
+_WAITING_FOR = {
+    "queued": "waiting for a node for each pod",
+    "scheduled": "waiting for the image",
+    "image": "waiting for the containers",
+    "container": "waiting for the agents",
+    "agent up": "waiting for all nodes",
+}
 
 
 class View(Protocol):
@@ -56,7 +64,7 @@ class LiveView:
         self._drawn = False
         self._drawn_s = 0.0
         self._status: JobStatus | None = None
-        self._num_conditions = 0
+        self._shown: set[Condition] = set()
         self._bars: dict[int, LogLine] = {}
 
     def show(self, status: JobStatus, lines: Iterable[LogLine]) -> None:
@@ -102,15 +110,15 @@ class LiveView:
         self._bars.clear()
 
     def _show_conditions(self, status: JobStatus) -> None:
-        new = status.conditions[self._num_conditions :]
-        self._num_conditions = len(status.conditions)
+        new = [condition for condition in status.conditions if condition not in self._shown]
+        self._shown.update(new)
         for condition in new:
-            if condition.type == "warning":
+            if condition.type in ("warning", "blocker"):
                 self.say(f"windlass: {condition.message}")
         if new and len(status.history) and new[-1].type == Phase.RUNNING.value:
             last = status.history[-1]
             self.say(
-                f"windlass: {last.message}; restarted, attempt {status.attempt} of at most {status.restarts}"
+                f"windlass: {last.message}; restarted, attempt {status.attempt}"
             )
 
     def _draw(self, status: JobStatus) -> None:
@@ -149,7 +157,7 @@ def render_status_line(status: JobStatus, *, now_s: float, bar: str = "") -> str
     """Where the job is, in one line."""
     parts = [f"{status.name} {_phase_text(status)} {render_seconds(now_s - status.created_at_s)}"]
     if status.attempt:
-        parts.append(f"attempt {status.attempt}/{status.restarts}")
+        parts.append(f"attempt {status.attempt}")
     parts += render_progress(status.progress)
     if status.progress.step is None and bar:
         parts.append(bar)
@@ -157,9 +165,11 @@ def render_status_line(status: JobStatus, *, now_s: float, bar: str = "") -> str
 
 
 def _phase_text(status: JobStatus) -> str:
+    names = [moment.name for moment in status.timeline]
+    if status.phase in (Phase.PENDING, Phase.STARTING):
+        return _WAITING_FOR.get(names[-1] if names else "", status.phase.value)
     if status.phase is not Phase.RUNNING:
         return str(status.phase.value)
-    names = [moment.name for moment in status.timeline]
     if "imports done" not in names:
         return "importing"
     running, returned = status.count("running"), status.count("returned")
