@@ -10,19 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from windlass import records
+from windlass.cli.export import render_manifests
 
 _FOLDER = Path(__file__).parent / "golden"
 _RENEW = os.environ.get("RENEW_GOLDEN") == "1"
 
 
 def check_golden(name: str, documents: Sequence[Any]) -> None:
-    """Compare documents with the file of that name, as YAML."""
+    """Compare documents, as an export prints them, with the file of that name."""
     path = _FOLDER / name
-    plain = [records.to_json(document) for document in documents]
-    text = yaml.safe_dump_all(plain, sort_keys=False, allow_unicode=True, width=100)
+    text = render_manifests(documents)
     if _RENEW:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -1,0 +1,137 @@
+"""`windlass export`: YAML that kubectl takes, no private keys unasked, and clear refusals."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from cli.process import Ran
+
+from windlass.cli.export import leave_out_keys, render_manifests
+
+Cli = Callable[..., Ran]
+IMAGE = ("--image", "torch:1")
+
+
+@pytest.fixture
+def solo(project: Path) -> Path:
+    (project / "solo.py").write_text("import os\nprint(os.environ['RANK'])\n")
+    return project
+
+
+def documents_of(ran: Ran) -> list[dict]:
+    assert ran.code == 0, ran.err
+    return list(yaml.safe_load_all(ran.out))
+
+
+def test_the_statefulset_recipe(windlass: Cli, solo: Path) -> None:
+    ran = windlass("export", "solo.py", "-e", "statefulset", "--nodes", "2", *IMAGE, "--lr", "1")
+    documents = documents_of(ran)
+    assert [d["kind"] for d in documents] == ["ConfigMap", "Service", "StatefulSet"]
+    assert documents[0]["data"]["solo.py"] == (solo / "solo.py").read_text()
+    assert "/code/solo.py --lr 1" in ran.out
+    assert "- |\n" in ran.out  # the shell's lines can be read
+    assert ran.err == ""
+
+
+def test_meeting_elsewhere(windlass: Cli, solo: Path) -> None:
+    words = ("export", "solo.py", "-e", "statefulset", *IMAGE)
+    ran = windlass(*words, "--rdzv-backend", "etcd-v2", "--rdzv-endpoint", "etcd:2379")
+    assert "--rdzv-backend=etcd-v2" in ran.out
+    ran = windlass(*words, "--rdzv-backend", "etcd-v2")
+    assert ran.code == 2
+    assert "needs a server to meet at" in ran.err
+
+
+def test_what_is_in_the_image_need_not_be_here(windlass: Cli) -> None:
+    words = ("export", "/app/train.py", "-e", "statefulset", *IMAGE)
+    ran = windlass(*words, "--in-image")
+    assert [d["kind"] for d in documents_of(ran)] == ["Service", "StatefulSet"]
+    assert "\n            /app/train.py &" in ran.out
+    assert windlass(*words).code == 2
+
+
+def test_a_plain_job(windlass: Cli, solo: Path) -> None:
+    words = ("export", "solo.py", "--plain", *IMAGE, "--nodes", "2")
+    documents = documents_of(windlass(*words, "-e", "kubernetes", "--name", "My Run"))
+    assert [d["kind"] for d in documents] == ["ConfigMap", "Service", "Job"]
+    assert re.fullmatch(r"my-run-[a-z2-9]{5}", documents[-1]["metadata"]["name"])
+    ran = windlass(*words)
+    assert ran.code == 2
+    assert "hint: add -e kubernetes" in ran.err
+
+
+def test_a_whole_export_has_keys_only_when_asked(windlass: Cli, solo: Path) -> None:
+    words = ("export", "solo.py", "-e", "kubernetes", *IMAGE, "--nodes", "2")
+    ran = windlass(*words)
+    documents = documents_of(ran)
+    assert documents[-1]["kind"] == "Job"
+    assert documents[-1]["spec"]["suspend"] is False
+    assert "PRIVATE KEY" not in _decoded(documents)
+    assert "--with-keys" in ran.err
+    ran = windlass(*words, "--with-keys")
+    assert "PRIVATE KEY" in _decoded(documents_of(ran))
+    assert ran.err == ""
+
+
+def _decoded(documents: list[dict]) -> str:
+    secrets = [d for d in documents if d["kind"] == "Secret"]
+    assert secrets
+    values = [value for secret in secrets for value in secret["data"].values()]
+    return "".join(base64.b64decode(value).decode("latin-1") for value in values)
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "hint"),
+    [
+        (("work.py",), "no image", "--image"),
+        (("work.py", *IMAGE, "--memory", "512"), "less than a megabyte", "Gi"),
+        (("work.py", *IMAGE, "--volume", "/a:/a"), "a folder of the machine", "--allow-host-path"),
+        (("work.py", *IMAGE, "--timeout", "5m"), "cannot do: timeout", "--timeout"),
+        (("work.py", *IMAGE, "--patch", "x: 1"), "the patch has 'x' at its top", "looks like"),
+        (("sh", *IMAGE), "only a single script", "--in-image"),
+    ],
+    ids=str,
+)
+def test_refused(windlass: Cli, words: tuple[str, ...], says: str, hint: str) -> None:
+    ran = windlass("export", *words, "-e", "statefulset")
+    assert ran.code == 2
+    assert says in ran.err
+    assert hint in ran.err.partition("hint:")[2]
+    assert ran.out == ""
+
+
+def test_help_has_a_heading_for_each_kind_of_flag(windlass: Cli) -> None:
+    shown = windlass("export", "--help").out
+    options, _, rest = shown.partition("\nOn Kubernetes:\n")
+    pods, _, exports = rest.partition("\nExports without Windlass:\n")
+    assert "--nodes" in options
+    assert "--image" in pods
+    assert "--rdzv-backend" in exports
+    assert "--rdzv-backend" not in windlass("run", "--help").out
+
+
+def test_keys_are_known_by_name_and_by_content() -> None:
+    secret = {
+        "kind": "Secret",
+        "data": {
+            "node.key": base64.b64encode(b"x").decode(),
+            "hidden": base64.b64encode(b"-----BEGIN EC PRIVATE KEY-----\n").decode(),
+            "plan.json": base64.b64encode(b"{}").decode(),
+            "odd": "not base64",
+        },
+    }
+    other = {"kind": "ConfigMap", "data": {"node.key": "x"}}
+    assert leave_out_keys([secret, other]) == [
+        {"kind": "Secret", "data": {"plan.json": "e30=", "odd": "not base64"}},
+        other,
+    ]
+
+
+def test_yaml_reads_back() -> None:
+    documents = [{"a": "x\ny\n", "b": ["1", 1, None, "ä"], "c": {"d": "yes", "e": " lead\n"}}]
+    assert list(yaml.safe_load_all(render_manifests(documents))) == documents
