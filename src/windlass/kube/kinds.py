@@ -60,12 +60,3 @@ CRDS = Kind(
     "CustomResourceDefinition",
     namespaced=False,
 )
-
-_KINDS = {
-    (kind.api_version, kind.name): kind for kind in tuple(globals().values()) if type(kind) is Kind
-}
-
-
-def find_kind(body: dict[str, object]) -> Kind | None:
-    """The kind of an object as it says itself, if it is one of those named here."""
-    return _KINDS.get((str(body.get("apiVersion")), str(body.get("kind"))))

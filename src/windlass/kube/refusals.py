@@ -40,24 +40,17 @@ class ClusterError(EngineError):
         super().__init__(message, hint=hint)
         self.code = code
         self.reason = reason
+        if code in _BUSY:
+            self.retryable = True
         self.maybe_done = code is None or code >= 500  # the request may have been carried out
         self.was_lost = False  # an earlier try of the same request may have been
         self.retry_after_s = 0.0
-
-    @property
-    def is_passing(self) -> bool:
-        """Whether the same request may well succeed a little later."""
-        return self.code in _BUSY
 
 
 class Unreachable(ClusterError):
     """No answer: connection refused, no such host, TLS, or the deadline."""
 
     retryable = True
-
-    @property
-    def is_passing(self) -> bool:
-        return self.retryable
 
 
 class Unauthorized(ClusterError):
@@ -152,9 +145,7 @@ def _not_allowed(text: str, reason: str, *, asked: str, where: Where) -> Cluster
         group = f".{match['group']}" if match["group"] else ""
         what = f"{match['verb']} {match['resource']}{group}"
         what += f" in namespace {match['namespace']}" if match["namespace"] else ""
-    error = Forbidden(f"you may not {what}", hint=_ROLE_HINT, code=403, reason="Forbidden")
-    error.__dict__["server_text"] = text
-    return error
+    return Forbidden(f"you may not {what}", hint=_ROLE_HINT, code=403, reason="Forbidden")
 
 
 def _not_there(text: str, reason: str, *, asked: str, where: Where) -> NotFound:

@@ -101,7 +101,7 @@ class Transport:
                 error.was_lost = was_lost
                 pause_s = make_pause_s(num_tries, asked_s=error.retry_after_s)
                 is_safe = request.is_repeatable or not error.maybe_done
-                may_repeat = request.is_patient and is_safe and error.is_passing
+                may_repeat = request.is_patient and is_safe and error.retryable
                 is_too_late = time.monotonic() + pause_s > give_up_s
                 if not may_repeat or is_too_late:
                     raise

@@ -82,7 +82,7 @@ def watch_objects(
         except ClusterError as error:
             if error.code == 410:
                 seen.version = ""
-            elif not error.is_passing:
+            elif not error.retryable:
                 raise
             logger.info("watch is interrupted: %s", error.message)
             num_failures += 1
