@@ -167,7 +167,7 @@ def render_status_line(status: JobStatus, *, now_s: float, bar: str = "") -> str
 def _phase_text(status: JobStatus) -> str:
     names = [moment.name for moment in status.timeline]
     if status.phase in (Phase.PENDING, Phase.STARTING):
-        return _WAITING_FOR.get(names[-1] if names else "", status.phase.value)
+        return _WAITING_FOR.get(names[-1] if names else "", str(status.phase.value))
     if status.phase is not Phase.RUNNING:
         return str(status.phase.value)
     if "imports done" not in names:

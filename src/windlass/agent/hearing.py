@@ -1,0 +1,180 @@
+"""What the lead hears: nodes that join, leave and tell of ranks; whoever wants the job to end.
+
+Keeps it, and wakes whoever waits for a change. Gives no orders and decides nothing: that is `agent.lead`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from windlass import names
+from windlass.agent.attempt import Attempt
+from windlass.agent.board import Board
+from windlass.agent.failure import make_job_verdict
+from windlass.agent.link import Send
+from windlass.agent.memory import Memory
+from windlass.agent.node import read_outcome
+from windlass.agent.roster import Member, Roster
+from windlass.plan.plan import Plan
+from windlass.wire.results import Outcome
+from windlass.wire.status import FailureKind, Phase, Verdict
+
+logger = logging.getLogger(__name__)
+
+
+class Hearing:
+    """One job's nodes, its current attempt, and what was said of both."""
+
+    def __init__(self, plan: Plan, board: Board) -> None:
+        self._plan = plan
+        self._board = board
+        self._told: list[Memory] = []  # what nodes remember of an earlier lead
+        self._roster = Roster(plan)
+        self._attempt = Attempt(-1, plan)
+        self._flushed: set[int] = set()
+        self._stop: Verdict | None = None  # somebody ended the job: cancel, timeout, lease
+        self._now = False
+        self._changed = asyncio.Event()
+
+    def join(
+        self,
+        index: int,
+        send: Send,
+        *,
+        pid: int,
+        python: str,
+        host: str = "",
+        is_prepared: bool = True,
+        memory: Memory | None = None,
+    ) -> None:
+        """A node is there."""
+        self._roster.add(
+            index, Member(send=send, python=python, host=host, is_prepared=is_prepared)
+        )
+        if memory is not None and self._attempt.number < 0:
+            self._told.append(memory)
+        self._board.set_node(index, state="joined", pid=pid, python=python, host=host)
+        self._check_python(index, python)
+        self._changed.set()
+
+    def prepare(self, index: int) -> None:
+        """A node has its code and its payload now."""
+        if index in self._roster:
+            self._roster[index].is_prepared = True
+        self._changed.set()
+
+    def is_here(self, index: int) -> bool:
+        return index in self._roster
+
+    def lose(self, index: int, why: str = "") -> None:
+        """A node is gone, and its ranks with it."""
+        name = self._roster.name(index)
+        member = self._roster.drop(index)
+        if member is None:
+            return
+        logger.warning("%s is gone%s", name, f": {why}" if why else "")
+        self._board.set_node(index, state="lost")
+        note = "; ".join(
+            part for part in (why, f"it was on {member.host}" * bool(member.host)) if part
+        )
+        for outcome in list(self._attempt.lose_node(index, note)):
+            self._take_outcome(outcome, exited=True)
+        self._changed.set()
+
+    def end(self, kind: FailureKind, message: str, *, now: bool = False) -> None:
+        """Somebody wants the job to end; asking a second time may make it end at once."""
+        if self._stop is None:
+            self._stop = make_job_verdict(
+                self._plan, kind, message, at_s=time.time(), attempt=max(0, self._attempt.number)
+            )
+        if now and not self._now:
+            self._now = True
+            if self._board.status.phase is Phase.STOPPING:
+                self._stop_now()
+        self._changed.set()
+
+    def receive(self, index: int, message: dict[str, Any]) -> None:
+        """Something a node says."""
+        kind = message["type"]
+        is_current = message.get("attempt", self._attempt.number) == self._attempt.number
+        if kind == "outcome":
+            self._take_outcome(read_outcome(message), exited=message["exited"])
+        elif kind == "started" and 0 <= message["rank"] < self._attempt.world.num_ranks:
+            self._board.set_rank(message["rank"], pid=message["pid"], state="running")
+        elif kind == "running" and is_current:
+            self._take_running(message)
+        elif kind == "report" and is_current:
+            self._board.report(message)
+        elif kind == "stopped" and is_current:
+            self._attempt.stopped.add(index)
+        elif kind == "ready":
+            self._take_ready(index, message)
+        elif kind == "store" and is_current:
+            self._attempt.store_port = message["port"]
+        elif kind == "flushed":
+            self._flushed.add(index)
+        elif kind == "trouble":
+            self._board.add_condition("warning", message["reason"], message["message"])
+        self._changed.set()
+
+    def _take_running(self, message: dict[str, Any]) -> None:
+        self._attempt.running.add(message["rank"])
+        if len(self._attempt.running) == self._attempt.world.num_ranks:
+            self._board.mark("ranks running", message["at_s"])
+
+    def _take_outcome(self, outcome: Outcome, *, exited: bool) -> None:
+        if self._attempt.add(outcome, exited=exited) and (exited or outcome.is_failure):
+            self._board.set_rank(outcome.rank, state=self._attempt.outcomes[outcome.rank].state)
+
+    def _take_ready(self, index: int, message: dict[str, Any]) -> None:
+        if message["is_complete"] and index in self._roster:
+            self._roster[index].has_imported = True
+            self._board.set_node(index, state="ready")
+        if self._roster.have_all_imported:
+            self._board.mark("imports done")
+        if message["culprit"]:
+            self._board.add_condition(
+                "warning",
+                names.REASON_FORK_UNSAFE,
+                f"importing {message['culprit']} started {message['num_threads'] - 1} thread(s): "
+                f"ranks are spawned, not forked; leave it out of --preload to fork again",
+            )
+        for name, why in message["missing"].items():
+            self._board.add_condition(
+                "warning", names.REASON_IMPORTING, f"{name} could not be preloaded: {why}"
+            )
+
+    def _check_python(self, index: int, python: str) -> None:
+        wanted = self._plan.python_minor
+        found = ".".join(python.split(".")[:2])
+        if wanted and found != wanted:
+            message = (
+                f"the function travels by value from Python {wanted}, but {self._roster.name(index)} "
+                f"runs {found}, which cannot run its code; put it in a module of the project, or use "
+                f"an image with Python {wanted}, or a client with {found}"
+            )
+            self.end(FailureKind.START_FAILED, message)
+
+    def _stop_now(self) -> None:
+        """Ranks that are being stopped already are to be killed."""
+        for index in self._roster.here():
+            self._roster[index].send({"type": "stop", "now": True})
+
+    async def _until(self, is_so: Callable[[], bool], *, timeout_s: float | None) -> bool:
+        """Wait for a condition; whether it came true in time."""
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        while not is_so():
+            self._changed.clear()
+            left_s = None if deadline is None else deadline - loop.time()
+            if left_s is not None and left_s <= 0:
+                return False
+            try:
+                await asyncio.wait_for(self._changed.wait(), left_s)
+            except asyncio.TimeoutError:
+                return is_so()
+        return True
