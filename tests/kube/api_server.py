@@ -51,8 +51,8 @@ class ApiServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, answers: list[Answer]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, answers: list[Answer], port: int) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
         self.answers = answers
         self.seen: list[Seen] = []
         self.lock = threading.Lock()
@@ -120,8 +120,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serve(*answers: Answer) -> Iterator[ApiServer]:
-    with ApiServer(list(answers)) as server:
+def serve(*answers: Answer, port: int = 0) -> Iterator[ApiServer]:
+    with ApiServer(list(answers), port) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:

@@ -30,6 +30,7 @@ from windlass.kube.kinds import (
     Kind,
 )
 from windlass.kube.refusals import Conflict, Forbidden, NotFound, Rejected, Unreachable
+from windlass.kube.transport import Transport
 
 pytestmark = pytest.mark.cluster
 
@@ -221,6 +222,28 @@ def test_a_user_with_few_rights(api: Api, pod: str, tmp_path: Path) -> None:
         user.forward(pod, 7000)
     with pytest.raises(Forbidden, match=f"you may not get pods/log {place}"):
         user.read_log(pod)
+
+
+def test_as_a_pods_service_account(api: Api, tmp_path: Path) -> None:
+    here = read_target(environ=os.environ)
+    token = make_user(api, [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}])
+    for name, content in (
+        ("token", token),
+        ("namespace", api.namespace),
+        ("ca.crt", here.ca_pem.decode()),
+    ):
+        (tmp_path / name).write_text(content)
+    url = urlsplit(here.server)
+    environ = {
+        "HOME": str(tmp_path),
+        "KUBERNETES_SERVICE_HOST": url.hostname or "",
+        "KUBERNETES_SERVICE_PORT": str(url.port or 443),
+    }
+    inside = Api(Transport(read_target(environ=environ, account=tmp_path), environ))
+    assert inside.namespace == api.namespace
+    inside.list(PODS)
+    with pytest.raises(Forbidden, match="you may not get pods"):
+        inside.get(PODS, "echo")
 
 
 def test_a_plugin_logs_in_by_token_and_by_certificate(api: Api, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from kube.api_server import Answer, ApiServer, connect_to, refuse, serve
+from waits import wait_for
 
 from windlass.kube.kinds import PODS
 from windlass.kube.refusals import ClusterError, Forbidden, Unreachable
@@ -70,6 +72,23 @@ def test_it_goes_on_where_it_was(tmp_path: Path, trouble: Answer) -> None:
         found = take(server, tmp_path, 3)
     assert found == [("SYNCED", ""), ("ADDED", "a"), ("DELETED", "a")]
     assert [seen.params.get("resourceVersion") for seen in server.seen[1:4]] == ["5", "9", "9"]
+
+
+def test_a_server_that_was_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "windlass.kube.watch")
+    stop = threading.Event()
+    found: list[str] = []
+    with serve(make_list(5), make_lines(("ADDED", make_pod("a", 6)))) as server:
+        watching = connect_to(server.url, tmp_path).watch(PODS, stop=stop, timeout_s=60.0)
+        assert [next(watching)[0], next(watching)[0]] == ["SYNCED", "ADDED"]
+    reader = threading.Thread(target=lambda: found.append(next(watching)[0]), daemon=True)
+    reader.start()
+    wait_for(lambda: "connection refused" in caplog.text, "it noticed", 10.0)
+    with serve(make_lines(("DELETED", make_pod("a", 7))), port=server.server_port) as back:
+        reader.join(20.0)
+    assert found == ["DELETED"]
+    assert back.seen[0].params["resourceVersion"] == "6"
+    watching.close()
 
 
 GONE = {"code": 410, "reason": "Expired", "message": "too old resource version"}
