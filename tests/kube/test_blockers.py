@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from functools import partial
 from typing import Any
 
 import pytest
 from kube.recorded import load
+from kube.users import new_namespace
+from waits import wait_for
 
+from windlass.kube.api import Api
 from windlass.kube.blocker import Blocker, make_condition
 from windlass.kube.blockers import find_blockers
+from windlass.kube.kinds import EVENTS, JOBS, PODS, RESOURCE_QUOTAS
+
+IMAGE = os.environ.get("TESTBED_IMAGE", "localhost/python:testbed")
 
 # name of the recording: reason, words of the message, words of the hint
 SEEN = {
@@ -147,6 +155,23 @@ def test_a_webhook_that_does_not_answer() -> None:
     assert 'webhook "pods.kueue.io" does not answer' in found.message
 
 
+def test_a_pod_just_made_will_meet_what_the_one_before_it_met() -> None:
+    seen = load("no-python")
+    for index in ("0", "1"):
+        seen.pods.append(
+            {
+                "metadata": {
+                    "name": f"no-python-{index}-zzzzz",
+                    "labels": {"batch.kubernetes.io/job-completion-index": index},
+                    "creationTimestamp": "2026-11-15T09:06:00Z",
+                },
+                "status": {"phase": "Pending"},
+            }
+        )
+    (found,) = seen.blockers()
+    assert found.reason == "StartError"
+
+
 def test_a_refusal_is_forgotten_once_the_pods_are_there() -> None:
     seen = load("quota")
     pod = {**seen.pods[-1], "metadata": {**seen.pods[-1]["metadata"], "name": "quota-3-zzzzz"}}
@@ -194,3 +219,74 @@ def test_as_a_condition_the_hint_follows_the_message() -> None:
 def test_hardly_anything_is_needed() -> None:
     assert find_blockers({}, [], []) == []
     assert find_blockers({}, [{"metadata": {}}], [{"reason": "Odd"}]) == []
+
+
+def _job(name: str, container: dict[str, Any], **pod: Any) -> dict[str, Any]:
+    labels = {"windlass.dev/job": name}
+    command = ["python3", "-c", "pass"]
+    resources = {"limits": {"memory": "64Mi"}}  # a quota wants every pod to say it
+    ours = {
+        "name": "windlass",
+        "image": IMAGE,
+        "command": command,
+        "resources": resources,
+        **container,
+    }
+    template = {"restartPolicy": "Never", "containers": [ours], **pod}
+    return {
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "completions": 2,
+            "parallelism": 2,
+            "completionMode": "Indexed",
+            "template": {"metadata": {"labels": labels}, "spec": template},
+        },
+    }
+
+
+def _limits(**limits: str) -> dict[str, Any]:
+    return {
+        "resources": {"limits": {name.replace("_", "/"): size for name, size in limits.items()}}
+    }
+
+
+CLAIM = {"name": "d", "persistentVolumeClaim": {"claimName": "not-there"}}
+TOKEN = {"name": "T", "valueFrom": {"secretKeyRef": {"name": "not-there", "key": "k"}}}
+GPUS = {"resources": {"limits": {"memory": "64Mi", "nvidia.com/gpu": "4096"}}}
+BIG = {"resources": {"limits": {"memory": "900Gi"}}}
+LIVE = {
+    "name": (_job("name", {"image": "localhost/No-Such:1"}), "InvalidImageName", "No-Such"),
+    "gpu": (_job("gpu", GPUS), "Unschedulable", "4096 nvidia.com/gpu"),
+    "claim": (_job("claim", {}, volumes=[CLAIM]), "VolumeMissing", '"not-there" is missing'),
+    "secret": (_job("secret", {"env": [TOKEN]}), "CreateContainerConfigError", '"not-there"'),
+    "program": (_job("program", {"command": ["python9"]}), "StartError", '"python9"'),
+    "quota": (_job("quota", BIG), "QuotaExceeded", "a pod wants 900Gi limits.memory"),
+}
+
+
+def _look(api: Api, name: str) -> list[Blocker]:
+    labels = f"windlass.dev/job={name}"
+    return find_blockers(
+        api.get(JOBS, name),
+        api.list(PODS, labels=labels),
+        api.list(EVENTS),
+        api.list(RESOURCE_QUOTAS),
+    )
+
+
+@pytest.mark.cluster
+def test_a_real_cluster_shows_the_same() -> None:
+    quota = {"metadata": {"name": "team"}, "spec": {"hard": {"limits.memory": "800Gi"}}}
+    with new_namespace() as api:
+        api.create(RESOURCE_QUOTAS, quota)
+        for job, _, _ in LIVE.values():
+            api.create(JOBS, job)
+        found: dict[str, list[Blocker]] = {}
+
+        def is_shown(name: str, reason: str) -> bool:
+            found[name] = _look(api, name)
+            return [blocker.reason for blocker in found[name]] == [reason]
+
+        for name, (_, reason, word) in LIVE.items():
+            wait_for(partial(is_shown, name, reason), f"{name} shows {reason}", timeout_s=45)
+            assert word in found[name][0].message

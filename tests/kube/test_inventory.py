@@ -66,6 +66,13 @@ def test_operators_and_their_versions() -> None:
     found, absent = find_operators(groups, [kueue])
     assert found == {"Kueue": "kueue.x-k8s.io v1beta2, v1beta1, release v0.19.2"}
     assert "training-operator" in absent, "kubeflow.org alone may be another operator's"
+    image = "registry.invalid:5000/kubeflow/training-operator:v1.9.4@sha256:00"
+    runs = {
+        "metadata": {"name": "training-operator"},
+        "spec": {"template": {"spec": {"containers": [{"image": image}]}}},
+    }
+    tagged, _ = find_operators(groups, [], [runs])
+    assert tagged["training-operator"] == "kubeflow.org v1, release v1.9.4"
     unread, _ = find_operators(groups, [])
     assert unread["training-operator"] == "kubeflow.org v1"
 

@@ -161,12 +161,13 @@ def _left(said: Diagnosis, quotas: Sequence[Object]) -> str:
     return f"; also used up: {', '.join(full)}" if full else ""
 
 
-def _newest(pods: Sequence[Object]) -> list[Object]:
-    newest: dict[int, Object] = {}
+def _by_index(pods: Sequence[Object]) -> Iterator[list[Object]]:
+    """The pods of each node, oldest first."""
+    found: dict[int, list[Object]] = {}
     for pod in sorted(pods, key=created_s):
         if (index := index_of(pod)) is not None:
-            newest[index] = pod
-    return list(newest.values())
+            found.setdefault(index, []).append(pod)
+    yield from found.values()
 
 
 def _find_in_pods(
@@ -175,7 +176,7 @@ def _find_in_pods(
     nodes: Sequence[Object],
     claims: Sequence[Object],
 ) -> Iterator[Blocker]:
-    for pod in _newest(pods):
+    for *before, pod in _by_index(pods):
         name, since_s = name_of(pod), created_s(pod)
         phase = pod.get("status", {}).get("phase")
         scheduled = condition_of(pod, "PodScheduled")
@@ -194,15 +195,21 @@ def _find_in_pods(
             yield _make(said, pod=name, since_s=since_s)
         elif (found := diagnose_container(pod)) is not None:
             yield _make(found, pod=name, since_s=since_s)
-        elif phase == "Failed" and (started := _read_start_error(pod)) is not None:
-            yield _make(started, pod=name, since_s=since_s)
-        elif phase == "Pending":
-            yield from _read_events(pod, events)
+        elif told := list(_read_events(pod, events) if phase == "Pending" else ()):
+            yield from told
+        elif phase in ("Pending", "Failed"):
+            # a pod that has only just been made will meet what the one before it met
+            yield from _read_start_errors([pod, *before[-1:]])
 
 
-def _read_start_error(pod: Object) -> Diagnosis | None:
-    terminated = container_of(pod).get("state", {}).get("terminated") or {}
-    return diagnose_start(image_of(pod), " ".join(str(terminated.get("message") or "").split()))
+def _read_start_errors(pods: Sequence[Object]) -> Iterator[Blocker]:
+    """The first of these that could not be started."""
+    for pod in pods:
+        terminated = container_of(pod).get("state", {}).get("terminated") or {}
+        text = " ".join(str(terminated.get("message") or "").split())
+        if said := diagnose_start(image_of(pod), text):
+            yield _make(said, pod=name_of(pod), since_s=created_s(pod))
+            return
 
 
 def _read_lost(pod: Object) -> Blocker | None:

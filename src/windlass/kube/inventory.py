@@ -13,14 +13,15 @@ from windlass.errors import SpecError
 from windlass.kube.fields import Object, condition_of, is_true, labels_of, name_of
 from windlass.spec.quantity import BILLION, read_quantity
 
-# Operators we can use: what serves their kinds, and the resource that tells groups of one name apart.
-_OPERATORS: Mapping[str, tuple[str, str]] = {
-    "JobSet": ("jobset.x-k8s.io", "jobsets"),
-    "Kubeflow Trainer": ("trainer.kubeflow.org", "trainjobs"),
-    "training-operator": ("kubeflow.org", "pytorchjobs"),
-    "KubeRay": ("ray.io", "rayclusters"),
-    "Kueue": ("kueue.x-k8s.io", "workloads"),
-    "Monarch": ("monarch.pytorch.org", "monarchmeshes"),
+# Operators we can use: what serves their kinds, the resource that tells groups of one name apart, and a word
+# in the name of the Deployment that runs them.
+_OPERATORS: Mapping[str, tuple[str, str, str]] = {
+    "JobSet": ("jobset.x-k8s.io", "jobsets", "jobset"),
+    "Kubeflow Trainer": ("trainer.kubeflow.org", "trainjobs", "trainer"),
+    "training-operator": ("kubeflow.org", "pytorchjobs", "training-operator"),
+    "KubeRay": ("ray.io", "rayclusters", "kuberay"),
+    "Kueue": ("kueue.x-k8s.io", "workloads", "kueue"),
+    "Monarch": ("monarch.pytorch.org", "monarchmeshes", "monarch"),
 }
 _VERSION_LABEL = "app.kubernetes.io/version"
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
@@ -67,22 +68,35 @@ class Counts:
 
 
 def find_operators(
-    groups: Iterable[Object], crds: Iterable[Object]
+    groups: Iterable[Object], crds: Iterable[Object], deployments: Sequence[Object] = ()
 ) -> tuple[dict[str, str], list[str]]:
     """Operators that are there, with what is known of their version, and those that are not."""
     served = {str(group.get("name")): group for group in groups}
     by_name = {name_of(crd): crd for crd in crds}
     found, absent = {}, []
-    for name, (group, plural) in _OPERATORS.items():
+    for name, (group, plural, word) in _OPERATORS.items():
         crd = by_name.get(f"{plural}.{group}")
         # Two operators have served kubeflow.org; the CRD, where it may be read, tells which is there.
         if group not in served or (by_name and crd is None):
             absent.append(name)
             continue
         versions = ", ".join(str(v.get("version")) for v in served[group].get("versions") or ())
-        release = labels_of(crd or {}).get(_VERSION_LABEL, "")
+        running = [body for body in deployments if word in name_of(body)]
+        release = next(filter(None, map(_release, (crd or {}, *running))), "")
         found[name] = f"{group} {versions}{f', release {release}' if release else ''}"
     return found, absent
+
+
+def _release(body: Object) -> str:
+    """The version a CRD or Deployment is labelled with; else the tag of the Deployment's image."""
+    if version := labels_of(body).get(_VERSION_LABEL):
+        return version
+    template = body.get("spec", {}).get("template") or {}
+    for container in template.get("spec", {}).get("containers") or ():
+        tag = str(container.get("image", "")).partition("@")[0].rpartition("/")[2].partition(":")[2]
+        if tag:
+            return tag
+    return ""
 
 
 def count_gpus(nodes: Sequence[Object], pods: Iterable[Object]) -> Counts:

@@ -62,7 +62,7 @@ def _read_quota(text: str) -> Diagnosis | None:
     ]
     return Diagnosis(
         reason=QUOTA,
-        message=f'the namespace\'s quota "{match["name"]}" is used up: {"; ".join(parts)}',
+        message=f'the namespace\'s quota "{match["name"]}" leaves too little: {"; ".join(parts)}',
         hint=f"ask for less with {_flags_in(match['requested'])} or --nodes, end other jobs "
         "(windlass ls), or ask for more quota",
     )

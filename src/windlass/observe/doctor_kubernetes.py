@@ -39,6 +39,7 @@ from windlass.observe.doctor_deep import check_deep
 from windlass.settings import Settings
 
 _ALL_PODS = Kind(PODS.api_version, PODS.plural, PODS.name, namespaced=False)
+_ALL_DEPLOYMENTS = Kind("apps/v1", "deployments", "Deployment", namespaced=False)
 _SYSTEM = "kube-system"
 _DNS_NAMES = ("kube-dns", "coredns", "rke2-coredns-rke2-coredns", "dns-default")
 _TRY = "--deep tries it with two pods"
@@ -132,7 +133,11 @@ def _look_at_operators(api: Api) -> Iterator[Check]:
         crds = api.list(CRDS)
     except Forbidden:
         crds = []
-    found, absent = find_operators(groups, crds)
+    try:
+        deployments = api.list(_ALL_DEPLOYMENTS)
+    except Forbidden:
+        deployments = []
+    found, absent = find_operators(groups, crds, deployments)
     for name, versions in found.items():
         yield Check(name=name, state="ok", found=versions)
     if absent:

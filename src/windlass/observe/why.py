@@ -17,6 +17,7 @@ from windlass.observe.timeline import make_rows
 from windlass.observe.verdict import render_verdict
 from windlass.wire.status import Condition, FailureKind, JobStatus, Phase
 
+_FIRST = "submitted"  # the moment all others are counted from
 _SILENT_S = 60.0
 _FAR_BEHIND = 2
 _MAX_NAMED = 8
@@ -197,10 +198,10 @@ def _describe_nodes(status: JobStatus) -> list[str]:
 
 def _describe_road(status: JobStatus, now_s: float) -> Iterator[str]:
     """How far it came, and how long ago."""
-    if rows := make_rows(status):
-        road = ", ".join(f"{row.name} {row.since_submit_s:.1f} s" for row in rows[1:])
-        age = render_seconds(now_s - status.created_at_s)
-        yield f"submitted {age} ago{f'; since submit: {road}' if road else ''}"
+    rows = [row for row in make_rows(status) if row.name != _FIRST]
+    road = ", ".join(f"{row.name} {row.since_submit_s:.1f} s" for row in rows)
+    age = render_seconds(now_s - status.created_at_s)
+    yield f"submitted {age} ago{f'; since submit: {road}' if road else ''}"
 
 
 def _describe_history(status: JobStatus) -> list[str]:
