@@ -59,8 +59,10 @@ def _make_pairs(found: JobStatus) -> Iterator[tuple[str, str]]:
     yield "ranks", _render_ranks(found)
     yield "progress", one_line("  ".join(render_progress(found.progress)))
     yield "nodes", _render_nodes(found)
-    warnings = [c.message for c in found.conditions if c.type == "warning"]
-    yield "warnings", "\n".join(map(one_line, warnings))
+    yield "earlier", "\n".join(f"attempt {v.attempt}: {one_line(v.message)}" for v in found.history)
+    for label, kind in (("blocked", "blocker"), ("warnings", "warning")):
+        messages = [c.message for c in found.conditions if c.type == kind]
+        yield label, "\n".join(map(one_line, messages))
 
 
 def _render_reason(found: JobStatus) -> str:
@@ -77,14 +79,20 @@ def _render_ranks(found: JobStatus) -> str:
     return f"{found.num_ranks}: {counted}"
 
 
+def _render_span(ranks: list[int]) -> str:
+    if not ranks:
+        return "no rank"
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+
+
 def _render_nodes(found: JobStatus) -> str:
     lines = []
     for node in found.nodes[:_MAX_NODES]:
         ranks = [rank.rank for rank in found.ranks if rank.node == node.index]
-        span = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
         python = f", Python {node.python}" if node.python else ""
         pid = f", pid {node.pid}" if node.pid and not found.phase.is_final else ""
-        lines.append(f"{node.name}: {node.state}, {span}{python}{pid}")
+        host = f" on {node.host}" if node.host else ""
+        lines.append(f"{node.name}: {node.state}{host}, {_render_span(ranks)}{python}{pid}")
     if len(found.nodes) > _MAX_NODES:
         lines.append(f"and {len(found.nodes) - _MAX_NODES} more (--json shows all)")
     return "\n".join(lines)

@@ -65,6 +65,7 @@ class LiveView:
         self._drawn_s = 0.0
         self._status: JobStatus | None = None
         self._shown: set[Condition] = set()
+        self._blocked_by: set[str] = set()
         self._bars: dict[int, LogLine] = {}
 
     def show(self, status: JobStatus, lines: Iterable[LogLine]) -> None:
@@ -113,13 +114,19 @@ class LiveView:
         new = [condition for condition in status.conditions if condition not in self._shown]
         self._shown.update(new)
         for condition in new:
-            if condition.type in ("warning", "blocker"):
+            if condition.type == "warning" or self._is_news(condition):
                 self.say(f"windlass: {condition.message}")
         if new and len(status.history) and new[-1].type == Phase.RUNNING.value:
             last = status.history[-1]
             self.say(
                 f"windlass: {last.message}; restarted, attempt {status.attempt}"
             )
+
+    def _is_news(self, condition: Condition) -> bool:
+        """Whether a blocker is of a kind that was not spoken of: more pods with it are nothing new."""
+        is_news = condition.type == "blocker" and condition.reason not in self._blocked_by
+        self._blocked_by.add(condition.reason)
+        return is_news
 
     def _draw(self, status: JobStatus) -> None:
         now_s = time.monotonic()
