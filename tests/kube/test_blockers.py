@@ -105,6 +105,15 @@ def test_kueue_says_why_it_waits() -> None:
         "NotAdmitted",
         f'it waits in the queue "team-a": {why}',
     )
+    event = {
+        "reason": "Pending",
+        "message": why,
+        "involvedObject": {"kind": "Workload", "name": "job-suspended-1a2b3"},
+        "metadata": {"creationTimestamp": "2026-11-15T09:06:00Z"},
+    }
+    seen.events.append(event)
+    assert seen.blockers() == [found], "its events tell it, too"
+    event["involvedObject"] = {"kind": "Workload", "name": "job-another-1a2b3"}
     (unread,) = seen.blockers()
     assert unread.message == 'it waits in the queue "team-a"'
 

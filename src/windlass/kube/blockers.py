@@ -57,7 +57,7 @@ def find_blockers(
     if is_true(condition_of(job, "Complete")) or is_true(condition_of(job, "Failed")):
         return []
     if job.get("spec", {}).get("suspend"):
-        return [_read_suspended(job, workloads)]
+        return [_read_suspended(job, workloads, events)]
     found = [
         *_find_uncreated(job, pods, events, quotas),
         *_find_in_pods(pods, events, nodes, claims),
@@ -96,7 +96,7 @@ def _name_pods(pods: Sequence[str]) -> str:
     return f"pods {', '.join(sorted(pods)[:_MAX_NAMED])}{more}: "
 
 
-def _read_suspended(job: Object, workloads: Sequence[Object]) -> Blocker:
+def _read_suspended(job: Object, workloads: Sequence[Object], events: Sequence[Object]) -> Blocker:
     since_s = read_time(condition_of(job, "Suspended").get("lastTransitionTime")) or created_s(job)
     queue = labels_of(job).get(names.LABEL_QUEUE)
     if queue is None:
@@ -107,6 +107,7 @@ def _read_suspended(job: Object, workloads: Sequence[Object]) -> Blocker:
             since_s=since_s,
         )
     why = next((text for work in workloads if (text := _why_not_admitted(job, work))), "")
+    why = why or _last_word_of_kueue(job, events)
     return Blocker(
         reason=reasons.NOT_ADMITTED,
         message=f'it waits in the queue "{queue}"{f": {why}" if why else ""}',
@@ -125,6 +126,19 @@ def _why_not_admitted(job: Object, workload: Object) -> str:
         if condition and is_true(condition) == (kind == "Evicted") and condition.get("message"):
             return " ".join(str(condition["message"]).split())
     return ""
+
+
+def _last_word_of_kueue(job: Object, events: Sequence[Object]) -> str:
+    """Its events name the Workload, which bears the Job's name; they need no right of their own."""
+    said = [
+        event
+        for event in events
+        if event.get("involvedObject", {}).get("kind") == "Workload"
+        and str(event["involvedObject"].get("name", "")).startswith(f"job-{name_of(job)}-")
+        and event.get("reason") in ("Pending", "Preempted", "Evicted")
+    ]
+    last = max(said, key=event_last_s, default={})
+    return " ".join(str(last.get("message", "")).split())
 
 
 def _find_uncreated(
