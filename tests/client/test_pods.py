@@ -72,3 +72,9 @@ def test_refused_patches(tmp_path, given, says):
     with pytest.raises(SpecError, match=says) as caught:
         pod_of(tmp_path, patch=given)
     assert "a patch looks like" in caught.value.hint
+
+
+def test_a_patch_must_fit_json(tmp_path):
+    with pytest.raises(SpecError, match="the patch holds what JSON cannot") as caught:
+        pod_of(tmp_path, patch="metadata: {annotations: {day: 2024-01-01}}")
+    assert "in quotes" in caught.value.hint

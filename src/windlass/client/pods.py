@@ -5,6 +5,7 @@ The one place where texts of settings become records of `spec`, and where a patc
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,13 @@ def _read_patch(given: str | Mapping[str, Any]) -> Mapping[str, Any]:
         raise SpecError("the patch is not a table", hint=_PATCH_HINT)
     if unknown := [key for key in patch if key not in ("metadata", "spec")]:
         raise SpecError(f"the patch has {unknown[0]!r} at its top", hint=_PATCH_HINT)
+    try:
+        json.dumps(patch)
+    except (TypeError, ValueError) as error:
+        raise SpecError(
+            f"the patch holds what JSON cannot: {error}",
+            hint="put dates and the like in quotes",
+        ) from error
     return patch
 
 

@@ -14,8 +14,8 @@ from windlass.errors import SpecError
 SPREADS = ("soft", "hard", "none")
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-_KEY = re.compile(rf"([a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_NAME}\Z")
-_VALUE = re.compile(rf"({_NAME})?\Z")
+_KEY = rf"([a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_NAME}"
+_VALUE = rf"({_NAME})?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,11 @@ def read_toleration(text: str) -> Toleration:
     key, _, value = name.partition("=")
     if key == "*" and not value and (not effect or effect in EFFECTS):
         return Toleration(effect=effect)
-    if not _KEY.match(key) or not _VALUE.match(value) or (effect and effect not in EFFECTS):
+    if (
+        not re.fullmatch(_KEY, key)
+        or not re.fullmatch(_VALUE, value)
+        or (effect and effect not in EFFECTS)
+    ):
         raise SpecError(
             f"--toleration {text!r} is not a taint",
             hint=f"write KEY, KEY=VALUE or KEY=VALUE:EFFECT; effects are {', '.join(EFFECTS)}",
@@ -43,7 +47,7 @@ def read_toleration(text: str) -> Toleration:
 
 def check_label_key(flag: str, key: str) -> None:
     """Refuse what is no key of a label or annotation."""
-    if not _KEY.match(key):
+    if not re.fullmatch(_KEY, key):
         raise SpecError(
             f"{flag}: {key!r:.80} is not a key",
             hint="a key is letters, digits, - _ and ., at most 63, perhaps with a domain and / before it",
@@ -55,7 +59,7 @@ def check_labels(flag: str, labels: Mapping[str, str], *, choices: bool = False)
     for key, value in labels.items():
         check_label_key(flag, key)
         for part in value.split("|") if choices else (value,):
-            if not _VALUE.match(part):
+            if not re.fullmatch(_VALUE, part):
                 raise SpecError(
                     f"{flag}: {value!r:.80} is not a label's value",
                     hint="a value is letters, digits, - _ and ., at most 63, and ends with a letter or digit",

@@ -9,7 +9,7 @@ import re
 
 from windlass.errors import SpecError
 
-_FORM = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(Ki|Mi|Gi|Ti|Pi|Ei|[num]|[kMGTPE]?)\Z")
+_FORM = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(Ki|Mi|Gi|Ti|Pi|Ei|[num]|[kMGTPE]?)"
 _POWERS = {"n": 0, "u": 3, "m": 6, "": 9, "k": 12, "M": 15, "G": 18, "T": 21, "P": 24, "E": 27}
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 BILLION = 10**9
@@ -20,7 +20,7 @@ def check_cpus(name: str, text: str) -> None:
     """Refuse what is no number of processors."""
     if not text:
         return
-    if not _FORM.match(text) or text.endswith("i"):
+    if not re.fullmatch(_FORM, text) or text.endswith("i"):
         raise SpecError(
             f"{name} must be a number of processors, found {text!r:.60}",
             hint=f"write {name} 4, or 500m for half of one",
@@ -33,7 +33,7 @@ def check_bytes(name: str, text: str) -> None:
     """Refuse what is no amount of memory or disk, and what has surely lost its unit."""
     if not text:
         return
-    if not _FORM.match(text) or text[-1] in "num":
+    if not re.fullmatch(_FORM, text) or text[-1] in "num":
         raise SpecError(
             f"{name} must be an amount like 512Gi, found {text!r:.60}",
             hint="units are Ki, Mi, Gi, Ti (of 1024) and k, M, G, T (of 1000)",
@@ -46,7 +46,7 @@ def check_bytes(name: str, text: str) -> None:
 
 def read_quantity(text: str) -> int:
     """The billionths behind a quantity: whole numbers, so that 0.3 and 300m are the same."""
-    match = _FORM.match(text)
+    match = re.fullmatch(_FORM, text)
     if not match:
         raise SpecError(f"{text!r:.60} is not a quantity", hint="write it like 4, 500m or 512Gi")
     number, suffix = match.groups()

@@ -19,8 +19,8 @@ from windlass.spec.storage import Secret, Volume
 GPU_RESOURCE = "nvidia.com/gpu"
 GPU_LABEL = "nvidia.com/gpu.product"
 DAY_S = 86400.0
-_DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?\Z")
-_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
+_DNS_NAME = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
+_DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _OURS = ("windlass.dev/", "batch.kubernetes.io/", "app.kubernetes.io/managed-by")
 
 
@@ -75,7 +75,7 @@ def _check_image(image: str) -> None:
 
 
 def _check_names(pod: PodSpec) -> None:
-    if pod.namespace and not _DNS_LABEL.match(pod.namespace):
+    if pod.namespace and not re.fullmatch(_DNS_LABEL, pod.namespace):
         raise SpecError(
             f"{pod.namespace!r:.80} cannot be the name of a namespace",
             hint="small letters, digits and -, at most 63",
@@ -88,7 +88,7 @@ def _check_names(pod: PodSpec) -> None:
     }
     for flag, values in named.items():
         for value in values:
-            if value and not _DNS_NAME.match(value):
+            if value and not re.fullmatch(_DNS_NAME, value):
                 raise SpecError(
                     f"{flag} {value!r:.80} cannot be the name of an object",
                     hint="small letters, digits, - and .",

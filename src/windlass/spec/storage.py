@@ -29,11 +29,12 @@ ACCESS_MODES = {
     "ROX": "ReadOnlyMany",
     "RWOP": "ReadWriteOncePod",
 }
-_OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?\Z")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_SECRET_KEY = re.compile(r"[-._A-Za-z0-9]{1,253}\Z")
+# Patterns are compiled on use: every agent imports this, and only few have pods.
+_OBJECT_NAME = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
+_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
+_KEY_FORM = r"[-._A-Za-z0-9]{1,253}"
 _VOLUME_HINT = "write CLAIM:/data, new:10Gi:/data[:RWX][:CLASS] or emptydir[:5Gi]:/scratch"
-_SECRET_HINT = "write SECRET, VAR=SECRET:KEY or SECRET:/folder"  # noqa: S105
+_USE_HINT = "write SECRET, VAR=SECRET:KEY or SECRET:/folder"
 _RESERVED_PATHS = ("/", "/windlass", "/dev", "/dev/shm", "/proc", "/sys", "/etc")  # noqa: S108
 
 
@@ -122,7 +123,7 @@ def read_volume(text: str, *, allow_host_path: bool = False) -> Volume:
         return _read_host_path(
             text, rest if lower == "hostpath" else [head, *rest], allow_host_path
         )
-    if not _OBJECT_NAME.match(head):
+    if not re.fullmatch(_OBJECT_NAME, head):
         raise _no_volume(text, f"{head!r} is not the name of a claim")
     path, read_only = _read_mount(text, rest)
     return Claim(claim=head, path=path, read_only=read_only)
@@ -134,7 +135,7 @@ def _read_new(text: str, rest: list[str]) -> NewClaim:
     size, path, *more = rest
     check_bytes(f"the size in --volume {text}", size)
     access = more.pop(0).upper() if more and more[0].upper() in ACCESS_MODES else ""
-    if len(more) > 1 or (more and not _OBJECT_NAME.match(more[0])):
+    if len(more) > 1 or (more and not re.fullmatch(_OBJECT_NAME, more[0])):
         raise _no_volume(text, f"{':'.join(more)!r} is no access mode and no storage class")
     storage_class = more[0] if more else ""
     return NewClaim(
@@ -189,16 +190,16 @@ def read_secret(text: str) -> Secret:
     variable, equals, reference = text.partition("=")
     if equals:
         secret, _, key = reference.partition(":")
-        if not _OBJECT_NAME.match(secret):
+        if not re.fullmatch(_OBJECT_NAME, secret):
             # never repeated: who wrote the value itself must not find it in a log
             raise _no_secret(text, "what is after = does not name a Secret")
-        if not _VARIABLE.match(variable) or variable in names.SET_PER_RANK:
+        if not re.fullmatch(_VARIABLE, variable) or variable in names.SET_PER_RANK:
             raise _no_secret(text, f"{variable!r} cannot be set as a variable")
-        if not _SECRET_KEY.match(key or variable):
+        if not re.fullmatch(_KEY_FORM, key or variable):
             raise _no_secret(text, "what is after : is not a key of a Secret")
         return SecretVariable(secret=secret, key=key or variable, variable=variable)
     secret, colon, path = text.partition(":")
-    if not _OBJECT_NAME.match(secret):
+    if not re.fullmatch(_OBJECT_NAME, secret):
         raise _no_secret(text, f"{secret!r} is not the name of a Secret")
     if not colon:
         return SecretVariables(secret=secret)
@@ -211,4 +212,4 @@ def read_secret(text: str) -> Secret:
 
 
 def _no_secret(text: str, why: str) -> SpecError:
-    return SpecError(f"--secret {text.partition('=')[0]}: {why}", hint=_SECRET_HINT)
+    return SpecError(f"--secret {text.partition('=')[0]}: {why}", hint=_USE_HINT)
