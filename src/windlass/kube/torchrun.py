@@ -185,15 +185,15 @@ def make_shell(plan: Plan, crew: Crew) -> str:
 
 
 _STAY = f"""stay() {{
-  echo "training is finished; this pod stays until it is scaled down or deleted"
   trap 'exit 0' TERM INT
+  echo "training is finished; this pod stays until it is scaled down or deleted"
   while :; do sleep 3600 & wait $!; done
 }}
 [ -e {STATE_FOLDER}/finished ] && stay"""
 
 # `wait` returns when a signal comes; the child is waited for again until it is gone
 _WAIT_FOR_IT = """child=$!
-trap 'kill -TERM $child' TERM INT
+trap 'kill -TERM $child 2>/dev/null || exit 143' TERM INT
 wait $child; code=$?
 while kill -0 $child 2>/dev/null; do wait $child; code=$?; done"""
 
