@@ -55,6 +55,13 @@ def test_what_is_in_the_image_need_not_be_here(windlass: Cli) -> None:
     assert windlass(*words).code == 2
 
 
+def test_a_function_in_the_image_gets_its_arguments(windlass: Cli) -> None:
+    ran = windlass("run", "--dry-run", "--in-image", "/app/train.py::main", "--lr", "1", "--json")
+    assert ran.code == 0
+    assert ran.json["work"] == {"kind": "function", "name": "main", "file": "/app/train.py"}
+    assert windlass("run", "--dry-run", "/app/train.py::main", "--lr", "1").code == 2
+
+
 def test_a_plain_job(windlass: Cli, solo: Path) -> None:
     words = ("export", "solo.py", "--plain", *IMAGE, "--nodes", "2")
     documents = documents_of(windlass(*words, "-e", "kubernetes", "--name", "My Run"))

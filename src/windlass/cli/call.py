@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from windlass.cli.flags import load_settings
 from windlass.cli.trouble import say
 from windlass.cli.words import Words
 from windlass.client.run import Prepared, prepare
@@ -30,11 +31,22 @@ def prepare_words(words: Words, *, detach: bool, flags: Mapping[str, Any]) -> Pr
             hint="windlass run train.py, train.py::function, -m module or any command",
         )
     if words.is_function:
-        args, kwargs = _read_call(words)
+        args, kwargs = _read_blind(words) if _is_in_image(flags) else _read_call(words)
         return prepare(words.target[0], args, kwargs, detach=detach, flags=flags)
     for word, flag in words.near.items():
         _doubt(word, flag, words.target[-1])
     return prepare([*words.target, *words.rest], detach=detach, flags=flags)
+
+
+def _is_in_image(flags: Mapping[str, Any]) -> bool:
+    given = flags.get("in_image")
+    return bool(load_settings().in_image if given is None else given)
+
+
+def _read_blind(words: Words) -> tuple[Sequence[object], Mapping[str, object]]:
+    from windlass.cli.blind import read_blind
+
+    return read_blind(words.rest)
 
 
 def _doubt(word: str, flag: str, target: str) -> None:
