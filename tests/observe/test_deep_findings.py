@@ -6,7 +6,7 @@ from typing import Any
 
 from windlass.observe import probe
 from windlass.observe.deep_findings import describe_findings
-from windlass.observe.deep_pods import render_job, render_policy
+from windlass.observe.deep_pods import render_job, render_policies
 from windlass.observe.doctor import Check
 
 FOUND: dict[str, Any] = {
@@ -80,9 +80,11 @@ def test_the_pods_are_restricted_and_go_by_themselves() -> None:
 
 
 def test_one_port_stays_closed() -> None:
-    policy = render_policy("probe", {}, egress=False)["spec"]
+    (policy,) = (body["spec"] for body in render_policies("probe", {}, egress=False))
     assert policy["policyTypes"] == ["Ingress"]
     (port,) = policy["ingress"][0]["ports"]
     assert port["port"] > probe.CLOSED_PORT
     assert port["port"] <= min(probe.CLOCK_PORT, probe.PORT, probe.STORE_PORT)
-    assert render_policy("probe", {}, egress=True)["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    both = render_policies("probe", {}, egress=True)
+    assert [body["spec"]["policyTypes"] for body in both] == [["Ingress"], ["Egress"]]
+    assert len({body["metadata"]["name"] for body in both}) == 2

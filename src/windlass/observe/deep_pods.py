@@ -88,24 +88,28 @@ def render_service(name: str, owner: Object) -> Object:
     }
 
 
-def render_policy(name: str, owner: Object, *, egress: bool) -> Object:
-    """The two reach each other, but not on one port; rules for going out only where there are some."""
+def render_policies(name: str, owner: Object, *, egress: bool) -> list[Object]:
+    """The two reach each other, but not on one port; rules for going out only where there are some.
+
+    Two objects: some firewalls take what one policy lets out as let in, too.
+    """
     peers = [{"podSelector": {"matchLabels": {LABEL: name}}}]
     ports = [{"protocol": "TCP", "port": probe.CLOSED_PORT + 1, "endPort": 65535}]
-    spec: Object = {
-        "podSelector": {"matchLabels": {LABEL: name}},
-        "policyTypes": ["Ingress"],
-        "ingress": [{"from": peers, "ports": ports}],
-    }
+    into = {"policyTypes": ["Ingress"], "ingress": [{"from": peers, "ports": ports}]}
+    policies = [_render_policy(name, name, owner, into)]
     if egress:
         dns = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
-        spec["policyTypes"] = ["Ingress", "Egress"]
-        spec["egress"] = [{"to": peers}, {"ports": dns}]
+        out = {"policyTypes": ["Egress"], "egress": [{"to": peers}, {"ports": dns}]}
+        policies.append(_render_policy(f"{name}-out", name, owner, out))
+    return policies
+
+
+def _render_policy(policy: str, name: str, owner: Object, rules: Object) -> Object:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": _metadata(name, owner),
-        "spec": spec,
+        "metadata": {**_metadata(name, owner), "name": policy},
+        "spec": {"podSelector": {"matchLabels": {LABEL: name}}, **rules},
     }
 
 

@@ -26,7 +26,7 @@ from windlass.kube.kinds import EVENTS, JOBS, NETWORK_POLICIES, PODS, SERVICES
 from windlass.kube.refusals import ClusterError, Forbidden
 from windlass.observe import probe
 from windlass.observe.deep_findings import describe_findings
-from windlass.observe.deep_pods import LABEL, render_job, render_policy, render_service
+from windlass.observe.deep_pods import LABEL, render_job, render_policies, render_service
 from windlass.observe.doctor import Check
 from windlass.waiting import wait_until
 
@@ -58,7 +58,8 @@ def _run(api: Api, name: str, image: str) -> Iterator[Check]:
     job = api.create(JOBS, render_job(name, image))
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job["metadata"]["uid"]}
     api.create(SERVICES, render_service(name, owner))
-    api.create(NETWORK_POLICIES, render_policy(name, owner, egress=_has_egress_rules(api)))
+    for policy in render_policies(name, owner, egress=_has_egress_rules(api)):
+        api.create(NETWORK_POLICIES, policy)
     api.patch(JOBS, name, {"spec": {"suspend": False}})
     clocks: list[Check] = []
 
