@@ -21,8 +21,8 @@ from windlass.wire.messages import Header
 
 PIECE = "piece"
 PIECE_BYTES = 1 << 20
-_LOG = re.compile(r"attempt-\d{1,9}/rank-\d{1,9}\.log\Z")
-_WHOLE = re.compile(r"attempt-\d{1,9}/(rank-\d{1,9}\.(result|error\.json)|world\.json)\Z")
+_LOG = re.compile(r"attempt-[0-9]{1,9}/rank-[0-9]{1,9}\.log\Z")
+_WHOLE = re.compile(r"attempt-[0-9]{1,9}/(rank-[0-9]{1,9}\.(result|error\.json)|world\.json)\Z")
 INPUTS = frozenset({names.PAYLOAD_FILE, names.BUNDLE_FILE})
 STATUS = frozenset({names.STATUS_FILE})
 Choice = Callable[[str], bool]
@@ -147,6 +147,8 @@ class Receiver:
         """Write one piece; whether its file is whole now (a log never is)."""
         if not self._takes(piece.path):
             raise ProtocolError(f"a file {piece.path!r:.60} is not taken here")
+        if bool(_LOG.match(piece.path)) != (piece.total_bytes is None):
+            raise ProtocolError(f"{piece.path} does not travel like that: logs grow, others do not")
         path = self._folder.path / piece.path
         path.parent.mkdir(exist_ok=True)
         if piece.total_bytes is None:
