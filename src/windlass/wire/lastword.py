@@ -11,6 +11,7 @@ import io
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -52,18 +53,21 @@ def read_last_word(log: bytes) -> LastWord | None:
     parts: dict[int, bytes] = {}
     total = 0
     for line in log.splitlines():
-        if found := _LINE.search(line):
+        if found := _LINE.match(line):
             number, total = int(found[1]), int(found[2])
             parts[number] = found[3]
     if not total or set(parts) != set(range(1, total + 1)):
         return None
-    return _unpack(base64.b64decode(b"".join(parts[number] for number in sorted(parts))))
+    try:
+        return _unpack(base64.b64decode(b"".join(parts[number] for number in sorted(parts))))
+    except (ValueError, KeyError, zipfile.BadZipFile, zlib.error):  # a line was cut
+        return None
 
 
 def num_lines(log: bytes) -> int:
     """How many lines the last word has, by the last line of a log; 0 when it does not end with one."""
     for line in reversed(log.splitlines()):
-        if found := _LINE.search(line):
+        if found := _LINE.match(line):
             return int(found[2])
     return 0
 
