@@ -1,10 +1,12 @@
-# Two commands: `make demo` and `make test`. Each makes what it needs first, once.
+# Two commands: `make demo` and `make test`. Each makes what it needs first, once. `make test` touches no cluster,
+# whatever KUBECONFIG says; `make test-cluster` does.
 #
 # torch is installed under constraints-dev.txt only: an unpinned torch pulls gigabytes of CUDA packages.
 
 PYTHON ?= python3
 PIP_ARGS ?=
 PYTEST_ARGS ?= -n 2
+CHAOS_ARGS ?=
 BENCH_ARGS ?=
 
 VENV := .venv
@@ -15,10 +17,10 @@ INPUTS := pyproject.toml constraints-dev.txt
 CHECKS := ruff=ruff_check format=ruff_format_--check mypy=mypy_--strict imports=lint-imports
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench clean
+.PHONY: help demo test test-cluster bench clean
 
 help:  ## what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo 'PYTHON=python3.12 chooses the interpreter, PIP_ARGS="..." goes to pip, PYTEST_ARGS="..." to pytest.'
 
 demo: $(VENV)/.demo  ## a DDP training on 2 nodes x 2 processes of this machine
@@ -34,8 +36,17 @@ test: $(VENV)/.dev  ## ruff, mypy, import-linter and pytest, in one go
 	done; \
 	if [ -n "$$failed" ]; then echo "== failed before pytest:$$failed"; fi; \
 	echo "== pytest"; \
+	unset KUBECONFIG; \
 	$(BIN)/python -m pytest -m crowd || failed="$$failed crowd"; \
 	$(BIN)/python -m pytest -m "not crowd" $(PYTEST_ARGS) && [ -z "$$failed" ]
+
+test-cluster: $(VENV)/.dev  ## the tests on the cluster that KUBECONFIG names; those that break it come last, alone
+	@[ -n "$$KUBECONFIG" ] || { echo "make test-cluster: KUBECONFIG must name a kubeconfig" >&2; exit 2; }
+	@failed=""; \
+	echo "== pytest on a cluster"; \
+	$(BIN)/python -m pytest -m "cluster and not chaos" $(PYTEST_ARGS) || failed="$$failed cluster"; \
+	echo "== pytest on a cluster that breaks"; \
+	$(BIN)/python -m pytest -m "cluster and chaos" $(CHAOS_ARGS) && [ -z "$$failed" ]
 
 bench: $(VENV)/.dev  ## start, re-run and restart against torchrun, as ratios (minutes)
 	$(BIN)/python benchmarks/launch.py $(BENCH_ARGS)

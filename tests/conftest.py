@@ -48,7 +48,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests that need a cluster are skipped where there is none: all in one line, since all from one."""
     if item.get_closest_marker("cluster") and not os.environ.get("KUBECONFIG"):
-        pytest.skip("needs a cluster: KUBECONFIG is not set")
+        pytest.skip("needs a cluster: make test-cluster runs these where KUBECONFIG names one")
 
 
 @pytest.fixture(scope="session")
