@@ -34,6 +34,7 @@ from windlass.wire.messages import Frame, Header
 from windlass.wire.status import FailureKind
 
 _DEPUTY = 1  # keeps a copy of what node 0's ranks left, for the node 0 that may come after it
+_READER_SILENCE_S = 60.0
 _RANK_FILE = re.compile(r"attempt-\d+/rank-(\d+)\.")
 
 
@@ -147,7 +148,8 @@ class Door:
                 self._readers.add(link)
                 link.send({"type": "wants", "inputs": not self._inputs.is_ready})
                 pump = Pump(link, Sender(self._station.folder, is_from_lead, has=_read_has(hello)))
-            async for frame in frames:
+            # one that reads files beats; one that does not is on this machine
+            async for frame in _within(frames, _READER_SILENCE_S if pump else None):
                 if frame.type == PIECE:
                     self._take_input(receiver, frame)
                 elif frame.type == "lease":
@@ -219,6 +221,15 @@ class Door:
             if order is not None:
                 link.send(order)
         await asyncio.gather(*(link.close() for link in self._links))
+
+
+async def _within(frames: AsyncIterator[Frame], limit_s: float | None) -> AsyncIterator[Frame]:
+    """Frames until there is none for `limit_s`."""
+    while True:
+        try:
+            yield await asyncio.wait_for(frames.__anext__(), limit_s)
+        except (StopAsyncIteration, asyncio.TimeoutError):
+            return
 
 
 def _read_has(header: Header) -> dict[str, int]:

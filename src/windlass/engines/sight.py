@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 Object = dict[str, Any]
 
 _EVENTS_EVERY_S = 1.0
+_ENDS = ("Complete", "Failed")
 
 
 class Sight:
@@ -97,13 +98,20 @@ class Sight:
 
     @property
     def has_ended(self) -> bool:
+        """Whether no agent will say anything more: the Job is over, or its lead has left in peace."""
         job = self.job
-        return job is not None and (
-            is_true(condition_of(job, "Complete")) or is_true(condition_of(job, "Failed"))
-        )
+        if job is not None and any(is_true(condition_of(job, end)) for end in _ENDS):
+            return True
+        lead = self._find_lead_pod(running=False)
+        left = container_of(lead).get("state", {}).get("terminated") if lead else None
+        return left is not None and left.get("exitCode") == 0
 
-    def find_lead(self, *, running: bool = True) -> str | None:
-        """The name of node 0's newest pod; only if its container runs, unless told otherwise."""
+    def find_lead(self) -> str | None:
+        """The name of node 0's newest pod whose container runs."""
+        pod = self._find_lead_pod(running=True)
+        return name_of(pod) if pod is not None else None
+
+    def _find_lead_pod(self, *, running: bool) -> Object | None:
         found = [pod for pod in self.pods if index_of(pod) == 0]
         if running:
             found = [
@@ -113,7 +121,7 @@ class Sight:
                 and not pod["metadata"].get("deletionTimestamp")
             ]
         found.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
-        return name_of(found[-1]) if found else None
+        return found[-1] if found else None
 
     def read_events(self) -> list[Object]:
         """Events of the namespace, asked for at most once a second; none where that is not allowed."""

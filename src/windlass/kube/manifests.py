@@ -78,6 +78,8 @@ def make_job(plan: Plan, *, files: Iterable[str], submit: str = "", suspend: boo
         "podReplacementPolicy": "TerminatingOrFailed",
         "template": make_template(plan, files),
     }
+    if plan.min_nodes < len(plan.nodes):  # pods that never came must not keep it from ending
+        spec["successPolicy"] = {"rules": [{"succeededIndexes": "0"}]}
     if pod.ttl_s is not None:
         spec["ttlSecondsAfterFinished"] = math.ceil(pod.ttl_s)
     if plan.timeout_s is not None:
