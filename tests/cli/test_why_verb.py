@@ -38,7 +38,7 @@ def test_one_that_runs(windlass: Cli, running: Callable[..., str]) -> None:
     ran = windlass("why", job)
     assert ran.code == 0
     assert ran.out.startswith(f"{job} ")
-    assert "is running since" in ran.out
+    assert "has been running for" in ran.out
     assert windlass("why", job, "--json").json["phase"] == "running"
     assert windlass("cancel", job).code == 0
     assert "was cancelled" in windlass("why", job).out

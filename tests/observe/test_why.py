@@ -59,7 +59,7 @@ def test_pending_names_the_first_blocker_and_what_to_do() -> None:
     status = replace(PENDING, conditions=(make_condition(GPU), make_condition(other)))
     why = explain(status, now_s=NOW_S)
     assert why.sentence == (
-        "ddp-ab2cd is pending since 1m45s: each pod wants 16 nvidia.com/gpu, "
+        "ddp-ab2cd has been pending for 1m45s: each pod wants 16 nvidia.com/gpu, "
         "but 2 of 2 nodes have not enough"
     )
     assert (why.reason, why.next) == ("Unschedulable", "ask for less with --gpus")
@@ -73,17 +73,17 @@ def test_pending_names_the_first_blocker_and_what_to_do() -> None:
 def test_pending_and_nothing_in_the_way() -> None:
     why = explain(PENDING, now_s=NOW_S)
     assert why.sentence == (
-        "ddp-ab2cd is pending since 2m00s: 1 of 2 nodes are not there: node-1 pending"
+        "ddp-ab2cd has been pending for 2m00s: 1 of 2 nodes are not there: node-1 pending"
     )
     waiting = Condition(type="pending", reason="WaitingForNodes", message="1 of 2", since_s=990.0)
     why = explain(replace(PENDING, conditions=(waiting,)), now_s=NOW_S)
-    assert why.sentence == "ddp-ab2cd is pending since 10s: 1 of 2"
+    assert why.sentence == "ddp-ab2cd has been pending for 10s: 1 of 2"
     assert why.reason == "WaitingForNodes"
 
 
 def test_running_tells_the_step() -> None:
     why = explain(RUNNING, now_s=NOW_S)
-    assert why.sentence.startswith("ddp-ab2cd is running since 10s: step 30/100")
+    assert why.sentence.startswith("ddp-ab2cd has been running for 10s: step 30/100")
     assert "ranks: 4 running" in why.details
     assert why.next == "windlass logs ddp-ab2cd -f"
 
@@ -105,7 +105,7 @@ def test_running_tells_what_it_waits_for() -> None:
 def test_a_lost_node_blocks_a_running_job() -> None:
     lost = make_condition(replace(GPU, reason="NodeLost", message="node n2 does not answer"))
     why = explain(replace(RUNNING, conditions=(*RUNNING.conditions, lost)), now_s=NOW_S)
-    assert why.sentence == "ddp-ab2cd is running since 1m45s: node n2 does not answer"
+    assert why.sentence == "ddp-ab2cd has been running for 1m45s: node n2 does not answer"
 
 
 VERDICT = Verdict(

@@ -64,8 +64,10 @@ def _run(api: Api, name: str, image: str) -> Iterator[Check]:
     clocks: list[Check] = []
 
     def is_over() -> bool:
-        if not clocks and (pod := _running_lead(api, name)):
-            clocks.append(_check_clock(api, pod))
+        # a container that runs may not listen yet: asked again until it answers
+        is_asked = any(clock.state != "missing" for clock in clocks)
+        if not is_asked and (pod := _running_lead(api, name)):
+            clocks[:] = [_check_clock(api, pod)]
         waited_s = time.monotonic() - started_s
         return _has_ended(api, name) or _is_hopeless(_blockers(api, name), waited_s)
 

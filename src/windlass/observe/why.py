@@ -50,13 +50,15 @@ def explain(status: JobStatus, *, now_s: float, folder: str = "") -> Why:
 def _explain_blocked(status: JobStatus, blockers: list[Condition], now_s: float) -> Why:
     first, *others = blockers
     message, _, hint = first.message.partition(ARROW)
-    since = render_seconds(now_s - first.since_s) if first.since_s else ""
+    is_so = f"is {status.phase.value}"
+    if first.since_s:
+        is_so = f"has been {status.phase.value} for {render_seconds(now_s - first.since_s)}"
     details = [f"also: {c.message}" for c in others]
     details += _describe_nodes(status)
     return _make(
         status,
         reason=first.reason,
-        sentence=f"{_name(status)} is {status.phase.value}{f' since {since}' if since else ''}: {message}",
+        sentence=f"{_name(status)} {is_so}: {message}",
         since_s=first.since_s,
         details=[*details, *_describe_road(status, now_s)],
         hint=hint,
@@ -74,7 +76,7 @@ def _explain_phase(status: JobStatus, now_s: float) -> Why:
     return _make(
         status,
         reason=last.reason if last else "",
-        sentence=f"{_name(status)} is {status.phase.value} since "
+        sentence=f"{_name(status)} has been {status.phase.value} for "
         f"{render_seconds(now_s - since_s)}{words}",
         since_s=since_s,
         details=[*missing, *_describe_road(status, now_s)],
@@ -95,7 +97,7 @@ def _explain_running(status: JobStatus, now_s: float) -> Why:
     return _make(
         status,
         reason=last.reason if last else "",
-        sentence=f"{_name(status)} is running since {render_seconds(now_s - since_s)}{attempt}: {words}",
+        sentence=f"{_name(status)} has been running for {render_seconds(now_s - since_s)}{attempt}: {words}",
         since_s=since_s,
         details=[*details, *_describe_nodes(status)],
         hint=f"windlass logs {status.job_id} -f",

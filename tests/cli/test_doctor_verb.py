@@ -1,0 +1,61 @@
+"""`windlass doctor` as a user types it: of this machine, and of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from cli.process import Ran
+from kube.users import make_kubeconfig, new_namespace
+
+from windlass.kube.access import render_role
+
+Cli = Callable[..., Ran]
+
+
+def _nowhere(folder: Path) -> dict[str, str]:
+    return {"KUBECONFIG": str(folder / "none"), "HOME": str(folder), "KUBERNETES_SERVICE_HOST": ""}
+
+
+def test_a_cluster_that_is_not_there(windlass: Cli, tmp_path: Path) -> None:
+    ran = windlass("doctor", "-e", "kubernetes", env=_nowhere(tmp_path))
+    assert ran.code == 3
+    assert ran.out.startswith("missing  cluster")
+    assert "-> " in ran.out
+    assert "nothing can run without: cluster" in ran.err
+    (check,) = windlass("doctor", "-e", "kubernetes", "--json", env=_nowhere(tmp_path)).json
+    assert (check["name"], check["state"], check["needed"]) == ("cluster", "missing", True)
+
+
+def test_deep_needs_a_cluster(windlass: Cli) -> None:
+    ran = windlass("doctor", "--deep")
+    assert ran.code == 2
+    assert "windlass doctor -e kubernetes --deep" in ran.err
+
+
+def test_no_such_engine(windlass: Cli) -> None:
+    ran = windlass("doctor", "-e", "nowhere")
+    assert ran.code == 2
+    assert "there is no engine 'nowhere'" in ran.err
+    assert "kubernetes" in ran.err
+
+
+@pytest.mark.cluster
+def test_what_is_missing_is_printed_as_a_role(windlass: Cli, tmp_path: Path) -> None:
+    rules = [r for r in yaml.safe_load(render_role())["rules"] if r["resources"] != ["jobs"]]
+    with new_namespace() as api:
+        env = {"KUBECONFIG": str(make_kubeconfig(api, rules, tmp_path))}
+        words = ("doctor", "-e", "kubernetes", "--namespace", api.namespace)
+        ran = windlass(*words, env=env)
+        (rights,) = (c for c in windlass(*words, "--json", env=env).json if c["name"] == "rights")
+    assert ran.code == 3
+    assert "jobs (get list watch create patch delete)" in ran.out
+    checks, _, role = ran.out.partition("\n# What a user of Windlass needs")
+    assert "missing  rights" in checks
+    assert yaml.safe_load("#" + role)["metadata"] == {
+        "name": "windlass",
+        "namespace": api.namespace,
+    }
+    assert rights["more"] == render_role(api.namespace)
