@@ -15,11 +15,21 @@ from typing import Any
 from cluster_files import PORT, ROOT, SERVER, Files
 
 from windlass.kube.api import Api, connect
-from windlass.kube.kinds import NAMESPACES, PODS, PVCS, SERVICE_ACCOUNTS
+from windlass.kube.kinds import (
+    JOBS,
+    NAMESPACES,
+    NETWORK_POLICIES,
+    PODS,
+    PVCS,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+)
 from windlass.waiting import wait_until
 
 _CLAIM = "shared"
 _SERVER = "files"
+_KINDS = (JOBS, PODS, SECRETS, SERVICES, NETWORK_POLICIES, PVCS)
 _START_S = 120.0
 
 
@@ -44,6 +54,14 @@ class Space:
             "WINDLASS_IMAGE": self.image,
             "WINDLASS_VOLUMES": f"{_CLAIM}:{ROOT}",
         }
+
+    def find_objects(self, labels: str) -> list[str]:
+        """Everything a job is made of that has these labels, as KIND/NAME."""
+        return [
+            f"{kind.name}/{found['metadata']['name']}"
+            for kind in _KINDS
+            for found in self.api.list(kind, labels=labels)
+        ]
 
 
 @contextmanager

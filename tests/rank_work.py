@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -129,6 +130,26 @@ def hang_and_breed(flag: str) -> None:
     subprocess.Popen(["sh", "-c", "setsid sleep 603 & exit 0"]).wait()
     Path(f"{flag}-{rank()}").touch()
     time.sleep(600)
+
+
+def breed_and_fail_once(mark: str) -> list[str]:
+    """Attempt 0 leaves children behind and fails; attempt 1 returns those of them that it still finds."""
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        subprocess.Popen(["sleep", mark])
+        subprocess.Popen(["sleep", mark], start_new_session=True)
+        subprocess.Popen(["sh", "-c", f"setsid sleep {mark} & exit 0"]).wait()
+        sys.exit(1)
+    return [found for found in _command_lines() if mark in found.split()]
+
+
+def _command_lines() -> list[str]:
+    """Of the processes that live: a zombie has none."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip())
+    return [line for line in found if line.startswith("sleep ")]
 
 
 def stubborn(flag: str) -> None:

@@ -6,6 +6,7 @@ cannot hold on a cluster is marked `local_only` with the reason.
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster_shared import ClusterFolder, LocalFolder, SharedFolder
+from waits import find_left_over
 
 import windlass as wl
+from windlass import names
 
 if TYPE_CHECKING:
     from cluster_space import Space
@@ -64,6 +67,12 @@ class Runner:
     def own_moments(self) -> set[str]:
         """What a job's timeline has on this engine alone."""
         return set() if self.space is None else {"queued", "scheduled", "image", "container"}
+
+    def left_of(self, job: wl.Job) -> list[str]:
+        """What there is of a job outside its own folder: processes, objects."""
+        if self.space is None:
+            return find_left_over(Path(os.environ["WINDLASS_HOME"]))
+        return self.space.find_objects(f"{names.LABEL_JOB}={job.id}")
 
     def clean(self) -> None:
         """End what runs; in a namespace, which tests share, also remove it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import rank_work as work
 from waits import wait_for
 
 import windlass as wl
+from windlass.waiting import wait_until
 
 
 def test_restart_starts_everybody_again(on, shared):
@@ -27,6 +29,11 @@ def test_restarts_run_out(on):
     job = on.fail(work.fail, ("raise",), {"hang": False}, procs=2, restarts=2)
     status = job.status()
     assert (status.attempt, len(status.history), status.verdict.attempt) == (2, 2, 2)
+
+
+def test_a_restart_finds_no_process_of_the_attempt_before(on):
+    mark = f"{600 + random.random()}"
+    assert on.run(work.breed_and_fail_once, (mark,), nodes=2, restarts=1) == [[], []]
 
 
 def test_time_limit(on):
@@ -87,6 +94,21 @@ def test_attach_by_reference_id_prefix_and_name(on):
     with pytest.raises(wl.JobNotFound, match="there is no job 'nope'"):
         wl.attach("nope")
     job.remove()
+    assert wl.jobs() == []
+
+
+def test_nothing_is_left_of_a_job_that_was_cancelled_or_removed(on, shared):
+    job = on.submit(work.stubborn, (f"{shared.path}/flag",), nodes=2, name="cancelled")
+    shared.wait_for("flag")
+    assert on.left_of(job)
+    job.cancel(now=True)
+    assert job.wait(30).phase.value == "cancelled"
+    assert wait_until(lambda: not on.left_of(job), timeout_s=60, every_s=0.2), on.left_of(job)
+    job.remove()
+    job = on.submit(work.rank, nodes=2, name="removed")
+    assert job.results() == [0, 1]
+    job.remove()
+    assert wait_until(lambda: not on.left_of(job), timeout_s=60, every_s=0.2), on.left_of(job)
     assert wl.jobs() == []
 
 
