@@ -45,7 +45,7 @@ def _read_all(jobs: list[Job]) -> list[tuple[Job, JobStatus]]:
             continue  # removed since
         except WindlassError as error:
             say(f"{job.id} is left out: {error.message}")
-    return found
+    return sorted(found, key=lambda pair: pair[1].created_at_s, reverse=True)
 
 
 def _choose(found: list[tuple[Job, JobStatus]]) -> list[tuple[Job, JobStatus]]:

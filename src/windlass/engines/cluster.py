@@ -184,11 +184,13 @@ class ClusterEngine:
         here = [JobRef(self.name, job["metadata"]["name"], api.namespace) for job in found]
         known = {ref.job_id for ref in here}
         kept = sorted(self._home.glob(f"*/{_WHERE_FILE}"), key=lambda p: -p.stat().st_mtime)
-        return here + [
+        refs = [
             JobRef(self.name, path.parent.name, self._place(path.parent.name)["namespace"])
             for path in kept
             if path.parent.name not in known
         ]
+        # one that was not seen to end is only there if it is in the cluster's own list
+        return here + [ref for ref in refs if self._kept(ref) is not None]
 
     # -- ending --------------------------------------------------------------------------------
 

@@ -39,6 +39,10 @@ _JOB_GRACE_S = 3.0  # a Job may end a moment before its last word has been read
 _ENDING_S = 120.0  # how far apart a loss and a pod's end may be to be the same
 
 
+# For moments of the same second, which is as fine as the API server's clock is.
+_ORDER = {
+    name: at for at, name in enumerate(("submitted", "queued", "scheduled", "image", "container"))
+}
 _EXPLAINING = (FailureKind.OUT_OF_MEMORY, FailureKind.LOST_NODE)
 
 
@@ -205,7 +209,7 @@ class JobView:
             for moment in found
             if moment.name not in known
         ]
-        moments = sorted((*status.timeline, *new), key=lambda moment: moment.at_s)
+        moments = sorted((*new, *status.timeline), key=lambda m: (m.at_s, _ORDER.get(m.name, 9)))
         return replace(status, timeline=tuple(moments))
 
     def _add_blockers(self, status: JobStatus) -> JobStatus:
