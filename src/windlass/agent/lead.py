@@ -117,7 +117,7 @@ class Lead(Hearing):
 
     def _take_over(self) -> Verdict | None:
         """Go on where an earlier lead stopped, if there was one; a verdict when its loss was one too many."""
-        known = choose_memory([*self._told, self._memory])
+        known = choose_memory(self._told, own=self._memory)
         if known.attempt < 0:
             return None
         verdict = make_job_verdict(
@@ -128,8 +128,6 @@ class Lead(Hearing):
             attempt=known.attempt,
             node=0,
         )
-        if known is self._memory:  # it counts the loss already
-            known = replace(known, losses_used=known.losses_used - 1)
         self._memory = known
         self._board.restore(known.history, known.timeline)
         return None if self._spend(verdict) else verdict

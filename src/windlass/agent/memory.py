@@ -6,7 +6,7 @@ Records only. The lead hands it out at the start of each attempt; nodes give it 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from windlass.wire.status import Moment, Verdict
 
@@ -28,6 +28,15 @@ def make_memory(num_losses: int) -> Memory:
     return Memory(attempt=num_losses - 1, losses_used=num_losses)
 
 
-def choose_memory(memories: Iterable[Memory]) -> Memory:
-    """The one that knows most."""
-    return max(memories, key=lambda memory: (memory.attempt, len(memory.history)))
+def choose_memory(told: Iterable[Memory], *, own: Memory) -> Memory:
+    """What is known of the attempts before a lead that comes after another; its loss is not spent yet.
+
+    Of what nodes remember, that which knows most. A lead that was lost before it told anybody anything
+    is only known by the count of them.
+    """
+    best = max(told, key=lambda memory: (memory.attempt, len(memory.history)), default=Memory())
+    return replace(
+        best,
+        attempt=max(best.attempt, own.attempt),
+        losses_used=max(best.losses_used, own.losses_used - 1),
+    )
