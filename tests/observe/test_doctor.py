@@ -39,6 +39,7 @@ def test_everything_is_looked_at(python: Path, home: Path) -> None:
         "git",
         "open files",
         "engine local",
+        "engine kubernetes",
         "jobs",
         "ranks' python",
         "torch for ranks",

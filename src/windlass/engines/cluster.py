@@ -44,7 +44,7 @@ class ClusterEngine:
     """Nodes are pods."""
 
     name = "kubernetes"
-    can = frozenset({"detach", "restarts", "timeout", "pods"})
+    can = frozenset({"submit", "detach", "restarts", "timeout", "pods"})
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

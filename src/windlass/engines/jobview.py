@@ -216,7 +216,11 @@ class JobView:
         job = self._sight.job
         if job is None:
             return status
-        found = find_blockers(job, self._sight.pods, self._sight.read_events())
+        pods, events = self._sight.pods, self._sight.read_events()
+        found = find_blockers(job, pods, events)
+        if found:  # then it is worth asking for what makes the sentences more exact
+            quotas, claims, nodes = self._sight.read_around()
+            found = find_blockers(job, pods, events, quotas, claims=claims, nodes=nodes)
         blockers = tuple(make_condition(blocker) for blocker in found)
         return replace(status, conditions=(*status.conditions, *blockers))
 

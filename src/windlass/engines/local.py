@@ -47,7 +47,7 @@ class LocalEngine:
     """Nodes are processes of this machine."""
 
     name = "local"
-    can = frozenset({"detach", "restarts", "timeout"})
+    can = frozenset({"submit", "detach", "restarts", "timeout"})
 
     def __init__(self, settings: Settings) -> None:
         home = Path(str(settings.value("home"))).expanduser()

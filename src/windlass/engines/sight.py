@@ -14,14 +14,13 @@ from typing import Any
 from windlass import names
 from windlass.kube.api import Api
 from windlass.kube.fields import condition_of, container_of, index_of, is_true, name_of
-from windlass.kube.kinds import EVENTS, JOBS, PODS, Kind
-from windlass.kube.refusals import ClusterError
+from windlass.kube.kinds import EVENTS, JOBS, NODES, PODS, PVCS, RESOURCE_QUOTAS, Kind
+from windlass.kube.refusals import ClusterError, Forbidden
 
 logger = logging.getLogger(__name__)
 
 Object = dict[str, Any]
 
-_EVENTS_EVERY_S = 1.0
 _ENDS = ("Complete", "Failed")
 
 
@@ -36,8 +35,8 @@ class Sight:
         self._job: Object | None = None
         self._pods: dict[str, Object] = {}
         self._gone: dict[str, Object] = {}
-        self._events: list[Object] = []
-        self._events_s = 0.0
+        self._others: dict[Kind, tuple[float, list[Object]]] = {}
+        self._forbidden: set[Kind] = set()
         self._is_here = {"job": threading.Event(), "pods": threading.Event()}
         self.error: ClusterError | None = None
         field = f"metadata.name={job_id}"
@@ -124,11 +123,27 @@ class Sight:
         return found[-1] if found else None
 
     def read_events(self) -> list[Object]:
-        """Events of the namespace, asked for at most once a second; none where that is not allowed."""
-        if time.monotonic() - self._events_s > _EVENTS_EVERY_S:
-            self._events_s = time.monotonic()
-            try:
-                self._events = self._api.list(EVENTS)
-            except ClusterError as error:
-                logger.debug("events: %s", error)
-        return self._events
+        """Events of the namespace, at most a second old; none where they may not be read."""
+        return self._read(EVENTS, max_age_s=1.0)
+
+    def read_around(self) -> tuple[list[Object], list[Object], list[Object]]:
+        """Quotas and claims of the namespace, and the cluster's nodes, as far as they may be read."""
+        quotas, claims, nodes = (
+            self._read(kind, max_age_s=10.0) for kind in (RESOURCE_QUOTAS, PVCS, NODES)
+        )
+        return quotas, claims, nodes
+
+    def _read(self, kind: Kind, *, max_age_s: float) -> list[Object]:
+        if kind in self._forbidden:
+            return []
+        read_s, found = self._others.get(kind, (-max_age_s, []))
+        if time.monotonic() - read_s < max_age_s:
+            return found
+        try:
+            found = self._api.list(kind)
+        except Forbidden:
+            self._forbidden.add(kind)
+        except ClusterError as error:
+            logger.debug("%s: %s", kind.plural, error)
+        self._others[kind] = (time.monotonic(), found)
+        return found

@@ -190,13 +190,17 @@ def _check_engines(settings: Settings) -> Iterator[Check]:
     for name in engine_names():
         default = ", the default here" if name == settings.engine else ""
         try:
-            make_engine(name, settings).facts()
+            engine = make_engine(name, settings)
+            engine.facts()
         except WindlassError as error:
             yield Check(
                 name=f"engine {name}", state="missing", found=error.message, hint=error.hint
             )
             continue
-        yield Check(name=f"engine {name}", state="ok", found=f"available{default}")
+        if "submit" not in engine.can:  # it only exports
+            continue
+        look = f"; windlass doctor -e {name} looks at the cluster" if "pods" in engine.can else ""
+        yield Check(name=f"engine {name}", state="ok", found=f"available{default}{look}")
 
 
 def _check_jobs(settings: Settings) -> Check:
