@@ -19,7 +19,7 @@ from windlass import names
 from windlass.engines.jobview import JobView
 from windlass.engines.leftovers import OMITTED_FILE
 from windlass.engines.protocol import JobRef
-from windlass.engines.pyz import build_archive
+from windlass.engines.pyz import local_archive
 from windlass.engines.submitting import create_objects
 from windlass.errors import EngineError, JobNotFound, SpecError
 from windlass.kube.api import Api, connect
@@ -86,7 +86,7 @@ class ClusterEngine:
         """What the Secret holds: the agent and the plan, and the inputs that fit beside them."""
         files = {
             names.PLAN_FILE: render_plan(plan).encode(),
-            names.AGENT_FILE: build_archive(compiled=True),
+            names.AGENT_FILE: Path(local_archive()).read_bytes(),
         }
         room = MAX_SECRET_BYTES - sum(map(len, files.values()))
         if payload is not None and len(payload) <= room:
