@@ -34,6 +34,7 @@ from windlass.wire.status import Condition, FailureKind, JobStatus, Moment, Phas
 logger = logging.getLogger(__name__)
 
 _SETTLE_S = 15.0
+_PATIENCE_S = 1.0  # a job that is younger is not called blocked, and none is asked about more often
 _CANCEL_S = 5.0  # how long a lead that cannot be reached is given before its Job is deleted
 _JOB_GRACE_S = 3.0  # a Job may end a moment before its last word has been read
 _ENDING_S = 120.0  # how far apart a loss and a pod's end may be to be the same
@@ -63,6 +64,8 @@ class JobView:
         self._cancelled_why = ""
         self._ended_s: float | None = None
         self._has_leftovers = False
+        self._blocked_s = -_PATIENCE_S
+        self._blocked_by: tuple[Condition, ...] = ()
 
     def close(self) -> None:
         self._line.close()
@@ -214,15 +217,18 @@ class JobView:
 
     def _add_blockers(self, status: JobStatus) -> JobStatus:
         job = self._sight.job
-        if job is None:
+        if job is None or time.time() - status.created_at_s < _PATIENCE_S:
             return status
+        if time.monotonic() - self._blocked_s < _PATIENCE_S:
+            return replace(status, conditions=(*status.conditions, *self._blocked_by))
+        self._blocked_s = time.monotonic()
         pods, events = self._sight.pods, self._sight.read_events()
         found = find_blockers(job, pods, events)
         if found:  # then it is worth asking for what makes the sentences more exact
             quotas, claims, nodes = self._sight.read_around()
             found = find_blockers(job, pods, events, quotas, claims=claims, nodes=nodes)
-        blockers = tuple(make_condition(blocker) for blocker in found)
-        return replace(status, conditions=(*status.conditions, *blockers))
+        self._blocked_by = tuple(make_condition(blocker) for blocker in found)
+        return replace(status, conditions=(*status.conditions, *self._blocked_by))
 
     def _explain(self, status: JobStatus) -> JobStatus:
         """Why nodes were lost, which their lead cannot know: the cluster does."""
