@@ -1,0 +1,32 @@
+"""A namespace for all of these tests, a clean ground in it for each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chaos_cluster.ground import Ground, make_project, open_namespace
+
+from windlass.kube.api import Api
+
+# Read at once: tests run without the WINDLASS_ variables of their surroundings.
+TEST_IMAGE = os.environ.get("WINDLASS_TEST_IMAGE", "localhost/torch:2.13.0-cpu")
+
+
+@pytest.fixture(scope="session")
+def chaos_api() -> Iterator[Api]:
+    with open_namespace(TEST_IMAGE) as api:
+        yield api
+
+
+@pytest.fixture
+def ground(chaos_api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
+    folder = make_project(tmp_path / "project")
+    monkeypatch.chdir(folder)
+    found = Ground(api=chaos_api, image=TEST_IMAGE, folder=folder)
+    for name, value in found.environ.items():
+        monkeypatch.setenv(name, value)
+    yield found
+    found.clean()

@@ -1,0 +1,175 @@
+"""Where these tests run: a namespace of their own, trainings submitted to it, and everything seen in it.
+
+Faults that any user of a cluster can cause are methods here; those that take a machine away are in
+`testbed.py`. All waits have a deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chaos_cluster import training
+
+import windlass as wl
+from windlass import names
+from windlass.kube.api import Api, connect
+from windlass.kube.kinds import (
+    JOBS,
+    NAMESPACES,
+    NETWORK_POLICIES,
+    PODS,
+    PVCS,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+)
+from windlass.waiting import wait_until
+
+STEM = os.environ.get("CHAOS_NAMESPACE", "windlass-chaos")
+CHECKPOINTS = "new:1Gi:/ckpt:RWX"
+KINDS = (JOBS, PODS, SERVICES, SECRETS, NETWORK_POLICIES, PVCS)
+WAIT_S = 120.0
+
+Object = dict[str, Any]
+
+
+def wait_for(is_so: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
+    assert wait_until(is_so, timeout_s=timeout_s), f"after {timeout_s:g} s still not: {what}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """One namespace, and the jobs a test has in it."""
+
+    api: Api
+    image: str
+    folder: Path  # where the training is submitted from
+    jobs: list[wl.Job] = field(default_factory=list)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            "engine": "kubernetes",
+            "namespace": self.api.namespace,
+            "image": self.image,
+            "volumes": [CHECKPOINTS],
+            "grace_s": 2,
+        }
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The same for a client that is another process."""
+        return {
+            "WINDLASS_ENGINE": "kubernetes",
+            "WINDLASS_NAMESPACE": self.api.namespace,
+            "WINDLASS_IMAGE": self.image,
+            "WINDLASS_VOLUMES": CHECKPOINTS,
+            "WINDLASS_GRACE": "2",
+        }
+
+    def train(self, kwargs: Mapping[str, Any] | None = None, **settings: Any) -> wl.Job:
+        """Submit the training; two nodes unless told otherwise."""
+        asked = {"nodes": 2, **self.settings, **settings}
+        job = wl.submit("training.py::train", kwargs=dict(kwargs or {}), **asked)
+        self.jobs.append(job)
+        return job
+
+    # -- what is there -------------------------------------------------------------------------
+
+    def pods(self, job: str, node: int | None = None) -> list[Object]:
+        """Pods of a job, oldest first."""
+        labels = f"{names.LABEL_JOB}={job}"
+        if node is not None:
+            labels += f",{names.LABEL_INDEX}={node}"
+        found = self.api.list(PODS, labels=labels)
+        return sorted(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+
+    def live_pod(self, job: str, node: int) -> Object:
+        """The one pod of this node that runs and is not being taken away."""
+        found = [
+            pod
+            for pod in self.pods(job, node)
+            if pod["status"].get("phase") == "Running"
+            and not pod["metadata"].get("deletionTimestamp")
+        ]
+        assert len(found) == 1, [pod["metadata"]["name"] for pod in found]
+        return found[0]
+
+    def uids(self, job: str) -> set[str]:
+        return {pod["metadata"]["uid"] for pod in self.pods(job)}
+
+    def left(self, job: str) -> list[str]:
+        """All objects with the job's label."""
+        labels = f"{names.LABEL_JOB}={job}"
+        return [
+            f"{kind.plural}/{found['metadata']['name']}"
+            for kind in KINDS
+            for found in self.api.list(kind, labels=labels)
+        ]
+
+    def wait_for_nothing(self, job: str, timeout_s: float = 60.0) -> None:
+        wait_for(lambda: not self.left(job), f"nothing left of {job}", timeout_s)
+
+    # -- what is done to it --------------------------------------------------------------------
+
+    def delete_pod(self, job: str, node: int, *, now: bool = False) -> str:
+        """Take a node's pod away, as `kubectl delete pod` does; its name."""
+        name = str(self.live_pod(job, node)["metadata"]["name"])
+        assert self.api.delete(PODS, name, grace_s=0 if now else None)
+        return name
+
+    def evict_pod(self, job: str, node: int) -> Object:
+        """What `kubectl drain` does to each pod."""
+        pod = self.live_pod(job, node)
+        name, namespace = pod["metadata"]["name"], self.api.namespace
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+        }
+        self.api.request(
+            "POST", PODS.path(namespace=namespace, name=name, part="eviction"), body=body
+        )
+        return pod
+
+    def clean(self) -> None:
+        """End and remove what a test has left, and see that nothing stays."""
+        labels = f"{names.LABEL_JOB}"
+        for job in self.api.list(JOBS, labels=labels):
+            self.api.delete(JOBS, job["metadata"]["name"])
+        for pod in self.api.list(PODS, labels=labels):
+            self.api.delete(PODS, pod["metadata"]["name"], grace_s=0)
+
+        def left() -> list[Object]:
+            return [found for kind in KINDS for found in self.api.list(kind, labels=labels)]
+
+        wait_for(lambda: not left(), "the namespace is empty")
+
+
+@contextmanager
+def open_namespace(image: str) -> Iterator[Api]:
+    """A namespace with restricted Pod Security, gone afterwards with all that is in it."""
+    name = f"{STEM}-{secrets.token_hex(4)}"
+    api = connect(namespace=name)
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    api.create(NAMESPACES, {"metadata": {"name": name, "labels": labels}})
+    try:
+        wait_for(lambda: bool(api.list(SERVICE_ACCOUNTS)), f"{name} has its service account")
+        yield api
+    finally:
+        api.delete(NAMESPACES, name)
+
+
+def make_project(folder: Path) -> Path:
+    """A project that is the training alone."""
+    folder.mkdir()
+    (folder / "windlass.toml").touch()
+    shutil.copy(training.__file__, folder / "training.py")
+    return folder

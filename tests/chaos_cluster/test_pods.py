@@ -1,0 +1,100 @@
+"""A pod is deleted mid-training: seen at once, replaced, resumed from the checkpoint; no log is lost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from chaos_cluster.ground import Ground, wait_for
+from chaos_cluster.trained import check_results, measure, wait_for_step
+
+import windlass as wl
+from windlass.kube.refusals import ClusterError
+
+pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
+TOTAL = 100
+
+
+@pytest.mark.parametrize("now", [False, True], ids=["politely", "by force"])
+@pytest.mark.parametrize("node", [1, 0])
+def test_a_deleted_pod(ground, node, now):
+    job = ground.train({"total": TOTAL}, procs=2)
+    wait_for_step(job, 12)
+    before = ground.uids(job.id)
+    ground.delete_pod(job.id, node, now=now)
+    seen_s = measure(job, lambda status: status.attempt == 1 or bool(status.history))
+    again_s = measure(job, lambda status: status.attempt == 1 and status.progress.step is not None)
+    results = job.results(timeout_s=120)
+    status = job.status()
+    print(f"node {node}: seen after {seen_s:.1f} s, stepping again {again_s:.1f} s later")
+    (verdict,) = status.history
+    assert (verdict.kind.value, verdict.node, verdict.attempt) == ("lost node", node, 0), verdict
+    assert status.attempt == 1
+    spans = check_results(results, total=TOTAL)
+    assert sorted(spans) == [0, 1]
+    assert spans[1].first_step >= 10
+    assert len(ground.uids(job.id) - before) == 1
+    _check_logs(job, spans[1].first_step)
+
+
+def test_the_log_of_a_first_node_that_nobody_watched(ground):
+    """No client is there when node 0 goes: node 1 has kept a copy for the next one."""
+    job_id = _submit_from_elsewhere(ground)
+    _wait_for_line(ground, job_id, "step 15")
+    ground.delete_pod(job_id, 0, now=True)
+    _wait_for_line(ground, job_id, "attempt 1 starts")
+    job = wl.attach(f"kubernetes://{ground.api.namespace}/{job_id}")
+    results = job.results(timeout_s=120)
+    spans = check_results(results, total=TOTAL)
+    assert job.status().history[0].node == 0
+    _check_logs(job, spans[1].first_step)
+
+
+def _check_logs(job: wl.Job, resumed_at: int) -> None:
+    """Of every rank, the lines of both attempts."""
+    for rank in range(4):
+        first = [line.text for line in job.logs(attempt=0, rank=rank)]
+        second = [line.text for line in job.logs(attempt=1, rank=rank)]
+        assert "attempt 0 starts at step 0" in first, (rank, first)
+        assert "step 10" in first, (rank, first)
+        assert f"attempt 1 starts at step {resumed_at}" in second, (rank, second)
+        assert f"step {TOTAL}" in second, (rank, second)
+
+
+_SUBMIT = """
+import json, sys, windlass as wl
+settings = json.loads(sys.argv[1])
+print(wl.submit("training.py::train", kwargs=settings.pop("kwargs"), **settings).id)
+"""
+
+
+def _submit_from_elsewhere(ground: Ground) -> str:
+    """A client that ends as soon as it has submitted."""
+    asked = {"nodes": 2, "procs": 2, "kwargs": {"total": TOTAL}, **ground.settings}
+    done = subprocess.run(
+        [sys.executable, "-c", _SUBMIT, json.dumps(asked)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def _wait_for_line(ground: Ground, job_id: str, text: str) -> None:
+    """Until a rank of node 0 has said so, as its pod's own log has it."""
+
+    def is_said() -> bool:
+        pods = [
+            pod for pod in ground.pods(job_id, 0) if not pod["metadata"].get("deletionTimestamp")
+        ]
+        if not pods:
+            return False
+        try:
+            return text.encode() in ground.api.read_log(pods[-1]["metadata"]["name"])
+        except ClusterError:  # it has not started yet
+            return False
+
+    wait_for(is_said, f"{text!r} in the log of node 0")
