@@ -1,0 +1,202 @@
+"""Who is measured: each is started, heard, and taken away again, and leaves nothing.
+
+The clock of each runs from the moment before the exec of its one command to the stamp of its slowest rank.
+Stamps are the pods' own clock: on one machine that is this machine's, elsewhere it is only as good as the
+clocks agree.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kubernetes_manifests import make_floor, make_train_job
+from kubernetes_place import LIMIT_S, TRAIN_JOBS, Place, Stamp, read_stamps
+
+from windlass.kube.fields import name_of
+from windlass.kube.kinds import JOBS
+
+HERE = Path(__file__).parent
+FIRST, RESTART = "kubernetes_first.py", "kubernetes_restart.py"
+_TAIL = 4000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What all contestants share."""
+
+    place: Place
+    image: str
+    nodes: int
+    procs: int
+    windlass: Path
+    project: Path  # the folder with the scripts: all that travels
+    home: Path
+
+    @property
+    def num_ranks(self) -> int:
+        return self.nodes * self.procs
+
+    def environ(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+        env = {**os.environ, "WINDLASS_HOME": str(self.home), **(extra or {})}
+        env.pop("PYTHONDONTWRITEBYTECODE", None)  # byte code is cached, as it is for everybody
+        return env
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One measurement: the time itself, and what the ranks said."""
+
+    seconds: float
+    began_s: float
+    stamps: list[Stamp] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contestant:
+    """A name, and how one run of it is measured."""
+
+    name: str
+    measure: Callable[[Setup], Sample]
+
+
+def make_project(folder: Path) -> None:
+    """A project that holds the two scripts and nothing else."""
+    for name in (FIRST, RESTART):
+        shutil.copy(HERE / name, folder / name)
+
+
+# -- windlass ------------------------------------------------------------------------------------
+
+
+def run_words(setup: Setup, script: str, *flags: str) -> list[str]:
+    """The words after `windlass run`."""
+    size = ("--nodes", str(setup.nodes), "--procs", str(setup.procs), "--spread", "hard")
+    where = ("-e", "kubernetes", "--image", setup.image, "--namespace", setup.place.namespace)
+    return ["run", script, *size, *where, *flags]
+
+
+def run_windlass(
+    setup: Setup, command: list[str], *, env: Mapping[str, str] | None = None
+) -> tuple[float, list[Stamp], str]:
+    """One run to its end; when it began, what its ranks said, and which job it was."""
+    began_s = time.time()
+    found = _finish(setup, command, env)
+    job = name_of(setup.place.api.list(JOBS, namespace=setup.place.namespace)[0])
+    setup.place.check_spread("windlass", setup.nodes)
+    return began_s, read_stamps(found), job
+
+
+def _finish(setup: Setup, command: list[str], env: Mapping[str, str] | None = None) -> str:
+    """The output of a command that has to succeed in time."""
+    try:
+        done = subprocess.run(
+            command, cwd=setup.project, env=setup.environ(env), stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"kubernetes: no end in {LIMIT_S:g} s: {' '.join(command)}") from None
+    if done.returncode != 0:
+        sys.stderr.write((done.stdout + done.stderr)[-_TAIL:])
+        raise SystemExit(f"kubernetes: exit code {done.returncode}: {' '.join(command)}")
+    return done.stdout
+
+
+def remove_windlass(setup: Setup, job: str) -> None:
+    """As its user would, and then nothing may be left."""
+    _finish(setup, [str(setup.windlass), "rm", f"kubernetes://{setup.place.namespace}/{job}"])
+    setup.place.wait_empty("windlass")
+
+
+def measure_windlass(setup: Setup) -> Sample:
+    """From the exec of `windlass run` until every rank has its first all-reduce behind it."""
+    began_s, stamps, job = run_windlass(setup, [str(setup.windlass), *run_words(setup, FIRST)])
+    remove_windlass(setup, job)
+    return make_sample("windlass", began_s, stamps, num=setup.num_ranks)
+
+
+def measure_restart(setup: Setup) -> Sample:
+    """From SIGKILL of the last rank until every rank steps in the next attempt."""
+    words = run_words(setup, RESTART, "--restarts", "1")
+    _, stamps, job = run_windlass(setup, [str(setup.windlass), *words])
+    remove_windlass(setup, job)
+    killed = [stamp["killed"] for stamp in stamps if "killed" in stamp]
+    again = [s for s in stamps if s["attempt"] == 1 and "stepped" in s]
+    if len(killed) != 1 or len(again) != setup.num_ranks:
+        raise SystemExit(f"kubernetes: {len(killed)} killed, {len(again)} stepped again: {stamps}")
+    seconds = max(stamp["stepped"] for stamp in again) - killed[0]
+    return Sample(seconds=seconds, began_s=killed[0], stamps=again)
+
+
+# -- everybody else ------------------------------------------------------------------------------
+
+
+def apply(setup: Setup, manifest: str) -> float:
+    """`kubectl apply -f -`; when it began."""
+    command = ["kubectl", "apply", "--namespace", setup.place.namespace, "-f", "-"]
+    if setup.place.api.context:
+        command[1:1] = ["--context", setup.place.api.context]
+    began_s = time.time()
+    done = subprocess.run(
+        command, input=manifest, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"kubernetes: kubectl apply: {done.stderr[-_TAIL:]}")
+    return began_s
+
+
+def measure_applied(setup: Setup, who: str, manifest: str, *, num: int) -> Sample:
+    """From the exec of `kubectl apply` to the last rank's stamp."""
+    began_s = apply(setup, manifest)
+    stamps = setup.place.wait_stamps(num, who=who)
+    setup.place.check_spread(who, setup.nodes)
+    setup.place.clear()
+    setup.place.wait_empty(who)
+    return make_sample(who, began_s, stamps, num=num)
+
+
+def make_sample(who: str, began_s: float, stamps: list[Stamp], *, num: int) -> Sample:
+    """The time until the slowest rank was done; every rank has to have spoken, once."""
+    if sorted(stamp["rank"] for stamp in stamps) != list(range(num)):
+        raise SystemExit(f"kubernetes: {who}: ranks 0..{num - 1} were expected, not {stamps}")
+    seconds = max(stamp["reduced"] for stamp in stamps) - began_s
+    return Sample(seconds=seconds, began_s=began_s, stamps=stamps)
+
+
+def export_stateful_set(setup: Setup) -> str:
+    """The recipe, with plain folders where it has claims: nothing but torchrun is to be timed."""
+    words = run_words(setup, FIRST, "--volume", "emptydir:/data", "--volume", "emptydir:/out")
+    words[words.index("kubernetes")] = "statefulset"
+    return _finish(setup, [str(setup.windlass), "export", *words[1:]])
+
+
+def make_contestants(setup: Setup) -> dict[str, Contestant | None]:
+    """All of them, by the key of what they are; None for what this cluster does not have."""
+    floor = json.dumps(make_floor("floor", image=setup.image, nodes=setup.nodes))
+    recipe = export_stateful_set(setup)
+    script = (setup.project / FIRST).read_text()
+    size = {"nodes": setup.nodes, "procs": setup.procs}
+    train = json.dumps(make_train_job("train", image=setup.image, script=script, **size))
+    has_trainer = setup.place.serves(TRAIN_JOBS)
+    return {
+        "windlass": Contestant(name="windlass", measure=measure_windlass),
+        "statefulset": _applied("StatefulSet", recipe, num=setup.num_ranks),
+        "trainjob": _applied("TrainJob", train, num=setup.num_ranks) if has_trainer else None,
+        "floor": _applied("floor", floor, num=setup.nodes),
+    }
+
+
+def _applied(name: str, manifest: str, *, num: int) -> Contestant:
+    def measure(setup: Setup) -> Sample:
+        return measure_applied(setup, name, manifest, num=num)
+
+    return Contestant(name=name, measure=measure)

@@ -1,0 +1,126 @@
+"""`windlass` with a stop-watch: the same program, which also writes down when it did what.
+
+    python kubernetes_trace.py run ...     as `windlass run ...`; spans go to the file named by $BENCH_TRACE
+
+A module is timed while it loads, and the functions named here when they are called, in the order and on the
+threads in which the program itself does it: nothing is loaded earlier than it would be.
+"""
+
+import time
+
+_UP_S = time.time()
+
+import json  # noqa: E402
+import os  # noqa: E402
+import sys  # noqa: E402
+import threading  # noqa: E402
+from collections.abc import Callable  # noqa: E402
+from importlib.machinery import ModuleSpec  # noqa: E402
+from types import ModuleType  # noqa: E402
+from typing import Any  # noqa: E402
+
+Words = Callable[..., str]
+
+
+def _request_words(_self: Any, request: Any, *_args: Any) -> str:
+    return f"{request.method} {request.path.rpartition('/namespaces/')[2] or request.path}"
+
+
+# module -> what in it is timed, and under which name
+TIMED: dict[str, dict[str, Words]] = {
+    "windlass.cli.call": {"prepare_words": lambda *_a, **_k: "prepare"},
+    "windlass.client.travel": {"pack": lambda *_a, **_k: "pack the project"},
+    "windlass.engines.pyz": {"build_archive": lambda *_a, **_k: "build the agent's archive"},
+    "windlass.kube.config": {"read_target": lambda *_a, **_k: "read the kubeconfig"},
+    "windlass.kube.certificates": {"make_certificates": lambda *_a, **_k: "make certificates"},
+    "windlass.kube.transport": {"Transport._send": _request_words},
+    "windlass.engines.submitting": {"create_objects": lambda *_a, **_k: "create objects"},
+    "windlass.kube.forward": {"open_forward": lambda *_a, **_k: "open a port-forward"},
+    "windlass.engines.line": {"Line._serve": lambda *_a, **_k: "talk with the lead"},
+    "windlass.client.follow": {"follow": lambda *_a, **_k: "follow"},
+}
+
+
+class Watch:
+    """Spans so far, and how long each package took to load."""
+
+    def __init__(self) -> None:
+        self.spans: list[dict[str, Any]] = []
+        self.import_s: dict[str, float] = {}
+        self._open = threading.local()
+
+    def timed(self, function: Callable[..., Any], words: Words) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            began_s = time.time()
+            span = {"name": words(*args, **kwargs), "began_s": began_s, "ended_s": None}
+            self.spans.append(span)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                span["ended_s"] = time.time()
+
+        return call
+
+    def load(self, name: str, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+        """Run a module; its own time is what those it loads in turn did not take."""
+        inner = getattr(self._open, "inner_s", 0.0)
+        self._open.inner_s = 0.0
+        began_s = time.perf_counter()
+        try:
+            execute(module)
+        finally:
+            took_s = time.perf_counter() - began_s
+            root = _group(name)
+            self.import_s[root] = self.import_s.get(root, 0.0) + took_s - self._open.inner_s
+            self._open.inner_s = inner + took_s
+        for path, words in TIMED.get(name, {}).items():
+            owner_path, _, last = path.rpartition(".")
+            owner = getattr(module, owner_path) if owner_path else module
+            setattr(owner, last, self.timed(getattr(owner, last), words))
+
+
+def _group(name: str) -> str:
+    root = name.partition(".")[0]
+    return "standard library" if root in sys.stdlib_module_names else root
+
+
+class Finder:
+    """Finds modules as everybody does, and has the watch look on while they load."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                self._look_on(name, spec)
+                return spec
+        return None
+
+    def _look_on(self, name: str, spec: ModuleSpec) -> None:
+        loader: Any = spec.loader
+        if loader is None or isinstance(loader, type) or not hasattr(loader, "exec_module"):
+            return
+        execute = loader.exec_module
+        loader.exec_module = lambda module: self._watch.load(name, execute, module)
+
+
+def main() -> int:
+    watch = Watch()
+    sys.meta_path.insert(0, Finder(watch))
+    sys.argv[0] = "windlass"
+    from windlass.cli.main import main as windlass
+
+    try:
+        return windlass()
+    finally:
+        found = {"up_s": _UP_S, "spans": watch.spans, "import_s": watch.import_s}
+        with open(os.environ["BENCH_TRACE"], "w") as out:
+            json.dump({**found, "cpu_s": time.process_time()}, out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
