@@ -34,7 +34,7 @@ from windlass.plan.plan import Plan, read_plan
 from windlass.wire.folder import JobFolder
 from windlass.wire.status import FailureKind
 
-_SEE_OFF_S = 60.0
+_PATIENCE_S = 30.0  # with clients that read no more
 _TOLD_TO_STOP = 143
 
 
@@ -90,7 +90,7 @@ class LeadAgent:
         self._leading = asyncio.ensure_future(self.lead.run())
         try:
             await self._leading
-            await self.door.see_off(timeout_s=_SEE_OFF_S if self._station.is_pod else 0)
+            await self.door.see_off(patience_s=_PATIENCE_S if self._station.is_pod else 0)
             await self.door.dismiss({"type": "end"})
             return 0
         except asyncio.CancelledError:

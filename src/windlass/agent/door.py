@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import re
 import socket
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -49,7 +50,7 @@ class Door:
         self._lease_changed = asyncio.Event()
         self._links: set[links.Link] = set()
         self._nodes: set[int] = set()
-        self._readers: set[links.Link] = set()  # clients that are sent everything
+        self._readers: dict[links.Link, Pump] = {}  # clients that are sent everything
         self._reader_left = asyncio.Event()
 
     async def take(self, link: links.Link, hello: Header, frames: AsyncIterator[Frame]) -> None:
@@ -145,9 +146,9 @@ class Door:
         receiver = Receiver(self._station.folder, is_input)
         try:
             if "has" in hello:
-                self._readers.add(link)
                 link.send({"type": "wants", "inputs": not self._inputs.is_ready})
                 pump = Pump(link, Sender(self._station.folder, is_from_lead, has=_read_has(hello)))
+                self._readers[link] = pump
             # one that reads files beats; one that does not is on this machine
             async for frame in _within(frames, _READER_SILENCE_S if pump else None):
                 if frame.type == PIECE:
@@ -162,7 +163,7 @@ class Door:
         finally:
             if pump is not None:
                 pump.close()
-            self._readers.discard(link)
+            self._readers.pop(link, None)
             self._reader_left.set()
             self._change_leases(-holds_lease)
 
@@ -205,15 +206,18 @@ class Door:
 
     # -- the end -------------------------------------------------------------------------------
 
-    async def see_off(self, *, timeout_s: float) -> None:
-        """Wait for clients to have read everything: they hang up once they have."""
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._until_read(), timeout_s)
+    async def see_off(self, *, patience_s: float) -> None:
+        """Wait for clients to have read everything: they hang up once they have.
 
-    async def _until_read(self) -> None:
+        However long that takes, as long as something moves.
+        """
         while self._readers:
+            idle_s = time.monotonic() - max(pump.moved_s for pump in self._readers.values())
+            if idle_s >= patience_s:
+                return
             self._reader_left.clear()
-            await self._reader_left.wait()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._reader_left.wait(), patience_s - idle_s)
 
     async def dismiss(self, order: dict[str, Any] | None = None) -> None:
         """Hang up on everybody; with an order, after telling it."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 from windlass.agent.link import Link
 from windlass.wire.copying import Sender
@@ -24,6 +25,7 @@ class Pump:
         self._sender = sender
         self._turn = asyncio.Lock()
         self._is_closed = False
+        self.moved_s = time.monotonic()  # when something was last sent
         self._task = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
@@ -39,6 +41,7 @@ class Pump:
                 for piece in self._sender.pieces():
                     self._link.send(piece.header, piece.body)
                     await self._link.drain()
+                    self.moved_s = time.monotonic()
             except ConnectionError:
                 self._is_closed = True
             except OSError as error:

@@ -148,6 +148,8 @@ class JobView:
         seen = read_pods(self._sight.all_pods, self._sight.read_events())
         last = seen.dead[-1] if seen.dead else None
         message = _message_of(last) or "its pods ended without a word"
+        if last is not None and (said := self._sight.read_last_line(last.name)):
+            message = f"{message}: {said}"
         kind = last.ending.kind if last and last.ending else FailureKind.START_FAILED
         return self._end(status, Phase.FAILED, kind, message, node=last.index if last else None)
 
@@ -226,7 +228,10 @@ class JobView:
         found = find_blockers(job, pods, events)
         if found:  # then it is worth asking for what makes the sentences more exact
             quotas, claims, nodes = self._sight.read_around()
-            found = find_blockers(job, pods, events, quotas, claims=claims, nodes=nodes)
+            lines = {pod: self._sight.read_last_line(pod) for pod in self._sight.failed()}
+            found = find_blockers(
+                job, pods, events, quotas, claims=claims, nodes=nodes, last_lines=lines
+            )
         self._blocked_by = tuple(make_condition(blocker) for blocker in found)
         return replace(status, conditions=(*status.conditions, *self._blocked_by))
 

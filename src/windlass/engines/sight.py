@@ -133,6 +133,18 @@ class Sight:
         )
         return quotas, claims, nodes
 
+    def failed(self) -> list[str]:
+        """The names of pods that have failed."""
+        return [name_of(pod) for pod in self.pods if pod["status"].get("phase") == "Failed"]
+
+    def read_last_line(self, pod: str) -> str:
+        """What a pod said last; nothing where that is not known."""
+        try:
+            lines = self._api.read_log(pod, container=names.CONTAINER, tail_lines=1)
+        except ClusterError:
+            return ""
+        return lines.decode(errors="replace").strip()[:300]
+
     def _read(self, kind: Kind, *, max_age_s: float) -> list[Object]:
         if kind in self._forbidden:
             return []

@@ -8,6 +8,7 @@ elsewhere.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -162,14 +163,16 @@ class Receiver:
 
 def _append(path: Path, piece: Piece) -> None:
     with path.open("ab") as file:
-        known = file.tell()
+        # two clients of one home may copy the same job
+        fcntl.flock(file, fcntl.LOCK_EX)
+        known = file.seek(0, os.SEEK_END)
         if piece.offset > known:
             raise ProtocolError(f"{piece.path} goes on at {piece.offset}, but ends at {known}")
         file.write(piece.body[known - piece.offset :])
 
 
 def _add_part(path: Path, piece: Piece) -> bool:
-    part = path.with_name(f".{path.name}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with part.open("wb" if piece.offset == 0 else "ab") as file:
         if file.tell() != piece.offset:
             raise ProtocolError(
