@@ -24,7 +24,7 @@ class Nodes:
         self.remembered: list[tuple[int, dict]] = []
 
     def join(self, *indices, **about):
-        about = {"pid": 1, "python": "3", **about}
+        about = {"pid": 1, "python": f"{self.plan.python_minor or '3.12'}.1", **about}
         for index in indices or range(len(self.plan.nodes)):
             self.lead.join(index, lambda order, i=index: self.hear(i, order), **about)
 

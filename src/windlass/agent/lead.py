@@ -79,7 +79,8 @@ class Lead(Hearing):
         def is_over() -> bool:
             return self._roster.is_complete or self._is_hopeless() or self._stop is not None
 
-        timeout_s = self._plan.join_timeout_s
+        join_s, left_s = self._plan.join_timeout_s, self._left_s()
+        timeout_s = join_s if left_s is None else min(join_s, left_s)
         if self._plan.min_nodes < len(self._plan.nodes):
             first_s = min(_FEWER_AFTER_S, timeout_s)
             if not await self._until(is_over, timeout_s=first_s):
@@ -87,6 +88,8 @@ class Lead(Hearing):
                 await self._until(enough, timeout_s=timeout_s - first_s)
         else:
             await self._until(is_over, timeout_s=timeout_s)
+        if timeout_s < join_s and not self._roster.is_enough and not self._is_hopeless():
+            self._end_for_time()
         if self._stop is not None:
             return self._stop
         if not self._roster.is_enough:
@@ -224,8 +227,11 @@ class Lead(Hearing):
             return attempt.is_done or attempt.has_failure or self._stop is not None
 
         if not await self._until(is_over, timeout_s=self._left_s()):
-            limit = f"{self._plan.timeout_s:g} s"
-            self.end(FailureKind.TIMEOUT, f"the job was not done after its time limit of {limit}")
+            self._end_for_time()
+
+    def _end_for_time(self) -> None:
+        limit = f"{self._plan.timeout_s:g} s"
+        self.end(FailureKind.TIMEOUT, f"the job was not done after its time limit of {limit}")
 
     async def _stop_attempt(self) -> Verdict:
         """End the attempt everywhere at once; the verdict does not wait for the slowest rank."""
