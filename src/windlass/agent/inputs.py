@@ -39,7 +39,12 @@ class Inputs:
         """One came over the link; whether it was the last one missing."""
         wanted = self._waiting.get(name)
         if wanted is not None:
-            self._take(wanted, self._folder.path / name)
+            path = self._folder.path / name
+            try:
+                self._take(wanted, path)
+            except BundleError:
+                path.unlink()  # or it would be sent on, and stand in the way of the right one
+                raise
         return wanted is not None and self.is_ready
 
     def _take(self, wanted: Input, path: Path) -> None:

@@ -1,0 +1,121 @@
+"""The pod's own log: every line while somebody reads, a count of what is missing when nobody does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import threading
+
+import pytest
+
+from windlass.agent import podlog
+from windlass.agent.podlog import PodLog
+from windlass.wire.logs import FULL, render_prefix
+
+
+@pytest.fixture
+def pipe():
+    """A pipe that holds one page, as a container runtime's that does not read."""
+    read_end, write_end = os.pipe()
+    fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, 4096)
+    os.set_blocking(read_end, False)
+    yield read_end, write_end
+    for fd in (read_end, write_end):
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def make_record(text):
+    return render_prefix(0.0, "stdout", FULL) + text.encode() + b"\n"
+
+
+async def read_lines(fd, last):
+    """Lines until one that ends with `last`."""
+    data = b""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(fd, ready.set)
+    try:
+        while not data.endswith(last + b"\n"):
+            await asyncio.wait_for(ready.wait(), 20)
+            ready.clear()
+            data += os.read(fd, 65536)
+    finally:
+        loop.remove_reader(fd)
+    return data.splitlines()
+
+
+def test_lines_of_ranks_are_written_at_once(pipe):
+    async def run():
+        log = PodLog(pipe[1])
+        log.add(3, 0, make_record("hello"))
+        log.add(0, 2, make_record("again"))
+        return os.read(pipe[0], 4096)
+
+    assert asyncio.run(run()) == b"[rank 3] hello\n[rank 0, attempt 2] again\n"
+
+
+def test_a_slow_reader_gets_everything(pipe):
+    async def run():
+        log = PodLog(pipe[1])
+        for number in range(2000):
+            log.add(0, 0, make_record(f"line {number}"))
+        return await read_lines(pipe[0], b"line 1999")
+
+    assert asyncio.run(run()) == [b"[rank 0] line %d" % number for number in range(2000)]
+
+
+def test_when_nobody_reads_lines_are_dropped_and_counted(pipe, monkeypatch):
+    monkeypatch.setattr(podlog, "_MAX_WAITING_BYTES", 2000)
+
+    async def run():
+        log = PodLog(pipe[1])
+        for number in range(1000):
+            log.add(0, 0, make_record(f"line {number}"))  # never blocks
+        before = os.read(pipe[0], 4096)
+        log._write_rest()
+        before += os.read(pipe[0], 4096)
+        log.add(0, 0, make_record("after"))
+        return before, os.read(pipe[0], 4096)
+
+    before, after = asyncio.run(run())
+    num_kept = before.count(b"\n")
+    assert before == b"".join(b"[rank 0] line %d\n" % number for number in range(num_kept))
+    assert 0 < num_kept < 1000
+    assert after == b"[%d lines are missing here]\n[rank 0] after\n" % (1000 - num_kept)
+
+
+def test_a_reader_that_is_gone_stops_nobody(pipe):
+    async def run():
+        log = PodLog(pipe[1])
+        os.close(pipe[0])
+        log.add(0, 0, make_record("into the void"))
+        log.add(0, 0, make_record("again"))
+        log.finish(b"the last word\n")
+
+    asyncio.run(run())
+
+
+def test_the_last_word_comes_after_all_that_waits(pipe):
+    """However long its reader takes: it is the last thing an agent does."""
+    os.set_blocking(pipe[0], True)
+    read = []
+
+    def read_on():
+        while not b"".join(read).endswith(b"the last word\n"):
+            read.append(os.read(pipe[0], 100))
+
+    async def run():
+        log = PodLog(pipe[1])
+        for number in range(1000):
+            log.add(0, 0, make_record(f"line {number}"))
+        reader = threading.Thread(target=read_on, daemon=True)
+        reader.start()
+        log.finish(b"the last word\n")
+        reader.join(20)
+
+    asyncio.run(run())
+    lines = b"".join(read).splitlines()
+    assert lines == [*(b"[rank 0] line %d" % number for number in range(1000)), b"the last word"]
