@@ -25,6 +25,12 @@ def make_job_id(work: Work, name: str = "") -> str:
     return f"{clean}-{''.join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(_TAIL))}"
 
 
+def is_made_from(job_id: str, name: str) -> bool:
+    """Whether a job of that name could have this id."""
+    clean = _clean(name, MAX_ID - _TAIL - 1)
+    return bool(clean) and job_id[: -_TAIL - 1] == clean and job_id[-_TAIL - 1] == "-"
+
+
 def _name_of(work: Work) -> str:
     if isinstance(work, (Function, Module)):
         return work.name.rpartition(".")[2]

@@ -9,6 +9,7 @@ import contextlib
 import os
 from pathlib import Path
 
+from windlass.client.ids import is_made_from
 from windlass.client.job import Job
 from windlass.engines.protocol import Engine, JobRef, engine_names, make_engine
 from windlass.errors import JobNotFound, SpecError, WindlassError
@@ -72,7 +73,12 @@ def _find_engine(job_id: str, settings: Settings) -> str:
 
 
 def _named(engine: Engine, known: list[JobRef], name: str) -> list[JobRef]:
-    """The newest job of that name: a name may be used again."""
+    """The newest job of that name: a name may be used again.
+
+    On a cluster the id alone tells: to ask every job for its name would take seconds.
+    """
+    if "pods" in engine.can:
+        return [ref for ref in known if is_made_from(ref.job_id, name)][:1]
     for ref in known:
         with contextlib.suppress(WindlassError):  # one that cannot be read is not the one meant
             if engine.status(ref).name == name:
