@@ -22,7 +22,9 @@ class Row:
 
 def make_rows(status: JobStatus) -> tuple[Row, ...]:
     """The moments in order of time; the job's end is the last."""
-    moments = sorted((moment.at_s, moment.name) for moment in status.timeline)
+    # of the same time those stay in order that are
+    found = sorted(status.timeline, key=lambda moment: moment.at_s)
+    moments = [(moment.at_s, moment.name) for moment in found]
     if status.ended_at_s is not None:
         moments.append((status.ended_at_s, status.phase.value))
     if not moments:
