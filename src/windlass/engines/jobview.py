@@ -64,6 +64,7 @@ class JobView:
         self._cancelled_why = ""
         self._ended_s: float | None = None
         self._has_leftovers = False
+        self._may_delete = True
         self._blocked_s = -_PATIENCE_S
         self._blocked_by: tuple[Condition, ...] = ()
 
@@ -77,12 +78,14 @@ class JobView:
     def settle(self) -> None:
         """Wait for the first sight of the job, and for its lead's word if it has a lead."""
         self._sight.wait(_SETTLE_S)
-        if self._sight.error is not None and self._sight.job is None:
-            raise self._sight.error
+        error = self._sight.error
+        if error is not None and (self._sight.job is None or not error.retryable):
+            raise error
 
         def is_known() -> bool:
             has_lead = self._sight.find_lead() is not None
-            return self._line.is_synced.is_set() or not has_lead or self._sight.has_ended
+            is_told = self._line.is_synced.is_set() or self._line.forbidden is not None
+            return is_told or not has_lead or self._sight.has_ended
 
         wait_until(is_known, timeout_s=_SETTLE_S, every_s=0.02)
 
@@ -118,8 +121,8 @@ class JobView:
 
     def _look(self, status: JobStatus) -> JobStatus:
         """A job that its lead has not called ended: what the API server says of it."""
-        job = self._sight.job
-        if job is None:
+        if self._sight.job is None:
+            self._check_sight()
             if self._sight.error is not None or not self._sight.wait(0):
                 return status
             return self._judge_deleted(status)
@@ -128,7 +131,18 @@ class JobView:
         if self._is_past_cancelling():
             self._delete()
             return self._judge_deleted(status)
-        return status if self._line.is_up else self._add_blockers(status)
+        if self._line.is_up:
+            return status
+        self._check_sight()
+        if self._line.forbidden is not None:
+            raise self._line.forbidden
+        return self._add_blockers(status)
+
+    def _check_sight(self) -> None:
+        """Blind for good, and nobody tells: saying so beats waiting for ever."""
+        error = self._sight.error
+        if error is not None and not error.retryable and not self._line.is_up:
+            raise error
 
     def _is_past_cancelling(self) -> bool:
         if self._cancelled_s is None or self._line.is_up:
@@ -140,8 +154,8 @@ class JobView:
         """The Job is over: its last word, or else what its pods show."""
         self._ended_s = self._ended_s or time.monotonic()
         if not self._has_leftovers:
-            self._has_leftovers = True
             read_leftovers(self._api, self._plan, self._sight.pods, self.folder)
+            self._has_leftovers = True
             status = self._read_status()
         if status.phase.is_final or time.monotonic() - self._ended_s < _JOB_GRACE_S:
             return status
@@ -194,12 +208,13 @@ class JobView:
             self._delete()
 
     def _delete(self) -> None:
-        if self._sight.job is None:
+        if self._sight.job is None or not self._may_delete:
             return
         try:
             self._api.delete(JOBS, self._plan.job_id)
         except Forbidden as error:
-            logger.warning("%s", error)
+            self._may_delete = False
+            logger.warning("%s stays in the cluster until its ttl: %s", self._plan.job_id, error)
         except ClusterError as error:
             logger.debug("delete: %s", error)
 

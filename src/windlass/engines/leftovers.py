@@ -15,7 +15,7 @@ from typing import Any
 from windlass import names
 from windlass.kube.api import Api
 from windlass.kube.fields import index_of, name_of
-from windlass.kube.refusals import ClusterError
+from windlass.kube.refusals import ClusterError, Forbidden
 from windlass.plan.plan import Plan
 from windlass.wire.copying import is_from_lead
 from windlass.wire.folder import JobFolder, write_atomically
@@ -39,6 +39,8 @@ def read_leftovers(api: Api, plan: Plan, pods: Sequence[dict[str, Any]], folder:
                 break
         for pod in pods:
             _take_lines(api, name_of(pod), folder)
+    except Forbidden:
+        raise  # to say that the job left nothing would be wrong
     except ClusterError as error:
         logger.warning("the logs of %s: %s", plan.job_id, error)
 

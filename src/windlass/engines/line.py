@@ -19,6 +19,7 @@ from typing import Any
 from windlass import names
 from windlass.agent.tls import client_context_from, server_name
 from windlass.errors import EngineError, ProtocolError
+from windlass.kube.refusals import Forbidden
 from windlass.wire.copying import (
     PIECE,
     Receiver,
@@ -60,6 +61,7 @@ class Line:
         self.is_up = False
         self.is_synced = threading.Event()  # a status has come over this line
         self.was_refused: ProtocolError | None = None
+        self.forbidden: Forbidden | None = None  # we may not reach it at all
         self._thread = threading.Thread(target=self._run, name="windlass-line", daemon=True)
         self._thread.start()
 
@@ -113,6 +115,8 @@ class Line:
             except ProtocolError as error:
                 logger.warning("line to %s: %s", self._job_id, error)
                 self.was_refused = error
+            except Forbidden as error:
+                self.forbidden = error
             except (OSError, EngineError) as error:
                 logger.debug("line to %s: %s", self._job_id, error)
             finally:
@@ -170,7 +174,7 @@ class Line:
         if refused := refusal(frame.header):
             raise refused
         if frame.type == "welcome":
-            self.is_up = True
+            self.is_up, self.forbidden = True, None
         elif frame.type == "wants" and frame.header["inputs"]:
             for piece in Sender(self._folder, is_input, has={}).pieces():
                 self._say(connection, piece.header, piece.body)

@@ -38,7 +38,7 @@ class Sight:
         self._others: dict[Kind, tuple[float, list[Object]]] = {}
         self._forbidden: set[Kind] = set()
         self._is_here = {"job": threading.Event(), "pods": threading.Event()}
-        self.error: ClusterError | None = None
+        self._errors: dict[str, ClusterError] = {}
         field = f"metadata.name={job_id}"
         label = f"{names.LABEL_JOB}={job_id}"
         self._start("job", JOBS, self._see_job, "", field)
@@ -46,20 +46,27 @@ class Sight:
 
     def _start(self, what: str, kind: Kind, see: Any, labels: str, fields: str) -> None:
         def watch() -> None:
-            try:
-                watched = self._api.watch(kind, labels=labels, fields=fields, stop=self._stop)
-                for event, thing in watched:
-                    if event == "SYNCED":
-                        self._is_here[what].set()
-                    else:
-                        with self._lock:
-                            see(event, thing)
-            except ClusterError as error:
-                self.error = error
-            finally:
-                self._is_here[what].set()
+            watched = self._api.watch(kind, labels=labels, fields=fields, stop=self._stop)
+            for event, thing in watched:
+                if event == "SYNCED":
+                    self._errors.pop(what, None)
+                    self._is_here[what].set()
+                else:
+                    with self._lock:
+                        see(event, thing)
 
-        threading.Thread(target=watch, name=f"windlass-watch-{what}", daemon=True).start()
+        def keep_watching() -> None:
+            while not self._stop.is_set():
+                try:
+                    watch()
+                except ClusterError as error:
+                    self._errors[what] = error
+                    if not error.retryable:
+                        break
+                finally:
+                    self._is_here[what].set()
+
+        threading.Thread(target=keep_watching, name=f"windlass-watch-{what}", daemon=True).start()
 
     def _see_job(self, event: str, job: Object) -> None:
         self._job = None if event == "DELETED" else job
@@ -78,6 +85,12 @@ class Sight:
 
     def close(self) -> None:
         self._stop.set()
+
+    @property
+    def error(self) -> ClusterError | None:
+        """Why it is not seen; one that no later try can cure comes first."""
+        found = sorted(self._errors.copy().values(), key=lambda error: error.retryable)
+        return found[0] if found else None
 
     @property
     def job(self) -> Object | None:

@@ -6,11 +6,11 @@ when all is there is it resumed. Kueue resumes its own.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from windlass.kube.access import check_needed
 from windlass.kube.api import Api
 from windlass.kube.kinds import JOBS, NETWORK_POLICIES, PVCS, SECRETS, SERVICES, Kind
 from windlass.kube.manifests import (
@@ -23,12 +23,13 @@ from windlass.kube.manifests import (
     make_policy,
     make_secret,
 )
-from windlass.kube.refusals import ClusterError, Forbidden
+from windlass.kube.refusals import ClusterError
 from windlass.plan.plan import Plan
 
 
 def create_objects(api: Api, plan: Plan, files: Mapping[str, bytes], *, submit: str) -> None:
-    """Everything the job needs; on an error, nothing."""
+    """Everything the job needs; on an error, nothing. Rights that it would lack later are asked for first."""
+    check_needed(api)
     job = api.create(JOBS, make_job(plan, files=files, submit=submit))
     try:
         owner = make_owner(job)
@@ -45,10 +46,18 @@ def create_objects(api: Api, plan: Plan, files: Mapping[str, bytes], *, submit: 
             answer.result()
         if not (plan.pod and plan.pod.queue):
             api.patch(JOBS, plan.job_id, {"spec": {"suspend": False}})
-    except BaseException:
-        with contextlib.suppress(ClusterError):
-            api.delete(JOBS, plan.job_id)
+    except BaseException as error:
+        _take_back(api, plan.job_id, error)
         raise
+
+
+def _take_back(api: Api, job_id: str, error: BaseException) -> None:
+    try:
+        api.delete(JOBS, job_id)
+    except ClusterError as left:
+        if isinstance(error, ClusterError):
+            rest = f"Job {job_id} is left there, suspended: {left.message}"
+            error.hint = f"{error.hint}; {rest}" if error.hint else rest
 
 
 def _make_rest(plan: Plan, files: Mapping[str, bytes], owner: Object) -> list[tuple[Kind, Object]]:
@@ -66,8 +75,5 @@ def _create_policy(api: Api, plan: Plan, owner: Object) -> None:
 
 def has_egress_policy(api: Api) -> bool:
     """Whether going out is already forbidden to somebody here: then our pods need to be let out."""
-    try:
-        found = api.list(NETWORK_POLICIES)
-    except Forbidden:
-        return False
+    found = api.list(NETWORK_POLICIES)
     return any("Egress" in (policy["spec"].get("policyTypes") or ()) for policy in found)

@@ -6,16 +6,19 @@ that is not here is a bug there or here. Nothing cluster-wide is ever needed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from windlass.kube.refusals import ROLE_HINT, Forbidden
 
 if TYPE_CHECKING:
     from windlass.kube.api import Api
 
 ROLE_NAME = "windlass"
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_RULES = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
 _NUM_THREADS = 8
 
 
@@ -49,7 +52,7 @@ RIGHTS = (
         verbs=("get", "list", "watch", "create", "patch", "delete"),
         purpose="submit, list, follow, cancel and remove jobs",
     ),
-    Right(resource="pods", verbs=("get", "list", "watch"), purpose="see where a job's nodes are"),
+    Right(resource="pods", verbs=("list", "watch"), purpose="see where a job's nodes are"),
     Right(resource="pods/log", verbs=("get",), purpose="logs once the agents are gone"),
     Right(
         resource="pods/portforward",
@@ -82,7 +85,7 @@ RIGHTS = (
     ),
     Right(
         resource="persistentvolumeclaims",
-        verbs=("get", "list", "create"),
+        verbs=("list", "create"),
         purpose="volumes that Windlass makes; say which claim is not bound",
         optional=True,
     ),
@@ -121,6 +124,51 @@ def check_access(api: Api, *, rights: Sequence[Right] = RIGHTS) -> list[Missing]
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         allowed = list(pool.map(lambda one: _is_allowed(api, one), asked))
     return [one for one, has in zip(asked, allowed, strict=True) if not has]
+
+
+def check_needed(api: Api, *, rights: Sequence[Right] = RIGHTS) -> None:
+    """Raise `Forbidden` for the first right that no job can do without and the user lacks.
+
+    One request where the cluster can list a user's rules; what is not in the list is asked for by itself,
+    since some authorizers cannot list all they allow.
+    """
+    needed = [right for right in rights if not right.optional]
+    try:
+        rules = _read_rules(api)
+        doubtful = [right for right in needed if not _is_listed(right, rules)]
+        missing = check_access(api, rights=doubtful) if doubtful else []
+    except Forbidden:
+        return  # a cluster that lets nobody ask: each request will tell
+    if missing:
+        verbs = ", ".join(one.name for one in missing)
+        purposes = "; ".join(dict.fromkeys(one.right.purpose for one in missing))
+        raise Forbidden(
+            f"you may not {verbs} in namespace {api.namespace}; a job needs it for: {purposes}",
+            hint=ROLE_HINT,
+            code=403,
+            reason="Forbidden",
+        )
+
+
+def _read_rules(api: Api) -> list[Mapping[str, Any]]:
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectRulesReview",
+        "spec": {"namespace": api.namespace},
+    }
+    answer = api.request("POST", _RULES, body=review)
+    return answer.get("status", {}).get("resourceRules") or []
+
+
+def _is_listed(right: Right, rules: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether every verb is in a rule that is for all objects of the resource."""
+    granted: set[str] = set()
+    for rule in rules:
+        has_group = {right.group, "*"} & set(rule.get("apiGroups") or ())
+        has_resource = {right.resource, "*"} & set(rule.get("resources") or ())
+        if has_group and has_resource and not rule.get("resourceNames"):
+            granted |= set(rule.get("verbs") or ())
+    return "*" in granted or granted >= set(right.verbs)
 
 
 def _is_allowed(api: Api, one: Missing) -> bool:

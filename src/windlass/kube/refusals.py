@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from windlass.errors import EngineError
 
-_ROLE_HINT = "`windlass doctor -e kubernetes` prints the Role to ask an admin for"
+ROLE_HINT = "`windlass doctor -e kubernetes` prints the Role to ask an admin for"
 _BUSY = frozenset({429, 500, 502, 503, 504})
 _MAY_NOT = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) (?:resource "(?P<resource>[^"]+)"'
@@ -145,7 +145,7 @@ def _not_allowed(text: str, reason: str, *, asked: str, where: Where) -> Cluster
         group = f".{match['group']}" if match["group"] else ""
         what = f"{match['verb']} {match['resource']}{group}"
         what += f" in namespace {match['namespace']}" if match["namespace"] else ""
-    return Forbidden(f"you may not {what}", hint=_ROLE_HINT, code=403, reason="Forbidden")
+    return Forbidden(f"you may not {what}", hint=ROLE_HINT, code=403, reason="Forbidden")
 
 
 def _not_there(text: str, reason: str, *, asked: str, where: Where) -> NotFound:
