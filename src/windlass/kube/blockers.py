@@ -262,11 +262,16 @@ def _name_claim(said: Diagnosis, pod: Object, claims: Sequence[Object]) -> Diagn
     return Diagnosis(reason=said.reason, message=message, hint=hint) if names_of else said
 
 
+def _is_passing(event: Object) -> bool:
+    """A busy node that has not yet seen a Secret or a ConfigMap tries again by itself."""
+    return "cache: timed out waiting" in str(event.get("message", ""))
+
+
 def _read_events(pod: Object, events: Sequence[Object]) -> Iterator[Blocker]:
     """What only events tell of a pod that has a node: mounts that fail, an image that takes long."""
     name = name_of(pod)
     told = events_of(events, "Pod", name)
-    failed = [event for event in told if event.get("reason") in _MOUNT]
+    failed = [event for event in told if event.get("reason") in _MOUNT and not _is_passing(event)]
     if failed and told[-1] is failed[-1]:  # else it was tried again, and went well
         text = " ".join(str(failed[-1].get("message", "")).split())
         said = Diagnosis(

@@ -6,6 +6,7 @@ blame was decided by the agent.
 
 from __future__ import annotations
 
+from windlass import names
 from windlass.client.terminal import clean
 from windlass.wire.status import FailureKind, JobStatus, Phase, Verdict
 
@@ -77,8 +78,9 @@ def _render_others(verdict: Verdict) -> str:
 
 
 def _shorten(path: str, folder: str) -> str:
-    inside = folder.rstrip("/") + "/"
-    return path.removeprefix(inside) if folder else path
+    """As its user would write it: from his folder, or from the project on the nodes."""
+    path = path.removeprefix(f"{names.CODE_FOLDER}/")
+    return path.removeprefix(folder.rstrip("/") + "/") if folder else path
 
 
 def _one_line(text: str) -> str:
