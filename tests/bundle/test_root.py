@@ -75,3 +75,8 @@ def test_a_circle_of_links_is_told(home: Path) -> None:
     (home / "b").symlink_to("a")
     with pytest.raises(BundleError, match="cannot be read"):
         find_root(home / "a")
+
+
+def test_the_folder_of_everybodys_temporary_files_is_no_project() -> None:
+    with pytest.raises(BundleError, match="holds far more than a project"):
+        check_root(Path("/tmp"))

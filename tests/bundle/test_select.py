@@ -186,3 +186,15 @@ def test_a_damaged_repository_is_walked(repo: Path) -> None:
 def test_a_root_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="does not exist"):
         select_files(tmp_path / "gone")
+
+
+def test_a_tree_may_be_deeper_than_python_recurses(tmp_path: Path) -> None:
+    folder, depth = tmp_path, 1200
+    opened = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):  # step by step: the whole path is longer than the system takes
+        os.mkdir("d", dir_fd=opened)
+        opened, above = os.open("d", os.O_RDONLY, dir_fd=opened), opened
+        os.close(above)
+    os.close(opened)
+    touch(tmp_path, "train.py")
+    assert "train.py" in select_files(tmp_path)

@@ -28,8 +28,10 @@ def stamp(lines, when=WHEN):
 
 def test_how_lines_look():
     records = make_record(b"step 7", stream="stderr") + make_record(b"")
-    assert render_pod_lines(records, rank=3, attempt=0) == b"[rank 3] step 7\n[rank 3] \n"
-    assert render_pod_lines(records, rank=3, attempt=1).startswith(b"[rank 3, attempt 1] step 7\n")
+    assert render_pod_lines(records, rank=3, attempt=0) == b"[rank 3, stderr] step 7\n[rank 3] \n"
+    assert render_pod_lines(records, rank=3, attempt=1) == (
+        b"[rank 3, attempt 1, stderr] step 7\n[rank 3, attempt 1] \n"
+    )
 
 
 def test_drawings_of_progress_bars_and_broken_records_are_left_out():
@@ -44,13 +46,14 @@ def test_drawings_of_progress_bars_and_broken_records_are_left_out():
     rank=st.integers(0, 10**6),
     attempt=st.integers(0, 999),
     tag=st.sampled_from([FULL, PART]),
+    stream=st.sampled_from(["stdout", "stderr"]),
 )
-def test_every_line_comes_back(lines, rank, attempt, tag):
-    records = b"".join(make_record(line, tag) for line in lines)
+def test_every_line_comes_back(lines, rank, attempt, tag, stream):
+    records = b"".join(make_record(line, tag, stream) for line in lines)
     found = list(read_pod_log(stamp(render_pod_lines(records, rank=rank, attempt=attempt))))
     assert [(r, a) for r, a, _ in found] == [(rank, attempt)] * len(lines)
     read = [read_record(record) for _, _, record in found]
-    assert [record.data for record in read] == lines
+    assert [(record.data, record.stream) for record in read] == [(line, stream) for line in lines]
     assert {record.at_s for record in read} <= {WHEN_S}
 
 

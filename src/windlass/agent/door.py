@@ -13,14 +13,14 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from windlass import records
+from windlass import names, records
 from windlass.agent import link as links
 from windlass.agent.inputs import Inputs
 from windlass.agent.lead import Lead
 from windlass.agent.memory import Memory
 from windlass.agent.pump import Pump
 from windlass.agent.station import HEARTBEAT_S, Station
-from windlass.errors import ProtocolError
+from windlass.errors import BundleError, ProtocolError
 from windlass.wire.copying import (
     PIECE,
     Receiver,
@@ -133,7 +133,7 @@ class Door:
     def _wanted_by_deputy(self, path: str) -> bool:
         found = _RANK_FILE.match(path)
         of_node_0 = found is not None and int(found[1]) < self._station.plan.nodes[0].num_ranks
-        return of_node_0 or is_input(path)
+        return of_node_0 or is_input(path) or path.endswith(f"/{names.WORLD_FILE}")
 
     # -- clients -------------------------------------------------------------------------------
 
@@ -169,8 +169,13 @@ class Door:
 
     def _take_input(self, receiver: Receiver, frame: Frame) -> None:
         piece = read_piece(frame.header, frame.body)
-        if not self._inputs.is_ready and receiver.take(piece) and self._inputs.arrived(piece.path):
-            self._lead.prepare(0)
+        if self._inputs.is_ready or not receiver.take(piece):
+            return
+        try:
+            if self._inputs.arrived(piece.path):
+                self._lead.prepare(0)
+        except BundleError as error:
+            raise ProtocolError(error.message, hint=error.hint) from error
 
     # -- leases --------------------------------------------------------------------------------
 

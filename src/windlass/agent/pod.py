@@ -116,13 +116,13 @@ def _make_station(secret: Path, folder: JobFolder) -> Station:
 
 
 def _leave_last_word(leading: LeadAgent, folder: JobFolder, log: PodLog) -> None:
-    """Status and results of the last attempt, where they outlive the pod."""
-    from windlass.wire.lastword import render_last_word
+    """Status, results and logs of the last attempt, where they outlive the pod."""
+    from windlass.wire.lastword import MAX_BYTES, render_last_word
 
     status = leading.board.status
     files = {names.STATUS_FILE: folder.status.read_bytes()}
     for path in sorted(folder.attempt(status.attempt).glob("rank-*")):
-        if path.suffix in (".result", ".json"):
+        if path.suffix in (".result", ".json") or path.stat().st_size <= MAX_BYTES:
             files[f"{path.parent.name}/{path.name}"] = path.read_bytes()
     log.finish(render_last_word(files))
     said = status.verdict.message if status.verdict else status.conditions[-1].message

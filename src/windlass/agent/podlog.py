@@ -26,6 +26,9 @@ class PodLog:
 
     def add(self, rank: int, attempt: int, records: bytes) -> None:
         """Lines of a rank, as its log file has them."""
+        if len(self._waiting) > _MAX_WAITING_BYTES // 2:  # rendering costs more than counting
+            self._num_dropped += records.count(b"\n")
+            return
         lines = render_pod_lines(records, rank=rank, attempt=attempt)
         if len(self._waiting) + len(lines) > _MAX_WAITING_BYTES:
             self._num_dropped += lines.count(b"\n")

@@ -60,7 +60,14 @@ def _existing(path: Path) -> Path:
 
 
 def _too_wide(folder: Path) -> bool:
-    """Whether `folder` is `/`, the home folder, or one above the home folder."""
+    """Whether `folder` is `/`, the home folder, one above it, or where everybody's temporary files are."""
+    if str(folder) in (
+        "/tmp",
+        "/var/tmp",
+        "/private/tmp",
+        os.environ.get("TMPDIR", "").rstrip("/"),
+    ):  # noqa: S108
+        return True
     try:
         home = Path.home().resolve()
     except (OSError, RuntimeError):

@@ -12,6 +12,7 @@ import os
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from windlass.bundle.ignore import GIT_FILE, NO_RULES, OWN_FILE, Rules, add_file
@@ -89,37 +90,54 @@ def _is_skipped_folder(folder: Path) -> bool:
     return folder.is_symlink() or not folder.is_dir()
 
 
-def _walk(
-    root: Path,
-    folder: str = "",
-    *,
-    git: Rules = NO_RULES,
-    own: Rules = NO_RULES,
-    hidden: bool = False,
-) -> Iterator[str]:
-    """Every travelling file below `folder`; `hidden` when git ignores the folder itself."""
-    try:
-        entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
-    except OSError:
-        # The folder stands for what it hides, so that `check` refuses it by name.
-        yield folder.rstrip("/") or "."
-        return
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Folder:
+    """A folder yet to be looked into, with the rules that hold there."""
+
+    path: str  # ends with a slash, but for the root's own
+    git: Rules
+    own: Rules
+    hidden: bool  # git ignores it
+
+
+def _walk(root: Path, *, hidden: bool = False) -> Iterator[str]:
+    """Every travelling file below `root`; `hidden` when git ignores all of it. However deep it is."""
+    waiting = [_Folder(path="", git=NO_RULES, own=NO_RULES, hidden=hidden)]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            entries = sorted(os.scandir(root / folder.path), key=lambda entry: entry.name)
+        except OSError:
+            # The folder stands for what it hides, so that `check` refuses it by name.
+            yield folder.path.rstrip("/") or "."
+            continue
+        for found in _look_into(root, folder, entries):
+            if isinstance(found, str):
+                yield found
+            else:
+                waiting.append(found)
+
+
+def _look_into(
+    root: Path, folder: _Folder, entries: list[os.DirEntry[str]]
+) -> Iterator[str | _Folder]:
+    git, own = folder.git, folder.own
     for entry in entries:
         if entry.is_file(follow_symlinks=False):
             if entry.name == GIT_FILE:
-                git = add_file(git, root, folder + entry.name)
+                git = add_file(git, root, folder.path + entry.name)
             elif entry.name == OWN_FILE:
-                own = add_file(own, root, folder + entry.name)
+                own = add_file(own, root, folder.path + entry.name)
     for entry in entries:
         is_folder = entry.is_dir(follow_symlinks=False)
         if _is_skipped_name(entry.name) or (is_folder and _is_skipped_folder(Path(entry.path))):
             continue
-        path = f"{folder}{entry.name}/" if is_folder else folder + entry.name
+        path = f"{folder.path}{entry.name}/" if is_folder else folder.path + entry.name
         asked = own.verdict(path)
-        ignored = hidden or git.verdict(path) is True
+        ignored = folder.hidden or git.verdict(path) is True
         left_out = asked is True or (ignored and asked is None)
         if is_folder and not (left_out and not own.negates):
-            yield from _walk(root, path, git=git, own=own, hidden=ignored)
+            yield _Folder(path=path, git=git, own=own, hidden=ignored)
         elif not is_folder and not left_out:
             yield path
 

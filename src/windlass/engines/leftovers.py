@@ -10,6 +10,7 @@ import collections
 import json
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from windlass import names
@@ -51,7 +52,7 @@ def _take_last_word(api: Api, pod: str, folder: JobFolder) -> bool:
         return False
     for path, data in found.files.items():
         target = folder.path / path
-        if is_from_lead(path) and (path == names.STATUS_FILE or not target.exists()):
+        if is_from_lead(path) and (path == names.STATUS_FILE or len(data) > _size(target)):
             target.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(target, data)
     if found.omitted:
@@ -75,6 +76,12 @@ def _take_lines(api: Api, pod: str, folder: JobFolder) -> None:
         found[attempt, rank].append(record)
     for (attempt, rank), lines in found.items():
         target = folder.log(attempt, rank)
-        if not target.exists():
+        if (
+            not target.exists()
+        ):  # one that was copied from the node is more exact, if perhaps shorter
             target.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(target, *lines)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else -1

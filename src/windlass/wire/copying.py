@@ -105,8 +105,10 @@ class Sender:
         offset = self._offsets.get(path, 0)
         try:
             with (self._folder.path / path).open("rb") as file:
+                # no further than it is now: a rank that never stops must not hold up the status
+                end = os.fstat(file.fileno()).st_size
                 file.seek(offset)
-                while body := file.read(PIECE_BYTES):
+                while body := file.read(min(PIECE_BYTES, max(0, end - offset))):
                     yield Piece(path=path, offset=offset, body=body)
                     offset += len(body)
                     self._offsets[path] = offset

@@ -1,4 +1,4 @@
-"""A job's last word: its status and results as lines of node 0's own log, to be read when no agent is left.
+"""A job's last word: its status, results and logs as lines of node 0's log, for when no agent is left.
 
 Pods cannot call the API server, and what lies in a pod is gone with it; but its log stays as long as the
 pod is kept. What does not fit is left out, and named. Pure.
@@ -30,11 +30,14 @@ class LastWord:
 
 
 def render_last_word(files: Mapping[str, bytes], *, max_bytes: int = MAX_BYTES) -> bytes:
-    """Lines for the log. The first file always goes along, the others smallest first while there is room."""
+    """Lines for the log. The first file always goes along, others while there is room.
+
+    Small ones come first, and logs last: those may be had from the pods themselves.
+    """
     first, *others = files
     kept, left = {first: files[first]}, max_bytes
     omitted: dict[str, int] = {}
-    for path in sorted(others, key=lambda path: len(files[path])):
+    for path in sorted(others, key=lambda path: (path.endswith(".log"), len(files[path]))):
         if len(files[path]) <= left:
             kept[path] = files[path]
             left -= len(files[path])

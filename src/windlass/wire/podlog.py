@@ -1,9 +1,9 @@
 """A rank's lines in its pod's own log: how they are written there, and read back when no agent is left.
 
     [rank 3] step 7 loss 0.25
-    [rank 3, attempt 1] step 7 loss 0.25
+    [rank 3, attempt 1, stderr] a warning
 
-Times are the container runtime's. Which of both streams a line came from is not kept. Pure.
+Times are the container runtime's. Pure.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from collections.abc import Iterator
 
 from windlass.wire.logs import FULL, REPLACED, read_record, render_prefix
 
-_LINE = re.compile(rb"\[rank (\d+)(?:, attempt (\d+))?\] ?(.*)", re.DOTALL)
+_LINE = re.compile(rb"\[rank (\d+)(?:, attempt (\d+))?(, stderr)?\] ?(.*)", re.DOTALL)
 
 
 def render_pod_lines(records: bytes, *, rank: int, attempt: int) -> bytes:
     """Records of a rank's log file as lines for the pod's log; drawings of progress bars are left out."""
-    who = f"[rank {rank}, attempt {attempt}] " if attempt else f"[rank {rank}] "
+    who = f"[rank {rank}, attempt {attempt}" if attempt else f"[rank {rank}"
+    heads = {"stdout": f"{who}] ".encode(), "stderr": f"{who}, stderr] ".encode()}
     lines = []
     for line in records.split(b"\n"):
         record = read_record(line) if line else None
         if record is not None and record.tag != REPLACED:
-            lines.append(who.encode() + record.data + b"\n")
+            lines.append(heads.get(record.stream, heads["stdout"]) + record.data + b"\n")
     return b"".join(lines)
 
 
@@ -34,8 +35,8 @@ def read_pod_log(log: bytes) -> Iterator[tuple[int, int, bytes]]:
         found = _LINE.match(text)
         at_s = _read_time(when)
         if found and at_s is not None:
-            prefix = render_prefix(at_s, "stdout", FULL)
-            yield int(found[1]), int(found[2] or 0), prefix + found[3] + b"\n"
+            prefix = render_prefix(at_s, "stderr" if found[3] else "stdout", FULL)
+            yield int(found[1]), int(found[2] or 0), prefix + found[4] + b"\n"
 
 
 def _read_time(when: bytes) -> float | None:
