@@ -11,6 +11,7 @@ from pathlib import Path
 
 from windlass.errors import BundleError
 
+_TEMPORARY = ("/tmp", "/var/tmp", "/private/tmp")  # noqa: S108 - never written to
 MARKERS = (".git", "pyproject.toml", "windlass.toml", "setup.py")
 
 
@@ -61,12 +62,7 @@ def _existing(path: Path) -> Path:
 
 def _too_wide(folder: Path) -> bool:
     """Whether `folder` is `/`, the home folder, one above it, or where everybody's temporary files are."""
-    if str(folder) in (
-        "/tmp",
-        "/var/tmp",
-        "/private/tmp",
-        os.environ.get("TMPDIR", "").rstrip("/"),
-    ):  # noqa: S108
+    if str(folder) in (*_TEMPORARY, os.environ.get("TMPDIR", "").rstrip("/")):
         return True
     try:
         home = Path.home().resolve()
