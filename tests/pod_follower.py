@@ -1,0 +1,47 @@
+"""A follower in a process of its own, as a pod's agent is, but on this machine: run by `pod_places`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from windlass.agent import follower
+from windlass.agent.agent import prepare_forks, run_agent, start_logging
+from windlass.agent.forks import ForkServer
+from windlass.agent.inputs import Inputs
+from windlass.agent.processes import become_subreaper
+from windlass.agent.station import Station
+from windlass.agent.tcp import TlsPlace
+from windlass.agent.tls import client_context
+from windlass.plan.plan import read_plan
+from windlass.wire.folder import JobFolder
+
+
+def main(about: dict) -> int:
+    sys.argv[0] = about["archive"]  # what fork servers are started from
+    for name, value in about["constants"].items():
+        setattr(follower, name, value)
+    start_logging()
+    become_subreaper()
+    folder = JobFolder(Path(about["folder"]))
+    plan = read_plan(folder.plan.read_text())
+    context = client_context(Path(about["certificates"]))
+    station = Station(
+        plan=plan,
+        folder=folder,
+        index=1,
+        run_dir=folder.path / "run",
+        place=TlsPlace(host="127.0.0.1", port=about["port"], context=context),
+        is_pod=True,
+        address="127.0.0.1",
+        host="rack-7",
+    )
+    forks = ForkServer()
+    prepare_forks(plan, forks)
+    return asyncio.run(run_agent(station, forks, Inputs(plan, folder)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))

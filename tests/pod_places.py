@@ -1,0 +1,198 @@
+"""Both ends between pods, over real TLS on this machine: a lead's door, and a follower in its own process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tls_peers import JOB, settle, write_certificates
+
+from windlass.agent import link as links
+from windlass.agent import tls
+from windlass.agent.board import Board
+from windlass.agent.door import Door, beat
+from windlass.agent.inputs import Inputs
+from windlass.agent.lead import Lead
+from windlass.agent.station import Station
+from windlass.agent.tcp import TlsPlace
+from windlass.engines.pyz import local_archive
+from windlass.plan.plan import Facts, Input, Plan, make_plan, render_plan
+from windlass.spec.job import JobSpec
+from windlass.spec.work import Command
+from windlass.wire.folder import JobFolder
+from windlass.wire.messages import Frame
+
+FOLLOWER = Path(__file__).parent / "pod_follower.py"
+
+
+def make_job(*, inputs: tuple[Input, ...] = (), **spec: Any) -> Plan:
+    """A job of a few nodes that are replaced when they are lost."""
+    asked = {"nodes": 3, "grace_s": 0.5, "join_timeout_s": 20.0, "detach": True, **spec}
+    work = asked.pop("work", Command(argv=("true",)))
+    facts = Facts(environ={}, replaces_nodes=True)
+    now_s = time.time()
+    return make_plan(
+        JobSpec(work=work, **asked), job_id=JOB, now_s=now_s, facts=facts, inputs=inputs
+    )
+
+
+@dataclass
+class Peer:
+    """One end of a link: what it has heard, and a way to speak."""
+
+    link: links.Link
+    heard: list[Frame] = field(default_factory=list)
+    has_hung_up: bool = False
+    reading: asyncio.Task[None] | None = None
+
+    async def read(self, frames: Any) -> None:
+        async for frame in frames:
+            if frame.type != "heartbeat":
+                self.heard.append(frame)
+        self.has_hung_up = True
+
+    def say(self, kind: str, body: bytes = b"", **fields: Any) -> None:
+        self.link.send({"type": kind, **fields}, body)
+
+    def kinds(self) -> list[str]:
+        return [frame.type for frame in self.heard]
+
+    def find(self, kind: str) -> dict[str, Any] | None:
+        """What was last heard of that kind."""
+        return next((dict(f.header) for f in reversed(self.heard) if f.type == kind), None)
+
+    def files(self) -> dict[str, bytes]:
+        """What came of each file, piece after piece."""
+        found: dict[str, bytes] = {}
+        for frame in self.heard:
+            if frame.type == "piece":
+                path, offset = frame.header["path"], frame.header["offset"]
+                assert offset in (0, len(found.get(path, b"")))
+                found[path] = found.get(path, b"")[:offset] + frame.body
+        return found
+
+    async def close(self) -> None:
+        await self.link.close()
+        if self.reading is not None:
+            await asyncio.wait({self.reading}, timeout=20)
+
+
+@dataclass
+class Scene:
+    """A lead behind its door; node 0 is the test's."""
+
+    files: Path  # certificates
+    plan: Plan
+    folder: JobFolder
+    board: Board
+    lead: Lead
+    door: Door
+    port: int
+    orders: list[dict[str, Any]] = field(default_factory=list)  # what node 0 was told
+    peers: list[Peer] = field(default_factory=list)
+
+    async def visit(self, node: int | None = None, **hello: Any) -> Peer:
+        """A node, or a client, at the door; who is refused hears it in `heard`."""
+        cert = "client" if node is None else "node"
+        context = tls.client_context(self.files, cert)
+        place = TlsPlace(host="127.0.0.1", port=self.port, context=context)
+        link = await links.connect(
+            place, role=cert, job_id=JOB, node=node, timeout_s=20.0, also=hello
+        )
+        peer = Peer(link)
+        peer.reading = asyncio.ensure_future(peer.read(link.frames()))
+        self.peers.append(peer)
+        return peer
+
+    async def join(self, node: int, **about: Any) -> Peer:
+        """A node that introduces itself as an agent does."""
+        peer = await self.visit(node)
+        peer.say("join", **{"pid": node, "python": "3.12.1", "memory": None, "has": {}, **about})
+        return peer
+
+    def state(self, node: int) -> str:
+        return self.board.status.nodes[node].state
+
+
+def run_at_door(tmp_path: Path, visit: Any, plan: Plan | None = None, *, is_ready: bool = True):
+    """Open the door, let `visit(scene)` happen, and give back what it returns."""
+    plan = plan or make_job()
+    files = write_certificates(tmp_path / "tls")
+    folder = JobFolder(tmp_path / "lead")
+    folder.path.mkdir()
+
+    async def run() -> Any:
+        board = Board(plan, folder)
+        lead = Lead(plan, board, address="127.0.0.1")
+        inputs = Inputs(plan, folder)
+        place = TlsPlace(host="127.0.0.1", port=0, context=tls.server_context(files))
+        station = Station(
+            plan=plan, folder=folder, index=0, run_dir=tmp_path, place=place, is_pod=True
+        )
+        door = Door(station, lead, inputs)
+        listener = await links.serve(place, JOB, door.take)
+        scene = Scene(files, plan, folder, board, lead, door, listener.port)
+        lead.join(0, scene.orders.append, pid=1, python="3.12.1", is_prepared=is_ready)
+        try:
+            return await asyncio.wait_for(visit(scene), 60)
+        finally:
+            await asyncio.gather(*(peer.close() for peer in scene.peers))
+            listener.close()
+            board.write()
+            await settle()
+
+    return asyncio.run(run())
+
+
+@dataclass
+class HandMadeLead:
+    """A lead that does what a test says, and listens to what followers say."""
+
+    beats: bool = True
+    refuses: int = 0  # how many visits are refused first
+    visits: list[Peer] = field(default_factory=list)
+
+    async def take(self, link: links.Link, _hello: Any, frames: Any) -> None:
+        if self.refuses:
+            from windlass.errors import ProtocolError
+
+            self.refuses -= 1
+            raise ProtocolError("node 1 is here already")
+        peer = Peer(link)
+        self.visits.append(peer)
+        heart = asyncio.ensure_future(beat(link)) if self.beats else None
+        try:
+            await peer.read(frames)
+        finally:
+            if heart is not None:
+                heart.cancel()
+
+
+@contextlib.contextmanager
+def follower_process(tmp_path: Path, plan: Plan, port: int, **constants: float):
+    """One follower, node 1, that finds its lead at `port`."""
+    folder = tmp_path / "follower"
+    (folder / "run").mkdir(parents=True)
+    (folder / "plan.json").write_text(render_plan(plan))
+    about = {
+        "folder": str(folder),
+        "certificates": str(tmp_path / "tls"),
+        "port": port,
+        "archive": str(local_archive()),
+        "constants": constants,
+    }
+    with (tmp_path / "follower.log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, FOLLOWER, json.dumps(about)], stderr=log)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(20)
+        print((tmp_path / "follower.log").read_text())
