@@ -24,6 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for line in (
         "chaos: takes nodes or the API server away from everybody, so it runs alone",
         "local_only(reason): a contract that cannot hold on a cluster",
+        "cluster_only(reason): a contract that means nothing on one machine",
     ):
         config.addinivalue_line("markers", line)
 

@@ -1,7 +1,8 @@
 """The contract suite runs once for every engine; without a cluster, once less.
 
 `on` runs and submits on one engine, `shared` is a folder that the ranks and the test both see. A test that
-cannot hold on a cluster is marked `local_only` with the reason.
+cannot hold on a cluster is marked `local_only`, one that means nothing locally `cluster_only`, both with the
+reason.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ CODE = Path("/windlass/job/code")
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "on" not in metafunc.fixturenames:
         return
-    engines: list[Any] = ["local"]
+    engines: list[Any] = []
+    if not metafunc.definition.get_closest_marker("cluster_only"):
+        engines.append("local")
     if not metafunc.definition.get_closest_marker("local_only"):
         engines.append(pytest.param("kubernetes", marks=pytest.mark.cluster))
     metafunc.parametrize("on", engines, indirect=True)
@@ -55,7 +58,7 @@ class Runner:
     def fail(self, target: Any, args: Any = (), kwargs: Any = None, **settings: Any) -> wl.Job:
         """Run something that must not succeed."""
         job = self.submit(target, args, kwargs, **settings)
-        status = job.wait(60)
+        status = job.wait(120)
         assert status.phase.value in ("failed", "cancelled"), status
         return job
 
@@ -76,18 +79,18 @@ class Runner:
 
     def clean(self) -> None:
         """End what runs; in a namespace, which tests share, also remove it."""
-        known = {job.id: job for job in wl.jobs()}
+        known = {job.id for job in wl.jobs()}
         for job in self.submitted:
             if job.id in known:
-                known[job.id] = job
                 job.cancel(now=True)
-                job.wait(30)
-        if self.space is not None:
-            for job in known.values():
-                job.cancel(now=True)
-                job.wait(30)
-                job.remove()
-            assert wl.jobs() == []
+                job.wait(60)
+        if self.space is None:
+            return
+        for job in wl.jobs():  # also those of wl.run and of other clients
+            job.cancel(now=True)
+            job.wait(60)
+            job.remove()
+        assert wl.jobs() == []
 
 
 @pytest.fixture

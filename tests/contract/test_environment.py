@@ -93,7 +93,7 @@ def test_a_script_runs_as_under_python(on, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     args = ["--x", "a b", "$HOME", "q'\"", "l\nm", "", "é", "--", "*"]
     job = on.submit("pkg/a script.py", args)
-    job.wait(30)
+    job.wait(90)
     text = "\n".join(line.text for line in job.logs())
     where = on.there(script, project=tmp_path)
     assert text == f"{['pkg/a script.py', *args]} imported from beside True {where}"

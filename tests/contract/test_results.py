@@ -89,7 +89,7 @@ def test_functions_by_file_by_module_and_commands(on, tmp_path, monkeypatch):
     assert job.results() == [None]
     assert [line.text for line in job.logs()] == ["argv ['x', '--y=1']"]
     job = on.submit(["sh", "-c", "echo rank $RANK of $WORLD_SIZE"], procs=2)
-    job.wait(30)
+    job.wait(90)
     assert sorted(line.text for line in job.logs()) == ["rank 0 of 2", "rank 1 of 2"]
 
 
