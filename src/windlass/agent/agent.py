@@ -31,10 +31,13 @@ from windlass.agent.memory import make_memory
 from windlass.agent.node import Echo, Node
 from windlass.agent.station import Station
 from windlass.plan.plan import Plan, read_plan
+from windlass.wire.copying import is_from_ranks, measure_files
 from windlass.wire.folder import JobFolder
+from windlass.wire.lastword import MAX_BYTES
 from windlass.wire.status import FailureKind
 
 _PATIENCE_S = 30.0  # with clients that read no more
+_FIRST_READER_S = 20.0
 _TOLD_TO_STOP = 143
 
 
@@ -74,6 +77,12 @@ class LeadAgent:
         elif self._leading is not None:
             self._leading.cancel()
 
+    def _is_awaited(self) -> bool:
+        """Whether a client will surely come, or would miss what a pod's log cannot keep."""
+        plan, folder = self._station.plan, self._station.folder
+        left = measure_files(folder, is_from_ranks).values()
+        return not plan.detach or sum(left) > MAX_BYTES
+
     async def run(self) -> int:
         """Lead the job to its end; the exit code of the agent."""
         job_id = self._station.plan.job_id
@@ -90,6 +99,8 @@ class LeadAgent:
         self._leading = asyncio.ensure_future(self.lead.run())
         try:
             await self._leading
+            if self._station.is_pod and self._is_awaited():
+                await self.door.wait_for_reader(timeout_s=_FIRST_READER_S)
             await self.door.see_off(patience_s=_PATIENCE_S if self._station.is_pod else 0)
             await self.door.dismiss({"type": "end"})
             return 0

@@ -51,6 +51,7 @@ class Door:
         self._links: set[links.Link] = set()
         self._nodes: set[int] = set()
         self._readers: dict[links.Link, Pump] = {}  # clients that are sent everything
+        self._reader_came = asyncio.Event()
         self._reader_left = asyncio.Event()
 
     async def take(self, link: links.Link, hello: Header, frames: AsyncIterator[Frame]) -> None:
@@ -149,6 +150,7 @@ class Door:
                 link.send({"type": "wants", "inputs": not self._inputs.is_ready})
                 pump = Pump(link, Sender(self._station.folder, is_from_lead, has=_read_has(hello)))
                 self._readers[link] = pump
+                self._reader_came.set()
             # one that reads files beats; one that does not is on this machine
             async for frame in _within(frames, _READER_SILENCE_S if pump else None):
                 if frame.type == PIECE:
@@ -210,6 +212,11 @@ class Door:
                 return
 
     # -- the end -------------------------------------------------------------------------------
+
+    async def wait_for_reader(self, *, timeout_s: float) -> None:
+        """Wait for the first client that reads, if none ever did: there is something it must not miss."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._reader_came.wait(), timeout_s)
 
     async def see_off(self, *, patience_s: float) -> None:
         """Wait for clients to have read everything: they hang up once they have.

@@ -105,7 +105,9 @@ class Line:
         while not self._stop.is_set():
             try:
                 reached = self._dial()
-                if reached is not None:
+                if reached is None:
+                    pause_s = _FIRST_PAUSE_S  # to look again costs nothing
+                else:
                     with self._context.wrap_socket(
                         reached, server_hostname=server_name(self._job_id)
                     ) as connection:
