@@ -32,7 +32,7 @@ from windlass.kube.api import Api
 from windlass.kube.fields import container_of, index_of, split_pod_name
 from windlass.kube.kinds import EVENTS, PODS, Kind
 
-# name -> seconds since the exec of the command
+# name -> seconds since the exec of the command; or of the client's processor time
 Moments = dict[str, float]
 
 _RANK_WORDS = {
@@ -52,28 +52,30 @@ def profile(setup: Setup, runs: int) -> str:
     if floor is None:
         raise AssertionError("an Indexed Job needs nothing")
     ours: list[Moments] = []
+    client_cpu: list[Moments] = []
     peers: list[Moments] = []
     imports: list[Mapping[str, float]] = []
     for number in range(runs + 1):
-        moments, trace = trace_ours(setup)
+        moments, cpu, trace = trace_ours(setup)
         beside = trace_floor(setup, floor)
         if number:
             ours.append(moments)
+            client_cpu.append(cpu)
             peers.append(beside)
             imports.append({**trace["import_s"], "(the whole client, cpu)": trace["cpu_s"]})
         pair = [max(at_s for name, at_s in m.items() if "rank" in name) for m in (moments, beside)]
         print("run {}: {:.3f} s, the floor {:.3f} s".format(number, *pair), file=sys.stderr)
     return "\n\n".join(
         (
-            "## windlass\n\n" + render_moments(ours),
+            "## windlass\n\n" + render_moments(ours, client_cpu),
             "## the floor\n\n" + render_moments(peers),
             "## loading modules in the client\n\n" + render_imports(imports),
         )
     )
 
 
-def trace_ours(setup: Setup) -> tuple[Moments, dict[str, Any]]:
-    """One traced run: what happened when, and the client's own trace."""
+def trace_ours(setup: Setup) -> tuple[Moments, Moments, dict[str, Any]]:
+    """One traced run: what happened when, the client's processor time by then, and its own trace."""
     trace_file = setup.home / "trace.json"
     program = [sys.executable, str(HERE / "kubernetes_trace.py")]
     with watched(setup.place.api, setup.place.namespace) as seen:
@@ -86,12 +88,13 @@ def trace_ours(setup: Setup) -> tuple[Moments, dict[str, Any]]:
     make_sample("windlass", began_s, stamps, num=setup.num_ranks)
     moments = {
         "client: Python is up": trace["up_s"],
-        **_span_moments(trace["spans"]),
+        **_span_moments(trace["spans"], "began_s", "ended_s"),
         **seen,
         **{f"lead: {m['name']}": m["at_s"] for m in _told_by_lead(status["timeline"])},
         **_rank_moments(stamps),
     }
-    return {name: at_s - began_s for name, at_s in moments.items()}, trace
+    cpu = _span_moments(trace["spans"], "cpu_before_s", "cpu_after_s")
+    return {name: at_s - began_s for name, at_s in moments.items()}, cpu, trace
 
 
 def trace_floor(setup: Setup, floor: Contestant) -> Moments:
@@ -112,7 +115,7 @@ def _told_by_lead(timeline: Iterable[Mapping[str, Any]]) -> list[Mapping[str, An
     return [moment for moment in timeline if moment["name"] in named]
 
 
-def _span_moments(spans: Iterable[Mapping[str, Any]]) -> Moments:
+def _span_moments(spans: Iterable[Mapping[str, Any]], before: str, after: str) -> Moments:
     """Beginning and end of each span; what happens more than once is numbered."""
     found: Moments = {}
     times: dict[str, int] = {}
@@ -120,9 +123,9 @@ def _span_moments(spans: Iterable[Mapping[str, Any]]) -> Moments:
         name = str(span["name"])
         times[name] = times.get(name, 0) + 1
         label = name if times[name] == 1 else f"{name} #{times[name]}"
-        found[f"client: {label}: begins"] = span["began_s"]
+        found[f"client: {label}: begins"] = span[before]
         if span["ended_s"] is not None:
-            found[f"client: {label}: done"] = span["ended_s"]
+            found[f"client: {label}: done"] = span[after]
     return found
 
 
@@ -186,16 +189,21 @@ def _read_event(event: Mapping[str, Any]) -> Iterator[str]:
 # -- showing -------------------------------------------------------------------------------------
 
 
-def render_moments(found: list[Moments]) -> str:
+def render_moments(found: list[Moments], cpu: list[Moments] | None = None) -> str:
     """Each moment's median, in order; what not every run had is left out."""
-    names = [name for name in found[0] if all(name in moments for moments in found)]
-    medians = {name: statistics.median(moments[name] for moments in found) for name in names}
-    lines = ["| at | after | what |", "|--:|--:|---|"]
+    medians, cpu_medians = _medians(found), _medians(cpu or [{}])
+    lines = ["| at | after | client's cpu | what |", "|--:|--:|--:|---|"]
     before_s = 0.0
     for name, at_s in sorted(medians.items(), key=lambda item: item[1]):
-        lines.append(f"| {at_s * 1e3:.0f} ms | +{(at_s - before_s) * 1e3:.0f} | {name} |")
+        used = f"{cpu_medians[name] * 1e3:.0f}" if name in cpu_medians else ""
+        lines.append(f"| {at_s * 1e3:.0f} ms | +{(at_s - before_s) * 1e3:.0f} | {used} | {name} |")
         before_s = at_s
     return "\n".join(lines)
+
+
+def _medians(found: list[Moments]) -> Moments:
+    names = [name for name in found[0] if all(name in moments for moments in found)]
+    return {name: statistics.median(moments[name] for moments in found) for name in names}
 
 
 def render_imports(found: list[Mapping[str, float]]) -> str:

@@ -51,13 +51,13 @@ class Watch:
 
     def timed(self, function: Callable[..., Any], words: Words) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            began_s = time.time()
-            span = {"name": words(*args, **kwargs), "began_s": began_s, "ended_s": None}
+            span: dict[str, Any] = {"name": words(*args, **kwargs), "ended_s": None}
+            span |= {"began_s": time.time(), "cpu_before_s": time.process_time()}
             self.spans.append(span)
             try:
                 return function(*args, **kwargs)
             finally:
-                span["ended_s"] = time.time()
+                span |= {"ended_s": time.time(), "cpu_after_s": time.process_time()}
 
         return call
 

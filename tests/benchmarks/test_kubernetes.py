@@ -99,6 +99,8 @@ def test_every_contestant_keeps_its_pods_apart(load):
 def test_a_profile_is_in_the_order_of_the_medians(load):
     found = [{"late": 0.3, "early": 0.1, "once": 0.0}, {"late": 0.5, "early": 0.2}]
 
-    lines = load("kubernetes_profile").render_moments(found).splitlines()[2:]
+    cpu = [{"late": 0.01}, {"late": 0.03}]
 
-    assert lines == ["| 150 ms | +150 | early |", "| 400 ms | +250 | late |"]
+    lines = load("kubernetes_profile").render_moments(found, cpu).splitlines()[2:]
+
+    assert lines == ["| 150 ms | +150 |  | early |", "| 400 ms | +250 | 20 | late |"]
