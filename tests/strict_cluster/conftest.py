@@ -1,0 +1,82 @@
+"""Two namespaces for all of these tests, one strict and one plain; for each test a project, and a clean end.
+
+The audit log is looked for beside the kubeconfig, where the testbed keeps it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from strict_cluster.ground import Ground, User, make_project, open_ground
+
+# Read at once: tests run without the variables of their surroundings, and as other users.
+TEST_IMAGE = os.environ.get("WINDLASS_TEST_IMAGE", "localhost/torch:2.13.0-cpu")
+ADMIN = os.environ.get("KUBECONFIG", "")
+
+Become = Callable[[Ground, User | None], None]
+
+
+@pytest.fixture(scope="session")
+def strict_ground() -> Iterator[Ground]:
+    """Restricted Pod Security, a quota, a limit range, and no way in or out unless a policy opens one."""
+    with open_ground(TEST_IMAGE, is_strict=True) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def plain_ground() -> Iterator[Ground]:
+    """Restricted Pod Security, and nothing else."""
+    with open_ground(TEST_IMAGE, is_strict=False, kind="plain") as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def strict_user(strict_ground: Ground, tmp_path_factory: pytest.TempPathFactory) -> User:
+    """Somebody with exactly the documented Role."""
+    return strict_ground.add_user(tmp_path_factory.mktemp("strict-user"))
+
+
+@pytest.fixture(scope="session")
+def plain_user(plain_ground: Ground, tmp_path_factory: pytest.TempPathFactory) -> User:
+    return plain_ground.add_user(tmp_path_factory.mktemp("plain-user"))
+
+
+@pytest.fixture
+def become(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Become:
+    """Go on as a user of a namespace, or as its admin, in a project of one's own."""
+    folder = make_project(tmp_path / "project")
+    monkeypatch.chdir(folder)
+
+    def become(ground: Ground, user: User | None) -> None:
+        for name, value in ground.settings(user.kubeconfig if user else ADMIN).items():
+            monkeypatch.setenv(name, value)
+
+    return become
+
+
+@pytest.fixture
+def strict(strict_ground: Ground, strict_user: User, become: Become) -> Iterator[Ground]:
+    """The strict namespace, as somebody with the Role."""
+    become(strict_ground, strict_user)
+    yield strict_ground
+    strict_ground.clean()
+
+
+@pytest.fixture
+def plain(plain_ground: Ground, plain_user: User, become: Become) -> Iterator[Ground]:
+    """The plain namespace, as somebody with the Role."""
+    become(plain_ground, plain_user)
+    yield plain_ground
+    plain_ground.clean()
+
+
+@pytest.fixture(scope="session")
+def audit_log() -> Path:
+    """The API server's own account of who did what; only the testbed's can be read from here."""
+    found = Path(os.environ.get("STRICT_AUDIT_LOG") or Path(ADMIN).parent / "log" / "audit.jsonl")
+    if not found.is_file():
+        pytest.skip(f"needs an audit log: there is no {found.name} in log/ beside the kubeconfig")
+    return found

@@ -1,0 +1,197 @@
+"""Where these tests run: strict and plain namespaces, users in them who have one Role, and what is left.
+
+All is made with our own `Api` as the admin that KUBECONFIG names; nothing here needs a certain cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from kube.users import make_kubeconfig
+from strict_cluster import work
+
+from windlass import names
+from windlass.kube.access import RIGHTS, check_access
+from windlass.kube.api import Api, connect
+from windlass.kube.kinds import (
+    JOBS,
+    LIMIT_RANGES,
+    NAMESPACES,
+    NETWORK_POLICIES,
+    PODS,
+    PVCS,
+    RESOURCE_QUOTAS,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+)
+from windlass.waiting import wait_until
+
+STEM = os.environ.get("STRICT_NAMESPACE", "windlass-strict")
+ROLE = Path(__file__).parents[2] / "docs" / "engines" / "role.yaml"
+KINDS = (JOBS, PODS, SERVICES, SECRETS, NETWORK_POLICIES, PVCS)
+WAIT_S = 60.0
+
+QUOTA = {"pods": "10", "limits.cpu": "16", "limits.memory": "8Gi", "count/jobs.batch": "20"}
+LIMITS = {
+    "type": "Container",
+    "default": {"cpu": "1", "memory": "1Gi"},
+    "defaultRequest": {"cpu": "100m", "memory": "256Mi"},
+    "max": {"cpu": "2", "memory": "3Gi"},
+}
+
+Object = dict[str, Any]
+
+
+def wait_for(is_so: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
+    assert wait_until(is_so, timeout_s=timeout_s), f"after {timeout_s:g} s still not: {what}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """One namespace as its admin, and the image of the jobs in it."""
+
+    api: Api
+    image: str
+
+    def settings(self, kubeconfig: str) -> dict[str, str]:
+        """The variables with which every job of a test is in here, as that user."""
+        return {
+            "KUBECONFIG": kubeconfig,
+            "WINDLASS_ENGINE": "kubernetes",
+            "WINDLASS_NAMESPACE": self.api.namespace,
+            "WINDLASS_IMAGE": self.image,
+            "WINDLASS_GRACE": "1",
+        }
+
+    def left(self, job_id: str = "") -> list[str]:
+        """All objects of one job, or of any."""
+        labels = names.LABEL_JOB + (f"={job_id}" if job_id else "")
+        return [
+            f"{kind.plural}/{found['metadata']['name']}"
+            for kind in KINDS
+            for found in self.api.list(kind, labels=labels)
+        ]
+
+    def wait_for_nothing(self, job_id: str = "") -> None:
+        wait_for(lambda: not self.left(job_id), f"nothing left of {job_id or 'any job'}")
+
+    def clean(self) -> None:
+        """Take away what a test has left, and see that nothing stays."""
+        for job in self.api.list(JOBS, labels=names.LABEL_JOB):
+            self.api.delete(JOBS, job["metadata"]["name"])
+        for pod in self.api.list(PODS, labels=names.LABEL_JOB):
+            self.api.delete(PODS, pod["metadata"]["name"], grace_s=0)
+        self.wait_for_nothing()
+
+    def add_user(self, folder: Path, rules: list[Object] | None = None) -> User:
+        """Somebody with these rules, or with the documented Role; known to the cluster on return."""
+        given = read_rules() if rules is None else rules
+        folder.mkdir(parents=True, exist_ok=True)
+        path = make_kubeconfig(self.api, given, folder)
+        api = connect(namespace=self.api.namespace, environ={"KUBECONFIG": str(path)})
+        missing = _find_lacking(given)
+
+        def is_known() -> bool:
+            return {one.name for one in check_access(api)} == missing
+
+        wait_for(is_known, f"the user lacks {missing or 'nothing'}")
+        return User(api=api, kubeconfig=str(path))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    """Somebody with a kubeconfig."""
+
+    api: Api
+    kubeconfig: str
+
+    @property
+    def name(self) -> str:
+        """What the API server calls him."""
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+        answer = self.api.request("POST", path, body=review)
+        return str(answer["status"]["userInfo"]["username"])
+
+
+def read_rules() -> list[Object]:
+    """The rules of the Role in the docs."""
+    rules: list[Object] = yaml.safe_load(ROLE.read_text())["rules"]
+    return rules
+
+
+def take_away(verb: str, resource: str) -> list[Object]:
+    """The documented rules less one verb."""
+    found = []
+    for rule in read_rules():
+        if resource in rule["resources"]:
+            rule = {**rule, "verbs": [one for one in rule["verbs"] if one != verb]}
+        if rule["verbs"]:
+            found.append(rule)
+    return found
+
+
+def _find_lacking(rules: list[Object]) -> set[str]:
+    granted = {
+        (resource, verb)
+        for rule in rules
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    return {
+        f"{verb} {right.resource}"
+        for right in RIGHTS
+        for verb in right.verbs
+        if (right.resource, verb) not in granted
+    }
+
+
+@contextmanager
+def open_ground(image: str, *, is_strict: bool, kind: str = "") -> Iterator[Ground]:
+    """A namespace with restricted Pod Security; a strict one forbids all that can be forbidden."""
+    name = "-".join(part for part in (STEM, kind, secrets.token_hex(4)) if part)
+    api = connect(namespace=name)
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    api.create(NAMESPACES, {"metadata": {"name": name, "labels": labels}})
+    try:
+        wait_for(lambda: _has_account(api), f"{name} has its service account")
+        if is_strict:
+            _close(api)
+        yield Ground(api=api, image=image)
+    finally:
+        api.delete(NAMESPACES, name)
+
+
+def _close(api: Api) -> None:
+    api.create(RESOURCE_QUOTAS, {"metadata": {"name": "team"}, "spec": {"hard": QUOTA}})
+    api.create(LIMIT_RANGES, {"metadata": {"name": "team"}, "spec": {"limits": [LIMITS]}})
+    denied = {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    api.create(NETWORK_POLICIES, {"metadata": {"name": "deny-all"}, "spec": denied})
+    # a quota that nobody has counted yet lets nothing in
+    wait_for(lambda: _is_counted(api.get(RESOURCE_QUOTAS, "team")), "the quota is counted")
+
+
+def _is_counted(quota: Mapping[str, Any]) -> bool:
+    return set(quota.get("status", {}).get("used", {})) == set(QUOTA)
+
+
+def _has_account(api: Api) -> bool:
+    """Pods are refused until a controller has made it."""
+    return any(account["metadata"]["name"] == "default" for account in api.list(SERVICE_ACCOUNTS))
+
+
+def make_project(folder: Path) -> Path:
+    """A project that is the work alone."""
+    folder.mkdir()
+    (folder / "windlass.toml").touch()
+    shutil.copy(work.__file__, folder / "work.py")
+    return folder

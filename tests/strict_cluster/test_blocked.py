@@ -1,0 +1,105 @@
+"""What keeps a job from starting is named within 20 s; then it is cancelled, and nothing of it is left."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+from strict_cluster.ground import Ground, wait_for
+
+import windlass as wl
+from windlass.kube import blocker as reasons
+from windlass.observe.why import explain
+from windlass.wire.status import Condition
+
+pytestmark = pytest.mark.cluster
+
+SOON_S = 20.0
+
+# What is asked for; the reason for programs; what the sentence for people says.
+BLOCKED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "quota": (
+        {"nodes": 4, "memory": "3Gi"},
+        reasons.QUOTA,
+        r'quota "team" leaves too little: a pod wants 3Gi limits.memory, .* of 8Gi are used',
+    ),
+    "limit range": (
+        {"cpus": "3"},
+        reasons.DENIED,
+        r"LimitRange .*maximum cpu usage per Container is 2, but limit is 3",
+    ),
+    "pod security": (
+        {"patch": {"spec": {"hostNetwork": True}}},
+        reasons.POD_SECURITY,
+        r'Pod Security level "restricted(:latest)?" forbids .*host namespaces',
+    ),
+    "service account": (
+        {"service_account": "nobody"},
+        reasons.SERVICE_ACCOUNT,
+        r'no service account "nobody"',
+    ),
+    "secret as variables": (
+        {"secrets": ["nobody"]},
+        reasons.CONTAINER_CONFIG,
+        r'secret "nobody" not found',
+    ),
+    "secret as files": (
+        {"secrets": ["nobody:/folder"]},
+        reasons.MOUNT,
+        r'secret "nobody" not found',
+    ),
+    "claim": ({"volumes": ["nobody:/data"]}, reasons.VOLUME, r"nobody"),
+    "gpus": (
+        {"gpus": 4096},
+        reasons.UNSCHEDULABLE,
+        r"each pod wants 4096 nvidia.com/gpu, but \d+ of \d+ nodes have not enough nvidia.com/gpu",
+    ),
+    "image": ({"image": "localhost/nobody:1"}, reasons.IMAGE_PULL, r"localhost/nobody:1"),
+    "image's name": (
+        {"image": "localhost/Not-A-Name"},
+        reasons.IMAGE_NAME,
+        r"localhost/Not-A-Name",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BLOCKED)
+def test_named_soon_and_gone_without_trace(strict: Ground, what: str) -> None:
+    settings, reason, words = BLOCKED[what]
+    job = wl.submit(["true"], **settings)
+    wait_for(lambda: reason in {c.reason for c in _blockers(job)}, f"{reason} is named", SOON_S)
+    found = explain(job.status(), now_s=time.time())
+    assert (found.reason, found.phase) == (reason, "pending")
+    assert re.search(words, found.sentence), found.sentence
+    assert found.next, "something to do about it"
+    job.cancel(why="it will never start")
+    status = job.wait(30)
+    assert (status.phase.value, status.verdict.message) == ("cancelled", "it will never start")
+    strict.wait_for_nothing(job.id)
+
+
+def _blockers(job: wl.Job) -> list[Condition]:
+    return [one for one in job.status().conditions if one.type == reasons.CONDITION]
+
+
+def test_why_says_it_to_anybody(strict: Ground) -> None:
+    job = wl.submit(["true"], service_account="nobody")
+    wait_for(lambda: bool(_blockers(job)), "a blocker is named", SOON_S)
+    command = [sys.executable, "-m", "windlass.cli.main", "why", str(job.ref)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert said.returncode == 0, said.stderr
+    assert 'no service account "nobody"' in said.stdout.splitlines()[0]
+    assert "next: correct --service-account" in said.stdout
+
+
+def test_what_the_server_refuses_at_once_is_an_error_of_submit(strict: Ground) -> None:
+    with pytest.raises(wl.EngineError, match="restartPolicy") as caught:
+        wl.submit(["true"], patch={"spec": {"restartPolicy": "Always"}})
+    assert caught.value.hint
+    strict.wait_for_nothing()
+    with pytest.raises(wl.EngineError, match=r"namespaces .*not found"):
+        wl.submit(["true"], namespace="nobody-made-this-one")

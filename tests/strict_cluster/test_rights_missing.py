@@ -1,0 +1,150 @@
+"""Each right taken away in turn: the error names it, says where to look, and nothing is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from strict_cluster.conftest import Become
+from strict_cluster.ground import Ground, read_rules, take_away, wait_for
+
+import windlass as wl
+from windlass.kube.access import RIGHTS
+from windlass.kube.kinds import JOBS, SECRETS
+from windlass.kube.refusals import Forbidden
+
+pytestmark = pytest.mark.cluster
+
+NEEDED = [(verb, r.resource) for r in RIGHTS if not r.optional for verb in r.verbs]
+OPTIONAL = [(verb, r.resource) for r in RIGHTS if r.optional for verb in r.verbs]
+
+
+def check_named(error: Forbidden, verb: str, resource: str) -> None:
+    assert f"you may not {verb} {resource}" in error.message
+    assert "windlass doctor -e kubernetes" in error.hint
+
+
+@pytest.mark.parametrize(("verb", "resource"), NEEDED, ids=lambda word: word)
+def test_submit_without(
+    strict_ground: Ground, become: Become, tmp_path: Path, verb: str, resource: str
+) -> None:
+    become(strict_ground, strict_ground.add_user(tmp_path / "user", take_away(verb, resource)))
+    with pytest.raises(Forbidden) as caught:
+        wl.submit(["true"])
+    check_named(caught.value, verb, resource)
+    assert f"in namespace {strict_ground.api.namespace}" in caught.value.message
+    assert strict_ground.left() == []
+    assert not list((tmp_path / "home" / "kubernetes").iterdir()), "nor on this side"
+
+
+def test_without_what_is_optional(strict_ground: Ground, become: Become, tmp_path: Path) -> None:
+    optional = {resource for _, resource in OPTIONAL}
+    rules = [rule for rule in read_rules() if not optional & set(rule["resources"])]
+    become(strict_ground, strict_ground.add_user(tmp_path / "user", rules))
+    job = wl.submit("work.py::hello")
+    assert job.results(timeout_s=60) == ["hello"]
+    strict_ground.clean()
+
+
+def test_a_volume_without_the_right_to_make_one(
+    strict_ground: Ground, become: Become, tmp_path: Path
+) -> None:
+    rules = take_away("create", "persistentvolumeclaims")
+    become(strict_ground, strict_ground.add_user(tmp_path / "user", rules))
+    with pytest.raises(Forbidden) as caught:
+        wl.submit(["true"], volumes=["new:1Gi:/data"])
+    check_named(caught.value, "create", "persistentvolumeclaims")
+    strict_ground.wait_for_nothing()
+
+
+@pytest.fixture
+def running(strict: Ground) -> wl.Job:
+    """A job that runs until it is ended, as its owner sees it."""
+    job = wl.submit("work.py::stay")
+    wait_for(lambda: any(line.text == "up" for line in job.logs()), "it is up")
+    return job
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource"),
+    [("list", "jobs"), ("watch", "jobs"), ("list", "pods"), ("watch", "pods"), ("get", "secrets")],
+    ids=lambda word: word,
+)
+def test_somebody_else_at_a_job_that_waits(
+    strict: Ground,
+    become: Become,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    resource: str,
+) -> None:
+    job = wl.submit(["true"], node_selector={"nowhere": "here"})
+    become(strict, strict.add_user(tmp_path / "user", take_away(verb, resource)))
+    monkeypatch.setenv("WINDLASS_HOME", str(tmp_path / "elsewhere"))
+    with pytest.raises(Forbidden) as caught:
+        wl.attach(str(job.ref)).wait(15)
+    check_named(caught.value, verb, resource)
+
+
+def test_somebody_else_who_may_not_reach_the_lead(
+    running: wl.Job, strict: Ground, become: Become, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become(strict, strict.add_user(tmp_path / "user", take_away("get", "pods/portforward")))
+    monkeypatch.setenv("WINDLASS_HOME", str(tmp_path / "elsewhere"))
+    with pytest.raises(Forbidden) as caught:
+        wl.attach(str(running.ref)).status()
+    check_named(caught.value, "get", "pods/portforward")
+
+
+def test_somebody_else_at_an_ended_job(
+    strict: Ground, become: Become, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = wl.submit("work.py::hello")
+    assert job.results(timeout_s=60) == ["hello"]
+
+    def become_without(verb: str, resource: str) -> None:
+        folder = tmp_path / f"{verb}-{resource.replace('/', '-')}"
+        become(strict, strict.add_user(folder, take_away(verb, resource)))
+        monkeypatch.setenv("WINDLASS_HOME", str(folder / "home"))
+
+    become_without("get", "pods/log")
+    with pytest.raises(Forbidden) as caught:
+        wl.attach(str(job.ref)).results(timeout_s=30)
+    check_named(caught.value, "get", "pods/log")
+    become_without("delete", "jobs")
+    other = wl.attach(str(job.ref))
+    assert other.results(timeout_s=30) == ["hello"]
+    with pytest.raises(Forbidden) as caught:
+        other.remove()
+    check_named(caught.value, "delete", "jobs")
+    assert strict.left(job.id), "what may not be deleted is still there"
+
+
+def test_a_cancel_without_the_right_to_delete_says_what_stays(
+    running: wl.Job,
+    strict: Ground,
+    become: Become,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    become(strict, strict.add_user(tmp_path / "user", take_away("delete", "jobs")))
+    monkeypatch.setenv("WINDLASS_HOME", str(tmp_path / "elsewhere"))
+    other = wl.attach(str(running.ref))
+    other.cancel(now=True)
+    assert other.wait(30).phase.value == "cancelled"
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [f"{running.id} stays in the cluster" in text for text in told] == [True]
+    assert "you may not delete jobs" in told[0]
+    assert strict.api.get(JOBS, running.id)["metadata"]["name"] == running.id
+
+
+def test_a_submit_that_broke_off_without_the_right_to_look(
+    running: wl.Job, strict: Ground, become: Become, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strict.api.delete(SECRETS, running.id)
+    become(strict, strict.add_user(tmp_path / "user", take_away("get", "jobs")))
+    monkeypatch.setenv("WINDLASS_HOME", str(tmp_path / "elsewhere"))
+    with pytest.raises(Forbidden) as caught:
+        wl.attach(str(running.ref)).status()
+    check_named(caught.value, "get", "jobs")

@@ -1,0 +1,111 @@
+"""All a user does with exactly the documented Role, in a namespace where all is forbidden that can be.
+
+Then what the API server saw of it: nothing outside the Role was asked for, and nothing in it was idle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from strict_cluster.conftest import Become
+from strict_cluster.ground import Ground, wait_for
+
+import windlass as wl
+from windlass.kube.access import RIGHTS
+from windlass.kube.kinds import SECRETS
+
+pytestmark = pytest.mark.cluster
+
+Move = Callable[[str], None]  # to another machine, which knows nothing of a job
+
+# API servers before 1.35 ask for `get` alone when a websocket is opened, later ones for `create` too.
+OF_NEWER_SERVERS = {("create", "pods/portforward")}
+# Anybody may ask what he may do. Nodes make a blocker's sentence more exact, where they may be read.
+ASKED_BESIDES = {
+    ("create", "selfsubjectrulesreviews"),
+    ("create", "selfsubjectaccessreviews"),
+    ("list", "nodes"),
+}
+
+
+def test_a_users_day(
+    strict_ground: Ground,
+    become: Become,
+    audit_log: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    user = strict_ground.add_user(tmp_path / "user")
+    name, start = user.name, audit_log.stat().st_size
+
+    def move(name: str) -> None:
+        monkeypatch.setenv("WINDLASS_HOME", str(tmp_path / name))
+
+    become(strict_ground, user)
+    _run_attached()
+    _detach_and_come_back(move)
+    _meet_a_broken_submit(strict_ground, move)
+    strict_ground.wait_for_nothing()
+    seen = set(_read_requests(audit_log, start, name))
+    granted = {(verb, right.resource) for right in RIGHTS for verb in right.verbs}
+    needed = {
+        (verb, right.resource) for right in RIGHTS if not right.optional for verb in right.verbs
+    }
+    assert {request[:2] for request in seen} <= granted | ASKED_BESIDES
+    refused = {(verb, what) for verb, what, code in seen if code == 403}
+    assert refused <= {("list", "nodes")}
+    idle = needed - {request[:2] for request in seen}
+    assert idle <= OF_NEWER_SERVERS, f"the Role grants what nobody needs: {idle}"
+
+
+def _run_attached() -> None:
+    assert wl.run("work.py::reduce", nodes=2, procs=2, quiet=True) == [10, 10, 10, 10]
+    job = wl.jobs()[0]
+    lines = {(line.rank, line.stream, line.text) for line in job.logs()}
+    for rank in range(4):
+        assert {(rank, "stdout", "reduced to 10"), (rank, "stderr", "to stderr")} <= lines
+    job.remove()
+
+
+def _detach_and_come_back(move: Move) -> None:
+    ref = str(wl.submit("work.py::reduce", nodes=2, procs=2).ref)
+    move("elsewhere")
+    job = wl.attach(ref)
+    assert job.result(rank=3, timeout_s=60) == 10
+    assert sum(line.text == "reduced to 10" for line in job.logs()) == 4
+    move("later")
+    late = wl.attach(ref)
+    assert late.results(timeout_s=30) == [10, 10, 10, 10]
+    assert sum(line.text == "reduced to 10" for line in late.logs()) == 4
+    late.remove()
+    staying = wl.submit("work.py::stay", nodes=2)
+    wait_for(lambda: sum(line.text == "up" for line in staying.logs()) == 2, "both are up")
+    staying.cancel(why="enough")
+    assert staying.wait(30).verdict.message == "enough"
+
+
+def _meet_a_broken_submit(ground: Ground, move: Move) -> None:
+    """One whose Secret was never made: what there is of it can be said, and be taken away."""
+    job = wl.submit("work.py::stay")
+    assert ground.api.delete(SECRETS, job.id)
+    move("puzzled")
+    other = wl.attach(str(job.ref))
+    with pytest.raises(wl.EngineError, match="broke off before it was complete"):
+        other.status()
+    job.cancel(now=True)
+    job.wait(30)
+
+
+def _read_requests(log: Path, start: int, name: str) -> Iterator[tuple[str, str, int]]:
+    """Verb, resource and answer of each request this user has sent since."""
+    with log.open("rb") as lines:
+        lines.seek(start)
+        for line in lines:
+            event = json.loads(line)
+            about = event.get("objectRef") or {}
+            if event["user"]["username"] == name and about:
+                what = "/".join(about[key] for key in ("resource", "subresource") if key in about)
+                yield event["verb"], what, event["responseStatus"]["code"]
