@@ -4,7 +4,7 @@
     ```python file=train.py  written to a file first, not run
     ```console exit=1        each `$ ` line is run; the last one must end with that code, all others with 0
 
-Blocks of any other kind are not run.
+Blocks of any other kind are not run. The guide to Kubernetes is run on a cluster, in a namespace of its own.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ def _blocks(page: Path) -> list[tuple[str, dict[str, str], str]]:
     ]
 
 
+ON_A_CLUSTER = ROOT / "docs/guides/kubernetes.md"
+
+
 def _environment() -> dict[str, str]:
     return {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
@@ -43,9 +46,23 @@ def _run(command: list[str], expected: int, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [p for p in PAGES if _blocks(p)], ids=lambda p: str(p.relative_to(ROOT))
+    "page",
+    [p for p in PAGES if _blocks(p) and p != ON_A_CLUSTER],
+    ids=lambda p: str(p.relative_to(ROOT)),
 )
 def test_blocks_run(page, tmp_path):
+    _run_blocks(page, tmp_path)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(400)
+def test_the_guide_to_kubernetes_runs(tmp_path, monkeypatch, space):
+    for name, value in space.settings.items():
+        monkeypatch.setenv(name, value)
+    _run_blocks(ON_A_CLUSTER, tmp_path)
+
+
+def _run_blocks(page, tmp_path):
     folder = tmp_path / "work"
     folder.mkdir()
     for number, (kind, options, body) in enumerate(_blocks(page)):
