@@ -23,7 +23,8 @@ def test_a_rank_that_eats_its_memory(ground):
 
 def test_a_whole_container_out_of_memory(ground):
     fault = {"rank": 1, "attempt": 0, "step": 12, "how": "eats the container's memory"}
-    job = ground.train({"total": TOTAL, "fault": fault}, memory="600Mi")
+    # with both limits the kernel is told to spare the pod's processes, all but the one that is offered
+    job = ground.train({"total": TOTAL, "fault": fault}, memory="600Mi", cpus="1")
     wait_for_step(job, 1)
     pod = ground.live_pod(job.id, 1)
     results = job.results(timeout_s=150)

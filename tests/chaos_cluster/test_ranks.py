@@ -32,7 +32,7 @@ def test_a_killed_rank(ground, how, by):
     assert sorted(spans) == [0, 1]
     assert len(before) == 2
     assert ground.uids(job.id) == before
-    gap_s = spans[1].from_s - verdict.at_s
+    gap_s = spans[1].stepped_s - verdict.at_s
     print(f"from SIGKILL to all ranks stepping again: {gap_s:.2f} s")
 
 

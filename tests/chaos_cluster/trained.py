@@ -25,7 +25,8 @@ class Span:
 
     first_step: int
     last_step: int
-    from_s: float
+    from_s: float  # when the first of its ranks was alive
+    stepped_s: float  # when all its ranks had made a step
     until_s: float  # when the last of its ranks was last alive
 
 
@@ -33,18 +34,21 @@ def read_spans(results: Sequence[dict[str, Any]]) -> dict[int, Span]:
     """Every attempt that made at least one step."""
     steps: dict[int, list[int]] = {}
     times: dict[int, list[float]] = {}
+    firsts: dict[int, float] = {}
     for name, text in results[0]["told"].items():
         kind, attempt = name.split("-")[0], int(name.split("-")[1])
         numbers = [float(word) for word in text.split()]
         if kind == "journal":  # step and time by turns
             steps.setdefault(attempt, []).extend(int(number) for number in numbers[::2])
             numbers = numbers[1::2]
+            firsts[attempt] = max(firsts.get(attempt, 0.0), min(numbers, default=0.0))
         times.setdefault(attempt, []).extend(numbers)
     return {
         attempt: Span(
             first_step=min(found),
             last_step=max(found),
             from_s=min(times[attempt]),
+            stepped_s=firsts[attempt],
             until_s=max(times[attempt]),
         )
         for attempt, found in sorted(steps.items())

@@ -101,7 +101,7 @@ def _show_life(path: Path) -> None:
 
     def write() -> None:
         with path.open("w") as file:
-            file.write(f"{time.time()} ")
+            file.write(f"{time.time():<20}")  # its first moment, then its last
             while True:
                 file.seek(20)
                 file.write(f"{time.time():<20}")
