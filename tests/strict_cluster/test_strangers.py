@@ -101,8 +101,9 @@ def test_without_the_policy_the_lead_lets_no_stranger_in(
 ) -> None:
     _open_the_gate(job, plain, strangers)
     lead = lead_address(plain, job)
-    assert strangers.near.try_port(lead, AGENT, "plain") in ("hung up", "ConnectionResetError")
-    assert "CERTIFICATE_REQUIRED" in strangers.far.try_port(lead, AGENT, "tls").upper()
+    ends = ("hung up", "ConnectionResetError", "BrokenPipeError", "tls:")
+    assert strangers.near.try_port(lead, AGENT, "plain").startswith(ends)
+    assert strangers.far.try_port(lead, AGENT, "tls").startswith(ends)
     (pod,) = plain.api.list(PODS, labels=f"{names.LABEL_JOB}={job.id},{names.LABEL_INDEX}=0")
 
     def is_told() -> bool:

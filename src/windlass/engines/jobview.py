@@ -131,10 +131,11 @@ class JobView:
         if self._is_past_cancelling():
             self._delete()
             return self._judge_deleted(status)
-        if self._line.is_up:
+        if self._line.is_up and status.phase is not Phase.STARTING:
             return status
+        # a lead that waits for its other nodes cannot know what keeps them
         self._check_sight()
-        if self._line.forbidden is not None:
+        if self._line.forbidden is not None and not self._line.is_up:
             raise self._line.forbidden
         return self._add_blockers(status)
 

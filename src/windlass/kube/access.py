@@ -20,6 +20,7 @@ ROLE_NAME = "windlass"
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _RULES = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
 _NUM_THREADS = 8
+_MAX_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,14 +141,19 @@ def check_needed(api: Api, *, rights: Sequence[Right] = RIGHTS) -> None:
     except Forbidden:
         return  # a cluster that lets nobody ask: each request will tell
     if missing:
-        verbs = ", ".join(one.name for one in missing)
+        raise _make_forbidden(missing, api.namespace)
+
+
+def _make_forbidden(missing: Sequence[Missing], namespace: str) -> Forbidden:
+    verbs = ", ".join(one.name for one in missing[:_MAX_NAMED])
+    more = len(missing) - _MAX_NAMED
+    if more > 0:
+        why = f"{verbs} and {more} more things a job needs in namespace {namespace}"
+        hint = f"is {namespace} the right --namespace? {ROLE_HINT}"
+    else:
         purposes = "; ".join(dict.fromkeys(one.right.purpose for one in missing))
-        raise Forbidden(
-            f"you may not {verbs} in namespace {api.namespace}; a job needs it for: {purposes}",
-            hint=ROLE_HINT,
-            code=403,
-            reason="Forbidden",
-        )
+        why, hint = f"{verbs} in namespace {namespace}; a job needs it for: {purposes}", ROLE_HINT
+    return Forbidden(f"you may not {why}", hint=hint, code=403, reason="Forbidden")
 
 
 def _read_rules(api: Api) -> list[Mapping[str, Any]]:
