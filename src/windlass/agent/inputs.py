@@ -5,12 +5,10 @@ They come with the plan where they fit, else over the link. Each is checked agai
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from pathlib import Path
 
 from windlass import names
-from windlass.bundle.extract import extract
 from windlass.errors import BundleError
 from windlass.plan.plan import Input, Plan
 from windlass.wire.folder import JobFolder
@@ -52,6 +50,8 @@ class Inputs:
         if found != wanted.sha256:
             raise BundleError(f"{wanted.name} is not the one that was planned", hint="submit again")
         if wanted.name == names.BUNDLE_FILE:
+            from windlass.bundle.extract import extract  # tarfile and more: local nodes have no need
+
             with path.open("rb") as archive:
                 extract(archive, self._folder.code)
         elif path.parent != self._folder.path:
@@ -61,6 +61,8 @@ class Inputs:
 
 
 def _hash(path: Path) -> str:
+    import hashlib
+
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while data := file.read(1 << 20):
