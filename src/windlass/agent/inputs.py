@@ -50,7 +50,8 @@ class Inputs:
         if found != wanted.sha256:
             raise BundleError(f"{wanted.name} is not the one that was planned", hint="submit again")
         if wanted.name == names.BUNDLE_FILE:
-            from windlass.bundle.extract import extract  # tarfile and more: local nodes have no need
+            # tarfile and more, of which local nodes have no need
+            from windlass.bundle.extract import extract
 
             with path.open("rb") as archive:
                 extract(archive, self._folder.code)

@@ -81,12 +81,13 @@ class ClusterEngine:
         return JobRef(self.name, plan.job_id, api.namespace)
 
     def make_files(
-        self, plan: Plan, payload: bytes | None, bundle: Path | None
+        self, plan: Plan, payload: bytes | None, bundle: Path | None, *, agent: bytes | None = None
     ) -> dict[str, bytes]:
         """What the Secret holds: the agent and the plan, and the inputs that fit beside them."""
         files = {
             names.PLAN_FILE: render_plan(plan).encode(),
-            names.AGENT_FILE: Path(local_archive()).read_bytes(),
+            # with byte code, which pods of this Python need not make
+            names.AGENT_FILE: agent or Path(local_archive()).read_bytes(),
         }
         room = MAX_SECRET_BYTES - sum(map(len, files.values()))
         if payload is not None and len(payload) <= room:

@@ -5,11 +5,11 @@ The dialect only: what is rendered. Everything that speaks to a cluster is `engi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from windlass.engines.cluster import ClusterEngine
+from windlass.engines.pyz import build_archive
 from windlass.kube.manifests import make_export
 from windlass.plan.plan import Plan
 
@@ -20,17 +20,14 @@ class KubernetesEngine(ClusterEngine):
     name = "kubernetes"
 
     def render(self, plan: Plan) -> list[dict[str, Any]]:
-        return self.render_files(plan, self.make_files(plan, None, None))
+        return self.render_whole(plan, None, None, with_keys=False)
 
     def render_whole(
         self, plan: Plan, payload: bytes | None, bundle: Path | None, *, with_keys: bool
     ) -> list[dict[str, Any]]:
         """All that `kubectl apply` needs; with keys it runs, without them it is for reading."""
-        files = self.make_files(plan, payload, bundle)
+        # small, since `kubectl apply` keeps a copy of all in an annotation
+        files = self.make_files(plan, payload, bundle, agent=build_archive())
         if with_keys:
             files |= self.make_certificates(plan)
-        return self.render_files(plan, files)
-
-    @staticmethod
-    def render_files(plan: Plan, files: Mapping[str, bytes]) -> list[dict[str, Any]]:
         return make_export(plan, files)

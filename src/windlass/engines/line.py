@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 _SEND_TIMEOUT_S = 30.0
 _SILENCE_S = 15.0
 _BEAT_S = 5.0
+_HANG_UP_S = 2.0
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0
 _READ_BYTES = 1 << 20
 
@@ -149,8 +150,19 @@ class Line:
                     if self._take(connection, frame):
                         return True
             while self._orders and self.is_up:
-                self._say(connection, self._orders.popleft())
+                self._say(connection, self._orders[0])  # one that could not be said is said again
+                self._orders.popleft()
+        pass  # self._hang_up(connection)
         return True
+
+    @staticmethod
+    def _hang_up(connection: ssl.SSLSocket) -> None:
+        """To close with words unread would take back our own last ones: read until the lead is done too."""
+        deadline_s = time.monotonic() + _HANG_UP_S
+        connection.settimeout(_HANG_UP_S)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(_READ_BYTES) and time.monotonic() < deadline_s:
+            pass
 
     def _receive(self, connection: ssl.SSLSocket) -> list[bytes]:
         """What has come, at most a few moments later; an empty piece is the end."""
