@@ -140,6 +140,7 @@ def run_at_door(tmp_path: Path, visit: Any, plan: Plan | None = None, *, is_read
         listener = await links.serve(place, JOB, door.take)
         scene = Scene(files, plan, folder, board, lead, door, listener.port)
         lead.join(0, scene.orders.append, pid=1, python="3.12.1", is_prepared=is_ready)
+        board.write()  # now, and not over what a test puts in its place
         try:
             return await asyncio.wait_for(visit(scene), 60)
         finally:

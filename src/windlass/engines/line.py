@@ -152,7 +152,7 @@ class Line:
             while self._orders and self.is_up:
                 self._say(connection, self._orders[0])  # one that could not be said is said again
                 self._orders.popleft()
-        pass  # self._hang_up(connection)
+        self._hang_up(connection)
         return True
 
     @staticmethod
