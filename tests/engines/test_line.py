@@ -8,6 +8,7 @@ import hashlib
 import json
 import random
 import socket
+import threading
 
 import pytest
 from pod_places import make_job, run_at_door
@@ -231,6 +232,39 @@ def test_what_was_ordered_is_heard_though_it_hangs_up(tmp_path):
                 link.send({"type": "heartbeat"})
         await until(lambda: scene.lead._stop is not None, "the lead has heard")
         assert scene.lead._stop.message == "and goodbye"
+
+    on_line(tmp_path, visit)
+
+
+def relay(port):
+    """A way to the lead that passes on everything but the end of what we send, as a port-forward does."""
+    ours, theirs = socket.socketpair()
+    far = socket.create_connection(("127.0.0.1", port), timeout=20)
+
+    def carry(source, target):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        if source is far:
+            theirs.close()
+            far.close()
+
+    for ends in ((theirs, far), (far, theirs)):
+        threading.Thread(target=carry, args=ends, daemon=True).start()
+    return ours
+
+
+def test_the_lead_hears_that_it_hangs_up_through_a_port_forward(tmp_path, monkeypatch):
+    monkeypatch.setattr(lines, "_HANG_UP_S", 600.0)
+
+    async def visit(scene, client):
+        await until(lambda: client.line.is_up, "the line is up")
+        client.dials.append(relay(scene.port))
+        client.cut()
+        await until(lambda: client.num_dials == 2 and client.line.is_up, "it is up again")
+        client.line.let_go()
+        await until(lambda: not scene.door._readers, "the lead has heard that it is gone")
+        await until(lambda: not client.line._thread.is_alive(), "its thread has ended")
 
     on_line(tmp_path, visit)
 

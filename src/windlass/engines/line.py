@@ -7,6 +7,7 @@ each file is here. What is copied is read from the folder by whoever wants it.
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import select
 import socket
@@ -157,11 +158,16 @@ class Line:
 
     @staticmethod
     def _hang_up(connection: ssl.SSLSocket) -> None:
-        """To close with words unread would take back our own last ones: read until the lead is done too."""
-        deadline_s = time.monotonic() + _HANG_UP_S
+        """Say goodbye in TLS, which a port-forward passes on, and read until the lead is done too.
+
+        A lead that speaks into a closed socket would lose what it has not read yet: our last words.
+        """
+        end_s = time.monotonic() + _HANG_UP_S
         connection.settimeout(_HANG_UP_S)
+        with contextlib.suppress(OSError):  # it may be in the middle of a sentence
+            connection.unwrap()
         connection.shutdown(socket.SHUT_WR)
-        while connection.recv(_READ_BYTES) and time.monotonic() < deadline_s:
+        while time.monotonic() < end_s and connection.recv(_READ_BYTES):
             pass
 
     def _receive(self, connection: ssl.SSLSocket) -> list[bytes]:
