@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from chaos_cluster.ground import Ground, wait_for
+from chaos_cluster.clients import wait_for_line
+from chaos_cluster.ground import Ground
 from chaos_cluster.trained import check_results, measure, wait_for_step
 
 import windlass as wl
-from windlass.kube.refusals import ClusterError
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 TOTAL = 100
@@ -42,9 +42,9 @@ def test_a_deleted_pod(ground, node, now):
 def test_the_log_of_a_first_node_that_nobody_watched(ground):
     """No client is there when node 0 goes: node 1 has kept a copy for the next one."""
     job_id = _submit_from_elsewhere(ground)
-    _wait_for_line(ground, job_id, "step 15")
+    wait_for_line(ground, job_id, "step 15")
     ground.delete_pod(job_id, 0, now=True)
-    _wait_for_line(ground, job_id, "attempt 1 starts")
+    wait_for_line(ground, job_id, "attempt 1 starts")
     job = wl.attach(f"kubernetes://{ground.api.namespace}/{job_id}")
     results = job.results(timeout_s=120)
     spans = check_results(results, total=TOTAL)
@@ -81,20 +81,3 @@ def _submit_from_elsewhere(ground: Ground) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
-
-
-def _wait_for_line(ground: Ground, job_id: str, text: str) -> None:
-    """Until a rank of node 0 has said so, as its pod's own log has it."""
-
-    def is_said() -> bool:
-        pods = [
-            pod for pod in ground.pods(job_id, 0) if not pod["metadata"].get("deletionTimestamp")
-        ]
-        if not pods:
-            return False
-        try:
-            return text.encode() in ground.api.read_log(pods[-1]["metadata"]["name"])
-        except ClusterError:  # it has not started yet
-            return False
-
-    wait_for(is_said, f"{text!r} in the log of node 0")

@@ -6,6 +6,7 @@ was resumed badly, skipped or done twice does not reach them.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ def check_results(results: Sequence[dict[str, Any]], *, total: int) -> dict[int,
         assert torch.allclose(got, wanted, atol=1e-4), (got, wanted)
     spans = read_spans(results)
     numbers = sorted(spans)
-    for before, after in zip(numbers, numbers[1:], strict=False):
+    for before, after in itertools.pairwise(numbers):
         first, second = spans[before], spans[after]
         assert second.first_step % SAVE_EVERY == 0
         assert first.last_step + 1 - SAVE_EVERY <= second.first_step <= first.last_step + 1, spans

@@ -1,0 +1,101 @@
+"""Clients that are processes of their own, so that they can be killed."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from chaos_cluster.ground import KINDS, WAIT_S, Ground, wait_for
+
+from windlass import names
+from windlass.kube.kinds import JOBS
+from windlass.kube.refusals import ClusterError
+
+WINDLASS = (sys.executable, "-m", "windlass.cli.main")
+
+
+@contextmanager
+def run_client(ground: Ground, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """`windlass run` of the training, on two nodes; killed at the latest when the test is done with it."""
+    command = [*WINDLASS, "run", "training.py::train", "--nodes", "2", *words]
+    with subprocess.Popen(
+        command,
+        cwd=ground.folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as client:
+        try:
+            yield client
+        finally:
+            client.kill()
+            client.communicate()
+
+
+def ask(*words: str) -> subprocess.CompletedProcess[str]:
+    """Another windlass command, to its end."""
+    return subprocess.run([*WINDLASS, *words], capture_output=True, text=True, timeout=WAIT_S)
+
+
+def find_job(ground: Ground) -> str:
+    """The one job of the namespace."""
+    found: list[Any] = []
+
+    def is_there() -> bool:
+        found[:] = ground.api.list(JOBS, labels=names.LABEL_JOB)
+        return len(found) == 1
+
+    wait_for(is_there, "a Job")
+    return str(found[0]["metadata"]["name"])
+
+
+def wait_for_line(ground: Ground, job: str, text: str, *, node: int = 0) -> None:
+    """Until a rank of a node has said so, as its pod's own log has it: no client of ours is needed."""
+
+    def is_said() -> bool:
+        pods = [
+            pod for pod in ground.pods(job, node) if not pod["metadata"].get("deletionTimestamp")
+        ]
+        if not pods:
+            return False
+        try:
+            return text.encode() in ground.api.read_log(pods[-1]["metadata"]["name"])
+        except ClusterError:  # it has not started yet
+            return False
+
+    wait_for(is_said, f"{text!r} in the log of node {node}")
+
+
+@contextmanager
+def watch_births(ground: Ground) -> Iterator[queue.Queue[str]]:
+    """Everything with a job's label, as it comes into being."""
+    born: queue.Queue[str] = queue.Queue()
+    stop = threading.Event()
+    ready = [threading.Event() for _ in KINDS]
+
+    def watch(kind: Any, is_ready: threading.Event) -> None:
+        seen = ground.api.watch(kind, labels=names.LABEL_JOB, stop=stop, timeout_s=WAIT_S)
+        for event, found in seen:
+            if event == "SYNCED":
+                is_ready.set()
+            elif event == "ADDED":
+                born.put(f"{kind.plural}/{found['metadata']['name']}")
+
+    threads = [
+        threading.Thread(target=watch, args=pair, daemon=True)
+        for pair in zip(KINDS, ready, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        assert all(event.wait(WAIT_S) for event in ready)
+        yield born
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(10)
