@@ -34,16 +34,23 @@ def read_leftovers(api: Api, plan: Plan, pods: Sequence[dict[str, Any]], folder:
         (pod for pod in pods if index_of(pod) == 0),
         key=lambda pod: str(pod["metadata"].get("creationTimestamp")),
     )
+    logger.debug("%s has ended: reading the logs of its %s pods", plan.job_id, len(pods))
+    for pod in reversed(leads):
+        if _take_last_word(api, name_of(pod), folder):
+            break
+    for pod in pods:
+        _take_lines(api, name_of(pod), folder)
+
+
+def _read_log(api: Api, pod: str, **what: Any) -> bytes:
+    """A pod's log; nothing when it is gone, which says nothing about the others."""
     try:
-        for pod in reversed(leads):
-            if _take_last_word(api, name_of(pod), folder):
-                break
-        for pod in pods:
-            _take_lines(api, name_of(pod), folder)
+        return api.read_log(pod, container=names.CONTAINER, **what)
     except Forbidden:
         raise  # to say that the job left nothing would be wrong
     except ClusterError as error:
-        logger.warning("the logs of %s: %s", plan.job_id, error)
+        logger.warning("the log of %s: %s", pod, error)
+        return b""
 
 
 def _take_last_word(api: Api, pod: str, folder: JobFolder) -> bool:
@@ -62,15 +69,15 @@ def _take_last_word(api: Api, pod: str, folder: JobFolder) -> bool:
 
 def _find_last_word(api: Api, pod: str) -> LastWord | None:
     """It is the end of the log, and says itself how many lines it has."""
-    end = api.read_log(pod, container=names.CONTAINER, tail_lines=50)
+    end = _read_log(api, pod, tail_lines=50)
     wanted = num_lines(end)
     if wanted > 50:
-        end = api.read_log(pod, container=names.CONTAINER, tail_lines=wanted + 50)
+        end = _read_log(api, pod, tail_lines=wanted + 50)
     return read_last_word(end)
 
 
 def _take_lines(api: Api, pod: str, folder: JobFolder) -> None:
-    log = api.read_log(pod, container=names.CONTAINER, timestamps=True)
+    log = _read_log(api, pod, timestamps=True)
     found: dict[tuple[int, int], list[bytes]] = collections.defaultdict(list)
     for rank, attempt, record in read_pod_log(log):
         found[attempt, rank].append(record)
