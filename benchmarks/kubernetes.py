@@ -227,7 +227,10 @@ def main() -> None:
         if options.profile:
             from kubernetes_profile import profile
 
-            print(profile(setup, options.runs))
+            tables, found = profile(setup, options.runs)
+            if options.json:
+                options.json.write_text(json.dumps({"about": about, **found}, indent=1) + "\n")
+            print(tables)
             return
         rows, samples = measure(setup, options.only, options.runs)
     about["load_1min_after"] = describe(api)["load_1min"]

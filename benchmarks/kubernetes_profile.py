@@ -46,8 +46,8 @@ _RANK_WORDS = {
 }
 
 
-def profile(setup: Setup, runs: int) -> str:
-    """A warm-up, then ours and the floor in turn."""
+def profile(setup: Setup, runs: int) -> tuple[str, dict[str, Any]]:
+    """A warm-up, then ours and the floor in turn: as tables, and as all that was seen."""
     floor = make_contestants(setup)["floor"]
     if floor is None:
         raise AssertionError("an Indexed Job needs nothing")
@@ -65,13 +65,14 @@ def profile(setup: Setup, runs: int) -> str:
             imports.append({**trace["import_s"], "(the whole client, cpu)": trace["cpu_s"]})
         pair = [max(at_s for name, at_s in m.items() if "rank" in name) for m in (moments, beside)]
         print("run {}: {:.3f} s, the floor {:.3f} s".format(number, *pair), file=sys.stderr)
-    return "\n\n".join(
+    tables = "\n\n".join(
         (
             "## windlass\n\n" + render_moments(ours, client_cpu),
             "## the floor\n\n" + render_moments(peers),
             "## loading modules in the client\n\n" + render_imports(imports),
         )
     )
+    return tables, {"ours": ours, "cpu": client_cpu, "floor": peers, "imports": imports}
 
 
 def trace_ours(setup: Setup) -> tuple[Moments, Moments, dict[str, Any]]:

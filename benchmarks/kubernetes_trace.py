@@ -23,7 +23,11 @@ Words = Callable[..., str]
 
 
 def _request_words(_self: Any, request: Any, *_args: Any) -> str:
-    return f"{request.method} {request.path.rpartition('/namespaces/')[2] or request.path}"
+    """`POST jobs`, `PATCH jobs/...`: no namespaces and no names, which differ from run to run."""
+    steps = request.path.partition("/namespaces/")[2].split("/")[1:]
+    kind = "/".join((steps[0], *("..." for _ in steps[1:2]), *steps[2:])) if steps else ""
+    is_watch = "watch" in (request.params or {})
+    return f"{'WATCH' if is_watch else request.method} {kind or request.path}"
 
 
 # module -> what in it is timed, and under which name
