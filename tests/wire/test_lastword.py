@@ -13,7 +13,7 @@ from windlass.wire.lastword import LastWord, num_lines, read_last_word, render_l
 PATHS = st.from_regex(r"attempt-[0-9]/rank-[0-9]{1,3}\.result", fullmatch=True)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(status=st.binary(max_size=200), others=st.dictionaries(PATHS, st.binary(max_size=300)))
 def test_what_was_said_comes_back(status, others):
     files = {"status.json": status, **others}
