@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import json
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
+from kube.plans import make_pod_plan
 
-from windlass.agent import podlog
+from windlass.agent import pod, podlog
+from windlass.agent.board import Board
 from windlass.agent.podlog import PodLog
+from windlass.wire.folder import JobFolder
+from windlass.wire.lastword import read_last_word
 from windlass.wire.logs import FULL, render_prefix
+from windlass.wire.status import Phase
 
 
 @pytest.fixture
@@ -119,3 +126,46 @@ def test_the_last_word_comes_after_all_that_waits(pipe):
     asyncio.run(run())
     lines = b"".join(read).splitlines()
     assert lines == [*(b"[rank 0] line %d" % number for number in range(1000)), b"the last word"]
+
+
+def leave_last_word(tmp_path, monkeypatch, plan, fill):
+    """What an agent whose job has ended leaves: its last word, and its termination message."""
+    monkeypatch.setattr(pod, "_MESSAGE_FILE", tmp_path / "message")
+    folder = JobFolder(tmp_path)
+
+    async def run():
+        board = Board(plan, folder)
+        board.start_attempt(1, fill(folder))
+        board.set_phase(Phase.SUCCEEDED, "AllRanksReturned", "all ranks returned")
+        with (tmp_path / "log").open("wb") as file:
+            log = PodLog(file.fileno())
+            pod._leave_last_word(SimpleNamespace(board=board), folder, log)
+
+    asyncio.run(run())
+    said = read_last_word((tmp_path / "log").read_bytes())
+    return said, (tmp_path / "message").read_text(), folder
+
+
+def test_the_last_word_holds_the_last_attempt(tmp_path, monkeypatch):
+    plan = make_pod_plan(nodes=3, min_nodes=1)
+    kept = {
+        "attempt-1/rank-0.log": b"a line\n",
+        "attempt-1/rank-0.result": b"value",
+        "attempt-1/rank-1.error.json": b"{}",
+    }
+
+    def fill(folder):
+        for path, data in {**kept, "attempt-0/rank-0.result": b"earlier"}.items():
+            (tmp_path / path).parent.mkdir(exist_ok=True)
+            (tmp_path / path).write_bytes(data)
+        (folder.attempt(1) / ".rank-2.result.part").write_bytes(b"half")
+        return plan.on_nodes([0, 2])
+
+    said, message, folder = leave_last_word(tmp_path, monkeypatch, plan, fill)
+    assert said.files == {
+        "status.json": folder.status.read_bytes(),
+        "attempt-1/world.json": folder.world(1).read_bytes(),  # which node had which ranks
+        **kept,
+    }
+    assert (said.omitted, message) == ({}, "succeeded: all ranks returned")
+    assert json.loads(said.files["status.json"])["phase"] == "succeeded"

@@ -117,13 +117,16 @@ def _make_station(secret: Path, folder: JobFolder) -> Station:
 
 def _leave_last_word(leading: LeadAgent, folder: JobFolder, log: PodLog) -> None:
     """Status, results and logs of the last attempt, where they outlive the pod."""
+    from windlass.wire.copying import find_files
     from windlass.wire.lastword import MAX_BYTES, render_last_word
 
     status = leading.board.status
     files = {names.STATUS_FILE: folder.status.read_bytes()}
-    for path in sorted(folder.attempt(status.attempt).glob("rank-*")):
-        if path.suffix in (".result", ".json") or path.stat().st_size <= MAX_BYTES:
-            files[f"{path.parent.name}/{path.name}"] = path.read_bytes()
+    for name in find_files(folder):
+        path = folder.path / name
+        is_small = not name.endswith(".log") or path.stat().st_size <= MAX_BYTES
+        if path.parent == folder.attempt(status.attempt) and is_small:
+            files[name] = path.read_bytes()
     log.finish(render_last_word(files))
     said = status.verdict.message if status.verdict else status.conditions[-1].message
     try:
