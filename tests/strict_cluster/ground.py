@@ -16,7 +16,6 @@ from typing import Any
 
 import yaml
 from kube.users import make_kubeconfig
-from strict_cluster import work
 
 from windlass import names
 from windlass.kube.access import RIGHTS, check_access
@@ -86,8 +85,9 @@ class Ground:
 
     def clean(self) -> None:
         """Take away what a test has left, and see that nothing stays."""
-        for job in self.api.list(JOBS, labels=names.LABEL_JOB):
-            self.api.delete(JOBS, job["metadata"]["name"])
+        for kind in KINDS:  # all of them: what kubectl applied has no owner
+            if kind is not PODS:
+                self.api.delete_all(kind, labels=names.LABEL_JOB)
         for pod in self.api.list(PODS, labels=names.LABEL_JOB):
             self.api.delete(PODS, pod["metadata"]["name"], grace_s=0)
         self.wait_for_nothing()
@@ -190,8 +190,9 @@ def _has_account(api: Api) -> bool:
 
 
 def make_project(folder: Path) -> Path:
-    """A project that is the work alone."""
+    """A project that is the work of these tests alone."""
     folder.mkdir()
     (folder / "windlass.toml").touch()
-    shutil.copy(work.__file__, folder / "work.py")
+    for name in ("training.py", "work.py"):
+        shutil.copy(Path(__file__).with_name(name), folder / name)
     return folder

@@ -62,7 +62,7 @@ def test_a_users_day(
 
 
 def _run_attached() -> None:
-    assert wl.run("work.py::reduce", nodes=2, procs=2, quiet=True) == [10, 10, 10, 10]
+    assert wl.run("training.py::reduce", nodes=2, procs=2, quiet=True) == [10, 10, 10, 10]
     job = wl.jobs()[0]
     lines = {(line.rank, line.stream, line.text) for line in job.logs()}
     for rank in range(4):
@@ -71,7 +71,7 @@ def _run_attached() -> None:
 
 
 def _detach_and_come_back(move: Move) -> None:
-    ref = str(wl.submit("work.py::reduce", nodes=2, procs=2).ref)
+    ref = str(wl.submit("training.py::reduce", nodes=2, procs=2).ref)
     move("elsewhere")
     job = wl.attach(ref)
     assert job.result(rank=3, timeout_s=60) == 10

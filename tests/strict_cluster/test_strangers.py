@@ -44,7 +44,7 @@ def strangers(plain_ground: Ground) -> Iterator[Strangers]:
 @pytest.fixture
 def job(plain: Ground) -> wl.Job:
     """Two nodes that all-reduce on and on."""
-    job = wl.submit("work.py::reduce_on", nodes=2)
+    job = wl.submit("training.py::reduce_on", nodes=2)
     wait_for_steps(job, 3)
     assert {line.text for line in job.logs()} == {f"store at {STORE}"}
     return job
