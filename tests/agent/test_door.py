@@ -316,11 +316,11 @@ def test_a_client_cancels(tmp_path, now):
 
 def test_an_attached_job_ends_when_nobody_holds_it(tmp_path):
     async def visit(scene):
-        watching = asyncio.ensure_future(scene.door.watch_lease())
         by_hello = await scene.visit(None, lease=True)
         by_word = await scene.visit(None)
         by_word.say("lease", held=True)
         await until(lambda: scene.door._num_leases == 2, "both hold it")
+        watching = asyncio.ensure_future(scene.door.watch_lease())
         await by_hello.close()
         await until(lambda: scene.door._num_leases == 1, "one has let go")
         assert not watching.done()
