@@ -156,8 +156,8 @@ class Door:
                 if frame.type == PIECE:
                     self._take_input(receiver, frame)
                 elif frame.type == "lease":
-                    self._change_leases(bool(frame.header["held"]) - holds_lease)
-                    holds_lease = bool(frame.header["held"])
+                    self._change_leases(bool(frame.header.get("held")) - holds_lease)
+                    holds_lease = bool(frame.header.get("held"))
                 elif frame.type == "cancel":
                     why = str(frame.header.get("why") or "cancelled by a client")
                     self._lead.end(FailureKind.CANCELLED, why, now=bool(frame.header.get("now")))
