@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
+from kube.api_server import Answer, connect_to, refuse, serve
 from kube.users import make_kubeconfig, new_namespace
 
-from windlass.kube.access import RIGHTS, VERBS, check_access, render_role
+from windlass.kube.access import RIGHTS, VERBS, check_access, check_needed, render_role
 from windlass.kube.api import Api, connect
+from windlass.kube.refusals import Forbidden
 
 ROLE = Path(__file__).parents[2] / "docs" / "engines" / "role.yaml"
 
@@ -33,6 +35,53 @@ def test_nothing_wide_is_asked_for() -> None:
     assert "*" not in asked
     assert "deletecollection" not in asked
     assert all(right.purpose for right in RIGHTS)
+
+
+def _answer_rules(rules: list[dict[str, Any]], *, is_incomplete: bool = False) -> Answer:
+    status = {"resourceRules": rules, "nonResourceRules": [], "incomplete": is_incomplete}
+    return Answer(status=201, body={"status": status})
+
+
+def _answer_review(*, is_allowed: bool) -> Answer:
+    return Answer(status=201, body={"status": {"allowed": is_allowed}})
+
+
+def test_one_request_where_the_cluster_lists_what_we_may(tmp_path: Path) -> None:
+    for rules in (_rules(), [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]):
+        with serve(_answer_rules(rules)) as server:
+            check_needed(connect_to(server.url, tmp_path))
+            assert [seen.path.rpartition("/")[2] for seen in server.seen] == [
+                "selfsubjectrulesreviews"
+            ]
+
+
+def test_what_is_not_listed_is_asked_for(tmp_path: Path) -> None:
+    unlisted = _answer_rules([], is_incomplete=True)
+    with serve(unlisted, _answer_review(is_allowed=True)) as server:
+        check_needed(connect_to(server.url, tmp_path))
+        needed = [verb for right in RIGHTS if not right.optional for verb in right.verbs]
+        assert len(server.seen) == 1 + len(needed)
+
+
+def test_a_rule_for_some_objects_is_no_right(tmp_path: Path) -> None:
+    rules = _rules()
+    rules[1]["resourceNames"] = ["mine"]  # pods
+    with (
+        serve(_answer_rules(rules), _answer_review(is_allowed=False)) as server,
+        pytest.raises(Forbidden, match="you may not list pods, watch pods in namespace") as caught,
+    ):
+        check_needed(connect_to(server.url, tmp_path))
+    assert "windlass doctor" in caught.value.hint
+
+
+def test_a_cluster_that_lets_nobody_ask(tmp_path: Path) -> None:
+    text = (
+        'selfsubjectrulesreviews.authorization.k8s.io is forbidden: User "u" cannot create '
+        'resource "selfsubjectrulesreviews" in API group "authorization.k8s.io" at the cluster scope'
+    )
+    with serve(refuse(403, "Forbidden", text)) as server:
+        check_needed(connect_to(server.url, tmp_path))
+        assert len(server.seen) == 1
 
 
 @pytest.fixture(scope="module")

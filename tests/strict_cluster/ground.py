@@ -37,7 +37,7 @@ from windlass.waiting import wait_until
 STEM = os.environ.get("STRICT_NAMESPACE", "windlass-strict")
 ROLE = Path(__file__).parents[2] / "docs" / "engines" / "role.yaml"
 KINDS = (JOBS, PODS, SERVICES, SECRETS, NETWORK_POLICIES, PVCS)
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 QUOTA = {"pods": "10", "limits.cpu": "16", "limits.memory": "8Gi", "count/jobs.batch": "20"}
 LIMITS = {

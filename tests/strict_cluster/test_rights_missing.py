@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from strict_cluster.conftest import Become
-from strict_cluster.ground import Ground, read_rules, take_away, wait_for
+from strict_cluster.ground import WAIT_S, Ground, read_rules, take_away, wait_for
 
 import windlass as wl
 from windlass.kube.access import RIGHTS
@@ -42,7 +42,7 @@ def test_without_what_is_optional(strict_ground: Ground, become: Become, tmp_pat
     rules = [rule for rule in read_rules() if not optional & set(rule["resources"])]
     become(strict_ground, strict_ground.add_user(tmp_path / "user", rules))
     job = wl.submit("work.py::hello")
-    assert job.results(timeout_s=60) == ["hello"]
+    assert job.results(timeout_s=WAIT_S) == ["hello"]
     strict_ground.clean()
 
 
@@ -100,7 +100,7 @@ def test_somebody_else_at_an_ended_job(
     strict: Ground, become: Become, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = wl.submit("work.py::hello")
-    assert job.results(timeout_s=60) == ["hello"]
+    assert job.results(timeout_s=WAIT_S) == ["hello"]
 
     def become_without(verb: str, resource: str) -> None:
         folder = tmp_path / f"{verb}-{resource.replace('/', '-')}"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from strict_cluster.conftest import Become
-from strict_cluster.ground import Ground, wait_for
+from strict_cluster.ground import WAIT_S, Ground, wait_for
 
 import windlass as wl
 from windlass.kube.access import RIGHTS
@@ -74,7 +74,7 @@ def _detach_and_come_back(move: Move) -> None:
     ref = str(wl.submit("training.py::reduce", nodes=2, procs=2).ref)
     move("elsewhere")
     job = wl.attach(ref)
-    assert job.result(rank=3, timeout_s=60) == 10
+    assert job.result(rank=3, timeout_s=WAIT_S) == 10
     assert sum(line.text == "reduced to 10" for line in job.logs()) == 4
     move("later")
     late = wl.attach(ref)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 from strict_cluster.conftest import TEST_IMAGE
-from strict_cluster.ground import Ground, open_ground, wait_for
+from strict_cluster.ground import WAIT_S, Ground, Object, open_ground, wait_for
 from strict_cluster.stranger import Stranger, open_stranger
 
 import windlass as wl
@@ -60,73 +60,69 @@ def wait_for_steps(job: wl.Job, num_more: int) -> None:
     wait_for(has_gone_on, f"{num_more} more steps after step {before}")
 
 
-def find_places(ground: Ground, job: wl.Job) -> list[tuple[str, int]]:
-    """Every way to a port of the job: its pods' addresses, and its Services by address and by name."""
-    api = ground.api
-    addresses = [
-        pod["status"]["podIP"] for pod in api.list(PODS, labels=f"{names.LABEL_JOB}={job.id}")
-    ]
-    lead = api.get(SERVICES, f"{job.id}-lead")["spec"]["clusterIP"]
-    domain = f"{api.namespace}.svc"
-    return [
-        *((address, AGENT) for address in addresses[:1]),
-        (lead, AGENT),
-        (f"{job.id}-lead.{domain}", AGENT),
-        (f"{job.id}-headless.{domain}", AGENT),
-        *((address, STORE) for address in addresses),
-    ]
+def find_doors(ground: Ground, job: wl.Job) -> list[tuple[str, int]]:
+    """Every way to a port that the job listens at: by its pod, its Service, its Service's name."""
+    lead = _find_lead(ground, job)["status"]["podIP"]
+    service = f"{job.id}-lead"
+    address = ground.api.get(SERVICES, service)["spec"]["clusterIP"]
+    name = f"{service}.{ground.api.namespace}.svc"
+    return [(lead, AGENT), (lead, STORE), (address, AGENT), (name, AGENT)]
 
 
-def lead_address(ground: Ground, job: wl.Job) -> str:
+def find_walls(ground: Ground, job: wl.Job) -> list[tuple[str, int]]:
+    """Ports of the job at which nobody need listen."""
+    pods = ground.api.list(PODS, labels=f"{names.LABEL_JOB}={job.id},{names.LABEL_INDEX}=1")
+    hosts = (pods[0]["status"]["podIP"], f"{job.id}-headless.{ground.api.namespace}.svc")
+    return [(host, port) for host in hosts for port in (AGENT, STORE)]
+
+
+def _find_lead(ground: Ground, job: wl.Job) -> Object:
     labels = f"{names.LABEL_JOB}={job.id},{names.LABEL_INDEX}=0"
-    return str(ground.api.list(PODS, labels=labels)[0]["status"]["podIP"])
+    (lead,) = ground.api.list(PODS, labels=labels)
+    return lead
 
 
-def test_strangers_reach_no_port(job: wl.Job, plain: Ground, strangers: Strangers) -> None:
-    for stranger in (strangers.near, strangers.far):
-        for host, port in find_places(plain, job):
+def test_strangers(job: wl.Job, plain: Ground, strangers: Strangers) -> None:
+    everybody = (strangers.near, strangers.far)
+    doors = find_doors(plain, job)
+    for stranger in everybody:
+        for host, port in doors + find_walls(plain, job):
             assert stranger.try_port(host, port) in ("TimeoutError", "ConnectionRefusedError")
     wait_for_steps(job, 2)
-    _open_the_gate(job, plain, strangers)
-    for stranger in (
-        strangers.near,
-        strangers.far,
-    ):  # so it was the policy, and these ports are real
-        for port in (AGENT, STORE):
-            assert stranger.try_port(lead_address(plain, job), port) == "connected"
+    assert plain.api.delete(NETWORK_POLICIES, job.id)
+    for stranger in everybody:  # it was the policy that kept them out: these doors are real
+        for host, port in doors:
+            wait_for(
+                lambda s=stranger, h=host, p=port: s.try_port(h, p) == "connected",
+                f"{host}:{port} is open without the policy",
+            )
+    _check_the_lead_lets_nobody_in(job, plain, strangers)
+    wait_for_steps(job, 3)
+    assert (job.status().attempt, job.status().history) == (0, ())
 
 
-def test_without_the_policy_the_lead_lets_no_stranger_in(
-    job: wl.Job, plain: Ground, strangers: Strangers
-) -> None:
-    _open_the_gate(job, plain, strangers)
-    lead = lead_address(plain, job)
+def _check_the_lead_lets_nobody_in(job: wl.Job, ground: Ground, strangers: Strangers) -> None:
+    """Plain text, and TLS without a certificate: refused, and told in the pod's log."""
+    lead = _find_lead(ground, job)
+    address, name = lead["status"]["podIP"], lead["metadata"]["name"]
     ends = ("hung up", "ConnectionResetError", "BrokenPipeError", "tls:")
-    assert strangers.near.try_port(lead, AGENT, "plain").startswith(ends)
-    assert strangers.far.try_port(lead, AGENT, "tls").startswith(ends)
-    (pod,) = plain.api.list(PODS, labels=f"{names.LABEL_JOB}={job.id},{names.LABEL_INDEX}=0")
+    assert strangers.near.try_port(address, AGENT, "plain").startswith(ends)
+    assert strangers.far.try_port(address, AGENT, "tls").startswith(ends)
 
     def is_told() -> bool:
-        log = plain.api.read_log(pod["metadata"]["name"]).decode()
-        told = [line for line in log.splitlines() if "refused a link from" in line]
-        return any("not TLS" in line for line in told) and any("no certificate" in t for t in told)
+        told = [
+            line
+            for line in ground.api.read_log(name).decode().splitlines()
+            if "refused a link from" in line
+        ]
+        return all(any(why in line for line in told) for why in ("not TLS", "no certificate"))
 
     wait_for(is_told, "both refusals are in the pod's log", 10.0)
-    wait_for_steps(job, 3)
-    assert job.status().attempt == 0
-
-
-def _open_the_gate(job: wl.Job, ground: Ground, strangers: Strangers) -> None:
-    """Take the job's policy away, and wait for the nodes to have heard of it."""
-    assert ground.api.delete(NETWORK_POLICIES, job.id)
-    lead = lead_address(ground, job)
-    for stranger in (strangers.near, strangers.far):
-        wait_for(lambda s=stranger: s.try_port(lead, AGENT) == "connected", "the gate is open")
 
 
 def test_where_keys_are(plain: Ground) -> None:
     job = wl.submit("work.py::look", nodes=2)
-    seen = job.results(timeout_s=60)
+    seen = job.results(timeout_s=WAIT_S)
     data = plain.api.get(SECRETS, job.id)["data"]
     keys = {name: data[name] for name in data if name.endswith(".key")}
     assert {"client.key", "node.key"} <= set(keys)
