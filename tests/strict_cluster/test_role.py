@@ -104,6 +104,9 @@ def _read_requests(log: Path, start: int, name: str) -> Iterator[tuple[str, str,
     with log.open("rb") as lines:
         lines.seek(start)
         for line in lines:
+            # others write here meanwhile; the last line may be half written, and is theirs
+            if json.dumps(name).encode() not in line or not line.endswith(b"\n"):
+                continue
             event = json.loads(line)
             about = event.get("objectRef") or {}
             if event["user"]["username"] == name and about:
