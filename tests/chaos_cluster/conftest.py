@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from chaos_cluster.ground import Ground, make_project, open_namespace
+from chaos_cluster.testbed import Testbed, find_trouble, open_testbed
 
 from windlass.kube.api import Api
 
@@ -30,3 +31,12 @@ def ground(chaos_api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
         monkeypatch.setenv(name, value)
     yield found
     found.clean()
+
+
+@pytest.fixture
+def testbed(chaos_api: Api, ground: Ground) -> Iterator[Testbed]:
+    """After `ground`, so that the cluster is whole again when the ground is cleaned."""
+    if trouble := find_trouble():
+        pytest.skip(trouble)
+    with open_testbed(chaos_api) as found:
+        yield found

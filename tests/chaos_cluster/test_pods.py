@@ -39,6 +39,18 @@ def test_a_deleted_pod(ground, node, now):
     _check_logs(job, spans[1].first_step)
 
 
+def test_the_only_pod(ground):
+    """Nobody is left who could remember: its successor knows from the Job that it is one."""
+    job = ground.train({"total": TOTAL}, nodes=1)
+    wait_for_step(job, 12)
+    ground.delete_pod(job.id, 0)
+    results = job.results(timeout_s=120)
+    status = job.status()
+    assert [(verdict.kind.value, verdict.node) for verdict in status.history] == [("lost node", 0)]
+    assert status.attempt == 1
+    assert sorted(check_results(results, total=TOTAL)) == [0, 1]
+
+
 def test_the_log_of_a_first_node_that_nobody_watched(ground):
     """No client is there when node 0 goes: node 1 has kept a copy for the next one."""
     job_id = _submit_from_elsewhere(ground)

@@ -106,3 +106,14 @@ def measure(job: wl.Job, is_so: Callable[[JobStatus], bool], timeout_s: float = 
     began_s = time.monotonic()
     wait_for(lambda: is_so(job.status()), f"so: {job.status()}", timeout_s)
     return time.monotonic() - began_s
+
+
+def read_times(results: Sequence[dict[str, Any]]) -> list[float]:
+    """When each rank made each of its steps."""
+    told = results[0]["told"]
+    return [
+        float(line.split()[1])
+        for name in told
+        if name.startswith("journal")
+        for line in told[name].splitlines()
+    ]

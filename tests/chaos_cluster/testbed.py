@@ -1,0 +1,118 @@
+"""Faults that take a machine away: only a cluster whose plugs we hold can be asked for them.
+
+That is the testbed: a program that switches nodes off and cuts their network. `WINDLASS_TESTBED` names it;
+without that it is looked for beside the checkout. Everything is put back when the test is over.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chaos_cluster.ground import wait_for
+
+from windlass.kube.api import Api
+from windlass.kube.fields import condition_of, is_true
+from windlass.kube.kinds import NODES
+from windlass.kube.refusals import ClusterError
+
+_BESIDE = Path(__file__).parents[3] / "shared" / "testbed" / "testbed"
+# Read at once: tests run without the WINDLASS_ variables of their surroundings.
+PROGRAM = Path(os.environ.get("WINDLASS_TESTBED") or _BESIDE)
+_UNDO = {"off": "on", "cut": "heal"}
+
+
+def find_trouble() -> str:
+    """Why there is no testbed to ask; empty when there is one."""
+    if not PROGRAM.exists():
+        return "needs the testbed: WINDLASS_TESTBED is not set"
+    if _read_kubeconfig() != os.environ.get("KUBECONFIG"):
+        return "needs the testbed: KUBECONFIG names another cluster"
+    return ""
+
+
+def _read_kubeconfig() -> str:
+    said = subprocess.run([PROGRAM, "env"], capture_output=True, text=True, check=True).stdout
+    found = dict(word.split("=", 1) for word in shlex.split(said) if "=" in word)
+    return found["KUBECONFIG"]
+
+
+@dataclass(slots=True)
+class Testbed:
+    """The machines below the cluster."""
+
+    api: Api
+    _undo: list[tuple[str, ...]] = field(default_factory=list)
+
+    def off(self, node: str) -> None:
+        """Pull the plug."""
+        self._node("off", node)
+
+    def cut(self, node: str) -> None:
+        """Cut the network; the node's processes go on."""
+        self._node("cut", node)
+
+    def heal(self, node: str) -> None:
+        self._undo_one(("node", "heal", node))
+
+    def _node(self, what: str, node: str) -> None:
+        self._undo.append(("node", _UNDO[what], node))
+        _ask("node", what, node)
+
+    def kill_api_server(self) -> None:
+        state = Path(os.environ.get("TESTBED_STATE") or Path(_read_kubeconfig()).parent)
+        pid = int((state / "run" / "kube-apiserver.pid").read_text())
+        self._undo.append(("up",))
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not self.answers(), "the API server is gone", 20)
+
+    def start_api_server(self) -> None:
+        self._undo_one(("up",))
+        wait_for(self.answers, "the API server is back", 60)
+
+    def answers(self) -> bool:
+        try:
+            self.api.request("GET", "/readyz", timeout_s=2.0)
+        except ClusterError:
+            return False
+        return True
+
+    def _undo_one(self, what: tuple[str, ...]) -> None:
+        self._undo.remove(what)
+        _ask(*what)
+
+    def put_back(self) -> None:
+        for what in reversed(self._undo):
+            _ask(*what)
+        self._undo.clear()
+        wait_for(self._is_whole, "all nodes are ready again", 120)
+
+    def _is_whole(self) -> bool:
+        try:
+            nodes = self.api.list(NODES)
+        except ClusterError:
+            return False
+        return all(
+            is_true(condition_of(node, "Ready")) and not node["spec"].get("taints")
+            for node in nodes
+        )
+
+
+def _ask(*words: str) -> None:
+    done = subprocess.run([PROGRAM, *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"testbed {' '.join(words)}: {done.stdout}{done.stderr}"
+
+
+@contextmanager
+def open_testbed(api: Api) -> Iterator[Testbed]:
+    found = Testbed(api)
+    try:
+        yield found
+    finally:
+        found.put_back()
