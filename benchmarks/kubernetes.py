@@ -36,6 +36,7 @@ from kubernetes_contestants import (
 )
 from kubernetes_place import opened
 
+from windlass.errors import WindlassError
 from windlass.kube.api import Api, connect
 
 OURS, RESTART = "windlass", "restart"
@@ -240,4 +241,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except WindlassError as trouble:  # says itself what to do
+        sys.exit(f"kubernetes: {trouble}")
