@@ -23,6 +23,7 @@ from windlass.engines.pyz import local_archive
 from windlass.engines.submitting import create_objects
 from windlass.errors import EngineError, JobNotFound, SpecError
 from windlass.kube.api import Api, connect
+from windlass.kube.blocker import HALF_SUBMITTED
 from windlass.kube.certificates import make_certificates
 from windlass.kube.kinds import JOBS, SECRETS
 from windlass.kube.refusals import NotFound
@@ -38,6 +39,10 @@ MAX_SECRET_BYTES = 900_000  # of the 1 MiB a Secret may hold
 _QUEUE_S = 30 * 86400.0  # how long a job may wait for its pods before its certificates end
 _UPLOAD_S = 1800.0
 _WHERE_FILE = "where.json"
+
+
+class BrokenSubmit(EngineError):
+    """A job whose client went away before all its objects were made: it will never start."""
 
 
 class ClusterEngine:
@@ -196,8 +201,12 @@ class ClusterEngine:
     # -- ending --------------------------------------------------------------------------------
 
     def cancel(self, ref: JobRef, *, now: bool = False, why: str = "") -> None:
-        if self._kept(ref) is None:
+        if self._kept(ref) is not None:
+            return
+        try:
             self._view(ref).cancel(now=now, why=why)
+        except BrokenSubmit:
+            self.remove(ref)
 
     @contextlib.contextmanager
     def hold(self, ref: JobRef) -> Iterator[None]:
@@ -212,11 +221,14 @@ class ClusterEngine:
             view.hold_lease(False)
 
     def remove(self, ref: JobRef) -> None:
-        if not self.status(ref).phase.is_final:
-            raise SpecError(
-                f"{ref.job_id} is still running",
-                hint=f"windlass cancel {ref.job_id}, then windlass rm {ref.job_id}",
-            )
+        with contextlib.suppress(BrokenSubmit):  # of which there is nothing to end
+            status = self.status(ref)
+            is_half = any(c.reason == HALF_SUBMITTED for c in status.conditions)
+            if not status.phase.is_final and not is_half:
+                raise SpecError(
+                    f"{ref.job_id} is still running",
+                    hint=f"windlass cancel {ref.job_id}, then windlass rm {ref.job_id}",
+                )
         if ref.job_id in self._views:
             self._views.pop(ref.job_id).close()
         self._api_of(ref).delete(JOBS, ref.job_id)
@@ -270,7 +282,7 @@ class ClusterEngine:
                 f"there is no job {ref.job_id!r} in namespace {api.namespace}",
                 hint="windlass ls -e kubernetes shows what is there",
             )
-        return EngineError(
+        return BrokenSubmit(
             f"the submit of {ref.job_id} broke off before it was complete",
             hint=f"windlass rm {ref.job_id} removes what there is; then submit it again",
         )
