@@ -118,9 +118,7 @@ class LiveView:
                 self.say(f"windlass: {condition.message}")
         if new and len(status.history) and new[-1].type == Phase.RUNNING.value:
             last = status.history[-1]
-            self.say(
-                f"windlass: {last.message}; restarted, attempt {status.attempt}"
-            )
+            self.say(f"windlass: {last.message}; restarted, attempt {status.attempt}")
 
     def _is_news(self, condition: Condition) -> bool:
         """Whether a blocker is of a kind that was not spoken of: more pods with it are nothing new."""
