@@ -10,8 +10,9 @@ from kube.api_server import Answer, connect_to, refuse, serve
 from kube.plans import make_pod_plan
 
 from windlass import names
-from windlass.engines.leftovers import OMITTED_FILE, read_leftovers
+from windlass.engines.leftovers import read_leftovers
 from windlass.kube.refusals import Forbidden
+from windlass.names import OMITTED_FILE
 from windlass.wire.copying import find_files
 from windlass.wire.folder import JobFolder, write_atomically
 from windlass.wire.lastword import render_last_word

@@ -69,6 +69,7 @@ def _make_folder(plan: bytes) -> JobFolder:
 
     folder = JobFolder(Path(names.JOB_FOLDER))
     folder.code.mkdir()
+    Path(names.HOME_FOLDER).mkdir()
     folder.plan.write_bytes(plan)
     return folder
 

@@ -16,8 +16,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from windlass import names
-from windlass.engines.jobview import JobView
-from windlass.engines.leftovers import OMITTED_FILE
 from windlass.engines.protocol import JobRef
 from windlass.engines.pyz import local_archive
 from windlass.engines.submitting import create_objects
@@ -30,15 +28,29 @@ from windlass.kube.refusals import NotFound
 from windlass.plan.plan import Facts, Plan, read_plan, render_plan
 from windlass.settings import Settings
 from windlass.wire.folder import JobFolder, write_atomically
+from windlass.wire.identity import CERTIFICATES
 from windlass.wire.logfiles import LogFiles
 from windlass.wire.logs import LogQuery
 from windlass.wire.results import ResultHeader, read_result
 from windlass.wire.status import JobStatus, Phase
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from windlass.engines.jobview import JobView
+
 MAX_SECRET_BYTES = 900_000  # of the 1 MiB a Secret may hold
 _QUEUE_S = 30 * 86400.0  # how long a job may wait for its pods before its certificates end
 _UPLOAD_S = 1800.0
 _WHERE_FILE = "where.json"
+
+
+def _make_view(
+    api: Api, plan: Plan, folder: JobFolder, certificates: Mapping[str, bytes]
+) -> JobView:
+    # imported only now: the pods are on their way by the time it is needed
+    from windlass.engines.jobview import JobView
+
+    return JobView(api, plan, folder, certificates)
 
 
 class BrokenSubmit(EngineError):
@@ -73,13 +85,24 @@ class ClusterEngine:
         api = self._api()
         files = self.make_files(plan, payload, bundle)
         folder = self._make_folder(api, plan, payload, bundle)
+        certificates: dict[str, bytes] = {}
+
+        def make_files() -> dict[str, bytes]:
+            certificates.update(self.make_certificates(plan))
+            return {**files, **certificates}
+
         try:
-            certificates = self.make_certificates(plan)
-            create_objects(api, plan, {**files, **certificates}, submit=secrets.token_hex(8))
+            create_objects(
+                api,
+                plan,
+                file_names=(*files, *CERTIFICATES),
+                make_files=make_files,
+                submit=secrets.token_hex(8),
+            )
         except BaseException:
             shutil.rmtree(folder.path, ignore_errors=True)
             raise
-        view = JobView(api, plan, folder, certificates)
+        view = _make_view(api, plan, folder, certificates)
         self._views[plan.job_id] = view
         if plan.detach and any(wanted.name not in files for wanted in plan.inputs):
             self._wait_for_upload(view, plan)
@@ -175,7 +198,7 @@ class ClusterEngine:
     @staticmethod
     def _check_kept(folder: JobFolder) -> None:
         with contextlib.suppress(FileNotFoundError):
-            omitted = json.loads((folder.path / OMITTED_FILE).read_bytes())
+            omitted = json.loads((folder.path / names.OMITTED_FILE).read_bytes())
             for path, size in omitted.items():
                 if path.endswith(".result") and not (folder.path / path).exists():
                     raise EngineError(
@@ -261,7 +284,7 @@ class ClusterEngine:
             folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._keep_place(api, folder)
             write_atomically(folder.plan, render_plan(plan).encode())
-            self._views[ref.job_id] = JobView(api, plan, folder, certificates)
+            self._views[ref.job_id] = _make_view(api, plan, folder, certificates)
             self._views[ref.job_id].settle()
         return self._views[ref.job_id]
 

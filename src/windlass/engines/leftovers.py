@@ -25,8 +25,6 @@ from windlass.wire.podlog import read_pod_log
 
 logger = logging.getLogger(__name__)
 
-OMITTED_FILE = "omitted.json"
-
 
 def read_leftovers(api: Api, plan: Plan, pods: Sequence[dict[str, Any]], folder: JobFolder) -> None:
     """Fill `folder` with what pods that have ended still tell."""
@@ -63,7 +61,7 @@ def _take_last_word(api: Api, pod: str, folder: JobFolder) -> bool:
             target.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(target, data)
     if found.omitted:
-        write_atomically(folder.path / OMITTED_FILE, json.dumps(found.omitted).encode())
+        write_atomically(folder.path / names.OMITTED_FILE, json.dumps(found.omitted).encode())
     return True
 
 

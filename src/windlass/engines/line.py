@@ -39,7 +39,8 @@ _SEND_TIMEOUT_S = 30.0
 _SILENCE_S = 15.0
 _BEAT_S = 5.0
 _HANG_UP_S = 2.0
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0
+_LOOK_S = 0.05
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.25, 1.0  # each try costs the cluster something
 _READ_BYTES = 1 << 20
 
 Dial = Callable[[], socket.socket | None]  # a socket to the lead; None while there is no lead
@@ -108,14 +109,14 @@ class Line:
             try:
                 reached = self._dial()
                 if reached is None:
-                    pause_s = _FIRST_PAUSE_S  # to look again costs nothing
-                else:
-                    with self._context.wrap_socket(
-                        reached, server_hostname=server_name(self._job_id)
-                    ) as connection:
-                        pause_s = _FIRST_PAUSE_S
-                        if self._serve(connection):
-                            return
+                    self._stop.wait(_LOOK_S)  # which costs nothing
+                    continue
+                with self._context.wrap_socket(
+                    reached, server_hostname=server_name(self._job_id)
+                ) as connection:
+                    pause_s = _FIRST_PAUSE_S
+                    if self._serve(connection):
+                        return
             except ProtocolError as error:
                 logger.warning("line to %s: %s", self._job_id, error)
                 self.was_refused = error

@@ -6,7 +6,7 @@ when all is there is it resumed. Kueue resumes its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -27,28 +27,43 @@ from windlass.kube.refusals import ClusterError
 from windlass.plan.plan import Plan
 
 
-def create_objects(api: Api, plan: Plan, files: Mapping[str, bytes], *, submit: str) -> None:
-    """Everything the job needs; on an error, nothing. Rights that it would lack later are asked for first."""
-    check_needed(api)
-    job = api.create(JOBS, make_job(plan, files=files, submit=submit))
-    try:
-        owner = make_owner(job)
-        with ThreadPoolExecutor(max_workers=4) as pool:
+def create_objects(
+    api: Api,
+    plan: Plan,
+    *,
+    file_names: Collection[str],
+    make_files: Callable[[], Mapping[str, bytes]],
+    submit: str,
+) -> None:
+    """Everything the job needs; on an error, nothing. Rights that it would lack later are asked for first.
+
+    `make_files` makes what the Secret holds, `file_names`, while the first requests are on their way.
+    """
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        egress = pool.submit(has_egress_policy, api)
+        asked = pool.submit(_create_job, api, plan, file_names, submit)
+        try:
+            files = make_files()
+            owner = make_owner(asked.result())
             made: list[Future[Any]] = [
-                *(pool.submit(api.create, PVCS, claim) for claim in make_claims(plan, owner)),
-                pool.submit(_create_policy, api, plan, owner),
-                *(
-                    pool.submit(api.create, kind, body)
-                    for kind, body in _make_rest(plan, files, owner)
-                ),
+                pool.submit(api.create, kind, body, brief=True)
+                for kind, body in _make_rest(plan, files, owner)
             ]
-        for answer in made:
-            answer.result()
-        if not (plan.pod and plan.pod.queue):
-            api.patch(JOBS, plan.job_id, {"spec": {"suspend": False}})
-    except BaseException as error:
-        _take_back(api, plan.job_id, error)
-        raise
+            policy = make_policy(plan, with_egress=egress.result(), owner=owner)
+            api.create(NETWORK_POLICIES, policy, brief=True)
+            for answer in made:
+                answer.result()
+            if not (plan.pod and plan.pod.queue):
+                api.patch(JOBS, plan.job_id, {"spec": {"suspend": False}}, brief=True)
+        except BaseException as error:
+            if asked.exception() is None:
+                _take_back(api, plan.job_id, error)
+            raise
+
+
+def _create_job(api: Api, plan: Plan, file_names: Collection[str], submit: str) -> Object:
+    check_needed(api)
+    return api.create(JOBS, make_job(plan, files=file_names, submit=submit), brief=True)
 
 
 def _take_back(api: Api, job_id: str, error: BaseException) -> None:
@@ -62,15 +77,11 @@ def _take_back(api: Api, job_id: str, error: BaseException) -> None:
 
 def _make_rest(plan: Plan, files: Mapping[str, bytes], owner: Object) -> list[tuple[Kind, Object]]:
     return [
+        (SECRETS, make_secret(plan, files, owner)),
         (SERVICES, make_lead_service(plan, owner)),
         (SERVICES, make_headless(plan, owner)),
-        (SECRETS, make_secret(plan, files, owner)),
+        *((PVCS, claim) for claim in make_claims(plan, owner)),
     ]
-
-
-def _create_policy(api: Api, plan: Plan, owner: Object) -> None:
-    body = make_policy(plan, with_egress=has_egress_policy(api), owner=owner)
-    api.create(NETWORK_POLICIES, body)
 
 
 def has_egress_policy(api: Api) -> bool:

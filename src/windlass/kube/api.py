@@ -86,8 +86,10 @@ class Api:
                 return items, str(metadata.get("resourceVersion") or "")
             params = {**params, "continue": metadata["continue"]}
 
-    def create(self, kind: Kind, body: Object, *, dry_run: bool = False) -> Object:
-        """Make it; `Conflict` when it is there.
+    def create(
+        self, kind: Kind, body: Object, *, dry_run: bool = False, brief: bool = False
+    ) -> Object:
+        """Make it; `Conflict` when it is there. With `brief` only its metadata comes back.
 
         A create whose answer was lost is sent again and may then meet its own object. It is known as ours
         by the annotation `windlass.dev/submit`, equal in the body and in what is there; without that
@@ -99,8 +101,9 @@ class Api:
         params = {"fieldManager": FIELD_MANAGER, "dryRun": "All" if dry_run else ""}
         try:
             return self._object(
-                "create", "POST", kind, name, body=body, params=params, is_repeatable=bool(name)
-            )
+                "create", "POST", kind, name, body=body, params=params,
+                is_repeatable=bool(name), is_brief=brief,
+            )  # fmt: skip
         except Conflict as error:
             submit = (metadata.get("annotations") or {}).get(SUBMIT_ANNOTATION)
             if not (error.was_lost and submit and error.reason == "AlreadyExists"):
@@ -125,11 +128,18 @@ class Api:
         )  # fmt: skip
 
     def patch(
-        self, kind: Kind, name: str, body: Object, *, namespace: str | None = None, part: str = ""
+        self,
+        kind: Kind,
+        name: str,
+        body: Object,
+        *,
+        namespace: str | None = None,
+        part: str = "",
+        brief: bool = False,
     ) -> Object:
         """Change what the body names: a JSON merge patch, where null removes."""
         return self._object(
-            "patch", "PATCH", kind, name, namespace=namespace, body=body, part=part,
+            "patch", "PATCH", kind, name, namespace=namespace, body=body, part=part, is_brief=brief,
             params={"fieldManager": FIELD_MANAGER}, content_type="application/merge-patch+json",
         )  # fmt: skip
 

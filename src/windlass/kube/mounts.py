@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from windlass import names
+from windlass import names, records
 from windlass.errors import SpecError
 from windlass.kube.naming import claim_name, name_volumes
 from windlass.plan.plan import Plan
@@ -24,12 +24,11 @@ Object = dict[str, Any]
 
 SECRET = "windlass-secret"  # noqa: S105
 JOB = "windlass-job"
-HOME = "windlass-home"
 SHM = "shm"
 SHM_PATH = "/dev/shm"  # noqa: S108
 CODE = "code"
 STATE = "state"
-_OWN = (SECRET, JOB, HOME, SHM, CODE, STATE)
+_OWN = (SECRET, JOB, SHM, CODE, STATE)
 _ALL_MAY_READ = 0o444
 _GROUP_MAY_READ = 0o440
 
@@ -40,7 +39,7 @@ def pod_of(plan: Plan) -> PodSpec:
         raise SpecError(
             f"the plan of {plan.job_id} says nothing of pods", hint="its engine must list `pods`"
         )
-    return plan.pod
+    return plan.pod if isinstance(plan.pod, PodSpec) else records.read(PodSpec, plan.pod)
 
 
 def make_volumes(plan: Plan, files: Iterable[str]) -> list[Object]:
@@ -51,7 +50,6 @@ def make_volumes(plan: Plan, files: Iterable[str]) -> list[Object]:
     return [
         {"name": SECRET, "secret": secret},
         {"name": JOB, "emptyDir": {}},
-        {"name": HOME, "emptyDir": {}},
         make_shm(pod),
         *make_asked_volumes(pod, plan.job_id),
     ]
@@ -62,7 +60,6 @@ def make_mounts(plan: Plan) -> list[Object]:
     return [
         {"name": SECRET, "mountPath": names.SECRET_FOLDER, "readOnly": True},
         {"name": JOB, "mountPath": names.JOB_FOLDER},
-        {"name": HOME, "mountPath": names.HOME_FOLDER},
         {"name": SHM, "mountPath": SHM_PATH},
         *make_asked_mounts(pod_of(plan)),
     ]

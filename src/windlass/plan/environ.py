@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from windlass import names
-from windlass.spec.job import JobSpec
 
 if TYPE_CHECKING:
     from windlass.plan.plan import Plan
+    from windlass.spec.job import JobSpec
 
 
 def make_job_env(

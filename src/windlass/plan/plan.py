@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from windlass import names, records
 from windlass.errors import ProtocolError
 from windlass.plan.environ import make_job_env
 from windlass.plan.topology import NodePlan, make_nodes, renumber
-from windlass.spec.job import JobSpec
-from windlass.spec.resources import PodSpec
 from windlass.spec.work import Work
+
+if TYPE_CHECKING:
+    from windlass.spec.job import JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,7 @@ class Plan:
     min_nodes: int
     node_restarts: int
     inputs: tuple[Input, ...] = ()
-    pod: PodSpec | None = None  # where nodes are pods
+    pod: Any = None  # a PodSpec where nodes are pods; agents have no use for it, and do not load it
     python_minor: str = ""  # "3.12" where the payload holds code that only this one can run
 
     @property

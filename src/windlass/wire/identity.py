@@ -15,6 +15,7 @@ NODE_CRT = "node.crt"
 NODE_KEY = "node.key"
 CLIENT_CRT = "client.crt"
 CLIENT_KEY = "client.key"
+CERTIFICATES = (CA_CRT, NODE_CRT, NODE_KEY, CLIENT_CRT, CLIENT_KEY)
 
 NODE = "node"
 CLIENT = "client"
