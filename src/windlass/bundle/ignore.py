@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-
-from pathspec import GitIgnoreSpec
+from typing import TYPE_CHECKING
 
 from windlass.errors import BundleError
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
 
 GIT_FILE = ".gitignore"
 OWN_FILE = ".windlassignore"
@@ -49,6 +51,8 @@ NO_RULES = Rules()
 
 def add_file(rules: Rules, root: Path, path: str) -> Rules:
     """`rules` with the ignore file at `path` (relative to `root`) as the next deeper layer."""
+    from pathspec import GitIgnoreSpec  # on use: many projects need only git's own list
+
     try:
         lines = (root / path).read_text("utf-8-sig", errors="surrogateescape").splitlines()
         spec = GitIgnoreSpec.from_lines(lines)

@@ -7,27 +7,25 @@ cli.words and become a job in cli.call; what is shown while it runs is client.vi
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from windlass import names
-from windlass.cli import returned
 from windlass.cli.call import prepare_words
 from windlass.cli.flags import given_flags, json_option, setting_options
 from windlass.cli.lazy import close_stdout
 from windlass.cli.show import print_json, print_yaml, render_span
 from windlass.cli.trouble import say
 from windlass.cli.words import TargetCommand, Words
-from windlass.client.follow import follow
 from windlass.client.job import Job
 from windlass.client.run import Prepared
-from windlass.client.view import LiveView, QuietView, View
-from windlass.observe.timeline import make_rows, render_timeline
-from windlass.observe.verdict import exit_code_of, render_verdict
 from windlass.settings import start_folder
 from windlass.spec.work import Function
 from windlass.wire.status import JobStatus, Phase
+
+if TYPE_CHECKING:
+    from windlass.client.view import View
 
 
 @click.command(cls=TargetCommand, epilog="Words after TARGET go to it; after -- they all do.")
@@ -63,6 +61,8 @@ def run(
     _show_end(job, status, prepared, quiet=quiet, as_json=as_json)
     if view.was_interrupted and status.phase is not Phase.SUCCEEDED:
         return names.EXIT_INTERRUPTED
+    from windlass.observe.verdict import exit_code_of
+
     return exit_code_of(status)
 
 
@@ -96,11 +96,16 @@ class _Watched:
 
 
 def _make_view(*, quiet: bool, as_json: bool) -> _Watched:
+    # here and below: what is not needed before the nodes are on their way is loaded afterwards
+    from windlass.client.view import LiveView, QuietView
+
     # the one JSON document is all that stdout holds
     return _Watched(QuietView() if quiet else LiveView(out=sys.stderr if as_json else None))
 
 
 def _follow(job: Job, view: _Watched) -> JobStatus:
+    from windlass.client.follow import follow
+
     try:
         return follow(job, view)
     except KeyboardInterrupt:  # before or after the time in which `follow` listens for it
@@ -116,6 +121,10 @@ def _follow(job: Job, view: _Watched) -> JobStatus:
 def _show_end(
     job: Job, status: JobStatus, prepared: Prepared, *, quiet: bool, as_json: bool
 ) -> None:
+    from windlass.cli import returned
+    from windlass.observe.timeline import make_rows, render_timeline
+    from windlass.observe.verdict import render_verdict
+
     outcomes = job.outcomes()
     if as_json:
         print_json(
