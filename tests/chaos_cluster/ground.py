@@ -115,7 +115,8 @@ class Ground:
         ]
 
     def wait_for_nothing(self, job: str, timeout_s: float = 60.0) -> None:
-        wait_for(lambda: not self.left(job), f"nothing left of {job}", timeout_s)
+        wait_until(lambda: not self.left(job), timeout_s=timeout_s)
+        assert not self.left(job)
 
     # -- what is done to it --------------------------------------------------------------------
 
