@@ -37,6 +37,7 @@ _METAVARS = {
 }
 _SPELT = {"engine": "NAME", "name": "NAME", "python": "PATH"}
 _REPEATED = ("table", "many")
+_PLACE = "windlass.place"
 
 
 class SettingOption(click.Option):
@@ -105,8 +106,31 @@ def given_flags(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_settings() -> Settings:
-    """The settings as they hold here, without flags."""
-    return read_settings(flags={}, environ=os.environ, start=start_folder())
+    """The settings as they hold here, with the flags that say where jobs are."""
+    context = click.get_current_context(silent=True)
+    flags = context.meta.get(_PLACE, {}) if context is not None else {}
+    return read_settings(flags=flags, environ=os.environ, start=start_folder())
+
+
+def _keep_place(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value:
+        ctx.meta.setdefault(_PLACE, {})[param.name] = value
+
+
+def place_options(function: F) -> F:
+    """Where jobs are looked for; `load_settings` knows of it."""
+    for setting in reversed([s for s in SETTINGS if s.name in ("engine", "namespace", "context")]):
+        function = click.option(
+            *([_SHORT[setting.name]] if setting.name in _SHORT else []),
+            setting.flag,
+            setting.name,
+            metavar=_SPELT.get(setting.name, "NAME"),
+            help=f"where the job is: {setting.help}",
+            callback=_keep_place,
+            expose_value=False,
+            is_eager=True,
+        )(function)
+    return function
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="print JSON on stdout")
@@ -127,10 +151,15 @@ def complete_jobs(
     return []
 
 
-job_argument = click.argument("job_text", metavar="JOB", shell_complete=complete_jobs)
+def job_argument(function: F) -> F:
+    """One job, and where it is."""
+    argument = click.argument("job_text", metavar="JOB", shell_complete=complete_jobs)
+    return argument(place_options(function))
 
 
 def jobs_argument(*, required: bool) -> Callable[[F], F]:
-    return click.argument(
+    """Jobs, and where they are."""
+    argument = click.argument(
         "job_texts", metavar="JOB...", nargs=-1, required=required, shell_complete=complete_jobs
     )
+    return lambda function: argument(place_options(function))

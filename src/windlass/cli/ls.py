@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from windlass.cli.flags import json_option, load_settings
+from windlass.cli.flags import json_option, load_settings, place_options
 from windlass.cli.show import one_line, print_json, print_table, render_age, shorten
 from windlass.cli.trouble import say
 from windlass.client.job import Job
@@ -20,6 +20,7 @@ _WIDEST_WORK = 60
 
 @click.command()
 @click.option("--all", "-a", "show_all", is_flag=True, help="also jobs that ended long ago")
+@place_options
 @json_option
 def ls(show_all: bool, as_json: bool) -> None:
     """List jobs, newest first: all that have not ended, and the last that have."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
 
 from windlass.client.ids import is_made_from
 from windlass.client.job import Job
@@ -29,28 +28,49 @@ def jobs() -> list[Job]:
 
 
 def list_jobs(settings: Settings) -> list[Job]:
-    """All jobs of this machine, and of the engine that is set."""
-    engines = [make_engine(name, settings) for name in dict.fromkeys(("local", settings.engine))]
-    return [Job(engine, ref) for engine in engines for ref in engine.jobs()]
+    """All jobs of the engine that is set, and those that this machine has a folder of."""
+    found: dict[str, Job] = {}
+    for name in engine_names():
+        engine = make_engine(name, settings)
+        refs = engine.jobs() if name == settings.engine else engine.jobs_here()
+        found |= {str(ref): Job(engine, ref) for ref in refs}
+    return list(found.values())
 
 
 def find_job(text: str, settings: Settings) -> Job:
     """The one job `text` means."""
     name, separator, job_id = text.rpartition("://")
+    if separator:
+        return _find_at(make_engine(name, settings), job_id)
     if not job_id:
         raise SpecError("which job?", hint="windlass ls shows them")
-    if not separator:
-        name = _find_engine(job_id, settings)
-    engine = make_engine(name, settings)
+    for name in dict.fromkeys((settings.engine, *engine_names())):
+        engine = make_engine(name, settings)
+        if matches := _match(engine, engine.jobs_here(), job_id):
+            return _choose(engine, matches, job_id)
+    engine = make_engine(settings.engine, settings)
+    return _choose(engine, _match(engine, engine.jobs(), job_id), job_id)
+
+
+def _find_at(engine: Engine, job_id: str) -> Job:
+    """A job by its reference."""
     place, _, inside = job_id.rpartition("/")
+    if not inside:
+        raise SpecError("which job?", hint="windlass ls shows them")
     if place and "pods" in engine.can:
         return Job(engine, JobRef(engine.name, inside, place))
-    known = engine.jobs()
-    matches = (
+    return _choose(engine, _match(engine, engine.jobs(), job_id), job_id)
+
+
+def _match(engine: Engine, known: list[JobRef], job_id: str) -> list[JobRef]:
+    return (
         [ref for ref in known if ref.job_id == job_id]
         or _named(engine, known, job_id)
         or [ref for ref in known if ref.job_id.startswith(job_id)]
     )
+
+
+def _choose(engine: Engine, matches: list[JobRef], job_id: str) -> Job:
     if len(matches) == 1:
         return Job(engine, matches[0])
     if not matches:
@@ -60,16 +80,6 @@ def find_job(text: str, settings: Settings) -> Job:
         f"{job_id!r} could be any of {', '.join(ref.job_id for ref in matches[:5])}",
         hint="write more of the id",
     )
-
-
-def _find_engine(job_id: str, settings: Settings) -> str:
-    """The engine that is set, unless another one has a folder of that job here."""
-    home = Path(str(settings.value("home"))).expanduser()
-    for name in engine_names():
-        folder = home / ("jobs" if name == "local" else name) / job_id
-        if folder.is_dir():
-            return name
-    return settings.engine
 
 
 def _named(engine: Engine, known: list[JobRef], name: str) -> list[JobRef]:

@@ -18,7 +18,7 @@ from windlass.bundle.archive import write_archive
 from windlass.bundle.collect import collect
 from windlass.bundle.functions import read_contents
 from windlass.bundle.manifest import EMPTY, make_delta
-from windlass.bundle.root import find_root
+from windlass.bundle.root import MARKERS, find_root
 from windlass.client.target import Target
 from windlass.errors import SpecError
 from windlass.plan.plan import Input
@@ -45,11 +45,18 @@ def pack(spec: JobSpec, target: Target, *, cwd: Path, code_folder: str, home: Pa
     minor = f"{sys.version_info[0]}.{sys.version_info[1]}" if by_value else ""
     if spec.pod is not None and spec.pod.in_image:
         return Luggage(spec=spec, inputs=tuple(inputs), python_minor=minor)
-    root = find_root(_find_source(target, cwd))
+    root = _choose_root(_find_source(target, cwd), cwd)
     bundle = _pack_root(root, home / "bundles")
     inputs.append(_make_input(names.BUNDLE_FILE, bundle.read_bytes()))
     moved = _move(spec, target, root=root, cwd=cwd, code_folder=code_folder)
     return Luggage(spec=moved, bundle=bundle, inputs=tuple(inputs), python_minor=minor)
+
+
+def _choose_root(source: Path, cwd: Path) -> Path:
+    """The project of the source; where nothing marks one, the current folder if the source is in it."""
+    root = find_root(source)
+    is_marked = any((root / marker).exists() for marker in MARKERS)
+    return root if is_marked or not root.is_relative_to(cwd.resolve()) else find_root(cwd)
 
 
 def _find_source(target: Target, cwd: Path) -> Path:

@@ -45,12 +45,17 @@ _WHERE_FILE = "where.json"
 
 
 def _make_view(
-    api: Api, plan: Plan, folder: JobFolder, certificates: Mapping[str, bytes]
+    api: Api,
+    plan: Plan,
+    folder: JobFolder,
+    certificates: Mapping[str, bytes],
+    *,
+    start_timeout_s: float | None = None,
 ) -> JobView:
     # imported only now: the pods are on their way by the time it is needed
     from windlass.engines.jobview import JobView
 
-    return JobView(api, plan, folder, certificates)
+    return JobView(api, plan, folder, certificates, start_timeout_s=start_timeout_s)
 
 
 class BrokenSubmit(EngineError):
@@ -102,7 +107,10 @@ class ClusterEngine:
         except BaseException:
             shutil.rmtree(folder.path, ignore_errors=True)
             raise
-        view = _make_view(api, plan, folder, certificates)
+        start_timeout_s = (
+            self._settings.join_timeout_s
+        )  # queues may take days, unless somebody minds
+        view = _make_view(api, plan, folder, certificates, start_timeout_s=start_timeout_s)
         self._views[plan.job_id] = view
         if plan.detach and any(wanted.name not in files for wanted in plan.inputs):
             self._wait_for_upload(view, plan)
@@ -212,14 +220,17 @@ class ClusterEngine:
         found.sort(key=lambda job: str(job["metadata"]["creationTimestamp"]), reverse=True)
         here = [JobRef(self.name, job["metadata"]["name"], api.namespace) for job in found]
         known = {ref.job_id for ref in here}
-        kept = sorted(self._home.glob(f"*/{_WHERE_FILE}"), key=lambda p: -p.stat().st_mtime)
-        refs = [
-            JobRef(self.name, path.parent.name, self._place(path.parent.name)["namespace"])
-            for path in kept
-            if path.parent.name not in known
-        ]
         # one that was not seen to end is only there if it is in the cluster's own list
-        return here + [ref for ref in refs if self._kept(ref) is not None]
+        return here + [
+            ref
+            for ref in self.jobs_here()
+            if ref.job_id not in known and (ref.place != api.namespace or self._kept(ref))
+        ]
+
+    def jobs_here(self) -> list[JobRef]:
+        found = sorted(self._home.glob(f"*/{_WHERE_FILE}"), key=lambda p: -p.stat().st_mtime)
+        folders = [path.parent.name for path in found]
+        return [JobRef(self.name, name, self._place(name)["namespace"]) for name in folders]
 
     # -- ending --------------------------------------------------------------------------------
 
@@ -295,6 +306,8 @@ class ClusterEngine:
         except NotFound:
             raise self._not_found(api, ref) from None
         files = {name: base64.b64decode(content) for name, content in data.items()}
+        if names.PLAN_FILE not in files:
+            raise self._not_found(api, ref)
         return read_plan(files[names.PLAN_FILE].decode()), files
 
     def _not_found(self, api: Api, ref: JobRef) -> EngineError:

@@ -21,6 +21,7 @@ from windlass.engines.leftovers import read_leftovers
 from windlass.engines.line import Dial, Line
 from windlass.engines.sight import Sight
 from windlass.kube.api import Api
+from windlass.kube.blocker import CONDITION
 from windlass.kube.blockers import find_blockers, make_condition
 from windlass.kube.kinds import JOBS
 from windlass.kube.pods import PodSeen, read_pods, timeline
@@ -51,9 +52,16 @@ class JobView:
     """Threads and a folder; `status` puts them together."""
 
     def __init__(
-        self, api: Api, plan: Plan, folder: JobFolder, certificates: Mapping[str, bytes]
+        self,
+        api: Api,
+        plan: Plan,
+        folder: JobFolder,
+        certificates: Mapping[str, bytes],
+        *,
+        start_timeout_s: float | None = None,
     ) -> None:
         self._api = api
+        self._start_timeout_s = start_timeout_s  # a lead that never starts cannot keep it
         self._plan = plan
         self.folder = folder
         self._sight = Sight(api, plan.job_id)
@@ -137,7 +145,8 @@ class JobView:
         self._check_sight()
         if self._line.forbidden is not None and not self._line.is_up:
             raise self._line.forbidden
-        return self._add_blockers(status)
+        status = self._add_blockers(status)
+        return self._judge_late(status) if self._is_late(status) else status
 
     def _check_sight(self) -> None:
         """Blind for good, and nobody tells: saying so beats waiting for ever."""
@@ -150,6 +159,20 @@ class JobView:
             return False
         has_lead = self._sight.find_lead() is not None
         return not has_lead or time.monotonic() - self._cancelled_s > _CANCEL_S
+
+    def _is_late(self, status: JobStatus) -> bool:
+        """Whether its lead should have been there: one that never starts cannot keep the limit itself."""
+        limit_s = self._start_timeout_s
+        is_waiting = limit_s is not None and not self._line.is_synced.is_set()
+        return is_waiting and time.time() - status.created_at_s > (limit_s or 0.0)
+
+    def _judge_late(self, status: JobStatus) -> JobStatus:
+        self._delete()
+        blocked = [c.message for c in status.conditions if c.type == CONDITION]
+        message = f"it had no nodes after {self._start_timeout_s:g} s (--join-timeout)"
+        if blocked:
+            message = f"{message}: {blocked[0]}"
+        return self._end(status, Phase.FAILED, FailureKind.START_FAILED, message)
 
     def _judge_ended(self, status: JobStatus) -> JobStatus:
         """The Job is over: its last word, or else what its pods show."""

@@ -194,6 +194,9 @@ class LocalEngine:
         found.sort(key=lambda path: (path / names.PLAN_FILE).stat().st_mtime, reverse=True)
         return [JobRef(self.name, path.name) for path in found]
 
+    def jobs_here(self) -> list[JobRef]:
+        return self.jobs()
+
     # -- ending --------------------------------------------------------------------------------
 
     def cancel(self, ref: JobRef, *, now: bool = False, why: str = "") -> None:

@@ -80,6 +80,9 @@ class Engine(Protocol):
     def jobs(self) -> list[JobRef]:
         """The jobs that are known here, newest first."""
 
+    def jobs_here(self) -> list[JobRef]:
+        """Those that this machine has a folder of, newest first; nothing else is asked for them."""
+
     def remove(self, ref: JobRef) -> None:
         """Forget an ended job and everything it left."""
 

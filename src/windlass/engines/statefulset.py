@@ -133,6 +133,9 @@ class StatefulSetEngine:
     def jobs(self) -> list[JobRef]:
         return []
 
+    def jobs_here(self) -> list[JobRef]:
+        return []
+
     def remove(self, _ref: JobRef) -> None:
         _refuse()
 

@@ -106,7 +106,11 @@ class Settings:
         *("many", (), "Secrets: NAME, VAR=NAME:KEY or NAME:/folder"), group=PODS, spelt="secret"
     )
     volumes: tuple[str, ...] = _is(
-        *("many", (), "CLAIM:/path, new:10Gi:/path[:RWX][:CLASS] or emptydir[:5Gi]:/path"),
+        *(
+            "many",
+            (),
+            "CLAIM:/path, new:10Gi:/path[:RWX][:CLASS] (ends with the job), emptydir[:5Gi]:/path",
+        ),
         group=PODS,
         spelt="volume",
     )
