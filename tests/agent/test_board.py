@@ -171,7 +171,7 @@ def test_a_new_attempt_starts_from_nothing(tmp_path):
     def write(board):
         board.set_rank(0, state="running", pid=3)
         board.report(report(0, 80, 100, at_s=1.0, loss=0.1))
-        board.start_attempt(1)
+        board.start_attempt(1, board._plan)
 
     board = on_board(tmp_path, write)
     assert board.status.attempt == 1

@@ -67,7 +67,8 @@ class Testbed:
 
     def kill_api_server(self) -> None:
         state = Path(os.environ.get("TESTBED_STATE") or Path(_read_kubeconfig()).parent)
-        pid = int((state / "run" / "kube-apiserver.pid").read_text())
+        kept = (state / "run" / "kube-apiserver.pid").read_text()
+        pid = int(kept.split()[0])  # its start time follows
         self._undo.append(("up",))
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: not self.answers(), "the API server is gone", 20)

@@ -92,3 +92,17 @@ def test_all_of_them_newest_first(known):
     known(("old-1", ""), ("mid-2", ""), ("new-3", ""))
     assert [job.id for job in wl.jobs()] == ["new-3", "mid-2", "old-1"]
     assert repr(wl.jobs()[0]) == "Job('local://new-3')"
+
+
+@pytest.mark.parametrize("ref", ["kubernetes://team/", "kubernetes://", "kubernetes:///"])
+def test_a_reference_without_an_id_is_a_question(ref):
+    with pytest.raises(SpecError, match="which job"):
+        wl.attach(ref)
+
+
+@pytest.mark.parametrize(
+    "ref", ["kubernetes://team/../x", "kubernetes://Team/x", "kubernetes://a/b_c"]
+)
+def test_a_reference_is_made_of_names(ref):
+    with pytest.raises(SpecError, match="cannot be in a reference"):
+        wl.attach(ref)

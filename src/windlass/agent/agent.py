@@ -16,7 +16,7 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from windlass import names
 from windlass.agent import link as links
@@ -176,8 +176,8 @@ def prepare_forks(plan: Plan, forks: ForkServer) -> None:
     forks.extend(plan.preload)
 
 
-def main(order: dict[str, Any], forks: ForkServer, client: socket.socket) -> int:
-    """Run one agent of the local engine to its end; the exit code of its process."""
+def main(order: dict[str, Any], forks: ForkServer, client: socket.socket) -> NoReturn:
+    """Run one agent of the local engine to its end."""
     start_logging()
     processes.become_subreaper()
     folder = JobFolder(Path(order["plan"]).parent)
@@ -193,8 +193,20 @@ def main(order: dict[str, Any], forks: ForkServer, client: socket.socket) -> int
     )
     inputs = Inputs(plan, folder)
     inputs.find(folder.path)
+    asyncio.run(_run_and_leave(station, forks, inputs, client))
+
+
+async def _run_and_leave(
+    station: Station, forks: ForkServer, inputs: Inputs, client: socket.socket
+) -> NoReturn:
+    """When all is said, the process ends at once: a task that is lost in the loop must not keep it."""
+    code = 1
     try:
-        return asyncio.run(run_agent(station, forks, inputs, client))
+        code = await run_agent(station, forks, inputs, client)
+    except BaseException:  # its last words are in the agent's log
+        logging.getLogger(__name__).exception("the agent failed")
     finally:
         if station.index == 0:
-            shutil.rmtree(run_dir, ignore_errors=True)
+            shutil.rmtree(station.run_dir, ignore_errors=True)
+        logging.shutdown()
+        os._exit(code)

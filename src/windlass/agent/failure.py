@@ -57,7 +57,7 @@ def make_verdict(
     error = first.error
     return Verdict(
         kind=_classify(first),
-        message=_describe(first, node.name),
+        message=_describe(first, node.name, _memory_limit(plan)),
         rank=first.rank,
         node=node.index,
         node_name=node.name,
@@ -94,12 +94,19 @@ def _is_memory_error(type_name: str) -> bool:
     return type_name.rpartition(".")[2] in ("MemoryError", "OutOfMemoryError")
 
 
-def _describe(outcome: Outcome, node_name: str) -> str:
+def _memory_limit(plan: Plan) -> str:
+    """What a pod may use; empty where that is the whole machine."""
+    return str(plan.pod.get("memory", "")) if isinstance(plan.pod, dict) else ""
+
+
+def _describe(outcome: Outcome, node_name: str, memory: str) -> str:
     who = f"rank {outcome.rank} on {node_name}"
     if outcome.state == "lost":
         why = f": {outcome.note}" if outcome.note else ""
         return f"{node_name} was lost with rank {outcome.rank} on it{why}"
     if outcome.out_of_memory:
+        if memory:
+            return f"{who} was killed: its node is limited to {memory} of memory (--memory)"
         return f"{who} was killed because the machine ran out of memory"
     if outcome.signal:
         return f"{who} was killed by {signal_name(outcome.signal)}"

@@ -164,7 +164,7 @@ class Lead(Hearing):
         self._board.set_phase(
             Phase.RUNNING,
             names.REASON_RANKS_RUNNING,
-            f"attempt {number} of {world.num_ranks} rank(s)",
+            f"attempt {number}, {world.num_ranks} rank(s)",
         )
         port = await self._open_store()
         held = None if port else hold_port(self._plan.master_port)

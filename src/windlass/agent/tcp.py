@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import socket
 import ssl
@@ -49,6 +50,10 @@ class TlsPlace:
 
     def __str__(self) -> str:
         return render_address((self.host or "*", self.port))
+
+
+def _close(connection: socket.socket, _task: object) -> None:
+    connection.close()
 
 
 def render_address(address: object) -> str:
@@ -117,6 +122,8 @@ class Listener:
             )
             self._guests.add(task)
             task.add_done_callback(self._leave)
+            # also of one that is sent away before it was looked at
+            task.add_done_callback(functools.partial(_close, connection))
 
     async def _wait_for_room(self) -> None:
         """An honest guest needs milliseconds: when all places are taken, the oldest stranger goes."""

@@ -34,7 +34,7 @@ def attach(job_text: str) -> int:
     job = find_job(job_text, load_settings())
     before = job.status()
     try:
-        status = follow(job, LiveView(), lease=not before.detach, cancels=False)
+        status = follow(job, LiveView(), lease=not before.detach)
     except KeyboardInterrupt:
         say(_render_leaving(before))
         return names.EXIT_INTERRUPTED

@@ -24,6 +24,8 @@ from windlass.errors import SpecError
 from windlass.plan.plan import Plan
 from windlass.settings import start_folder
 
+_MOST_APPLIED_BYTES = 250_000  # an annotation holds 262,144
+
 
 @click.command(cls=TargetCommand, epilog="Words after TARGET go to it; after -- they all do.")
 @export_options
@@ -38,8 +40,13 @@ def export(words: Words, plain: bool, with_keys: bool, as_json: bool, **options:
         documents = leave_out_keys(documents)
     if as_json:
         print_json(documents)
-    else:
-        click.echo(render_manifests(documents), nl=False)
+        return
+    text = render_manifests(documents)
+    if len(text) > _MOST_APPLIED_BYTES:
+        say(
+            "too much for the annotation that kubectl apply makes: kubectl apply --server-side -f -"
+        )
+    click.echo(text, nl=False)
 
 
 @runtime_checkable

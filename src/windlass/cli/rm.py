@@ -8,13 +8,13 @@ from windlass.cli.flags import jobs_argument, json_option, load_settings
 from windlass.cli.show import print_json
 from windlass.cli.trouble import say
 from windlass.client.job import Job
-from windlass.client.jobs import find_job, list_jobs
+from windlass.client.jobs import find_job, list_jobs_here
 from windlass.errors import EngineError, SpecError
 
 
 @click.command()
 @jobs_argument(required=False)
-@click.option("--ended", is_flag=True, help="all jobs that have ended")
+@click.option("--ended", is_flag=True, help="all jobs of this machine that have ended")
 @json_option
 def rm(job_texts: tuple[str, ...], ended: bool, as_json: bool) -> None:
     """Remove each JOB with its logs and results; the ids that are gone are printed."""
@@ -26,7 +26,7 @@ def rm(job_texts: tuple[str, ...], ended: bool, as_json: bool) -> None:
     jobs = {job.id: job for job in (find_job(text, settings) for text in job_texts)}
     _check_ended(list(jobs.values()))
     if ended:
-        jobs |= {job.id: job for job in list_jobs(settings) if _has_ended(job)}
+        jobs |= {job.id: job for job in list_jobs_here(settings) if _has_ended(job)}
     for job in jobs.values():
         job.remove()
     if as_json:

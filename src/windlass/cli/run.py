@@ -18,6 +18,7 @@ from windlass.cli.lazy import close_stdout
 from windlass.cli.show import print_json, print_yaml, render_span
 from windlass.cli.trouble import say
 from windlass.cli.words import TargetCommand, Words
+from windlass.client.interrupts import Interrupts
 from windlass.client.job import Job
 from windlass.client.run import Prepared
 from windlass.settings import start_folder
@@ -50,14 +51,19 @@ def run(
         else:
             print_yaml([prepared.plan])
         return names.EXIT_OK
-    job = prepared.start()
-    if not quiet:
-        say(_render_start(prepared))
     if detach:
+        job = prepared.start()
+        if not quiet:
+            say(_render_start(prepared))
         _show_detached(job, as_json=as_json, quiet=quiet)
         return names.EXIT_OK
-    view = _make_view(quiet=quiet, as_json=as_json)
-    status = _follow(job, view)
+    with Interrupts() as interrupts:
+        job = prepared.start()
+        interrupts.watch(job)
+        if not quiet:
+            say(_render_start(prepared))
+        view = _make_view(quiet=quiet, as_json=as_json)
+        status = _follow(job, view, interrupts)
     _show_end(job, status, prepared, quiet=quiet, as_json=as_json)
     if view.was_interrupted and status.phase is not Phase.SUCCEEDED:
         return names.EXIT_INTERRUPTED
@@ -103,15 +109,11 @@ def _make_view(*, quiet: bool, as_json: bool) -> _Watched:
     return _Watched(QuietView() if quiet else LiveView(out=sys.stderr if as_json else None))
 
 
-def _follow(job: Job, view: _Watched) -> JobStatus:
+def _follow(job: Job, view: _Watched, interrupts: Interrupts) -> JobStatus:
     from windlass.client.follow import follow
 
     try:
-        return follow(job, view)
-    except KeyboardInterrupt:  # before or after the time in which `follow` listens for it
-        view.was_interrupted = True
-        job.cancel(why="Ctrl-C in its client")
-        return job.wait()
+        return follow(job, view, interrupts=interrupts)
     except BrokenPipeError:
         job.cancel(why="nobody reads its client's output any more")
         close_stdout()

@@ -7,11 +7,8 @@ ends this process leaves the job to its lease.
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
-from collections.abc import Iterator
-from types import FrameType
 
+from windlass.client.interrupts import Interrupts
 from windlass.client.job import Job
 from windlass.client.view import View
 from windlass.waiting import wait_until
@@ -27,18 +24,18 @@ def follow(
     query: LogQuery | None = None,
     *,
     lease: bool = True,
-    cancels: bool = True,
+    interrupts: Interrupts | None = None,
 ) -> JobStatus:
-    """Show a job until it has ended; its last status. Unless it `cancels`, Ctrl-C only ends the showing."""
+    """Show a job until it has ended; its last status. Without `interrupts`, Ctrl-C only ends the showing."""
     with contextlib.ExitStack() as stack:
         stack.callback(view.close)
         if lease:
             stack.enter_context(job.hold())
-        interrupts = stack.enter_context(_interrupts(job)) if cancels else []
+        to_show = interrupts.to_show if interrupts is not None else []
         reader = job.reader(query or LogQuery(follow=True))
         while True:
-            while interrupts:
-                view.interrupted(now=interrupts.pop(0))
+            while to_show:
+                view.interrupted(now=to_show.pop(0))
             status = job.status()
             lines = reader.read_new()
             view.show(status, lines)
@@ -49,32 +46,3 @@ def follow(
             wait_until(lambda: False, timeout_s=_EVERY_S)
         view.show(status, reader.read_rest())
     return status
-
-
-@contextlib.contextmanager
-def _interrupts(job: Job) -> Iterator[list[bool]]:
-    """Ctrl-C and SIGTERM end the job, not this process: it stays to say how it ended.
-
-    Yields the interrupts that are yet to be shown, each with whether it wants the end now: the handler may
-    run in the middle of a write to the terminal, so it must not write itself.
-    """
-    to_show: list[bool] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield to_show
-        return
-    num_interrupts = 0
-
-    def interrupt(number: int, _frame: FrameType | None) -> None:
-        nonlocal num_interrupts
-        num_interrupts += 1
-        to_show.append(num_interrupts > 1)
-        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        job.cancel(now=num_interrupts > 1, why=f"{name} in its client")
-
-    handled = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, interrupt) for number in handled]
-    try:
-        yield to_show
-    finally:
-        for number, handler in zip(handled, before, strict=True):
-            signal.signal(number, handler)

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 
 from windlass.client.ids import is_made_from
 from windlass.client.job import Job
 from windlass.engines.protocol import Engine, JobRef, engine_names, make_engine
 from windlass.errors import JobNotFound, SpecError, WindlassError
 from windlass.settings import Settings, read_settings, start_folder
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 def attach(ref: str | JobRef) -> Job:
@@ -37,6 +40,12 @@ def list_jobs(settings: Settings) -> list[Job]:
     return list(found.values())
 
 
+def list_jobs_here(settings: Settings) -> list[Job]:
+    """Those that were started or looked at from this machine: what may be called one's own."""
+    engines = [make_engine(name, settings) for name in engine_names()]
+    return [Job(engine, ref) for engine in engines for ref in engine.jobs_here()]
+
+
 def find_job(text: str, settings: Settings) -> Job:
     """The one job `text` means."""
     name, separator, job_id = text.rpartition("://")
@@ -58,6 +67,11 @@ def _find_at(engine: Engine, job_id: str) -> Job:
     if not inside:
         raise SpecError("which job?", hint="windlass ls shows them")
     if place and "pods" in engine.can:
+        for label in (place, inside):
+            if not _LABEL.fullmatch(label):
+                raise SpecError(
+                    f"{label!r:.80} cannot be in a reference", hint="kubernetes://NAMESPACE/ID"
+                )
         return Job(engine, JobRef(engine.name, inside, place))
     return _choose(engine, _match(engine, engine.jobs(), job_id), job_id)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from windlass.client.ids import make_job_id
 from windlass.client.in_image import read_in_image
+from windlass.client.interrupts import Interrupts
 from windlass.client.job import Job
 from windlass.client.pods import make_pod
 from windlass.client.preload import TORCH, choose_preload
@@ -62,8 +63,10 @@ def run(
 
     prepared = prepare(target, args, kwargs, detach=False, flags=settings)
     view = QuietView() if quiet else LiveView()
-    job = prepared.start()
-    follow(job, view)
+    with Interrupts() as interrupts:
+        job = prepared.start()
+        interrupts.watch(job)
+        follow(job, view, interrupts=interrupts)
     return job.results()
 
 

@@ -66,6 +66,7 @@ class LiveView:
         self._status: JobStatus | None = None
         self._shown: set[Condition] = set()
         self._blocked_by: set[str] = set()
+        self._num_restarts = 0
         self._bars: dict[int, LogLine] = {}
 
     def show(self, status: JobStatus, lines: Iterable[LogLine]) -> None:
@@ -116,9 +117,9 @@ class LiveView:
         for condition in new:
             if condition.type == "warning" or self._is_news(condition):
                 self.say(f"windlass: {condition.message}")
-        if new and len(status.history) and new[-1].type == Phase.RUNNING.value:
-            last = status.history[-1]
-            self.say(f"windlass: {last.message}; restarted, attempt {status.attempt}")
+        for verdict in status.history[self._num_restarts :]:
+            self.say(f"windlass: {verdict.message}; restarted, attempt {verdict.attempt + 1}")
+        self._num_restarts = len(status.history)
 
     def _is_news(self, condition: Condition) -> bool:
         """Whether a blocker is of a kind that was not spoken of: more pods with it are nothing new."""

@@ -107,10 +107,13 @@ class ClusterEngine:
         except BaseException:
             shutil.rmtree(folder.path, ignore_errors=True)
             raise
-        start_timeout_s = (
-            self._settings.join_timeout_s
-        )  # queues may take days, unless somebody minds
-        view = _make_view(api, plan, folder, certificates, start_timeout_s=start_timeout_s)
+        try:
+            # queues may take days, unless somebody minds
+            limit_s = self._settings.join_timeout_s
+            view = _make_view(api, plan, folder, certificates, start_timeout_s=limit_s)
+        except BaseException:
+            api.delete(JOBS, plan.job_id)
+            raise
         self._views[plan.job_id] = view
         if plan.detach and any(wanted.name not in files for wanted in plan.inputs):
             self._wait_for_upload(view, plan)

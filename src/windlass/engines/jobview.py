@@ -21,7 +21,7 @@ from windlass.engines.leftovers import read_leftovers
 from windlass.engines.line import Dial, Line
 from windlass.engines.sight import Sight
 from windlass.kube.api import Api
-from windlass.kube.blocker import CONDITION
+from windlass.kube.blocker import CONDITION, VOLUME, Blocker
 from windlass.kube.blockers import find_blockers, make_condition
 from windlass.kube.kinds import JOBS
 from windlass.kube.pods import PodSeen, read_pods, timeline
@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 _SETTLE_S = 15.0
 _PATIENCE_S = 1.0  # a job that is younger is not called blocked, and none is asked about more often
 _CANCEL_S = 5.0  # how long a lead that cannot be reached is given before its Job is deleted
+_BINDING_S = 10.0
 _JOB_GRACE_S = 3.0  # a Job may end a moment before its last word has been read
 _ENDING_S = 120.0  # how far apart a loss and a pod's end may be to be the same
 
@@ -70,7 +71,6 @@ class JobView:
         weakref.finalize(self, _let_go, self._line, self._sight).atexit = False
         self._cancelled_s: float | None = None
         self._cancelled_why = ""
-        self._ended_s: float | None = None
         self._has_leftovers = False
         self._may_delete = True
         self._blocked_s = -_PATIENCE_S
@@ -176,12 +176,11 @@ class JobView:
 
     def _judge_ended(self, status: JobStatus) -> JobStatus:
         """The Job is over: its last word, or else what its pods show."""
-        self._ended_s = self._ended_s or time.monotonic()
         if not self._has_leftovers:
             read_leftovers(self._api, self._plan, self._sight.pods, self.folder)
             self._has_leftovers = True
             status = self._read_status()
-        if status.phase.is_final or time.monotonic() - self._ended_s < _JOB_GRACE_S:
+        if status.phase.is_final or time.time() - self._sight.ended_at_s < _JOB_GRACE_S:
             return status
         seen = read_pods(self._sight.all_pods, self._sight.read_events())
         last = seen.dead[-1] if seen.dead else None
@@ -189,7 +188,8 @@ class JobView:
         if last is not None and (said := self._sight.read_last_line(last.name)):
             message = f"{message}: {said}"
         kind = last.ending.kind if last and last.ending else FailureKind.START_FAILED
-        return self._end(status, Phase.FAILED, kind, message, node=last.index if last else None)
+        node, at_s = (last.index if last else None), self._sight.ended_at_s
+        return self._end(status, Phase.FAILED, kind, message, node=node, at_s=at_s)
 
     def _judge_deleted(self, status: JobStatus) -> JobStatus:
         message = self._cancelled_why or "its Job was deleted from the cluster"
@@ -202,8 +202,9 @@ class JobView:
         kind: FailureKind,
         message: str,
         node: int | None = None,
+        at_s: float | None = None,
     ) -> JobStatus:
-        now_s = time.time()
+        now_s = at_s or time.time()
         verdict = make_job_verdict(
             self._plan, kind, message, at_s=now_s, attempt=status.attempt, node=node
         )
@@ -271,6 +272,7 @@ class JobView:
             found = find_blockers(
                 job, pods, events, quotas, claims=claims, nodes=nodes, last_lines=lines
             )
+        found = [blocker for blocker in found if not _is_young(blocker)]
         self._blocked_by = tuple(make_condition(blocker) for blocker in found)
         return replace(status, conditions=(*status.conditions, *self._blocked_by))
 
@@ -300,6 +302,12 @@ def _make_dial(api: Api, sight: Sight) -> Dial:
 def _let_go(line: Line, sight: Sight) -> None:
     line.let_go()
     sight.close()
+
+
+def _is_young(blocker: Blocker) -> bool:
+    """A claim that was just made is bound in a moment, if it can be."""
+    is_unbound = blocker.reason == VOLUME and "is not bound" in blocker.message
+    return is_unbound and time.time() - blocker.since_s < _BINDING_S
 
 
 def _is_unexplained(verdict: Verdict) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from windlass import names
 from windlass.kube.api import Api
-from windlass.kube.fields import condition_of, container_of, index_of, is_true, name_of
+from windlass.kube.fields import condition_of, container_of, index_of, is_true, name_of, read_time
 from windlass.kube.kinds import EVENTS, JOBS, NODES, PODS, PVCS, RESOURCE_QUOTAS, Kind
 from windlass.kube.refusals import ClusterError, Forbidden
 
@@ -117,6 +117,16 @@ class Sight:
         lead = self._find_lead_pod(running=False)
         left = container_of(lead).get("state", {}).get("terminated") if lead else None
         return left is not None and left.get("exitCode") == 0
+
+    @property
+    def ended_at_s(self) -> float:
+        """When that was, by the cluster's clock; now, where it does not say."""
+        job, lead = self.job or {}, self._find_lead_pod(running=False)
+        times = [read_time(condition_of(job, end).get("lastTransitionTime")) for end in _ENDS]
+        if lead is not None:
+            left = container_of(lead).get("state", {}).get("terminated") or {}
+            times.append(read_time(left.get("finishedAt")))
+        return min((at_s for at_s in times if at_s), default=time.time())
 
     def find_lead(self) -> str | None:
         """The name of node 0's newest pod whose container runs."""

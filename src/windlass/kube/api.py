@@ -24,6 +24,8 @@ Objects = list[Object]
 _PAGE = 500
 _LOG_S = 60.0
 _NUM_LISTS = 3
+# A misspelt field is an error, not a wish that is passed over.
+_STRICT = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
 
 
 def connect(
@@ -98,7 +100,7 @@ class Api:
         """
         metadata = body.get("metadata") or {}
         name = str(metadata.get("name") or "")
-        params = {"fieldManager": FIELD_MANAGER, "dryRun": "All" if dry_run else ""}
+        params = {**_STRICT, "dryRun": "All" if dry_run else ""}
         try:
             return self._object(
                 "create", "POST", kind, name, body=body, params=params,
@@ -117,7 +119,7 @@ class Api:
         """Make it or make it so: server-side apply. Fields others set to something else become ours."""
         name = str((body.get("metadata") or {})["name"])
         params = {
-            "fieldManager": FIELD_MANAGER,
+            **_STRICT,
             "force": "true",
             "dryRun": "All" if dry_run else "",
         }
