@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 import windlass as wl
+from windlass.errors import SpecError
 from windlass.plan.plan import Facts, make_plan, render_plan
 from windlass.spec.job import JobSpec
 from windlass.spec.work import Script
