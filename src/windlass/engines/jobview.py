@@ -320,17 +320,24 @@ def _explain(verdict: Verdict, dead: tuple[PodSeen, ...]) -> Verdict:
     near = [
         pod
         for pod in dead
-        if pod.index == verdict.node and abs((pod.ended_s or 0.0) - verdict.at_s) < _ENDING_S
+        if pod.index == verdict.node and _seconds_apart(pod, verdict) < _ENDING_S
     ]
     if not near:
         return verdict
-    pod = min(near, key=lambda pod: abs((pod.ended_s or 0.0) - verdict.at_s))
+    pod = min(near, key=lambda pod: (_seconds_apart(pod, verdict), -(pod.created_s or 0.0)))
     known = pod.ending is None or pod.ending.message in verdict.message
     # that it was ended by a signal is no more than its lead knew
     if pod.ending is None or known or pod.ending.kind not in _EXPLAINING:
         return verdict
     message = f"{verdict.message.partition(':')[0]}: {pod.ending.message}"
     return replace(verdict, kind=pod.ending.kind, message=message)
+
+
+def _seconds_apart(pod: PodSeen, verdict: Verdict) -> float:
+    """Between a pod's end and a loss. When a pod ended is not always told: an evicted one may have no time."""
+    if pod.ended_s is not None:
+        return abs(pod.ended_s - verdict.at_s)
+    return 0.0 if pod.created_s is not None and pod.created_s <= verdict.at_s else _ENDING_S
 
 
 def _message_of(pod: PodSeen | None) -> str:
