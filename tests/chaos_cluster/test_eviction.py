@@ -25,7 +25,7 @@ def test_a_drained_node(ground, node):
 def test_a_pod_that_writes_too_much(ground):
     fault = {"rank": 1, "attempt": 0, "step": 12, "how": "eats disk"}
     job = ground.train({"total": TOTAL, "fault": fault}, ephemeral_storage="40Mi")
-    wait_for_step(job, 10)
+    wait_for_step(job, 1)
     pod = ground.live_pod(job.id, 1)
     results = job.results(timeout_s=170)
     (verdict,) = job.status().history

@@ -334,7 +334,7 @@ def _explain(verdict: Verdict, dead: tuple[PodSeen, ...]) -> Verdict:
 
 
 def _seconds_apart(pod: PodSeen, verdict: Verdict) -> float:
-    """Between a pod's end and a loss. When a pod ended is not always told: an evicted one may have no time."""
+    """Between a pod's end and a loss. Not always is its time told: that of an evicted one may be missing."""
     if pod.ended_s is not None:
         return abs(pod.ended_s - verdict.at_s)
     return 0.0 if pod.created_s is not None and pod.created_s <= verdict.at_s else _ENDING_S
