@@ -65,7 +65,7 @@ def run(
         view = _make_view(quiet=quiet, as_json=as_json)
         status = _follow(job, view, interrupts)
     _show_end(job, status, prepared, quiet=quiet, as_json=as_json)
-    if view.was_interrupted and status.phase is not Phase.SUCCEEDED:
+    if interrupts.was_heard and status.phase is not Phase.SUCCEEDED:
         return names.EXIT_INTERRUPTED
     from windlass.observe.verdict import exit_code_of
 
@@ -88,28 +88,15 @@ def _show_detached(job: Job, *, as_json: bool, quiet: bool) -> None:
         say(f"it goes on; windlass attach {job.id} shows it, windlass cancel {job.id} ends it")
 
 
-class _Watched:
-    """A view that remembers whether its user pressed Ctrl-C."""
-
-    def __init__(self, view: View) -> None:
-        self._view = view
-        self.show, self.close = view.show, view.close
-        self.was_interrupted = False
-
-    def interrupted(self, *, now: bool) -> None:
-        self.was_interrupted = True
-        self._view.interrupted(now=now)
-
-
-def _make_view(*, quiet: bool, as_json: bool) -> _Watched:
+def _make_view(*, quiet: bool, as_json: bool) -> View:
     # here and below: what is not needed before the nodes are on their way is loaded afterwards
     from windlass.client.view import LiveView, QuietView
 
     # the one JSON document is all that stdout holds
-    return _Watched(QuietView() if quiet else LiveView(out=sys.stderr if as_json else None))
+    return QuietView() if quiet else LiveView(out=sys.stderr if as_json else None)
 
 
-def _follow(job: Job, view: _Watched, interrupts: Interrupts) -> JobStatus:
+def _follow(job: Job, view: View, interrupts: Interrupts) -> JobStatus:
     from windlass.client.follow import follow
 
     try:

@@ -42,6 +42,10 @@ class Interrupts:
         for number, handler in zip(_HANDLED, self._before, strict=False):
             signal.signal(number, handler)  # type: ignore[arg-type]
 
+    @property
+    def was_heard(self) -> bool:
+        return self._num > 0
+
     def watch(self, job: Job) -> None:
         """The job there is now to end; at once if that was asked for meanwhile."""
         self._job = job
