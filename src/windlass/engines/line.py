@@ -111,6 +111,7 @@ class Line:
                 if reached is None:
                     self._stop.wait(_LOOK_S)  # which costs nothing
                     continue
+                reached.settimeout(_SEND_TIMEOUT_S)  # also for a lead that never says a word
                 with self._context.wrap_socket(
                     reached, server_hostname=server_name(self._job_id)
                 ) as connection:
