@@ -46,7 +46,9 @@ _LARGE_BYTES = 64 << 10
 _RETRY_S = 0.02
 _DRAIN_TIMEOUT_S = 60.0
 _CLOSE_TIMEOUT_S = 1.0
-# Between machines, tries come ever slower; who is not trusted may be the last owner of an address.
+# Between machines, tries come ever slower, and each is given ever more time: the first packet to a node
+# whose rules are just being made is dropped, and TCP itself would wait a second before it sends another.
+# Who is not trusted may be the last owner of an address.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 0.5
 _DISTRUST_S = 5.0
 
@@ -254,9 +256,11 @@ async def _connect_tls(place: TlsPlace, hello: Header, timeout_s: float) -> Link
     deadline = loop.time() + timeout_s
     pause_s = _FIRST_PAUSE_S
     distrusted_at_s: float | None = None
+    said = ""
     while True:
         try:
-            return await _try_tls(place, hello, max(pause_s, deadline - loop.time()))
+            left_s = max(pause_s, deadline - loop.time())
+            return await _try_tls(place, hello, left_s, connect_s=5 * pause_s)
         except _Distrust as error:
             trouble: Exception = error
             if distrusted_at_s is None:
@@ -270,6 +274,7 @@ async def _connect_tls(place: TlsPlace, hello: Header, timeout_s: float) -> Link
                 ) from error
         except (OSError, asyncio.TimeoutError) as error:
             trouble, distrusted_at_s = error, None
+        said = _note(place, trouble, said)
         if loop.time() + pause_s > deadline:
             why = render_trouble(trouble)
             raise TimeoutError(f"{place} cannot be reached in {timeout_s:g} s: {why}") from trouble
@@ -277,16 +282,26 @@ async def _connect_tls(place: TlsPlace, hello: Header, timeout_s: float) -> Link
         pause_s = min(_LAST_PAUSE_S, pause_s * 1.5)
 
 
+def _note(place: TlsPlace, trouble: Exception, said: str) -> str:
+    """Log what is in the way when it is something else than before; what it is."""
+    why = render_trouble(trouble)
+    if why != said:
+        logger.info("%s is not there yet: %s", place, why)
+    return why
+
+
 class _Distrust(Exception):
     """One side did not like the other's certificate. Trying again may help, but not for long."""
 
 
-async def _try_tls(place: TlsPlace, hello: Header, left_s: float) -> Link:
+async def _try_tls(place: TlsPlace, hello: Header, left_s: float, *, connect_s: float) -> Link:
     """One try, up to the welcome: only then has the other side looked at our certificate."""
     name = server_name(str(hello["job_id"]))
     timeout_s = min(_HELLO_TIMEOUT_S, left_s)
     try:
-        reader, writer = await dial(place, server_hostname=name, timeout_s=timeout_s)
+        reader, writer = await dial(
+            place, server_hostname=name, timeout_s=timeout_s, connect_s=connect_s
+        )
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
         raise ConnectionResetError("it hung up during the TLS handshake") from error
     except ssl.SSLError as error:

@@ -28,6 +28,7 @@ SHUTDOWN_TIMEOUT_S = 1.0
 _MAX_STRANGERS = 64
 _PATIENCE_S = 0.5  # what the oldest stranger is left when all places are taken
 _CONNECT_TIMEOUT_S = 2.0
+_NAME_TIMEOUT_S = 2.0
 _BACKLOG = 1024
 _BUFFER_BYTES = 256 << 10
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
@@ -195,11 +196,17 @@ async def _shake_hands(
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
-async def dial(place: TlsPlace, *, server_hostname: str, timeout_s: float) -> Streams:
+async def dial(
+    place: TlsPlace,
+    *,
+    server_hostname: str,
+    timeout_s: float,
+    connect_s: float = _CONNECT_TIMEOUT_S,
+) -> Streams:
     """One try to reach a node; OSError or asyncio.TimeoutError when it fails."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
-    connection = await _connect(place.host, place.port, min(_CONNECT_TIMEOUT_S, timeout_s))
+    connection = await _connect(place.host, place.port, min(connect_s, timeout_s))
     _tune(connection)
     return await asyncio.open_connection(
         sock=connection,
@@ -214,7 +221,8 @@ async def dial(place: TlsPlace, *, server_hostname: str, timeout_s: float) -> St
 async def _connect(host: str, port: int, timeout_s: float) -> socket.socket:
     """A TCP connection to the first address of `host` that answers; each is given the time."""
     loop = asyncio.get_running_loop()
-    found = await asyncio.wait_for(loop.getaddrinfo(host, port, type=socket.SOCK_STREAM), timeout_s)
+    asked = loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    found = await asyncio.wait_for(asked, max(timeout_s, _NAME_TIMEOUT_S))
     trouble: Exception = OSError(f"{host} has no address")
     for family, kind, protocol, _, address in found:
         connection = socket.socket(family, kind, protocol)
