@@ -12,6 +12,7 @@ import windlass as wl
 from windlass.kube.access import RIGHTS
 from windlass.kube.kinds import JOBS, SECRETS
 from windlass.kube.refusals import Forbidden
+from windlass.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -101,6 +102,13 @@ def test_somebody_else_at_an_ended_job(
 ) -> None:
     job = wl.submit("work.py::hello")
     assert job.results(timeout_s=WAIT_S) == ["hello"]
+
+    def is_complete() -> bool:
+        conditions = strict.api.get(JOBS, job.id)["status"].get("conditions") or ()
+        return any(c["type"] == "Complete" and c["status"] == "True" for c in conditions)
+
+    # as long as its lead is there, it is asked and not the log
+    assert wait_until(is_complete, timeout_s=WAIT_S)
 
     def become_without(verb: str, resource: str) -> None:
         folder = tmp_path / f"{verb}-{resource.replace('/', '-')}"
