@@ -74,7 +74,9 @@ class Testbed:
         wait_for(lambda: not self.answers(), "the API server is gone", 20)
 
     def start_api_server(self) -> None:
-        self._undo_one(("up",))
+        self._undo.remove(("up",))
+        # it also waits for kubelets, which may take longer to come back: what counts is asked below
+        subprocess.run([PROGRAM, "up"], capture_output=True, timeout=120)
         wait_for(self.answers, "the API server is back", 60)
 
     def answers(self) -> bool:
