@@ -81,6 +81,13 @@ HOME_FOLDER = "/windlass/job/home"
 AGENT_FILE = "agent.pyz"
 CLIENT_FILES = ("client.key", "client.crt")  # in the Secret, but in no pod
 AGENT_PORT = 29400
+POD_MASTER_PORT = 29500  # where ranks meet in pods, if it is free
+
+# What a pod's agent exits with when it is told to go: as a process that SIGTERM ended.
+EXIT_TOLD_TO_STOP = 143
+
+# What any one name in a cluster is made of.
+DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 
 # Exit codes of the command line.
 EXIT_OK = 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kube.api_server import Answer, connect_to, refuse, serve
 
-from windlass.kube.kinds import JOBS, NODES, PODS, SECRETS, SUBMIT_ANNOTATION
+from windlass.kube.kinds import JOBS, NODES, PODS, SECRETS
 from windlass.kube.refusals import (
     ClusterError,
     Conflict,
@@ -20,6 +20,7 @@ from windlass.kube.refusals import (
     Unauthorized,
     Unreachable,
 )
+from windlass.names import ANNOTATION_SUBMIT
 
 BUSY = refuse(503, "ServiceUnavailable", "starting")
 TAKEN = refuse(409, "AlreadyExists", 'secrets "a" already exists')
@@ -27,7 +28,7 @@ OK = Answer(body={"metadata": {"name": "a"}})
 
 
 def make_secret(submit: str = "") -> dict[str, object]:
-    annotations = {SUBMIT_ANNOTATION: submit} if submit else {}
+    annotations = {ANNOTATION_SUBMIT: submit} if submit else {}
     return {"metadata": {"name": "a", "annotations": annotations}}
 
 
@@ -58,7 +59,7 @@ def test_it_gives_up_and_says_what_the_server_said(tmp_path: Path) -> None:
 
 
 def test_a_create_whose_answer_was_lost_finds_its_own_object(tmp_path: Path) -> None:
-    there = Answer(body={"metadata": {"uid": "7", "annotations": {SUBMIT_ANNOTATION: "me"}}})
+    there = Answer(body={"metadata": {"uid": "7", "annotations": {ANNOTATION_SUBMIT: "me"}}})
     with serve(Answer(cut=True), TAKEN, there) as server:
         made = connect_to(server.url, tmp_path).create(SECRETS, make_secret("me"))
     assert made["metadata"]["uid"] == "7"
@@ -67,7 +68,7 @@ def test_a_create_whose_answer_was_lost_finds_its_own_object(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("mine", ["me", ""])
 def test_somebody_elses_object_stays_a_conflict(tmp_path: Path, mine: str) -> None:
-    there = Answer(body={"metadata": {"uid": "7", "annotations": {SUBMIT_ANNOTATION: "other"}}})
+    there = Answer(body={"metadata": {"uid": "7", "annotations": {ANNOTATION_SUBMIT: "other"}}})
     with serve(Answer(cut=True), TAKEN, there) as server, pytest.raises(Conflict):
         connect_to(server.url, tmp_path).create(SECRETS, make_secret(mine))
 

@@ -38,7 +38,6 @@ from windlass.wire.status import FailureKind
 
 _PATIENCE_S = 30.0  # with clients that read no more
 _FIRST_READER_S = 20.0
-_TOLD_TO_STOP = 143
 
 
 class LeadAgent:
@@ -109,7 +108,7 @@ class LeadAgent:
             await self.door.dismiss()
             self.node.stop(now=False)
             await self.node.idle()
-            return _TOLD_TO_STOP
+            return names.EXIT_TOLD_TO_STOP
         finally:
             lease.cancel()
             server.close()

@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
+from windlass import names
 from windlass.agent import link as links
 from windlass.agent.door import beat
 from windlass.agent.forks import ForkServer
@@ -34,7 +35,6 @@ from windlass.wire.messages import Frame, refusal
 logger = logging.getLogger(__name__)
 
 _REFUSED_RETRY_S = 1.0
-_TOLD_TO_STOP = 143  # as a process that SIGTERM ended
 
 
 class Follower:
@@ -85,7 +85,7 @@ class Follower:
             await work
         if self._link is not None:
             await self._link.close()
-        return _TOLD_TO_STOP if self._station.is_pod else 0
+        return names.EXIT_TOLD_TO_STOP if self._station.is_pod else 0
 
     async def _follow(self) -> int:
         while True:

@@ -28,13 +28,12 @@ if TYPE_CHECKING:
 
 _MESSAGE_FILE = Path("/dev/termination-log")
 _MESSAGE_BYTES = 4000
-_TOLD_TO_STOP = 143  # as a process that SIGTERM ended
 
 
 def run_pod() -> NoReturn:
     """Be the agent of this pod."""
     # a first process has no default: without this a pod could not be ended before its loop runs
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(_TOLD_TO_STOP))
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(names.EXIT_TOLD_TO_STOP))
     secret = Path(names.SECRET_FOLDER)
     text = (secret / names.PLAN_FILE).read_bytes()
     forks = _start_forks(json.loads(text))

@@ -27,9 +27,14 @@ def find_root(target: Path) -> Path:
     for folder in (own, *own.parents):
         if _too_wide(folder):
             break
-        if any(os.path.lexists(folder / marker) for marker in MARKERS):
+        if is_marked(folder):
             return folder
     return own
+
+
+def is_marked(folder: Path) -> bool:
+    """Whether `folder` itself holds a marker."""
+    return any(os.path.lexists(folder / marker) for marker in MARKERS)
 
 
 def check_root(root: Path) -> Path:

@@ -9,13 +9,14 @@ import contextlib
 import os
 import re
 
+from windlass import names
 from windlass.client.ids import is_made_from
 from windlass.client.job import Job
 from windlass.engines.protocol import Engine, JobRef, engine_names, make_engine
 from windlass.errors import JobNotFound, SpecError, WindlassError
 from windlass.settings import Settings, read_settings, start_folder
 
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_LABEL = re.compile(names.DNS_LABEL)
 
 
 def attach(ref: str | JobRef) -> Job:

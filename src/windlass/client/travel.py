@@ -7,6 +7,7 @@ agent's.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import sys
 from collections.abc import Iterable
@@ -18,12 +19,13 @@ from windlass.bundle.archive import write_archive
 from windlass.bundle.collect import collect
 from windlass.bundle.functions import read_contents
 from windlass.bundle.manifest import EMPTY, make_delta
-from windlass.bundle.root import MARKERS, find_root
+from windlass.bundle.root import find_root, is_marked
 from windlass.client.target import Target
 from windlass.errors import SpecError
 from windlass.plan.plan import Input
 from windlass.spec.job import JobSpec
 from windlass.spec.work import Function, Script
+from windlass.wire.folder import write_once
 
 _KEPT_BUNDLES = 8
 
@@ -40,14 +42,15 @@ class Luggage:
 
 def pack(spec: JobSpec, target: Target, *, cwd: Path, code_folder: str, home: Path) -> Luggage:
     """Everything the nodes need of this machine."""
-    by_value = target.payload is not None and read_contents(target.payload).by_value
+    contents = None if target.payload is None else read_contents(target.payload)
     inputs = [] if target.payload is None else [_make_input(names.PAYLOAD_FILE, target.payload)]
-    minor = f"{sys.version_info[0]}.{sys.version_info[1]}" if by_value else ""
+    minor = f"{sys.version_info[0]}.{sys.version_info[1]}" if contents and contents.by_value else ""
     if spec.pod is not None and spec.pod.in_image:
         return Luggage(spec=spec, inputs=tuple(inputs), python_minor=minor)
     root = _choose_root(_find_source(target, cwd), cwd)
     bundle = _pack_root(root, home / "bundles")
     inputs.append(_make_input(names.BUNDLE_FILE, bundle.read_bytes()))
+    _check_modules(contents.modules if contents else (), root, spec.paths)
     moved = _move(spec, target, root=root, cwd=cwd, code_folder=code_folder)
     return Luggage(spec=moved, bundle=bundle, inputs=tuple(inputs), python_minor=minor)
 
@@ -55,8 +58,7 @@ def pack(spec: JobSpec, target: Target, *, cwd: Path, code_folder: str, home: Pa
 def _choose_root(source: Path, cwd: Path) -> Path:
     """The project of the source; where nothing marks one, the current folder if the source is in it."""
     root = find_root(source)
-    is_marked = any((root / marker).exists() for marker in MARKERS)
-    return root if is_marked or not root.is_relative_to(cwd.resolve()) else find_root(cwd)
+    return root if is_marked(root) or not root.is_relative_to(cwd.resolve()) else find_root(cwd)
 
 
 def _find_source(target: Target, cwd: Path) -> Path:
@@ -92,15 +94,12 @@ def _move(spec: JobSpec, target: Target, *, root: Path, cwd: Path, code_folder: 
     elif isinstance(work, Function) and work.file:
         work = replace(work, file=move_file(work.file))
     paths = [moved for path in spec.paths if (moved := move(path))]
-    _check_modules(target, root, spec.paths)
     return replace(spec, work=work, cwd=here, paths=tuple(paths))
 
 
-def _check_modules(target: Target, root: Path, paths: Iterable[str]) -> None:
+def _check_modules(modules: Iterable[str], root: Path, paths: Iterable[str]) -> None:
     """A function by name needs its module on the nodes: in the project, or installed in the image."""
-    if target.payload is None:
-        return
-    for name in read_contents(target.payload).modules:
+    for name in modules:
         top = name.partition(".")[0]
         file = getattr(sys.modules.get(name), "__file__", None)
         if file is None or top == "windlass":
@@ -120,13 +119,9 @@ def _pack_root(root: Path, folder: Path) -> Path:
     path = folder / f"{bundle.manifest.digest[:32]}.tar.gz"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with beside.open("wb") as out:
-                write_archive(root, make_delta(EMPTY, bundle.manifest), out)
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+        packed = io.BytesIO()
+        write_archive(root, make_delta(EMPTY, bundle.manifest), packed)
+        write_once(path, packed.getvalue())
         _forget_old(folder)
     return path
 

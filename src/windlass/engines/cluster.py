@@ -31,8 +31,9 @@ from windlass.wire.folder import JobFolder, write_atomically
 from windlass.wire.identity import CERTIFICATES
 from windlass.wire.logfiles import LogFiles
 from windlass.wire.logs import LogQuery
-from windlass.wire.results import ResultHeader, read_result
-from windlass.wire.status import JobStatus, Phase
+from windlass.wire.results import ResultHeader, read_results
+from windlass.wire.status import JobStatus
+from windlass.wire.statusfile import StatusFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class ClusterEngine:
     def facts(self) -> Facts:
         return Facts(
             environ={},
-            master_port=29500,
+            master_port=names.POD_MASTER_PORT,
             replaces_nodes=True,
             lease_s=300.0,
             join_timeout_s=1800.0,
@@ -182,16 +183,13 @@ class ClusterEngine:
 
     def _kept(self, ref: JobRef) -> JobStatus | None:
         """The last status of a job that was seen to end: it needs no cluster any more."""
-        folder = JobFolder(self._home / ref.job_id)
+        if ref.job_id in self._views:  # which reads it itself, and is asked often
+            return None
         try:
-            data = json.loads(folder.status.read_bytes())
+            status = StatusFile(JobFolder(self._home / ref.job_id).status).read()
         except FileNotFoundError:
             return None
-        if not Phase(data["phase"]).is_final or ref.job_id in self._views:
-            return None
-        from windlass import records
-
-        return records.read(JobStatus, data)
+        return status if status.phase.is_final else None
 
     def logs(self, ref: JobRef, query: LogQuery) -> LogFiles:
         self.status(ref)
@@ -202,9 +200,7 @@ class ClusterEngine:
         status = self.status(ref)
         folder = JobFolder(self._home / ref.job_id)
         self._check_kept(folder)
-        return [
-            read_result(folder.result(status.attempt, rank)) for rank in range(status.num_ranks)
-        ]
+        return read_results(folder, attempt=status.attempt, num_ranks=status.num_ranks)
 
     @staticmethod
     def _check_kept(folder: JobFolder) -> None:

@@ -7,7 +7,6 @@ their logs what it left.
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
 import time
@@ -15,7 +14,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 
-from windlass import names, records
+from windlass import names
 from windlass.agent.failure import make_job_verdict
 from windlass.engines.leftovers import read_leftovers
 from windlass.engines.line import Dial, Line
@@ -31,6 +30,7 @@ from windlass.waiting import wait_until
 from windlass.wire.first import make_first_status, render_status
 from windlass.wire.folder import JobFolder, write_atomically
 from windlass.wire.status import Condition, FailureKind, JobStatus, Moment, Phase, Verdict
+from windlass.wire.statusfile import StatusFile
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,7 @@ class JobView:
         self._start_timeout_s = start_timeout_s  # a lead that never starts cannot keep it
         self._plan = plan
         self.folder = folder
+        self._status_file = StatusFile(folder.status)
         self._sight = Sight(api, plan.job_id)
         self._line = Line(plan.job_id, folder, certificates, _make_dial(api, self._sight))
         # Nobody closes the handle of a job: its threads end when it is forgotten.
@@ -123,7 +124,7 @@ class JobView:
 
     def _read_status(self) -> JobStatus:
         try:
-            return records.read(JobStatus, json.loads(self.folder.status.read_bytes()))
+            return self._status_file.read()
         except FileNotFoundError:
             return make_first_status(self._plan)
 
@@ -208,10 +209,6 @@ class JobView:
         verdict = make_job_verdict(
             self._plan, kind, message, at_s=now_s, attempt=status.attempt, node=node
         )
-        ranks = tuple(
-            replace(rank, state="lost") if rank.state in ("pending", "running") else rank
-            for rank in status.ranks
-        )
         condition = Condition(
             type=phase.value, reason=names.REASON_NODE_LOST, message=message, since_s=now_s
         )
@@ -220,7 +217,7 @@ class JobView:
             phase=phase,
             verdict=verdict,
             ended_at_s=now_s,
-            ranks=ranks,
+            ranks=status.lose_ranks(),
             conditions=(*status.conditions, condition),
         )
 

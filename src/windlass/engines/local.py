@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import shutil
 import signal
@@ -35,8 +34,9 @@ from windlass.wire.first import make_first_status, render_status
 from windlass.wire.folder import JobFolder, write_atomically
 from windlass.wire.logfiles import LogFiles
 from windlass.wire.logs import LogQuery
-from windlass.wire.results import ResultHeader, read_result
+from windlass.wire.results import ResultHeader, read_results
 from windlass.wire.status import FailureKind, JobStatus, Phase
+from windlass.wire.statusfile import StatusFile
 
 _MAX_SOCKET_PATH = 103  # of macOS; Linux takes 107
 _TIDY_S = 10.0
@@ -52,8 +52,7 @@ class LocalEngine:
     def __init__(self, settings: Settings) -> None:
         home = Path(str(settings.value("home"))).expanduser()
         self._jobs = home / "jobs"
-        # by folder, so that a client that asks often parses only what has changed
-        self._seen: dict[Path, tuple[tuple[int, int, int], JobStatus]] = {}
+        self._files: dict[Path, StatusFile] = {}
         self._births: dict[str, AgentProcess] = {}  # held until a lease is held instead
 
     def facts(self) -> Facts:
@@ -130,13 +129,7 @@ class LocalEngine:
 
     def _read_status(self, folder: JobFolder) -> JobStatus:
         try:
-            with folder.status.open("rb") as file:
-                found = os.fstat(file.fileno())
-                stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
-                if folder.path not in self._seen or self._seen[folder.path][0] != stamp:
-                    status = records.read(JobStatus, json.loads(file.read()))
-                    self._seen[folder.path] = (stamp, status)
-                return self._seen[folder.path][1]
+            return self._files.setdefault(folder.path, StatusFile(folder.status)).read()
         except FileNotFoundError:
             raise _not_found(folder.path.name, self.jobs()) from None
         except (OSError, ValueError) as error:
@@ -164,17 +157,13 @@ class LocalEngine:
             plan, kind, f"{message}: {last_words}" if last_words else message, at_s=at_s, node=0
         )
         verdict = replace(verdict, next=f"cat {folder.agent_log(0)}", attempt=status.attempt)
-        ranks = (
-            replace(rank, state="lost") if rank.state in ("pending", "running") else rank
-            for rank in status.ranks
-        )
         nodes = (replace(node, state="lost") for node in status.nodes)
         return replace(
             status,
             phase=Phase.FAILED,
             verdict=verdict,
             ended_at_s=at_s,
-            ranks=tuple(ranks),
+            ranks=status.lose_ranks(),
             nodes=tuple(nodes),
         )
 
@@ -185,9 +174,7 @@ class LocalEngine:
     def results(self, ref: JobRef) -> list[tuple[ResultHeader, bytes] | None]:
         folder = self._folder(ref)
         status = self.status(ref)
-        return [
-            read_result(folder.result(status.attempt, rank)) for rank in range(status.num_ranks)
-        ]
+        return read_results(folder, attempt=status.attempt, num_ranks=status.num_ranks)
 
     def jobs(self) -> list[JobRef]:
         found = [path for path in self._jobs.glob("*") if (path / names.PLAN_FILE).exists()]

@@ -29,7 +29,6 @@ class Sight:
 
     def __init__(self, api: Api, job_id: str) -> None:
         self._api = api
-        self._job_id = job_id
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._job: Object | None = None

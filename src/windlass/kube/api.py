@@ -13,8 +13,9 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from windlass import names
 from windlass.kube.config import read_target
-from windlass.kube.kinds import FIELD_MANAGER, PODS, SUBMIT_ANNOTATION, Kind
+from windlass.kube.kinds import FIELD_MANAGER, PODS, Kind
 from windlass.kube.refusals import ClusterError, Conflict, NotFound
 from windlass.kube.transport import Answer, Request, Transport
 from windlass.kube.watch import watch_objects
@@ -107,11 +108,11 @@ class Api:
                 is_repeatable=bool(name), is_brief=brief,
             )  # fmt: skip
         except Conflict as error:
-            submit = (metadata.get("annotations") or {}).get(SUBMIT_ANNOTATION)
+            submit = (metadata.get("annotations") or {}).get(names.ANNOTATION_SUBMIT)
             if not (error.was_lost and submit and error.reason == "AlreadyExists"):
                 raise
             there = self.get(kind, name, namespace=metadata.get("namespace"))
-            if (there["metadata"].get("annotations") or {}).get(SUBMIT_ANNOTATION) != submit:
+            if (there["metadata"].get("annotations") or {}).get(names.ANNOTATION_SUBMIT) != submit:
                 raise
             return there
 

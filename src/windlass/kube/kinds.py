@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 FIELD_MANAGER = "windlass"
-# Whose creation an object is: a create that is tried again knows its own object by it.
-SUBMIT_ANNOTATION = "windlass.dev/submit"
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ from windlass.spec.work import Command, Function, Module, Script
 
 Object = dict[str, Any]
 
-PORT = 29500
+PORT = names.POD_MASTER_PORT
 CONTAINER = "trainer"
 CODE_FOLDER = "/code"
 STATE_FOLDER = "/run/train"

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from windlass import names
 from windlass.errors import SpecError
 from windlass.spec.placement import SPREADS, Toleration, check_label_key, check_labels
 from windlass.spec.quantity import check_bytes, check_cpus, read_quantity
@@ -20,7 +21,6 @@ GPU_RESOURCE = "nvidia.com/gpu"
 GPU_LABEL = "nvidia.com/gpu.product"
 DAY_S = 86400.0
 _DNS_NAME = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
-_DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _OURS = ("windlass.dev/", "batch.kubernetes.io/", "app.kubernetes.io/managed-by")
 
 
@@ -75,7 +75,7 @@ def _check_image(image: str) -> None:
 
 
 def _check_names(pod: PodSpec) -> None:
-    if pod.namespace and not re.fullmatch(_DNS_LABEL, pod.namespace):
+    if pod.namespace and not re.fullmatch(names.DNS_LABEL, pod.namespace):
         raise SpecError(
             f"{pod.namespace!r:.80} cannot be the name of a namespace",
             hint="small letters, digits and -, at most 63",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from windlass import names
 from windlass.errors import ProtocolError, SpecError
 
 CA_CRT = "ca.crt"
@@ -21,7 +22,7 @@ NODE = "node"
 CLIENT = "client"
 ROLES = (NODE, CLIENT)
 
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_LABEL = re.compile(names.DNS_LABEL)
 _URI = re.compile(r"windlass://([^/]+)/([^/]+)")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from windlass import records
 from windlass.errors import ProtocolError
-from windlass.wire.folder import write_atomically
+from windlass.wire.folder import JobFolder, write_atomically
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +102,13 @@ def read_result(path: Path) -> tuple[ResultHeader, bytes] | None:
             return _parse(path, line), file.read()
     except FileNotFoundError:
         return None
+
+
+def read_results(
+    folder: JobFolder, *, attempt: int, num_ranks: int
+) -> list[tuple[ResultHeader, bytes] | None]:
+    """What each rank left in one attempt, in rank order."""
+    return [read_result(folder.result(attempt, rank)) for rank in range(num_ranks)]
 
 
 def _parse(path: Path, line: bytes) -> ResultHeader:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 class Phase(str, enum.Enum):
@@ -139,6 +139,13 @@ class JobStatus:
     verdict: Verdict | None = None
     history: tuple[Verdict, ...] = ()  # verdicts of attempts that were restarted
     timeline: tuple[Moment, ...] = ()
+
+    def lose_ranks(self) -> tuple[RankStatus, ...]:
+        """The ranks when all that had not ended are lost."""
+        return tuple(
+            replace(rank, state="lost") if rank.state in ("pending", "running") else rank
+            for rank in self.ranks
+        )
 
     def count(self, state: str) -> int:
         return sum(rank.state == state for rank in self.ranks)
