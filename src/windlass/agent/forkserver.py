@@ -120,9 +120,12 @@ class _ForkServer:
     def _fork(self, request: dict[str, Any], fds: list[int]) -> None:
         server = os.getpid()
         enter = self._enter_store if request["kind"] == "store" else self._enter_rank
+        # an order to end that comes right after the fork must find a process that hears it
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         pid = os.fork()
         if pid == 0:
             self._become(enter, server, request, fds)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         for fd in fds:
             os.close(fd)
         if request["kind"] == "rank":
@@ -144,6 +147,7 @@ class _ForkServer:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.close(self._wake_read)
         os.close(self._wake_write)

@@ -151,7 +151,9 @@ class Node:
         if event["event"] == "started" and event["rank"] in self._ranks:
             self._ranks[event["rank"]].pid = event["pid"]
             self._tell("started", rank=event["rank"], pid=event["pid"])
-            if self._stopped_at_s is not None:  # the order to stop overtook the fork
+            if self._has_killed:  # the order to stop overtook the fork
+                self._kill_all()
+            elif self._stopped_at_s is not None:
                 processes.kill(event["pid"], signal.SIGTERM)
         elif event["event"] == "exited":
             rank = next((r for r in self._ranks.values() if r.pid == event["pid"]), None)
