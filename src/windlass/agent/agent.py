@@ -14,7 +14,7 @@ import platform
 import shutil
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -166,9 +166,9 @@ def start_logging() -> None:
     )
 
 
-def prepare_forks(plan: Plan, forks: ForkServer) -> None:
+def prepare_forks(plan: Plan, forks: ForkServer, hidden: Mapping[str, str]) -> None:
     """The fork server this plan wants: the one that runs already, or a new one."""
-    env = {**os.environ, **plan.env}
+    env = {**os.environ, **hidden, **plan.env}
     if not forks.fits(plan.preload, env):
         forks.close()
         forks.start(plan.preload, env)
@@ -181,7 +181,7 @@ def main(order: dict[str, Any], forks: ForkServer, client: socket.socket) -> NoR
     processes.become_subreaper()
     folder = JobFolder(Path(order["plan"]).parent)
     plan = read_plan(folder.plan.read_text())
-    prepare_forks(plan, forks)
+    prepare_forks(plan, forks, order.get("hidden", {}))
     run_dir = Path(order["run_dir"])
     station = Station(
         plan=plan,

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from windlass import names
+from windlass.engines.hidden import NO_HIDDEN, check_hidden
 from windlass.engines.protocol import JobRef
 from windlass.engines.pyz import local_archive
 from windlass.engines.submitting import create_objects
@@ -24,6 +25,7 @@ from windlass.kube.api import Api, connect
 from windlass.kube.blocker import HALF_SUBMITTED
 from windlass.kube.certificates import make_certificates
 from windlass.kube.kinds import JOBS, SECRETS
+from windlass.kube.mounts import HIDDEN_KEY
 from windlass.kube.refusals import NotFound
 from windlass.plan.plan import Facts, Plan, read_plan, render_plan
 from windlass.settings import Settings
@@ -87,9 +89,17 @@ class ClusterEngine:
 
     # -- starting ------------------------------------------------------------------------------
 
-    def submit(self, plan: Plan, payload: bytes | None, bundle: Path | None = None) -> JobRef:
+    def submit(
+        self,
+        plan: Plan,
+        payload: bytes | None,
+        bundle: Path | None = None,
+        *,
+        hidden: Mapping[str, str] = NO_HIDDEN,
+    ) -> JobRef:
+        hidden = check_hidden(hidden)
         api = self._api()
-        files = self.make_files(plan, payload, bundle)
+        files = self.make_files(plan, payload, bundle, hidden=hidden)
         folder = self._make_folder(api, plan, payload, bundle)
         certificates: dict[str, bytes] = {}
 
@@ -121,13 +131,20 @@ class ClusterEngine:
         return JobRef(self.name, plan.job_id, api.namespace)
 
     def make_files(
-        self, plan: Plan, payload: bytes | None, bundle: Path | None, *, agent: bytes | None = None
+        self,
+        plan: Plan,
+        payload: bytes | None,
+        bundle: Path | None,
+        *,
+        agent: bytes | None = None,
+        hidden: Mapping[str, str] = NO_HIDDEN,
     ) -> dict[str, bytes]:
         """What the Secret holds: the agent and the plan, and the inputs that fit beside them."""
         files = {
             names.PLAN_FILE: render_plan(plan).encode(),
             # with byte code, which pods of this Python need not make
             names.AGENT_FILE: agent or Path(local_archive()).read_bytes(),
+            **{f"{HIDDEN_KEY}{name}": value.encode() for name, value in hidden.items()},
         }
         room = MAX_SECRET_BYTES - sum(map(len, files.values()))
         if payload is not None and len(payload) <= room:
@@ -304,7 +321,11 @@ class ClusterEngine:
             data = api.get(SECRETS, ref.job_id).get("data") or {}
         except NotFound:
             raise self._not_found(api, ref) from None
-        files = {name: base64.b64decode(content) for name, content in data.items()}
+        files = {
+            name: base64.b64decode(content)
+            for name, content in data.items()
+            if not name.startswith(HIDDEN_KEY)  # for pods alone
+        }
         if names.PLAN_FILE not in files:
             raise self._not_found(api, ref)
         return read_plan(files[names.PLAN_FILE].decode()), files

@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from windlass import names, records
 from windlass.agent import processes
 from windlass.agent.failure import make_job_verdict
 from windlass.engines.call import LeadCall
+from windlass.engines.hidden import NO_HIDDEN, check_hidden
 from windlass.engines.launch import AgentProcess, make_command, reap_agents, take_head_start
 from windlass.engines.protocol import JobRef
 from windlass.engines.pyz import local_archive
@@ -67,7 +68,15 @@ class LocalEngine:
 
     # -- starting ------------------------------------------------------------------------------
 
-    def submit(self, plan: Plan, payload: bytes | None, bundle: Path | None = None) -> JobRef:  # noqa: ARG002
+    def submit(
+        self,
+        plan: Plan,
+        payload: bytes | None,
+        bundle: Path | None = None,  # noqa: ARG002
+        *,
+        hidden: Mapping[str, str] = NO_HIDDEN,
+    ) -> JobRef:
+        hidden = check_hidden(hidden)
         folder = JobFolder(self._jobs / plan.job_id)
         python = _find_python(plan.python)
         if folder.path.exists():
@@ -83,7 +92,7 @@ class LocalEngine:
             write_atomically(folder.status, render_status(make_first_status(plan)))
             # last: a folder is a job from the moment its plan is there
             write_atomically(folder.plan, render_plan(plan).encode())
-            self._start_agents(plan, folder, run_dir, python, archive)
+            self._start_agents(plan, folder, run_dir, python, archive, hidden)
         except OSError as error:
             shutil.rmtree(folder.path, ignore_errors=True)
             shutil.rmtree(run_dir, ignore_errors=True)
@@ -94,7 +103,13 @@ class LocalEngine:
         return JobRef(self.name, plan.job_id)
 
     def _start_agents(
-        self, plan: Plan, folder: JobFolder, run_dir: Path, python: str, archive: str
+        self,
+        plan: Plan,
+        folder: JobFolder,
+        run_dir: Path,
+        python: str,
+        archive: str,
+        hidden: Mapping[str, str],
     ) -> None:
         command = make_command(python, archive)
         with folder.lead_lock.open("w") as lock:
@@ -109,6 +124,7 @@ class LocalEngine:
                     "node": node.index,
                     "run_dir": str(run_dir),
                     "log": log,
+                    "hidden": hidden,  # over a socket, and so on no disk
                 }
                 agent.order(order, [lock.fileno()] if is_lead else [])
                 if is_lead and not plan.detach:

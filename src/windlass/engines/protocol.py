@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from windlass.engines.hidden import NO_HIDDEN
 from windlass.errors import SpecError
 from windlass.plan.plan import Facts, Plan
 from windlass.settings import Settings
@@ -59,8 +60,18 @@ class Engine(Protocol):
     def render(self, plan: Plan) -> list[dict[str, Any]]:
         """What `submit` would make, as documents. Pure."""
 
-    def submit(self, plan: Plan, payload: bytes | None, bundle: Path | None = None) -> JobRef:
-        """Start the nodes. `bundle` is the project's archive, for nodes that do not share this machine."""
+    def submit(
+        self,
+        plan: Plan,
+        payload: bytes | None,
+        bundle: Path | None = None,
+        *,
+        hidden: Mapping[str, str] = NO_HIDDEN,
+    ) -> JobRef:
+        """Start the nodes. `bundle` is the project's archive, for nodes that do not share this machine.
+
+        `hidden` are variables that ranks get and that no plan, file or document holds.
+        """
 
     def status(self, ref: JobRef) -> JobStatus:
         """What is known of the job now, also when its agents are gone."""

@@ -6,11 +6,13 @@ finished, since a StatefulSet would start them again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from windlass.engines.hidden import NO_HIDDEN
 from windlass.engines.protocol import JobRef, LogReader
 from windlass.engines.solo import read_solo
 from windlass.errors import SpecError
@@ -112,7 +114,14 @@ class StatefulSetEngine:
         )
         return render(plan, script=read_solo(plan, start_folder()), rendezvous=rendezvous)
 
-    def submit(self, _plan: Plan, _payload: bytes | None, _bundle: Path | None = None) -> JobRef:
+    def submit(
+        self,
+        plan: Plan,  # noqa: ARG002
+        payload: bytes | None,  # noqa: ARG002
+        bundle: Path | None = None,  # noqa: ARG002
+        *,
+        hidden: Mapping[str, str] = NO_HIDDEN,  # noqa: ARG002
+    ) -> JobRef:
         _refuse()
 
     def status(self, _ref: JobRef) -> JobStatus:

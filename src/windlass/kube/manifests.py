@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from windlass import names
@@ -58,7 +58,9 @@ def make_metadata(
     return {key: value for key, value in found.items() if value}
 
 
-def make_job(plan: Plan, *, files: Iterable[str], submit: str = "", suspend: bool = True) -> Object:
+def make_job(
+    plan: Plan, *, files: Collection[str], submit: str = "", suspend: bool = True
+) -> Object:
     """The Job: one pod a node, replaced when it is lost, never restarted in place.
 
     There is no podFailurePolicy: it would keep the pod of a dead node from being replaced. The lead decides

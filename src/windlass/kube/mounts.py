@@ -28,6 +28,7 @@ SHM = "shm"
 SHM_PATH = "/dev/shm"  # noqa: S108
 CODE = "code"
 STATE = "state"
+HIDDEN_KEY = "env."  # keys of the job's Secret that are variables of its pods, not files
 _OWN = (SECRET, JOB, SHM, CODE, STATE)
 _ALL_MAY_READ = 0o444
 _GROUP_MAY_READ = 0o440
@@ -45,7 +46,11 @@ def pod_of(plan: Plan) -> PodSpec:
 def make_volumes(plan: Plan, files: Iterable[str]) -> list[Object]:
     """Every volume of a pod; `files` are the names in the job's Secret."""
     pod = pod_of(plan)
-    keys = [{"key": name, "path": name} for name in files if name not in names.CLIENT_FILES]
+    keys = [
+        {"key": name, "path": name}
+        for name in files
+        if name not in names.CLIENT_FILES and not name.startswith(HIDDEN_KEY)
+    ]
     secret = {"secretName": plan.job_id, "defaultMode": _file_mode(pod), "items": keys}
     return [
         {"name": SECRET, "secret": secret},

@@ -7,11 +7,11 @@ the agent's matter; here it only gets its files, its places and its limits.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from windlass import names
-from windlass.kube.mounts import make_mounts, make_volumes, pod_of
+from windlass.kube.mounts import HIDDEN_KEY, make_mounts, make_volumes, pod_of
 from windlass.kube.naming import (
     headless_name,
     lead_name,
@@ -32,7 +32,7 @@ _STOP_S = 10  # what the agent has for itself after the ranks' grace
 _HOST = "kubernetes.io/hostname"
 
 
-def make_template(plan: Plan, files: Iterable[str]) -> Object:
+def make_template(plan: Plan, files: Collection[str]) -> Object:
     """The template of every pod; `files` are the names in the job's Secret."""
     pod = pod_of(plan)
     template = {
@@ -48,14 +48,14 @@ def make_template(plan: Plan, files: Iterable[str]) -> Object:
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": math.ceil(plan.grace_s) + _STOP_S,
             "securityContext": make_pod_security(pod),
-            "containers": [_make_container(plan)],
+            "containers": [_make_container(plan, files)],
             "volumes": make_volumes(plan, files),
         },
     }
     return apply_patch(template, pod.patch) if pod.patch else template
 
 
-def _make_container(plan: Plan) -> Object:
+def _make_container(plan: Plan, files: Collection[str]) -> Object:
     pod = pod_of(plan)
     container = {
         "name": names.CONTAINER,
@@ -65,7 +65,7 @@ def _make_container(plan: Plan) -> Object:
             *(plan.python or "python3", "-I", "-S"),
             *(f"{names.SECRET_FOLDER}/{names.AGENT_FILE}", "pod"),
         ],
-        "env": [*_make_env(plan), *make_secret_env(pod)],
+        "env": [*_make_env(plan), *make_secret_env(pod), *_make_hidden_env(plan, files)],
         "envFrom": make_env_from(pod),
         "resources": make_resources(pod),
         "securityContext": CONTAINER_SECURITY,
@@ -111,6 +111,18 @@ def make_secret_env(pod: PodSpec) -> list[Object]:
         }
         for secret in pod.secrets
         if isinstance(secret, SecretVariable)
+    ]
+
+
+def _make_hidden_env(plan: Plan, files: Collection[str]) -> list[Object]:
+    """Variables whose value is in the job's own Secret."""
+    return [
+        {
+            "name": key.removeprefix(HIDDEN_KEY),
+            "valueFrom": {"secretKeyRef": {"name": plan.job_id, "key": key}},
+        }
+        for key in files
+        if key.startswith(HIDDEN_KEY)
     ]
 
 
