@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from windlass.agent import processes, snapshot, store
 from windlass.agent.forks import read_request, send_event
+from windlass.agent.lent import lend_package
 from windlass.agent.openblas import restore_threads
 from windlass.wire.folder import JobFolder
 
@@ -175,6 +176,7 @@ class _ForkServer:
         if plan["cwd"]:
             os.chdir(plan["cwd"])
         if plan["work"]["kind"] == "command":
+            lend_package(folder.path / "lent")
             _execute(plan["work"]["argv"])
         if plan["start"] == "spawn" or not self._is_safe:
             rank = (str(request["rank"]), str(request["attempt"]))

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _OURS = (
-    *("__init__.py", "names.py", "errors.py", "records.py", "spec", "plan", "wire", "agent"),
+    *("__init__.py", "names.py", "errors.py", "records.py", "waiting.py", "distributed.py"),
+    *("spec", "plan", "wire", "agent"),
     *(f"bundle/{name}.py" for name in ("__init__", "extract", "manifest", "paths", "place")),
 )
 # Plain enough for any Python 3: an old interpreter must get as far as being told.

@@ -1,0 +1,92 @@
+"""What a rank may ask about its job: where the other nodes are, where its volumes are.
+
+Imported by users' code inside ranks, also where only the agent's archive is there: the standard library
+and a few small files of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from windlass import names
+from windlass.errors import SpecError
+from windlass.plan.environ import read_indexes
+from windlass.waiting import wait_until
+
+_LOOPBACK = "127.0.0.1"
+_EVERY_S = 0.25
+_SHOWN = 8
+
+
+def pod_ips(quorum_workers: int | None = None, quorum_timeout: float = 60.0) -> list[str]:
+    """The addresses of this job's nodes, in the order of the nodes; node 0 first.
+
+    Waits until so many nodes have one, all of them unless `quorum_workers` says fewer, and raises
+    TimeoutError after `quorum_timeout` seconds. Nodes that have none by then are left out.
+    """
+    indexes = _read_nodes()
+    wanted = len(indexes) if quorum_workers is None else quorum_workers
+    if not 1 <= wanted <= len(indexes):
+        raise SpecError(
+            f"quorum_workers must be 1 to {len(indexes)}, the number of nodes, not {wanted}",
+            hint="leave it out to wait for all of them",
+        )
+    if names.POD_IP not in os.environ:  # nodes of one machine
+        return [_LOOPBACK] * len(indexes)
+    return _resolve(indexes, wanted, quorum_timeout)
+
+
+def volume_path(name: str) -> str:
+    """Where the volume of that name is, for this rank."""
+    found = os.environ.get(volume_variable(name))
+    if found:
+        return found
+    start = len(names.VOLUME)
+    there = sorted(key[start:].lower() for key in os.environ if key.startswith(names.VOLUME))
+    raise SpecError(
+        f"there is no volume {name!r} here",
+        hint=f"there is: {', '.join(there)}" if there else "give the compute volumes=[Volume(...)]",
+    )
+
+
+def volume_variable(name: str) -> str:
+    """The variable that tells ranks where a volume is."""
+    return names.VOLUME + name.upper().replace("-", "_")
+
+
+def _read_nodes() -> list[int]:
+    try:
+        return read_indexes(os.environ[names.NODE_INDEXES])
+    except (KeyError, ValueError):
+        raise SpecError(
+            "pod_ips() tells the nodes of a job, and this is no rank of one",
+            hint="call it in the function or script that Windlass runs",
+        ) from None
+
+
+def _resolve(indexes: list[int], wanted: int, timeout_s: float) -> list[str]:
+    job_id = os.environ[names.JOB_ID]
+    hosts = {f"{job_id}-{index}": "" for index in indexes}
+    hosts |= {host: os.environ[names.POD_IP] for host in hosts if host == socket.gethostname()}
+
+    def has_quorum() -> bool:
+        for host in [host for host, address in hosts.items() if not address]:
+            hosts[host] = _look_up(f"{host}.{job_id}-headless")
+        return sum(map(bool, hosts.values())) >= wanted
+
+    if not wait_until(has_quorum, timeout_s=timeout_s, every_s=_EVERY_S):
+        missing = [host for host, address in hosts.items() if not address]
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        raise TimeoutError(
+            f"{len(indexes) - len(missing)} of {len(indexes)} nodes have an address after {timeout_s:g} s, "
+            f"{wanted} are wanted; missing: {', '.join(missing[:_SHOWN])}{more}"
+        )
+    return [address for address in hosts.values() if address]
+
+
+def _look_up(host: str) -> str:
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return ""
