@@ -89,13 +89,18 @@ def prepare(
     flags: Mapping[str, Any],
 ) -> Prepared:
     """Decide everything about a job, and start nothing."""
-    cwd = _current_folder()
+    cwd = current_folder()
     settings = read_settings(flags=flags, environ=os.environ, start=cwd)
-    engine = make_engine(settings.engine, settings)
     if settings.in_image:
         found = read_in_image(target, args, kwargs)
     else:
         found = read_target(target, args, kwargs, cwd=cwd)
+    return prepare_target(found, settings, cwd=cwd, detach=detach)
+
+
+def prepare_target(found: Target, settings: Settings, *, cwd: Path, detach: bool) -> Prepared:
+    """The same for work that is known already, to be run in `cwd`."""
+    engine = make_engine(settings.engine, settings)
     has_pods = "pods" in engine.can
     spec = make_spec(found, settings, cwd=cwd, detach=detach, has_pods=has_pods)
     job_id = make_job_id(found.work, settings.name)
@@ -122,7 +127,8 @@ def prepare(
     )
 
 
-def _current_folder() -> Path:
+def current_folder() -> Path:
+    """Where this process is."""
     try:
         return Path.cwd()
     except FileNotFoundError as error:
