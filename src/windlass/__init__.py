@@ -21,6 +21,7 @@ _WHERE = {
     "jobs": "windlass.client.jobs",
     "Job": "windlass.client.job",
     "report": "windlass.agent.report",
+    "app": "windlass.client.warm.app",
     **dict.fromkeys(
         (
             "BundleError",
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from windlass.client.jobs import jobs as jobs
     from windlass.client.run import run as run
     from windlass.client.run import submit as submit
+    from windlass.client.warm.app import app as app
     from windlass.errors import BundleError as BundleError
     from windlass.errors import EngineError as EngineError
     from windlass.errors import JobCancelled as JobCancelled

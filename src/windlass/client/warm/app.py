@@ -1,0 +1,209 @@
+"""app: a command, run once on every node, so that a bare `torchrun` line forms one world.
+
+    app = kt.app(name="ddp", cli_command="torchrun --nproc_per_node=8 train.py", gpus=8, replicas=4)
+    app.deploy().wait()
+
+Nothing starts when an app is made. What it becomes is a detached job like any other, found again by its name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from windlass import names
+from windlass.client.ids import is_made_from
+from windlass.client.job import Job
+from windlass.client.run import current_folder, prepare_target
+from windlass.client.target import Target
+from windlass.client.warm.keywords import check_keywords, make_flags
+from windlass.client.warm.where import Where, choose_where, say
+from windlass.engines.protocol import Engine, make_engine
+from windlass.errors import JobNotFound, SpecError
+from windlass.settings import Settings, read_settings
+from windlass.spec.work import Command
+from windlass.wire.logs import LogLine
+from windlass.wire.status import JobStatus
+
+# what only a shell understands; words in quotes mean the same to it as to us
+_SHELL = re.compile(r"[|&;<>()$`*?~\n]|\A\s*\w+=")
+_NNODES = re.compile(r"--nnodes[= ]([0-9]+)(?::([0-9]+))?(?![^ ])")
+_END_S = 120.0
+
+
+def app(
+    cli_command: str,
+    *,
+    name: str = "",
+    replicas: int | None = None,
+    gpus: int = 0,
+    engine: str = "",
+    **keywords: Any,
+) -> App:
+    """A command that `deploy` starts on `replicas` nodes; other keywords are those of Compute.
+
+    On each node NNODES, NODE_RANK, NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT are set, and what torchrun
+    takes its flags from: PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, PET_MASTER_PORT.
+    """
+    check_keywords("app", keywords, own=("cli_command", "replicas", "name", "gpus", "engine"))
+    argv = _split(cli_command)
+    return App(
+        name=name or Path(argv[0]).stem,
+        argv=argv,
+        replicas=_count_nodes(cli_command, replicas),
+        engine=engine,
+        keywords={**keywords, "gpus": gpus},
+    )
+
+
+class App:
+    """A command and the nodes it wants. `kt.app` makes it."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        argv: tuple[str, ...],
+        replicas: int,
+        engine: str,
+        keywords: Mapping[str, Any],
+    ) -> None:
+        self.name = name
+        self.argv = argv
+        self.replicas = replicas
+        self._engine_name = engine
+        self._keywords = keywords
+        self._job: Job | None = None
+
+    def __repr__(self) -> str:
+        return f"App({self.name!r}, {shlex.join(self.argv)!r}, replicas={self.replicas})"
+
+    def deploy(self, *, replace: bool = False) -> Job:
+        """Start it, and return its job; `replace` ends one of the same name that still runs."""
+        where, settings = self._decide()
+        engine = make_engine(where.engine, settings)
+        running = self._find(engine, is_running=True)
+        if running is not None and not replace:
+            raise SpecError(
+                f"the app {self.name} runs already, as {running.ref}",
+                hint=f"app.deploy(replace=True) ends it first; windlass cancel {running.id} ends it",
+            )
+        cwd = self._find_folder()
+        work = Command(argv=self._find_command(cwd, is_here="pods" not in engine.can))
+        prepared = prepare_target(Target(work=work, preload=()), settings, cwd=cwd, detach=True)
+        if running is not None:
+            running.cancel(why=f"{self.name} is deployed anew")
+            running.wait(_END_S, say=lambda _: say(f"waiting for {running.id} to end"))
+        self._job = prepared.start()
+        nodes = f"{self.replicas} node{'s' * (self.replicas > 1)}"
+        say(f"{self.name} is {self._job.ref} on {nodes} ({where.engine}: {where.why})")
+        return self._job
+
+    @property
+    def job(self) -> Job:
+        """Its job: the one deployed here, else the newest of its name."""
+        if self._job is None:
+            where, settings = self._decide()
+            self._job = self._find(make_engine(where.engine, settings), is_running=False)
+        if self._job is None:
+            raise JobNotFound(f"the app {self.name} was not deployed yet", hint="app.deploy()")
+        return self._job
+
+    def status(self) -> JobStatus:
+        """Where it is: phase, nodes, verdict."""
+        return self.job.status()
+
+    def logs(self, **query: Any) -> Iterator[LogLine]:
+        """What it printed; keywords as for `Job.logs`."""
+        return self.job.logs(**query)
+
+    def wait(self, timeout_s: float | None = None) -> JobStatus:
+        """Until the command has ended on every node, in whatever way."""
+        return self.job.wait(timeout_s)
+
+    def cancel(self, *, now: bool = False, why: str = "") -> None:
+        """End it."""
+        self.job.cancel(now=now, why=why)
+
+    # -- deciding ------------------------------------------------------------------------------
+
+    def _decide(self) -> tuple[Where, Settings]:
+        flags = make_flags(self._keywords)
+        flags |= {"name": self.name, "nodes": self.replicas, "procs": 1}
+        gpus = self._keywords["gpus"]
+        if gpus:
+            counts = dict.fromkeys((names.NPROC_PER_NODE, names.PET_NPROC_PER_NODE), str(gpus))
+            flags["env"] = {**counts, **(flags.get("env") or {})}
+        folder = current_folder()
+        plain = read_settings(flags=flags, environ=os.environ, start=folder)
+        where = choose_where(self._engine_name, plain)
+        flags["engine"] = where.engine
+        return where, read_settings(flags=flags, environ=os.environ, start=folder)
+
+    def _find(self, engine: Engine, *, is_running: bool) -> Job | None:
+        """The newest job of this name, or the one that runs."""
+        for ref in engine.jobs():
+            if is_made_from(ref.job_id, self.name):
+                job = Job(engine, ref)
+                if not is_running or not job.done():
+                    return job
+        return None
+
+    def _find_folder(self) -> Path:
+        folder = current_folder() / (self._keywords.get("working_dir") or "")
+        if not folder.is_dir():
+            raise SpecError(f"there is no folder {folder}", hint="working_dir= is seen from here")
+        return folder
+
+    def _find_command(self, cwd: Path, *, is_here: bool) -> tuple[str, ...]:
+        """The words, with a program that is on this machine if the nodes are."""
+        program = self.argv[0]
+        if not is_here or shutil.which(program) or (cwd / program).is_file():
+            return self.argv
+        beside = shutil.which(program, path=str(Path(sys.executable).parent))
+        if beside is None:  # a virtual environment need not be on the PATH
+            raise SpecError(
+                f"there is no command {program!r} here", hint="install it, or write its whole path"
+            )
+        return (beside, *self.argv[1:])
+
+
+def _split(command: str) -> tuple[str, ...]:
+    """A command as words; one that needs a shell gets one."""
+    given: object = command
+    if not isinstance(given, str):
+        raise SpecError(
+            f"cli_command must be text, found {given!r:.60}",
+            hint='cli_command="torchrun --nproc_per_node=8 train.py"',
+        )
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise SpecError(
+            f"cli_command cannot be read: {error}", hint="close its quotes, as in a shell"
+        ) from error
+    if not words:
+        raise SpecError("cli_command is empty", hint='cli_command="python train.py"')
+    return ("sh", "-c", command) if _SHELL.search(command) else tuple(words)
+
+
+def _count_nodes(command: str, replicas: int | None) -> int:
+    """How many nodes: as asked, else as the command says; the two must fit, or torchrun waits for ever."""
+    said = _NNODES.search(command)
+    if replicas is None:
+        return int(said[2] or said[1]) if said else 1
+    if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
+        raise SpecError(f"replicas must be a whole number from 1, found {replicas!r:.60}")
+    least, most = (int(said[1]), int(said[2] or said[1])) if said else (replicas, replicas)
+    if said and "--standalone" not in command and not least <= replicas <= most:
+        raise SpecError(
+            f"the command says {said[0]}, and replicas={replicas} nodes would run it",
+            hint=f"leave --nnodes out, or write replicas={most}",
+        )
+    return replicas

@@ -1,0 +1,41 @@
+"""The keywords of an app, and the settings they mean.
+
+Names only: what a value must look like is known to the settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from windlass.errors import SpecError
+from windlass.settings.table import BY_NAME
+
+# a compute's word for it -> the setting's
+_SPELT = {"launch_timeout": "join_timeout_s", "pod_patch": "patch"}
+_NOT_FLAGS = ("working_dir",)
+# decided by whoever asks, never by the user
+_DECIDED = frozenset({"nodes", "procs", "engine", "start", "preload", "rdzv_backend", "in_image"})
+KEYWORDS = frozenset({*BY_NAME, *_SPELT, *_NOT_FLAGS}) - _DECIDED
+
+
+def check_keywords(what: str, given: Mapping[str, Any], *, own: tuple[str, ...]) -> None:
+    """Refuse a keyword that is not there, and name the nearest that is."""
+    for name in given:
+        if name in KEYWORDS:
+            continue
+        near = get_close_matches(name, sorted({*KEYWORDS, *own}), n=1)
+        raise SpecError(
+            f"{what} has no keyword {name!r}",
+            hint=f"did you mean {near[0]!r}?"
+            if near
+            else f"there are {', '.join(sorted(KEYWORDS))}",
+        )
+
+
+def make_flags(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that the keywords mean."""
+    return {
+        _SPELT.get(name, name): value for name, value in given.items() if name not in _NOT_FLAGS
+    }
