@@ -1,4 +1,4 @@
-"""The programs of a node: `agent` or, in a pod, `pod`; `forkserver` and `rank`.
+"""The programs of a node: `agent` or, in a pod, `pod`; `forkserver`, `rank` and `callee`.
 
     python agent.pyz agent FD [GUESS...]     FD: where its order comes from
     python agent.pyz pod                     finds its place and its plan in the pod
@@ -83,6 +83,12 @@ def main() -> int:
         serve(int(args[0]), args[1].split(",") if args[1] else [])
     if program == "rank":
         run_rank(*args)
+    if program == "callee":
+        import json
+
+        from windlass.agent.forkserver import enter_callee
+
+        enter_callee(int(args[0]), json.loads(args[1]))
     sys.stderr.write(__doc__ or "")
     return 2
 

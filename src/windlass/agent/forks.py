@@ -101,9 +101,23 @@ class ForkServer:
         self, plan_path: str, *, rank: int, attempt: int, env: dict[str, str], fds: tuple[int, int]
     ) -> None:
         """Ask for one rank; `started` and, once, `exited` follow as events."""
+        self._fork("rank", fds, rank=rank, attempt=attempt, env=env, plan=plan_path)
+
+    def fork_callee(
+        self,
+        about: dict[str, Any],
+        *,
+        rank: int,
+        attempt: int,
+        env: dict[str, str],
+        fds: tuple[int, int, int],
+    ) -> None:
+        """Ask for one rank that takes calls over the last of `fds`."""
+        self._fork("callee", fds, rank=rank, attempt=attempt, env=env, about=about)
+
+    def _fork(self, kind: str, fds: tuple[int, ...], **request: Any) -> None:
         forget = [] if names.OPENBLAS_NUM_THREADS in self._env else [names.OPENBLAS_NUM_THREADS]
-        about = {"plan": plan_path, "rank": rank, "attempt": attempt, "env": env, "forget": forget}
-        self._ask({"kind": "rank", **about}, fds)
+        self._ask({"kind": kind, "forget": forget, **request}, fds)
 
     def open_store(self, *, attempt: int, address: str, port: int) -> None:
         """Ask for the store of an attempt; `store` follows with its port, 0 where there can be none."""

@@ -120,7 +120,11 @@ class _ForkServer:
 
     def _fork(self, request: dict[str, Any], fds: list[int]) -> None:
         server = os.getpid()
-        enter = self._enter_store if request["kind"] == "store" else self._enter_rank
+        enter = {
+            "store": self._enter_store,
+            "rank": self._enter_rank,
+            "callee": self._enter_callee,
+        }[request["kind"]]
         # an order to end that comes right after the fork must find a process that hears it
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         pid = os.fork()
@@ -129,8 +133,11 @@ class _ForkServer:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         for fd in fds:
             os.close(fd)
-        if request["kind"] == "rank":
-            send_event(self._control, {"event": "started", "rank": request["rank"], "pid": pid})
+        if request["kind"] == "store":
+            told = {"event": "storing", "attempt": request["attempt"], "pid": pid}
+        else:
+            told = {"event": "started", "rank": request["rank"], "pid": pid}
+        send_event(self._control, {**told, "attempt": request["attempt"]})
 
     def _become(self, enter: Callable[..., NoReturn], *args: Any) -> NoReturn:
         try:
@@ -183,6 +190,27 @@ class _ForkServer:
             os.execv(sys.executable, [sys.executable, sys.argv[0], "rank", request["plan"], *rank])
         enter_python(plan, folder, rank=request["rank"], attempt=request["attempt"])
 
+    def _enter_callee(self, server: int, request: dict[str, Any], fds: list[int]) -> NoReturn:
+        self._leave_server(server)
+        *streams, channel = fds
+        _connect_streams(streams)
+        self._control.close()
+        _set_environment(request["env"], forgotten=request["forget"])
+        if request["about"]["start"] == "spawn" or not self._is_safe:
+            os.set_inheritable(channel, True)
+            about = json.dumps(request["about"])
+            argv = [sys.executable, sys.argv[0], "callee", str(channel), about]
+            os.execv(sys.executable, argv)
+        enter_callee(channel, request["about"])
+
+
+def enter_callee(fd: int, about: dict[str, Any]) -> NoReturn:
+    """From a prepared process, forked or spawned, into one that takes calls."""
+    from windlass.agent.warm.callee import serve as serve_calls
+
+    _settle_python()
+    serve_calls(fd, about)
+
 
 def load_job(plan_path: str) -> tuple[dict[str, Any], JobFolder]:
     """The plan a rank belongs to, and the job's folder, which holds it.
@@ -195,9 +223,15 @@ def load_job(plan_path: str) -> tuple[dict[str, Any], JobFolder]:
 
 def enter_python(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> NoReturn:
     """From a prepared process, forked or spawned, into the user's Python."""
-    import faulthandler
-
     from windlass.agent.rank import run_rank
+
+    _settle_python()
+    run_rank(plan, folder, rank=rank, attempt=attempt)
+
+
+def _settle_python() -> None:
+    """What a forked interpreter needs before user code runs in it."""
+    import faulthandler
 
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -205,7 +239,6 @@ def enter_python(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt:
     restore_threads()
     if "numpy.random" in sys.modules:  # torchrun's ranks do not share a generator's state
         sys.modules["numpy.random"].seed()
-    run_rank(plan, folder, rank=rank, attempt=attempt)
 
 
 def _connect_streams(fds: list[int]) -> None:

@@ -39,7 +39,7 @@ def run_rank(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int
     """Run the work of one rank, leave its result, and end the process as Python would."""
     me = _Rank(plan, folder, rank, attempt)
     call = _make_call(plan, folder)
-    _step_aside(plan)
+    step_aside(plan["paths"])
     me.notify({"type": "running"})
     try:
         value = call()
@@ -49,7 +49,7 @@ def run_rank(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int
         code = me.raised(error)
     else:
         code = me.returned(value)
-    _leave(code)
+    leave(code)
 
 
 class _Rank:
@@ -170,14 +170,14 @@ def _import_file(path: Path) -> types.ModuleType:
     return module
 
 
-def _step_aside(plan: dict[str, Any]) -> None:
+def step_aside(paths: list[str]) -> None:
     """Let the user's own modules win: our archive goes last, our modules are forgotten.
 
     An `import windlass` in user code then finds the installed package if there is one, else the
     part that travels with the agent.
     """
     archive = sys.path.pop(0) if sys.path and sys.path[0].endswith(".pyz") else ""
-    sys.path[:0] = [path for path in plan["paths"] if path not in sys.path]
+    sys.path[:0] = [path for path in paths if path not in sys.path]
     if archive:
         sys.path.append(archive)
         for name in [n for n in sys.modules if n.partition(".")[0] == "windlass"]:
@@ -200,7 +200,7 @@ def _describe(value: Any) -> tuple[str, bool, Any]:
     return text[:_MAX_TEXT], is_json, value if is_json else None
 
 
-def _leave(code: int) -> NoReturn:
+def leave(code: int) -> NoReturn:
     """End as Python does, threads joined, exit handlers run, but without tearing modules down."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - what the interpreter calls

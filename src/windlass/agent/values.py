@@ -42,11 +42,16 @@ def dump(value: Any, *, name: str) -> bytes:
     try:
         _pickler_class(cloudpickle)(buffer, protocol=pickle.DEFAULT_PROTOCOL).dump(value)
     except Exception as error:
-        if isinstance(error.__cause__ or error, RecursionError):  # cloudpickle wraps it
-            raise BundleError(f"{name} is nested too deeply to travel") from error
-        path, why = explain(value, name)
-        raise BundleError(f"{path}: {why or error}", hint=_hint(why)) from error
+        raise cannot_travel(value, name, error) from error
     return buffer.getvalue()
+
+
+def cannot_travel(value: Any, name: str, error: Exception) -> BundleError:
+    """What to say of a value that pickling failed on."""
+    if isinstance(error.__cause__ or error, RecursionError):  # cloudpickle wraps it
+        return BundleError(f"{name} is nested too deeply to travel")
+    path, why = explain(value, name)
+    return BundleError(f"{path}: {why or error}", hint=_hint(why))
 
 
 def _hint(why: str) -> str:

@@ -1,0 +1,143 @@
+"""Values in segments: a pickle, and beside it the large buffers of arrays and tensors, never copied into it.
+
+A parcel is the segments one after another, with their lengths told apart. One that is large lies in a file
+that its reader maps: so a gigabyte is copied once on its way into a rank on the same machine. Used by ranks
+and by clients; torch is touched only where the user's own code has imported it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import itertools
+import mmap
+import os
+import pickle
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from windlass.agent.values import cannot_travel
+
+Segment = bytes | bytearray | memoryview
+
+SPILL_BYTES = 1 << 20  # more than this goes by file
+_IN_BAND_BYTES = 32 << 10  # less than this is not worth a segment of its own
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108
+_numbers = itertools.count()
+
+
+def pack(value: Any, *, name: str) -> list[Segment]:
+    """The segments of a value; what cannot travel is named by its path, starting at `name`."""
+    import cloudpickle
+
+    buffers: list[Segment] = []
+
+    def keep_aside(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            raw = buffer.raw()
+        except BufferError:  # with gaps in it
+            return True
+        if raw.nbytes < _IN_BAND_BYTES:
+            return True
+        buffers.append(raw)
+        return False
+
+    out = io.BytesIO()
+    pickler = _pickler_class(cloudpickle, sys.modules.get("torch"))
+    try:
+        pickler(out, protocol=5, buffer_callback=keep_aside).dump(value)
+    except Exception as error:
+        raise cannot_travel(value, name, error) from error
+    return [out.getbuffer(), *buffers]
+
+
+def unpack(segments: Sequence[Segment]) -> Any:
+    """The value again. Arrays and tensors use the segments' own memory."""
+    return pickle.loads(segments[0], buffers=segments[1:])  # noqa: S301 - from this job's own peers
+
+
+def cut(body: Segment | mmap.mmap, sizes: Sequence[int]) -> list[memoryview]:
+    """The segments that lie in one body, one after another."""
+    view, found = memoryview(body), []
+    for size in sizes:
+        found.append(view[:size])
+        view = view[size:]
+    return found
+
+
+def write_file(folder: str, segments: Iterable[Segment]) -> str:
+    """Put a parcel into a new file, in memory where there is room; its path."""
+    path = new_path(folder)
+    with open(path, "xb") as file:
+        os.fchmod(file.fileno(), 0o600)
+        for segment in segments:
+            file.write(segment)
+    return path
+
+
+def new_path(folder: str) -> str:
+    return os.path.join(folder, f"parcel-{os.getpid()}-{next(_numbers)}")
+
+
+def map_file(path: str) -> mmap.mmap | bytes:
+    """A parcel's bytes; what the reader writes into them stays its own."""
+    with open(path, "rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return b""
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+
+def make_spill(job_id: str, fallback: Path, *, needed_bytes: int = 64 << 20) -> Path:
+    """The folder for a job's parcels: in shared memory where that is large enough, else beside it."""
+    with contextlib.suppress(OSError):
+        free = os.statvfs(_SHARED_MEMORY)
+        if free.f_bavail * free.f_frsize >= needed_bytes:
+            path = Path(_SHARED_MEMORY, f"windlass-{os.getuid()}-{job_id}")
+            path.mkdir(mode=0o700, exist_ok=True)
+            return path
+    path = fallback / "parcels"
+    path.mkdir(mode=0o700, exist_ok=True)
+    return path
+
+
+@functools.lru_cache(maxsize=4)
+def _pickler_class(cloudpickle: Any, torch: Any) -> Any:
+    """cloudpickle's pickler; tensors leave their memory aside, and come to the CPU first."""
+    if not hasattr(torch, "Tensor"):
+        return cloudpickle.Pickler
+
+    class TensorPickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, obj: Any) -> Any:
+            if type(obj) is torch.Tensor and obj.layout is torch.strided:
+                reduced = _reduce_tensor(torch, obj)
+                if reduced is not None:
+                    return reduced
+            return super().reducer_override(obj)
+
+    return TensorPickler
+
+
+def _reduce_tensor(torch: Any, tensor: Any) -> Any:
+    if tensor.device.type == "meta" or tensor.is_quantized:
+        return None
+    if tensor.device.type != "cpu":
+        tensor = tensor.detach().cpu().requires_grad_(tensor.requires_grad)
+    is_plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    if not is_plain or tensor.numel() * tensor.element_size() < _IN_BAND_BYTES:
+        return tensor.__reduce_ex__(2)
+    flat = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    about = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.requires_grad)
+    return build_tensor, (pickle.PickleBuffer(flat), *about)
+
+
+def build_tensor(data: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
+    """A tensor over memory that came with it."""
+    import torch
+
+    if memoryview(data).readonly:
+        data = bytearray(data)
+    flat = torch.frombuffer(data, dtype=torch.uint8)
+    return flat.view(getattr(torch, dtype)).reshape(shape).requires_grad_(requires_grad)

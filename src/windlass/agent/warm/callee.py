@@ -1,0 +1,150 @@
+"""A rank that takes calls: waits, runs what it is told to, answers, and waits again or ends.
+
+The environment is a rank's own before this is entered, and user code finds what it would find in any rank.
+A fresh rank ends after its call; a kept one keeps what the user's code keeps. Says nothing but answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import inspect
+import os
+import sys
+import time
+import types
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from windlass import records
+from windlass.agent import parcels
+from windlass.agent.raised import make_error, print_error
+from windlass.agent.rank import leave, step_aside
+from windlass.agent.warm.channel import RankEnd
+from windlass.agent.warm.sources import Reloader, import_freshly, renew_class
+from windlass.errors import BundleError
+
+
+def serve(fd: int, about: dict[str, Any]) -> NoReturn:
+    """Take calls until the node hangs up. `about` says where the project is, and whether to stay."""
+    importlib.import_module("cloudpickle")  # the one that travels with us made the payloads
+    _Callee(RankEnd(fd), about).loop()
+
+
+class _Callee:
+    """One rank's calls."""
+
+    def __init__(self, end: RankEnd, about: dict[str, Any]) -> None:
+        self._end = end
+        self._rank = int(os.environ["RANK"])
+        self._about = about
+        self._reloader = Reloader(about["root"])
+        self._object: Any = None
+        self._constructor: list[memoryview] | None = None
+        if about["cwd"]:
+            os.chdir(about["cwd"])
+        step_aside(about["paths"])
+        import_freshly([about["root"], *about["paths"]])
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        sys.argv = [about["name"]]
+
+    def loop(self) -> NoReturn:
+        code = 0
+        while (received := self._end.receive()) is not None:
+            header, body = received
+            if header["type"] == "make":
+                self._constructor = parcels.cut(body, header["sizes"])
+                continue
+            code = self._take(header, body)
+            if not self._about["keep"]:
+                break
+        leave(code)
+
+    def _take(self, header: dict[str, Any], body: bytearray) -> int:
+        """Run one call and answer it; what the process should exit with if this was its last."""
+        code = 0
+        try:
+            segments = self._segments(header, body)
+            value = self._perform(header, segments)
+            if inspect.iscoroutine(value):
+                import asyncio
+
+                value = asyncio.run(value)
+            if header["stream"]:
+                value = self._stream(header, value)
+            is_wanted = header["collect"] == "all" or self._rank == 0
+            packed = parcels.pack(value, name="result") if is_wanted else []
+            self._say(header, "answer", packed, state="returned")
+        except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is the answer
+            code = self._raised(header, error)
+        if self._about["keep"]:
+            gc.collect(0)
+        return code
+
+    @staticmethod
+    def _segments(header: dict[str, Any], body: bytearray) -> list[memoryview]:
+        whole = parcels.map_file(header["file"]) if header.get("file") else body
+        return parcels.cut(whole, header["sizes"])
+
+    def _perform(self, header: dict[str, Any], segments: list[memoryview]) -> Any:
+        if header.get("reload"):
+            if self._reloader.reload() and self._object is not None:
+                renew_class(self._object, sys.modules.get)
+        if self._constructor is not None:
+            made, self._constructor = self._constructor, None
+            cls, args, kwargs = parcels.unpack(made)
+            self._object = cls(*args, **kwargs)
+        if header["method"]:
+            args, kwargs = parcels.unpack(segments)
+            found = getattr(self._object, header["method"])
+            value = found(*args, **kwargs) if callable(found) else found
+        else:
+            function, args, kwargs = parcels.unpack(segments)
+            value = function(*args, **kwargs)
+        self._reloader.note()
+        return value
+
+    def _stream(self, header: dict[str, Any], value: Any) -> Any:
+        """Send what a generator of rank 0 yields as it comes; what it returns is the result."""
+        if self._rank != 0 or not isinstance(value, Iterator):
+            return value if not isinstance(value, Iterator) else None
+        while True:
+            try:
+                item = next(value)
+            except StopIteration as end:
+                return end.value
+            self._say(header, "item", parcels.pack(item, name="item"))
+
+    def _raised(self, header: dict[str, Any], error: BaseException) -> int:
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            self._say(header, "answer", parcels.pack(None, name="result"), state="returned")
+            return 0
+        print_error(error)
+        code = error.code if isinstance(error, SystemExit) else 1
+        try:
+            packed = parcels.pack(error, name="exception")
+        except BundleError:
+            packed = []
+        info = records.to_json(make_error(error, root=self._about["root"]))
+        self._say(header, "answer", packed, state="raised", error=info)
+        return code & 0xFF if isinstance(code, int) else 1
+
+    def _say(
+        self, call: dict[str, Any], kind: str, segments: list[parcels.Segment], **fields: Any
+    ) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        sizes = [len(segment) for segment in segments]
+        answer = {"type": kind, "call": call["id"], "sizes": sizes, "at_s": time.time(), **fields}
+        if sum(sizes) > parcels.SPILL_BYTES:
+            try:
+                answer["file"] = parcels.write_file(call["spill"], segments)
+                segments = []
+            except OSError as error:
+                what = f"the result of {sum(sizes)} bytes could not be kept: {error.strerror}"
+                info = make_error(OSError(error.errno, what), root=self._about["root"])
+                answer |= {"state": "raised", "error": records.to_json(info), "sizes": []}
+                segments = []
+        self._end.send(answer, segments)

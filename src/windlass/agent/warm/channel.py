@@ -1,0 +1,144 @@
+"""Between a node and one rank that takes calls: frames over a socket pair, both ends.
+
+The rank's end blocks, since the rank has nothing else to do; the node's end lives in the agent's loop. What
+the frames say is `agent.warm.callee` and `agent.warm.crew`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from windlass.errors import ProtocolError
+from windlass.wire.messages import Frame, FrameDecoder, render_head
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+_LENGTHS = struct.Struct(">II")
+_READ_BYTES = 256 << 10
+
+Buffer = bytes | bytearray | memoryview
+
+
+class RankEnd:
+    """The rank's end. Large bodies are read in place, once."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._socket.setblocking(True)
+
+    def receive(self) -> tuple[dict[str, Any], bytearray] | None:
+        """The next frame; None when the node has hung up."""
+        try:
+            lengths = self._read(_LENGTHS.size)
+            header_length, body_length = _LENGTHS.unpack(lengths)
+            header = json.loads(self._read(header_length))
+            return header, self._read(body_length)
+        except (EOFError, ConnectionError):
+            return None
+
+    def _read(self, length: int) -> bytearray:
+        data = bytearray(length)
+        view = memoryview(data)
+        while view:
+            num = self._socket.recv_into(view)
+            if not num:
+                raise EOFError
+            view = view[num:]
+        return data
+
+    def send(self, header: dict[str, Any], segments: Sequence[Buffer] = ()) -> None:
+        """Say something; a node that is gone hears nothing, and will end this rank."""
+        head = render_head(header, sum(len(segment) for segment in segments))
+        with contextlib.suppress(ConnectionError):
+            if sum(map(len, segments)) < _READ_BYTES:
+                self._socket.sendall(b"".join((head, *segments)))
+                return
+            self._socket.sendall(head)
+            for segment in segments:
+                self._socket.sendall(segment)
+
+
+class NodeEnd:
+    """The node's end. `send` never blocks."""
+
+    def __init__(self, loop: AbstractEventLoop, on_frame: Callable[[Frame], None]) -> None:
+        self._loop = loop
+        self._on_frame = on_frame
+        self._socket, self._theirs = socket.socketpair()
+        self._socket.setblocking(False)
+        self._decoder = FrameDecoder()
+        self._unsent = bytearray()
+        self._is_open = True
+        loop.add_reader(self._socket.fileno(), self.read)
+
+    @property
+    def theirs(self) -> int:
+        """The rank's end, until it is given away."""
+        return self._theirs.fileno()
+
+    def give_away(self) -> None:
+        """The rank has its end: this copy is closed."""
+        self._theirs.close()
+
+    def send(self, header: dict[str, Any], body: Buffer = b"") -> None:
+        if not self._is_open:
+            return
+        data = render_head(header, len(body)) + body
+        if self._unsent:
+            self._unsent += data
+            return
+        try:
+            num = self._socket.send(data)
+        except BlockingIOError:
+            num = 0
+        except OSError:
+            return  # its end is an event of its own
+        if num < len(data):
+            self._unsent += memoryview(data)[num:]
+            self._loop.add_writer(self._socket.fileno(), self._write)
+
+    def _write(self) -> None:
+        try:
+            num = self._socket.send(self._unsent)
+        except BlockingIOError:
+            return
+        except OSError:
+            num = len(self._unsent)
+        del self._unsent[:num]
+        if not self._unsent:
+            self._loop.remove_writer(self._socket.fileno())
+
+    def read(self) -> bool:
+        """Take what has come; whether there was something."""
+        if not self._is_open:
+            return False
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return False
+        try:
+            for frame in self._decoder.feed(data):
+                self._on_frame(frame)
+        except ProtocolError:  # what a rank's own code wrote there
+            self.close()
+        return True
+
+    def close(self) -> None:
+        """Hang up: a rank that waits for calls ends."""
+        if self._is_open:
+            self._is_open = False
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_writer(self._socket.fileno())
+            self._socket.close()
+            self._theirs.close()

@@ -1,0 +1,118 @@
+"""Modules of the project are never stale: how ranks import them, and how a kept rank reloads them.
+
+Python trusts byte code whose source has the same size and the same second. An edit and a call can be closer
+than that, so byte code of project files counts only if it was written after its source. Everything outside
+the project is imported as ever.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+_Stamp = tuple[int, int]
+
+
+class FreshLoader(importlib.machinery.SourceFileLoader):
+    """Loads a file as it is now."""
+
+    def get_code(self, fullname: str) -> types.CodeType | None:
+        path = self.get_filename(fullname)
+        if _is_compiled_later(path):
+            return super().get_code(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+    def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
+        """Leave nothing beside the user's sources."""
+
+
+def _is_compiled_later(path: str) -> bool:
+    try:
+        compiled = os.stat(importlib.util.cache_from_source(path)).st_mtime_ns
+        return compiled > os.stat(path).st_mtime_ns
+    except (OSError, NotImplementedError):
+        return False
+
+
+def import_freshly(roots: Iterable[str]) -> None:
+    """From now on, import what lies below `roots` as it is on disk."""
+    prefixes = tuple(os.path.join(os.path.abspath(root), "") for root in roots if root)
+    if not prefixes:
+        return
+    details = [
+        (importlib.machinery.ExtensionFileLoader, importlib.machinery.EXTENSION_SUFFIXES),
+        (FreshLoader, importlib.machinery.SOURCE_SUFFIXES),
+        (importlib.machinery.SourcelessFileLoader, importlib.machinery.BYTECODE_SUFFIXES),
+    ]
+    make = importlib.machinery.FileFinder.path_hook(*details)
+
+    def hook(path: str) -> Any:
+        inside = os.path.join(os.path.abspath(path or "."), "")
+        if not inside.startswith(prefixes) or "site-packages" in inside:
+            raise ImportError("not of the project")
+        return make(path)
+
+    sys.path_hooks.insert(0, hook)
+    for path in [p for p in sys.path_importer_cache if os.path.join(p, "").startswith(prefixes)]:
+        del sys.path_importer_cache[path]
+    importlib.invalidate_caches()
+
+
+class Reloader:
+    """Reloads in place what changed on disk, for ranks that are kept."""
+
+    def __init__(self, root: str) -> None:
+        self._prefix = os.path.join(os.path.abspath(root), "") if root else ""
+        self._stamps: dict[str, _Stamp] = {}
+
+    def note(self) -> None:
+        """Remember the files of what is loaded."""
+        for name, path in self._own():
+            if name not in self._stamps:
+                self._stamps[name] = _stamp(path)
+
+    def reload(self) -> list[str]:
+        """Reload all of the project that is loaded, if any of it changed; the names of what was.
+
+        All of it, since a module that took a name from a changed one holds the old thing. Those that were
+        imported last come first: they are what the others import.
+        """
+        own = self._own()
+        if all(self._stamps.get(name) == _stamp(path) for name, path in own):
+            return []
+        importlib.invalidate_caches()
+        for name, path in reversed(own):
+            importlib.reload(sys.modules[name])
+            self._stamps[name] = _stamp(path)
+        return [name for name, _ in own]
+
+    def _own(self) -> list[tuple[str, str]]:
+        found = []
+        for name, module in list(sys.modules.items()):
+            path = getattr(module, "__file__", None)
+            if name != "__main__" and path and self._prefix and path.startswith(self._prefix):
+                found.append((name, path))
+        return found
+
+
+def _stamp(path: str) -> _Stamp:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (0, 0)
+    return (found.st_mtime_ns, found.st_size)
+
+
+def renew_class(thing: Any, find: Callable[[str], Any]) -> None:
+    """Give an object the class of its name as it is after a reload."""
+    cls = type(thing)
+    module = find(cls.__module__)
+    new = getattr(module, cls.__qualname__, None) if module is not None else None
+    if isinstance(new, type) and new is not cls:
+        thing.__class__ = new
