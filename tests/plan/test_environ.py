@@ -10,10 +10,17 @@ from hypothesis import strategies as st
 from spec.strategies import envs, facts, plans, specs
 
 from windlass import names
-from windlass.plan.environ import Meeting, make_job_env, make_rank_env
+from windlass.plan.environ import (
+    Meeting,
+    make_job_env,
+    make_rank_env,
+    read_indexes,
+    render_indexes,
+)
 from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job import JobSpec
-from windlass.spec.work import Script
+from windlass.spec.resources import PodSpec
+from windlass.spec.work import Command, Script
 
 
 def rank_envs(plan, attempt=0):
@@ -109,3 +116,62 @@ def test_a_store_that_is_there_already_is_used(plan):
     meeting = Meeting(address="10.0.0.1", port=29500, has_store=True)
     env = make_rank_env(plan, 0, attempt=0, meeting=meeting)
     assert env["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+
+
+def make_command_plan(*argv, env=None, **spec):
+    spec = JobSpec(work=Command(argv=argv), env=env or {}, **spec)
+    return make_plan(spec, job_id="j", now_s=0, facts=Facts(environ={}))
+
+
+def test_a_command_gets_what_torchrun_takes_its_flags_from():
+    for node, env in enumerate(rank_envs(make_command_plan("torchrun", "t.py", nodes=2))):
+        assert {key: value for key, value in env.items() if "PET" in key or "NODE" in key} == {
+            "PET_NNODES": "2",
+            "PET_NODE_RANK": str(node),
+            "PET_MASTER_ADDR": "10.0.0.1",
+            "PET_MASTER_PORT": "29500",
+            "NNODES": "2",
+            "NODE_RANK": str(node),
+            "WINDLASS_NODE_NAME": f"j-node-{node}",
+            "WINDLASS_NODE_INDEXES": "2",
+        }
+
+
+def test_a_command_that_wants_no_world_gets_none():
+    env = rank_envs(make_command_plan("torchrun", "--standalone", "t.py", nodes=2))[1]
+    assert env["NODE_RANK"] == "1"
+    assert not [key for key in env if key.startswith("PET_")]
+
+
+def test_the_user_s_own_variables_win_over_a_command_s():
+    plan = make_command_plan("torchrun", env={"PET_NNODES": "9", "NPROC_PER_NODE": "5"})
+    assert "PET_NNODES" not in rank_envs(plan)[0]
+    assert (plan.env["PET_NNODES"], plan.env["NPROC_PER_NODE"]) == ("9", "5")
+
+
+@pytest.mark.parametrize(
+    ("argv", "asked", "count"),
+    [
+        (["torchrun", "--nproc_per_node=8", "t.py"], {}, "8"),
+        (["torchrun", "--nproc-per-node", "4", "t.py"], {}, "4"),
+        (["sh", "-c", "cd x && torchrun --nproc_per_node=8 t.py"], {}, "8"),
+        (["torchrun", "--nproc_per_node=auto", "t.py"], {"procs": 3}, "3"),
+        (["torchrun", "--nproc_per_node=8"], {"pod": PodSpec(image="i", gpus=2)}, "2"),
+        (["python", "t.py"], {"procs": 2}, "2"),
+    ],
+    ids=str,
+)
+def test_how_many_processes_a_command_should_start(argv, asked, count):
+    assert make_command_plan(*argv, **asked).env["NPROC_PER_NODE"] == count
+
+
+def test_other_work_gets_nothing_of_it():
+    plan = make_plan(
+        JobSpec(work=Script(path="t.py")), job_id="j", now_s=0, facts=Facts(environ={})
+    )
+    assert not {"NNODES", "PET_NNODES", "NPROC_PER_NODE"} & {*plan.env, *rank_envs(plan)[0]}
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, unique=True).map(sorted))
+def test_node_indexes_are_read_as_they_were_written(indexes):
+    assert read_indexes(render_indexes(indexes)) == indexes

@@ -1,0 +1,87 @@
+"""What ranks ask of their job: addresses of the nodes, places of volumes."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+import windlass as wl
+from windlass.distributed import pod_ips, volume_path
+
+
+@pytest.fixture
+def ips():
+    def ips():  # inside a function, so that it travels by value
+        from windlass.distributed import pod_ips
+
+        return pod_ips(), pod_ips(quorum_workers=2, quorum_timeout=30)
+
+    return ips
+
+
+def test_nodes_of_one_machine_are_all_here(ips):
+    found = wl.run(ips, nodes=2, procs=2, quiet=True)
+    assert found == [(["127.0.0.1"] * 2, ["127.0.0.1"] * 2)] * 4
+
+
+@pytest.mark.cluster
+def test_every_pod_has_an_address_of_its_own(space, monkeypatch, ips):
+    for name, value in space.settings.items():
+        monkeypatch.setenv(name, value)
+    found = wl.run(ips, nodes=2, procs=1, quiet=True)
+    addresses = found[0][0]
+    assert len(set(addresses)) == 2
+    assert all(socket.inet_aton(address) for address in addresses)
+    assert found == [(addresses, addresses)] * 2
+
+
+def test_outside_of_a_rank_it_says_so():
+    with pytest.raises(wl.SpecError, match="no rank of one\n  hint: call it in the function"):
+        pod_ips()
+
+
+@pytest.mark.parametrize("wanted", [0, 3, -1])
+def test_a_quorum_is_one_that_can_be_had(monkeypatch, wanted):
+    monkeypatch.setenv("WINDLASS_NODE_INDEXES", "2")
+    with pytest.raises(wl.SpecError, match=f"must be 1 to 2, the number of nodes, not {wanted}"):
+        pod_ips(quorum_workers=wanted)
+
+
+@pytest.fixture
+def pod(monkeypatch):
+    """The surroundings of node 1 of 4, of which nobody knows the others."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "job.invalid-2")
+    for name, value in {
+        "WINDLASS_NODE_INDEXES": ",0,2,3",
+        "WINDLASS_JOB_ID": "job.invalid",
+        "WINDLASS_POD_IP": "10.0.0.7",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("pod")
+def test_nodes_that_never_get_an_address_are_named():
+    told = (
+        r"1 of 3 nodes have an address after 0.1 s, 3 are wanted; "
+        r"missing: job.invalid-0, job.invalid-3"
+    )
+    with pytest.raises(TimeoutError, match=told):
+        pod_ips(quorum_timeout=0.1)
+
+
+@pytest.mark.usefixtures("pod")
+def test_a_quorum_does_not_wait_for_the_others():
+    assert pod_ips(quorum_workers=1, quorum_timeout=0.1) == ["10.0.0.7"]
+
+
+def test_volumes_are_found_by_name(monkeypatch):
+    monkeypatch.setenv("WINDLASS_VOLUME_SHARED_DATA", "/data")
+    assert volume_path("shared-data") == "/data"
+    with pytest.raises(
+        wl.SpecError, match="there is no volume 'other' here\n  hint: there is: shared_data"
+    ):
+        volume_path("other")
+    monkeypatch.delenv("WINDLASS_VOLUME_SHARED_DATA")
+    with pytest.raises(wl.SpecError, match="hint: give the compute volumes="):
+        volume_path("shared-data")
