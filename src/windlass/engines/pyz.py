@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _OURS = (
-    *("__init__.py", "names.py", "errors.py", "records.py", "waiting.py", "distributed.py"),
+    *("__init__.py", "names.py", "errors.py", "records.py", "waiting.py"),
+    *("distributed.py", "inside.py"),
     *("spec", "plan", "wire", "agent"),
     *(f"bundle/{name}.py" for name in ("__init__", "extract", "manifest", "paths", "place")),
 )
