@@ -12,7 +12,7 @@ import windlass
 
 NAMES = [
     "BundleError", "EngineError", "Job", "JobCancelled", "JobError", "JobNotFound", "JobTimeout", "NodeLost",
-    "ProtocolError", "RankFailed", "RemoteError", "SpecError", "WaitTimeout", "WindlassError",
+    "ProtocolError", "RankFailed", "RemoteError", "SpecError", "StepFailed", "WaitTimeout", "WindlassError",
     "__version__", "attach", "jobs", "report", "run", "submit",
 ]  # fmt: skip
 

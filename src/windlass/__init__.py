@@ -22,6 +22,8 @@ _WHERE = {
     "Job": "windlass.client.job",
     "report": "windlass.agent.report",
     "app": "windlass.client.warm.app",
+    "compute": "windlass.client.warm.decorators",
+    "distribute": "windlass.client.warm.decorators",
     **dict.fromkeys(
         (
             "BundleError",
@@ -35,6 +37,7 @@ _WHERE = {
             "RankFailed",
             "RemoteError",
             "SpecError",
+            "StepFailed",
             "WaitTimeout",
             "WindlassError",
         ),
@@ -54,6 +57,8 @@ if TYPE_CHECKING:
     from windlass.client.run import run as run
     from windlass.client.run import submit as submit
     from windlass.client.warm.app import app as app
+    from windlass.client.warm.decorators import compute as compute
+    from windlass.client.warm.decorators import distribute as distribute
     from windlass.errors import BundleError as BundleError
     from windlass.errors import EngineError as EngineError
     from windlass.errors import JobCancelled as JobCancelled
@@ -65,6 +70,7 @@ if TYPE_CHECKING:
     from windlass.errors import RankFailed as RankFailed
     from windlass.errors import RemoteError as RemoteError
     from windlass.errors import SpecError as SpecError
+    from windlass.errors import StepFailed as StepFailed
     from windlass.errors import WaitTimeout as WaitTimeout
     from windlass.errors import WindlassError as WindlassError
 
@@ -79,6 +85,10 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("windlass"):
             raise
+        from windlass.inside import find_meaning
+
+        if (meaning := find_meaning(name)) is not None:
+            return meaning
         raise AttributeError(
             f"windlass.{name} is for clients; inside a node only windlass.report is there. "
             "Install windlass in the node's environment to use more."

@@ -8,6 +8,7 @@
         RemoteError       a value or an exception came back that this process cannot rebuild
         JobTimeout        the job's own time limit
         JobCancelled      somebody asked for it
+        StepFailed        a step of an image did not succeed on a node
       NodeLost          the machine: a node went away
       EngineError       us, or what we run on
         JobNotFound       no such job here
@@ -78,6 +79,10 @@ class JobTimeout(JobError):
 
 class JobCancelled(JobError):
     """Somebody cancelled the job, or its client went away."""
+
+
+class StepFailed(JobError):
+    """A step of an image (pip_install, run) did not succeed on a node; it is run again next time."""
 
 
 class NodeLost(WindlassError):
