@@ -1,0 +1,36 @@
+"""`windlass deploy`: bring up what a script decorates, and its apps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from windlass import records
+from windlass.cli.flags import json_option
+from windlass.cli.show import print_json
+from windlass.client.target import find_script
+
+
+@click.command()
+@click.argument("script", metavar="SCRIPT.py[::NAME]")
+@click.option("--replace", is_flag=True, help="end apps of the same name that still run")
+@json_option
+def deploy(script: str, replace: bool, as_json: bool) -> None:
+    """Import SCRIPT.py and bring up each decorated function and class and each app in it.
+
+    Each is a line on stdout as it comes up: its name, what it is, where it is. A decorated function can then
+    be called from anywhere by its name: windlass.get(NAME).
+    """
+    # imported only now: `--help` needs nothing of it
+    from windlass.client.warm.deploy import deploy, find_deployables, import_script
+
+    file, _, name = script.partition("::")
+    module = import_script(find_script(file, Path.cwd()))
+    done = []
+    for found in deploy(find_deployables(module, name), replace=replace):
+        done.append(records.to_json(found))
+        if not as_json:
+            click.echo(f"{found.name}\t{found.kind}\t{found.ref}")
+    if as_json:
+        print_json(done)

@@ -1,0 +1,147 @@
+"""@compute and @distribute: a function or class that says itself where it runs.
+
+    @kt.compute(gpus=8)
+    @kt.distribute(framework="pytorch", workers=2)
+    def train(): ...
+
+Nothing starts when a module is imported: `windlass deploy` or `.deploy()` brings it up. To call it is then to
+call the remote one; `.local(...)` runs it here. Inside ranks decorators leave what they decorate as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from windlass.errors import JobNotFound, SpecError
+from windlass.inside import is_inside, leave_plain
+
+if TYPE_CHECKING:
+    from windlass.client.warm.remote import Remote
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """What decorators said: keywords of Compute and of `.distribute`; None where there was no such one."""
+
+    compute: Mapping[str, Any] | None = None
+    distribute: Mapping[str, Any] | None = None
+
+
+def compute(target: Any = None, /, **keywords: Any) -> Any:
+    """Decorate a function or class with the nodes it runs on; keywords as for Compute."""
+    from windlass.client.warm.compute import check_keywords
+
+    check_keywords(keywords)
+    return _decorate(target, Marks(compute=keywords))
+
+
+def distribute(target: Any = None, /, **keywords: Any) -> Any:
+    """Decorate a function or class with how it is spread: framework, workers, procs."""
+    if isinstance(target, str):  # @distribute("pytorch", workers=2)
+        target, keywords = None, {"framework": target, **keywords}
+    return _decorate(target, Marks(distribute=keywords))
+
+
+def _decorate(target: Any, marks: Marks) -> Any:
+    if target is not None:  # without parentheses
+        return _mark(target, marks)
+    return functools.partial(_mark, marks=marks)
+
+
+def _mark(target: Any, marks: Marks) -> Any:
+    if isinstance(target, Decorated):
+        return target.marked(marks)
+    if not (inspect.isfunction(target) or inspect.isclass(target)):
+        raise SpecError(
+            f"only functions and classes can be decorated, not {target!r:.60}",
+            hint="@kt.compute(gpus=8) stands above def or class; keywords go in parentheses",
+        )
+    return leave_plain(target) if is_inside() else Decorated(target, marks)
+
+
+class Decorated:
+    """A function or class with its nodes. Calls go to the remote one, once it is deployed."""
+
+    def __init__(self, target: Callable[..., Any], marks: Marks) -> None:
+        self.is_class = inspect.isclass(target)
+        # a class's own names stay its own: what is asked of a decorated one is asked of the remote
+        functools.update_wrapper(self, target, updated=())
+        self.name = target.__name__
+        self.marks = marks
+        self._target = target
+        self._remote: Remote | None = None
+
+    def marked(self, marks: Marks) -> Decorated:
+        """The same with another decorator's marks; each kind may stand there once."""
+        for kind in ("compute", "distribute"):
+            if getattr(marks, kind) is not None and getattr(self.marks, kind) is not None:
+                raise SpecError(
+                    f"{self.name} is decorated with @{kind} twice", hint="put the keywords into one"
+                )
+        distribute = self.marks.distribute if marks.distribute is None else marks.distribute
+        compute = self.marks.compute if marks.compute is None else marks.compute
+        return Decorated(self._target, Marks(compute=compute, distribute=distribute))
+
+    def __repr__(self) -> str:
+        return f"<{self.name}, decorated; {'deployed' if self._remote else 'not deployed here'}>"
+
+    def local(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it here, in this process."""
+        return self._target(*args, **kwargs)
+
+    def deploy(self) -> Remote:
+        """Bring it up, or find it up; the remote one."""
+        from windlass.client.warm.compute import Compute
+        from windlass.client.warm.remote import cls, fn
+
+        make = cls if self.is_class else fn
+        remote = make(self, name=self.name).to(Compute(**(self.marks.compute or {})))
+        if self.marks.distribute is not None:
+            remote = remote.distribute(**self.marks.distribute)
+        self._remote = remote.deploy()
+        return self._remote
+
+    @property
+    def remote(self) -> Remote:
+        """The one that was deployed, from here or from elsewhere."""
+        if self._remote is None:
+            from windlass.client.warm.named import get
+
+            try:
+                self._remote = get(self.name)
+            except JobNotFound as error:
+                raise SpecError(
+                    f"{self.name} is not deployed",
+                    hint=f"windlass deploy {self._file()}, or {self.name}.deploy(); "
+                    f"{self.name}.local(...) runs it here",
+                ) from error
+        return self._remote
+
+    def _file(self) -> str:
+        return getattr(sys.modules.get(self.__module__), "__file__", None) or "SCRIPT.py"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.remote(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Methods of a decorated class, and what any remote can do: submit, acall."""
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self.remote, name)
+
+    def __mro_entries__(self, _bases: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (self._target,)
+
+    def __reduce__(self) -> Any:
+        """To ranks it travels as what it is there: the plain function, by name where it has one."""
+        found: Any = sys.modules.get(self.__module__)
+        for part in self.__qualname__.split("."):
+            found = getattr(found, part, None)
+        if found is self and self.__module__ != "__main__":
+            return self.__qualname__
+        return leave_plain, (self._target,)

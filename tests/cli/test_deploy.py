@@ -1,0 +1,94 @@
+"""`windlass deploy`: a script is imported, and what it decorates comes up, one line each."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+APPS = """
+import windlass as kt
+
+def show(nodes):
+    return kt.app(name=f"show-{nodes}", cli_command="echo node $NODE_RANK of $NNODES", replicas=nodes)
+
+one, two = show(1), show(2)
+again = one
+
+if __name__ == "__main__":
+    raise SystemExit("this must not run")
+"""
+
+
+@pytest.fixture
+def local(windlass, project, monkeypatch):
+    """`windlass` where there is no cluster."""
+    monkeypatch.setenv("KUBECONFIG", str(project / "none"))
+    return windlass
+
+
+def test_each_app_of_a_script_comes_up(local, project):
+    (project / "my_apps.py").write_text(APPS)
+    done = local("deploy", "my_apps.py")
+    assert done.code == 0, done.err
+    rows = [line.split("\t") for line in done.out.splitlines()]
+    assert [row[:2] for row in rows] == [["show-1", "app"], ["show-2", "app"]]
+    for _, _, ref in rows:
+        assert local("wait", ref).code == 0
+    said = sorted(local("logs", rows[1][2]).out.splitlines())
+    assert said == ["[0/0] node 0 of 2", "[1/1] node 1 of 2"]
+
+
+def test_one_by_name_as_json(local, project):
+    (project / "my_apps.py").write_text(APPS)
+    done = local("deploy", "my_apps.py::two", "--json")
+    (found,) = json.loads(done.out)
+    assert (found["name"], found["kind"]) == ("show-2", "app")
+    assert local("wait", found["ref"]).code == 0
+
+
+def test_an_app_that_runs_is_replaced_only_when_asked(local, project):
+    (project / "stay.py").write_text(
+        "import windlass as kt\napp = kt.app(name='stay', cli_command='tail -f /dev/null')\n"
+    )
+    first = local("deploy", "stay.py").out.split()[2]
+    refused = local("deploy", "stay.py")
+    assert refused.code == 2
+    assert f"the app stay runs already, as {first}" in refused.err
+    second = local("deploy", "stay.py", "--replace").out.split()[2]
+    assert second != first
+    assert local("cancel", second).code == 0
+    phases = {row["job_id"]: row["phase"] for row in json.loads(local("ls", "--json").out)}
+    assert set(phases.values()) == {"cancelled"}
+
+
+@pytest.mark.parametrize(
+    ("source", "words", "told", "hint"),
+    [
+        ("x = 1\n", "bad.py", "nothing to deploy in bad.py", "decorate a function with"),
+        (
+            APPS,
+            "bad.py::tow",
+            "holds no decorated function, class or app 'tow'",
+            "did you mean two?",
+        ),
+        ("x = (\n", "bad.py", "bad.py, line 1: '(' was never closed", "correct that line"),
+        (
+            "\nraise ValueError('no')\n",
+            "bad.py",
+            "bad.py, line 2, raised ValueError: no",
+            "__main__",
+        ),
+        ("import sys\nsys.exit(3)\n", "bad.py", "bad.py, line 2, raised SystemExit: 3", "__main__"),
+        ("", "sys.py", "has the name of a module that is loaded already", "another name"),
+        ("", "a.b.py", "'a.b' is not the name of a module", "rename it"),
+        (None, "none.py", "there is no script none.py", ""),
+    ],
+)
+def test_mistakes_are_told(local, project, source, words, told, hint):
+    if source is not None:
+        (project / words.partition("::")[0]).write_text(source)
+    done = local("deploy", words)
+    assert (done.code, done.out) == (2, "")
+    assert told in done.err
+    assert hint in done.err
