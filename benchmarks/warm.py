@@ -1,0 +1,138 @@
+"""Warm compute against its peers: edit and call, empty calls, big arguments; in one run, as ratios.
+
+    python benchmarks/warm.py [--monarch PYTHON] [--ray PYTHON]                     this machine only
+    python benchmarks/warm.py --image IMAGE [--monarch-image IMAGE] [--namespace N]    and pods
+    python benchmarks/warm.py --quick --only edit-2,empty                           does it run at all
+
+The clock of an edit runs from the moment before the file is written until the slowest rank's own stamp: its
+first all-reduce is done, or it runs. Windlass, Monarch and Ray are up before; torchrun and the StatefulSet
+start from nothing each time, which is what their users do after an edit. A call's time is what its caller
+waits. Every answer is checked: all ranks, in order, with the code of after the edit. Contestants take turns.
+A peer that is not installed is named with what would install it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from warm_case import Line, render_json, render_table
+from warm_local import measure_arguments, measure_edit, measure_empty, measure_spread
+from warm_setup import Setup, find_python
+
+from windlass.errors import WindlassError
+
+LOCAL = {
+    "edit-2": lambda setup: measure_edit(setup, 2),
+    "edit-8": lambda setup: measure_edit(setup, 8),
+    "empty": measure_empty,
+    "arguments": measure_arguments,
+    "spread": measure_spread,
+}
+PODS = ("pods-edit", "pods-empty", "pods-arguments", "pods-spread")
+_BIG, _QUICK_BIG = 1 << 30, 64 << 20
+
+
+def measure(setup: Setup, only: list[str]) -> list[Line]:
+    """Every case that was asked for."""
+    lines = [line for name in only if name in LOCAL for line in LOCAL[name](setup)]
+    wanted = set(only) & set(PODS)
+    if wanted and setup.image:
+        lines += _measure_cluster(setup, wanted)
+    elif wanted:
+        note = "not here: name the image of the pods with `--image`, it has Python and torch"
+        lines += [Line(case=name, who="windlass", note=note) for name in PODS if name in wanted]
+    return lines
+
+
+def _measure_cluster(setup: Setup, wanted: set[str]) -> list[Line]:
+    from warm_cluster import measure_pod_spread, measure_pods, opened
+
+    from windlass.kube.api import connect
+
+    lines = []
+    with opened(setup, connect(context=setup.context)) as grounds:
+        if wanted - {"pods-spread"}:
+            lines += measure_pods(setup, grounds, wanted)
+        if "pods-spread" in wanted:
+            lines += measure_pod_spread(setup, grounds)
+    return lines
+
+
+def describe() -> dict[str, Any]:
+    """Where this was measured."""
+    return {
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_1min": round(os.getloadavg()[0], 2),
+    }
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    names = [*LOCAL, *PODS]
+    parser.add_argument("--only", default=",".join(names), help=f"some of: {','.join(names)}")
+    parser.add_argument("--rounds", type=int, default=5, help="measured rounds, after a warm-up")
+    parser.add_argument("--calls", type=int, default=300, help="empty calls a round")
+    parser.add_argument("--quick", action="store_true", help="one short round: does it run")
+    parser.add_argument("--monarch", default="", help="a Python that has torchmonarch")
+    parser.add_argument("--ray", default="", help="a Python that has ray")
+    parser.add_argument("--image", default="", help="has Python and torch; present on the nodes")
+    parser.add_argument("--monarch-image", default="", help="the same with torchmonarch")
+    parser.add_argument("--namespace", default="windlass-warm", help="empty, or not there yet")
+    parser.add_argument("--context", default="", help="of the kubeconfig")
+    parser.add_argument("--json", type=Path, help="write everything measured to this file")
+    options = parser.parse_args()
+    options.only = options.only.split(",")
+    if unknown := set(options.only) - set(names):
+        parser.error(f"--only: there is no {', '.join(sorted(unknown))}")
+    if options.rounds < 1 or options.calls < 1:
+        parser.error("--rounds and --calls: at least 1")
+    if options.image and shutil.which("kubectl") is None:
+        parser.error("kubectl is not on the PATH, and peers in pods are started with it")
+    return options
+
+
+def make_setup(options: argparse.Namespace, folder: Path) -> Setup:
+    return Setup(
+        folder=folder,
+        rounds=1 if options.quick else options.rounds,
+        calls=min(options.calls, 50) if options.quick else options.calls,
+        big_bytes=_QUICK_BIG if options.quick else _BIG,
+        pythons={
+            "monarch": find_python(options.monarch, "monarch"),
+            "ray": find_python(options.ray, "ray"),
+        },
+        torchrun=Path(sys.executable).with_name("torchrun"),
+        image=options.image,
+        monarch_image=options.monarch_image,
+        namespace=options.namespace,
+        context=options.context,
+    )
+
+
+def main() -> None:
+    options = read_options()
+    before = describe()
+    with tempfile.TemporaryDirectory(prefix="bench-warm-") as folder:
+        lines = measure(make_setup(options, Path(folder)), options.only)
+    if options.json:
+        about = {**before, "load_1min_after": describe()["load_1min"], "rounds": options.rounds}
+        options.json.write_text(json.dumps({"about": about, "lines": render_json(lines)}, indent=1))
+    print(render_table(lines))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except WindlassError as trouble:  # says itself what to do
+        sys.exit(f"warm: {trouble}")

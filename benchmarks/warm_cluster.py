@@ -1,0 +1,171 @@
+"""The cases on Kubernetes: two kept pods, one a host, and eight; the user has the documented Role only.
+
+Contestants have namespaces of their own: the one of StatefulSets is emptied after each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import kubernetes_contestants as fresh
+from kubernetes_place import opened as opened_place
+from warm_case import Line
+from warm_local import MONARCH, time_argument, time_empty
+from warm_peer import Start
+from warm_pods import (
+    MONARCH_PORT,
+    Kubectl,
+    forwarded,
+    make_user,
+    start_echo,
+    start_monarch,
+)
+from warm_setup import FORKS, INSTALL, KEPT, Setup, open_all, ours, say, time_edits
+
+from windlass.kube.api import Api
+
+STATEFUL_SET, ECHO = "StatefulSet + torchrun", "bare port-forward"
+_NO_IMAGE = "not here: name an image that has it with `--monarch-image`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grounds:
+    """The namespaces, and who may do what in ours."""
+
+    api: Api
+    namespace: str
+    kubeconfig: Path  # the user's
+    kubectl: Kubectl  # the user's, in our namespace
+    peers: Kubectl  # the admin's, in the peers' namespace
+
+    def ours(self, setup: Setup, *, ranks: int, kept: bool = False) -> Start:
+        where = {"engine": "kubernetes", "namespace": self.namespace, "image": setup.image}
+        return ours(
+            setup, ranks=ranks, nodes=ranks, kept=kept, KUBECONFIG=str(self.kubeconfig), **where
+        )
+
+
+@contextmanager
+def opened(setup: Setup, api: Api) -> Iterator[Grounds]:
+    """Two namespaces of our own while they are needed."""
+    name, beside = setup.namespace, f"{setup.namespace}-peers"
+    with opened_place(api, name), opened_place(api, beside):
+        admin = Kubectl(namespace=name, context=setup.context)
+        path = make_user(admin, setup.folder)
+        yield Grounds(
+            api=api,
+            namespace=name,
+            kubeconfig=path,
+            kubectl=Kubectl(namespace=name, kubeconfig=path),
+            peers=Kubectl(namespace=beside, context=setup.context),
+        )
+
+
+class FreshStatefulSet:
+    """A StatefulSet with torchrun for each edit; what was edited is in it, its export is not timed."""
+
+    name = STATEFUL_SET
+
+    def __init__(self, setup: fresh.Setup) -> None:
+        self._setup = setup
+        self._manifest = fresh.export_stateful_set(setup)
+
+    def edit(self, do: str, number: int) -> float:
+        num = self._setup.num_ranks
+        return fresh.measure_applied(self._setup, self.name, self._manifest, num=num).seconds
+
+
+def make_fresh(stack: ExitStack, setup: Setup, api: Api) -> FreshStatefulSet:
+    place = stack.enter_context(opened_place(api, f"{setup.namespace}-fresh"))
+    project = setup.folder / "fresh"
+    project.mkdir()
+    fresh.make_project(project)
+    return FreshStatefulSet(
+        fresh.Setup(
+            place=place,
+            image=setup.image,
+            nodes=2,
+            procs=1,
+            project=project,
+            windlass=setup.torchrun.with_name("windlass"),
+            home=setup.folder / "home",
+        )
+    )
+
+
+def open_monarch(stack: ExitStack, setup: Setup, grounds: Grounds) -> list[Start]:
+    """Monarch's workers in two pods, and the way to them; nothing where it is not here."""
+    if not (setup.pythons["monarch"] and setup.monarch_image):
+        return []
+    workers = start_monarch(grounds.peers, image=setup.monarch_image, num=2)
+    port = stack.enter_context(forwarded(grounds.peers, "monarch-0", MONARCH_PORT))
+    words = ["--ranks", "2", "--workers", ",".join(workers), "--attach", f"tcp://127.0.0.1:{port}"]
+    return [setup.start(MONARCH, "warm_monarch.py", words)]
+
+
+def missing_monarch(setup: Setup, case: str) -> list[Line]:
+    if setup.pythons["monarch"] and setup.monarch_image:
+        return []
+    note = _NO_IMAGE if setup.pythons["monarch"] else INSTALL["monarch"]
+    return [Line(case=case, who=MONARCH, note=note)]
+
+
+def measure_pods(setup: Setup, grounds: Grounds, only: set[str]) -> list[Line]:
+    """All that is measured in two kept pods: edits, empty calls, big arguments."""
+    lines = []
+    with ExitStack() as stack:
+        monarch = open_monarch(stack, setup, grounds)
+        starts = [grounds.ours(setup, ranks=2), grounds.ours(setup, ranks=2, kept=True), *monarch]
+        who = open_all(stack, starts)
+        if "pods-edit" in only:
+            rival = make_fresh(stack, setup, grounds.api)
+            lines += _measure_edit(setup, [*who, rival])
+        if "pods-empty" in only:
+            start_echo(grounds.peers, image=setup.image)
+            port = stack.enter_context(forwarded(grounds.peers, "echo-0", 7000))
+            echo = setup.start(ECHO, "warm_echo.py", ["--port", str(port)])
+            lines += _measure_empty(setup, [*who, *open_all(stack, [echo])])
+        if "pods-arguments" in only:
+            kept = [peer for peer in who if peer.name != FORKS]
+            for num_bytes in (10 << 20, setup.big_bytes):
+                lines += time_argument(setup, kept, num_bytes, "to two pods")
+    return lines
+
+
+def _measure_edit(setup: Setup, who: list) -> list[Line]:
+    case = "edit to first all-reduce, two kept pods"
+    found = time_edits(who, setup.rounds, case, "first_all_reduce")
+    lines = [
+        Line(case=case, who=FORKS, seconds=found[FORKS]),
+        Line(case=case, who=STATEFUL_SET, seconds=found[STATEFUL_SET], against=FORKS, times=10.0),
+        Line(case=case, who=KEPT, seconds=found[KEPT]),
+    ]
+    if MONARCH in found:
+        lines.append(Line(case=case, who=MONARCH, seconds=found[MONARCH], against=KEPT))
+    return [*lines, *missing_monarch(setup, case)]
+
+
+def _measure_empty(setup: Setup, who: list) -> list[Line]:
+    case = "empty call, two pods, through port-forward"
+    found = time_empty(setup, who, case)
+    lines = [
+        Line(case=case, who=KEPT, seconds=found[KEPT], limit_s=0.002),
+        Line(case=case, who=FORKS, seconds=found[FORKS]),
+        Line(case=case, who=ECHO, seconds=found[ECHO], against=KEPT),
+    ]
+    if MONARCH in found:
+        lines.append(Line(case=case, who=MONARCH, seconds=found[MONARCH], against=KEPT, times=1.0))
+    return [*lines, *missing_monarch(setup, case)]
+
+
+def measure_pod_spread(setup: Setup, grounds: Grounds) -> list[Line]:
+    """From the edit of one file until a rank in each of eight pods runs it."""
+    case = "edit to running ranks, 8 pods"
+    with ExitStack() as stack:
+        who = open_all(stack, [grounds.ours(setup, ranks=8)])
+        say(f"{len(grounds.kubectl.run('get', 'pods', '-o', 'name').split())} pods are up")
+        found = time_edits(who, setup.rounds, case, "running")
+    return [Line(case=case, who=FORKS, seconds=found[FORKS], limit_s=1.0)]

@@ -1,0 +1,112 @@
+"""The cases on this machine: edit and call, empty calls, big arguments, eight nodes."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from warm_case import Line
+from warm_peer import Peer, Start, Torchrun
+from warm_setup import FORKS, KEPT, Setup, missing, open_all, ours, take_turns, time_edits
+
+RAY, RAY_FRESH, MONARCH = "ray, kept actors", "ray, working_dir", "monarch"
+# what ours may take at most, by ranks; torchrun must take so many times as long
+_EDIT_LIMITS_S = {8: 0.25}
+_EDIT_TIMES = {8: 60.0}
+
+
+def peers(setup: Setup, ranks: int) -> list[Start]:
+    """Monarch and Ray with kept processes, where they are."""
+    words = ["--ranks", str(ranks)]
+    found = []
+    if setup.pythons["monarch"]:
+        found.append(setup.start(MONARCH, "warm_monarch.py", words))
+    if setup.pythons["ray"]:
+        found.append(setup.start(RAY, "warm_ray.py", words))
+    return found
+
+
+def measure_edit(setup: Setup, ranks: int) -> list[Line]:
+    """From the edit of one line to the slowest rank's first all-reduce."""
+    case = f"edit to first all-reduce, {ranks} ranks"
+    starts = [ours(setup, ranks=ranks), ours(setup, ranks=ranks, kept=True), *peers(setup, ranks)]
+    if setup.pythons["ray"]:
+        words = ["--ranks", str(ranks), "--fresh"]
+        starts.append(setup.start(RAY_FRESH, "warm_ray.py", words))
+    torchrun = Torchrun(setup.torchrun, setup.make_project(), ranks)
+    with ExitStack() as stack:
+        who = [*open_all(stack, starts), torchrun]
+        found = time_edits(who, setup.rounds, case, "first_all_reduce")
+    limit_s, times = _EDIT_LIMITS_S.get(ranks), _EDIT_TIMES.get(ranks)
+    lines = [
+        Line(case=case, who=FORKS, seconds=found[FORKS], limit_s=limit_s),
+        Line(case=case, who="torchrun", seconds=found["torchrun"], against=FORKS, times=times),
+    ]
+    if RAY_FRESH in found:
+        lines.append(Line(case=case, who=RAY_FRESH, seconds=found[RAY_FRESH], against=FORKS))
+    lines.append(Line(case=case, who=KEPT, seconds=found[KEPT]))
+    lines += [
+        Line(case=case, who=name, seconds=found[name], against=KEPT)
+        for name in (MONARCH, RAY)
+        if name in found
+    ]
+    return [*lines, *missing(setup, case, ["monarch", "ray"])]
+
+
+def measure_empty(setup: Setup) -> list[Line]:
+    """A call that does nothing, on two ranks."""
+    case = "empty call, 2 ranks"
+    starts = [ours(setup, ranks=2), ours(setup, ranks=2, kept=True), *peers(setup, 2)]
+    with ExitStack() as stack:
+        found = time_empty(setup, open_all(stack, starts), case)
+    lines = [
+        Line(case=case, who=KEPT, seconds=found.pop(KEPT), limit_s=0.0005),
+        Line(case=case, who=FORKS, seconds=found.pop(FORKS), limit_s=0.040),
+        *(Line(case=case, who=name, seconds=found[name], against=KEPT) for name in found),
+    ]
+    return [*lines, *missing(setup, case, ["monarch", "ray"])]
+
+
+def time_empty(setup: Setup, who: list[Peer], case: str) -> dict[str, list[float]]:
+    return take_turns(who, setup.rounds, case, lambda peer: peer.ask("empty", num=setup.calls))
+
+
+def measure_arguments(setup: Setup) -> list[Line]:
+    """Ten megabytes, and a gigabyte, to two kept ranks."""
+    starts = [ours(setup, ranks=2, kept=True), *peers(setup, 2)]
+    lines = []
+    with ExitStack() as stack:
+        who = open_all(stack, starts)
+        for num_bytes in (10 << 20, setup.big_bytes):
+            lines += time_argument(setup, who, num_bytes, "to 2 ranks")
+    return [*lines, *missing(setup, lines[-1].case, ["monarch", "ray"])]
+
+
+def time_argument(setup: Setup, who: list[Peer], num_bytes: int, where: str) -> list[Line]:
+    """Seconds, and by how much the memory of all its processes grew at most."""
+    case = f"{num_bytes >> 20} MiB as an argument, {where}"
+    grown: dict[str, int] = {}
+
+    def measure(peer: Peer) -> list[float]:
+        with peer.marked.watched() as peak:
+            seconds = peer.ask("argument", num_bytes=num_bytes)
+        grown[peer.name] = max(grown.get(peer.name, 0), *peak)
+        return seconds
+
+    rounds = setup.rounds if num_bytes <= 100 << 20 else min(setup.rounds, 3)
+    found = take_turns(who, rounds, case, measure)
+    return [
+        Line(
+            case=case, who=name, seconds=seconds, grown_bytes=grown[name],
+            against="" if name == KEPT else KEPT,
+        )
+        for name, seconds in found.items()
+    ]  # fmt: skip
+
+
+def measure_spread(setup: Setup) -> list[Line]:
+    """From the edit of one file until a rank on each of eight nodes runs it."""
+    case = "edit to running ranks, 8 nodes"
+    with ExitStack() as stack:
+        who = open_all(stack, [ours(setup, ranks=8, nodes=8)])
+        found = time_edits(who, setup.rounds, case, "running")
+    return [Line(case=case, who=FORKS, seconds=found[FORKS], limit_s=0.2)]

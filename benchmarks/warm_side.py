@@ -1,0 +1,91 @@
+"""A contestant in a process of its own: takes one request a line, does it, answers one line.
+
+Stdlib only: it runs under each contestant's own Python. What is timed is timed here, next to the call, with
+the same code for everybody; a contestant only says how a function of the project is called on all ranks.
+The answers go to what was stdout; whatever else is printed goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from warm_project import edit, read_moment
+
+
+class Side(Protocol):
+    """What a contestant has to be able to do."""
+
+    ranks: int
+
+    def call(self, name: str, *arguments: Any) -> list[Any]:
+        """This function of the project on every rank; their values in rank order."""
+        ...
+
+    def refresh(self) -> None:
+        """What its user does after an edit, before the call."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def serve(open_side: Callable[[], Side], project: Path) -> None:
+    """Answer requests until there are none any more."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    began_s = time.time()
+    side = open_side()
+    try:
+        _say(answers, {"up_s": time.time() - began_s})
+        for line in sys.stdin:
+            _say(answers, _do(side, project, **json.loads(line)))
+    finally:
+        side.close()
+
+
+def _do(side: Side, project: Path, do: str, **request: Any) -> dict[str, Any]:
+    if do == "empty":
+        return {"seconds": _time_empty(side, request["num"])}
+    if do == "argument":
+        return {"seconds": [_time_argument(side, request["num_bytes"])]}
+    return {"seconds": [_time_edit(side, project, do, request["number"])]}
+
+
+def _time_empty(side: Side, num: int) -> list[float]:
+    seconds = []
+    for _ in range(num):
+        began_s = time.perf_counter()
+        answers = side.call("empty")
+        seconds.append(time.perf_counter() - began_s)
+        if answers != [None] * side.ranks:
+            raise RuntimeError(f"{side.ranks} empty answers were expected, not {answers}")
+    return seconds
+
+
+def _time_argument(side: Side, num_bytes: int) -> float:
+    data = os.urandom(1 << 20) * (num_bytes >> 20)
+    began_s = time.perf_counter()
+    answers = side.call("length", data)
+    took_s = time.perf_counter() - began_s
+    if answers != [len(data)] * side.ranks:
+        raise RuntimeError(f"every rank was to say {len(data)}, not {answers}")
+    return took_s
+
+
+def _time_edit(side: Side, project: Path, name: str, number: int) -> float:
+    """From the moment before the file is written to the slowest rank's own stamp."""
+    began_s = time.time()
+    edit(project, number)
+    side.refresh()
+    answers = side.call(name)
+    return read_moment(answers, ranks=side.ranks, number=number) - began_s
+
+
+def _say(answers: Any, answer: dict[str, Any]) -> None:
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()
