@@ -289,8 +289,9 @@ def test_the_exit_code_is_known_where_children_are_reaped_by_others(ground):
 def test_output_without_end_is_cut(ground):
     ground.project.mkdir()
     ground.run(sh("seq 1 6000; printf 'x%.0s' $(seq 1 9000)"))
-    assert "5000" not in ground.said[:10]
-    assert "... 1005 more lines" in ground.said or "... 1001 more lines" in ground.said
+    assert "5000" in ground.said
+    assert "5001" not in ground.said
+    assert "... 1005 more lines" in ground.said
     assert max(map(len, ground.said)) <= 2000
 
 

@@ -18,6 +18,7 @@ _SHELL = 'cd "$1" && shift && "$@" 3>&-; echo $? >&3'
 _STATUS_FD = 3
 _MAX_LINE = 2000
 _MAX_LINES = 5000
+_MAX_REST = 1 << 16
 _TAIL_LINES = 20
 _REST_S = 1.0  # for output of a command that has ended while something of it still holds the pipe
 
@@ -42,7 +43,7 @@ class _Lines:
 
     def add(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data.replace(b"\r", b"\n")).split(b"\n")
-        if len(self._rest) > _MAX_LINE:
+        if len(self._rest) > _MAX_REST:
             lines, self._rest = [*lines, self._rest], b""
         for line in lines:
             self._tell(line)
@@ -53,13 +54,13 @@ class _Lines:
             self._say(f"... {self._num_said - _MAX_LINES} more lines")
 
     def _tell(self, line: bytes) -> None:
-        text = line.decode(errors="replace").rstrip()[:_MAX_LINE]
-        if not text:
-            return
-        self.tail.append(text)
-        self._num_said += 1
-        if self._num_said <= _MAX_LINES:
-            self._say(text)
+        text = line.decode(errors="replace").rstrip()
+        for start in range(0, len(text), _MAX_LINE):
+            piece = text[start : start + _MAX_LINE]
+            self.tail.append(piece)
+            self._num_said += 1
+            if self._num_said <= _MAX_LINES:
+                self._say(piece)
 
 
 async def run_command(
