@@ -13,7 +13,7 @@ import windlass
 NAMES = [
     "BundleError", "EngineError", "Job", "JobCancelled", "JobError", "JobNotFound", "JobTimeout", "NodeLost",
     "ProtocolError", "RankFailed", "RemoteError", "SpecError", "StepFailed", "WaitTimeout", "WindlassError",
-    "__version__", "attach", "jobs", "report", "run", "submit",
+    "__version__", "app", "attach", "compute", "distribute", "jobs", "report", "run", "submit",
 ]  # fmt: skip
 
 

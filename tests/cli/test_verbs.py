@@ -30,6 +30,7 @@ EXPORT = ["--plain", "--with-keys", "--rdzv-backend", "--rdzv-endpoint"]
 PLACE = ["--engine", "-e", "--namespace", "--context"]
 FLAGS = {
     "run": [*JOB, "--detach", "--dry-run", "--json", "--quiet", "-q"],
+    "deploy": [*PLACE, "--json", "--replace"],
     "ls": [*PLACE, "--all", "--json", "-a"],
     "status": [*PLACE, "--json"],
     "why": [*PLACE, "--json"],

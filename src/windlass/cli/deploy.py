@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 
 from windlass import records
-from windlass.cli.flags import json_option
+from windlass.cli.flags import json_option, load_settings, place_options
 from windlass.cli.show import print_json
 from windlass.client.target import find_script
+from windlass.settings.table import BY_NAME
 
 
 @click.command()
 @click.argument("script", metavar="SCRIPT.py[::NAME]")
 @click.option("--replace", is_flag=True, help="end apps of the same name that still run")
+@place_options
 @json_option
 def deploy(script: str, replace: bool, as_json: bool) -> None:
     """Import SCRIPT.py and bring up each decorated function and class and each app in it.
@@ -25,6 +28,7 @@ def deploy(script: str, replace: bool, as_json: bool) -> None:
     # imported only now: `--help` needs nothing of it
     from windlass.client.warm.deploy import deploy, find_deployables, import_script
 
+    _set_place()
     file, _, name = script.partition("::")
     module = import_script(find_script(file, Path.cwd()))
     done = []
@@ -34,3 +38,11 @@ def deploy(script: str, replace: bool, as_json: bool) -> None:
             click.echo(f"{found.name}\t{found.kind}\t{found.ref}")
     if as_json:
         print_json(done)
+
+
+def _set_place() -> None:
+    """Let flags count for all the script makes: it reads its settings from the environment."""
+    settings = load_settings()
+    for name in ("engine", "namespace", "context"):
+        if settings.origin(name).startswith("flag"):
+            os.environ[BY_NAME[name].variable] = str(settings.value(name))
