@@ -52,6 +52,7 @@ JOB_ID = "WINDLASS_JOB_ID"  # also how a stray process is recognised as one of o
 JOB_NAME = "WINDLASS_JOB_NAME"
 NODE_NAME = "WINDLASS_NODE_NAME"
 NODE_INDEXES = "WINDLASS_NODE_INDEXES"  # the nodes of this attempt: how many, or which
+STEPS = "WINDLASS_STEPS"  # of a command's image, as JSON
 VOLUME = "WINDLASS_VOLUME_"  # and the volume's name: where it is mounted
 ATTEMPT = "WINDLASS_ATTEMPT"
 REPORT_SOCKET = "WINDLASS_REPORT_SOCKET"
@@ -131,6 +132,8 @@ REASON_START_FAILED = "StartFailed"
 REASON_FORK_SERVER_DIED = "ForkServerDied"
 REASON_FORK_UNSAFE = "ForkUnsafe"
 REASON_LOG_TRUNCATED = "LogTruncated"
+REASON_READY = "Ready"
+REASON_INACTIVE = "Inactive"
 
 # Limits.
 MAX_HEADER_BYTES = 1 << 20

@@ -25,6 +25,7 @@ from windlass.agent import processes, snapshot, store
 from windlass.agent.forks import read_request, send_event
 from windlass.agent.lent import lend_package
 from windlass.agent.openblas import restore_threads
+from windlass.agent.prelude import run_prelude
 from windlass.wire.folder import JobFolder
 
 
@@ -183,6 +184,7 @@ class _ForkServer:
         if plan["cwd"]:
             os.chdir(plan["cwd"])
         if plan["work"]["kind"] == "command":
+            run_prelude(folder.path)
             lend_package(folder.path / "lent")
             _execute(plan["work"]["argv"])
         if plan["start"] == "spawn" or not self._is_safe:

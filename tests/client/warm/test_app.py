@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
+from wheels import make_wheel
 
 import windlass as kt
+from windlass.client.warm.image import Image
 
 TRAIN = """
 import os, torch, torch.distributed as dist
@@ -79,6 +81,22 @@ def test_the_command_runs_once_on_every_node(deploy, capsys):
     address = words[0][4]
     assert words == [["2", str(node), "2", str(node), address, "1"] for node in range(2)]
     assert "windlass: show is " in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("engine")
+def test_the_steps_of_its_image_come_first(deploy, tmp_path):
+    make_wheel(tmp_path / "wheels", "tiny", "1.0")
+    image = Image().run("echo step").pip_install(["--no-index", "--find-links", "wheels", "tiny"])
+    show = "import os, tiny; print(tiny.VERSION, os.environ['COLOUR'])"
+    app = kt.app(name="steps", cli_command=f'python -c "{show}"', image=image.env(COLOUR="blue"))
+    deploy(app)
+    assert app.wait(100).phase.value == "succeeded", lines_of(app)
+    assert {"step", "1.0 blue"} <= set(lines_of(app))
+    failing = kt.app(name="failing", cli_command="echo ran", image=Image().run("false"))
+    deploy(failing)
+    assert failing.wait(100).phase.value == "failed"
+    assert any("step 1 of 1" in line for line in lines_of(failing)), lines_of(failing)
+    assert "ran" not in lines_of(failing)
 
 
 @pytest.fixture

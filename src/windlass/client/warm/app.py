@@ -8,6 +8,7 @@ Nothing starts when an app is made. What it becomes is a detached job like any o
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -22,6 +23,7 @@ from windlass.client.ids import is_made_from
 from windlass.client.job import Job
 from windlass.client.run import current_folder, prepare_target
 from windlass.client.target import Target
+from windlass.client.warm.image import Image
 from windlass.client.warm.keywords import check_keywords, make_flags
 from windlass.client.warm.where import Where, choose_where, say
 from windlass.engines.protocol import Engine, make_engine
@@ -135,16 +137,22 @@ class App:
 
     def _decide(self) -> tuple[Where, Settings]:
         flags = make_flags(self._keywords)
+        image = Image.read(flags.pop("image", None) or "")
         flags |= {"name": self.name, "nodes": self.replicas, "procs": 1}
-        gpus = self._keywords["gpus"]
-        if gpus:
-            counts = dict.fromkeys((names.NPROC_PER_NODE, names.PET_NPROC_PER_NODE), str(gpus))
-            flags["env"] = {**counts, **(flags.get("env") or {})}
+        flags["image"] = image.ref or None
+        flags["env"] = {**self._make_env(image), **(flags.get("env") or {})}
         folder = current_folder()
         plain = read_settings(flags=flags, environ=os.environ, start=folder)
         where = choose_where(self._engine_name, plain)
         flags["engine"] = where.engine
         return where, read_settings(flags=flags, environ=os.environ, start=folder)
+
+    def _make_env(self, image: Image) -> dict[str, str]:
+        """Variables that the user's own win over: one process a GPU, and what the image is to have."""
+        gpus = self._keywords["gpus"]
+        per_gpu = (names.NPROC_PER_NODE, names.PET_NPROC_PER_NODE) if gpus else ()
+        steps = {names.STEPS: json.dumps(image.plain_steps())} if image.steps else {}
+        return {**image.variables, **steps, **dict.fromkeys(per_gpu, str(gpus))}
 
     def _find(self, engine: Engine, *, is_running: bool) -> Job | None:
         """The newest job of this name, or the one that runs."""
