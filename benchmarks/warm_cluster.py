@@ -14,7 +14,7 @@ import kubernetes_contestants as fresh
 from kubernetes_place import opened as opened_place
 from warm_case import Line
 from warm_local import MONARCH, time_argument, time_empty
-from warm_peer import Start
+from warm_peer import Peer, Start
 from warm_pods import (
     MONARCH_PORT,
     Kubectl,
@@ -23,7 +23,17 @@ from warm_pods import (
     start_echo,
     start_monarch,
 )
-from warm_setup import FORKS, INSTALL, KEPT, Setup, open_all, ours, say, time_edits
+from warm_setup import (
+    FORKS,
+    INSTALL,
+    KEPT,
+    Contestant,
+    Setup,
+    open_all,
+    ours,
+    say,
+    time_edits,
+)
 
 from windlass.kube.api import Api
 
@@ -135,7 +145,7 @@ def measure_pods(setup: Setup, grounds: Grounds, only: set[str]) -> list[Line]:
     return lines
 
 
-def _measure_edit(setup: Setup, who: list) -> list[Line]:
+def _measure_edit(setup: Setup, who: list[Contestant]) -> list[Line]:
     case = "edit to first all-reduce, two kept pods"
     found = time_edits(who, setup.rounds, case, "first_all_reduce")
     lines = [
@@ -148,7 +158,7 @@ def _measure_edit(setup: Setup, who: list) -> list[Line]:
     return [*lines, *missing_monarch(setup, case)]
 
 
-def _measure_empty(setup: Setup, who: list) -> list[Line]:
+def _measure_empty(setup: Setup, who: list[Peer]) -> list[Line]:
     case = "empty call, two pods, through port-forward"
     found = time_empty(setup, who, case)
     lines = [

@@ -47,8 +47,9 @@ class EchoSide:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--port", type=int, required=True)
-    port = parser.parse_args().port
-    serve(lambda: EchoSide(port), Path())
+    parser.add_argument("--project", type=Path, required=True, help="as everybody; not used")
+    options = parser.parse_args()
+    serve(lambda: EchoSide(options.port), options.project)
 
 
 if __name__ == "__main__":

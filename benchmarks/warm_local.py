@@ -6,7 +6,17 @@ from contextlib import ExitStack
 
 from warm_case import Line
 from warm_peer import Peer, Start, Torchrun
-from warm_setup import FORKS, KEPT, Setup, missing, open_all, ours, take_turns, time_edits
+from warm_setup import (
+    FORKS,
+    KEPT,
+    Contestant,
+    Setup,
+    missing,
+    open_all,
+    ours,
+    take_turns,
+    time_edits,
+)
 
 RAY, RAY_FRESH, MONARCH = "ray, kept actors", "ray, working_dir", "monarch"
 # what ours may take at most, by ranks; torchrun must take so many times as long
@@ -34,7 +44,7 @@ def measure_edit(setup: Setup, ranks: int) -> list[Line]:
         starts.append(setup.start(RAY_FRESH, "warm_ray.py", words))
     torchrun = Torchrun(setup.torchrun, setup.make_project(), ranks)
     with ExitStack() as stack:
-        who = [*open_all(stack, starts), torchrun]
+        who: list[Contestant] = [*open_all(stack, starts), torchrun]
         found = time_edits(who, setup.rounds, case, "first_all_reduce")
     limit_s, times = _EDIT_LIMITS_S.get(ranks), _EDIT_TIMES.get(ranks)
     lines = [

@@ -10,7 +10,7 @@ import json
 import re
 import select
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,7 +153,3 @@ def forwarded(user: Kubectl, pod: str, port: int) -> Iterator[int]:
     finally:
         process.kill()
         process.wait()
-
-
-def remove_all(admin: Kubectl, kinds: Sequence[str] = ("statefulset", "pod")) -> None:
-    admin.run("delete", ",".join(kinds), "--all", "--wait=false")

@@ -1,0 +1,115 @@
+"""What the benchmark of warm compute makes of what it measured, and what it takes for an answer."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def load() -> Iterator[object]:
+    """Modules of the benchmark by name; programs import each other from their own folder."""
+    before = set(sys.modules)
+    sys.path.insert(0, str(_FOLDER))
+    try:
+        yield importlib.import_module
+    finally:
+        sys.path.remove(str(_FOLDER))
+        for name in set(sys.modules) - before:
+            if name.partition("_")[0] == "warm":
+                del sys.modules[name]
+
+
+@pytest.fixture
+def case(load):
+    return load("warm_case")
+
+
+def test_a_peer_is_held_against_the_line_it_names(case):
+    ours = case.Line(case="edit", who="windlass", seconds=[0.1, 0.2, 9.0], limit_s=0.25)
+    theirs = case.Line(case="edit", who="x", seconds=[20.0], against="windlass", times=60)
+    other = case.Line(case="other", who="x", seconds=[20.0], against="windlass", times=60)
+
+    ratio = case.find_ratio(theirs, [ours, theirs, other])
+
+    assert ratio == 100.0
+    assert case.judge(theirs, ratio) == [(">= 60x: met", True)]
+    assert case.judge(ours, None) == [("<= 0.25 s: met", True)]
+    assert case.find_ratio(other, [ours, theirs, other]) is None
+
+
+def test_the_worst_of_few_is_the_slowest_and_of_many_the_99th_percentile(case):
+    few = case.Line(case="a", who="b", seconds=[3.0, 1.0, 2.0])
+    many = case.Line(case="a", who="b", seconds=[float(n) for n in range(200)])
+
+    assert (few.median_s, few.worst_s) == (2.0, 3.0)
+    assert many.worst_s == 198.0
+
+
+def test_a_peer_that_is_not_here_says_how_to_get_it(case, load):
+    note = load("warm_setup").INSTALL["monarch"]
+
+    table = case.render_table([case.Line(case="empty", who="monarch", note=note)])
+
+    assert "pip install torchmonarch" in table
+
+
+def test_old_code_or_a_missing_rank_is_no_measurement(load):
+    project = load("warm_project")
+    answers = [{"rank": 0, "number": 101, "at": 5.0}, {"rank": 1, "number": 101, "at": 7.0}]
+
+    assert project.read_moment(answers, ranks=2, number=101) == 7.0
+    with pytest.raises(RuntimeError, match="before the edit"):
+        project.read_moment(answers, ranks=2, number=102)
+    with pytest.raises(RuntimeError, match=r"ranks 0\.\.2 were expected"):
+        project.read_moment(answers, ranks=3, number=101)
+
+
+def test_an_edit_changes_one_file_and_no_size(load, tmp_path):
+    project = load("warm_project")
+    project.make_project(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.py")}
+
+    project.edit(tmp_path, 555)
+
+    changed = [path for path, text in before.items() if path.read_bytes() != text]
+    assert [path.name for path in changed] == ["bench_step.py"]
+    assert len(changed[0].read_bytes()) == len(before[changed[0]])
+
+
+def test_the_memory_of_marked_processes_is_seen_while_they_live(load):
+    marked = load("warm_memory").Marked("BENCH_RUN=of-this-test")
+    script = "import sys; input(); kept = bytearray(50 << 20); kept[::4096] = b'x' * 12800; print(1); input()"
+    env = {**os.environ, "BENCH_RUN": "of-this-test"}
+    with subprocess.Popen(
+        [sys.executable, "-uc", script], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        with marked.watched() as grown:
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == b"1\n"
+        assert marked.pids() == [process.pid]
+        process.communicate(b"\n", timeout=30)
+
+    assert 45 << 20 < grown[0] < 80 << 20
+    assert marked.pids() == []
+
+
+def test_json_has_every_second_and_every_target(case):
+    line = case.Line(case="empty", who="windlass, kept", seconds=[0.001], limit_s=0.0005)
+
+    (found,) = json.loads(json.dumps(case.render_json([line])))
+
+    assert found["seconds"] == [0.001]
+    assert found["targets"] == [{"text": "<= 0.50 ms: missed", "is_met": False}]
