@@ -50,6 +50,12 @@ def test_restart(run):
     assert "attempt 1 went on from step 100" in out
 
 
+def test_app(run, monkeypatch):
+    monkeypatch.setenv("WINDLASS_ENGINE", "local")
+    out = run(sys.executable, "examples/06_app.py")
+    assert re.search(r"\A\[node 0\] final loss 0\.\d+, .* right\nit succeeded\n", out), out
+
+
 def test_every_example_is_one_screen_and_run_by_a_test():
     tests = Path(__file__).read_text()
     for example in EXAMPLES:
