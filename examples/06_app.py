@@ -3,8 +3,8 @@
     windlass deploy examples/06_app.py             # starts it and returns: windlass logs ddp-training -f
     python examples/06_app.py                      # starts it, shows what it prints, and how it ended
 
-On a cluster if your kubeconfig names one, else on this machine (WINDLASS_ENGINE=local says so). For 4 nodes of 8
-GPUs the line would be: torchrun --nnodes=4 --nproc_per_node=8 train.py, with gpus=8 and replicas=4.
+On a cluster if your kubeconfig names one, else on this machine (WINDLASS_ENGINE=local says so). With 8 GPUs
+a node it would be: torchrun --nnodes=4 --nproc_per_node=8 train.py, gpus=8 and replicas=4.
 """
 
 import windlass as kt

@@ -52,6 +52,8 @@ def _read_blind(words: Words) -> tuple[Sequence[object], Mapping[str, object]]:
 def _doubt(word: str, flag: str, target: str) -> None:
     """A word that looks much like a flag of ours: most likely a slip, unless the target is a command."""
     if not target.endswith(".py"):
+        if word == "--nnodes":  # torchrun's own, and understood
+            return
         say(f"{word} is passed on to {target}; did you mean {flag}?")
         return
     raise SpecError(

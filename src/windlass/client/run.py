@@ -19,6 +19,7 @@ from windlass.client.job import Job
 from windlass.client.pods import make_pod
 from windlass.client.preload import TORCH, choose_preload
 from windlass.client.target import Target, import_paths, read_target
+from windlass.client.torchrun import fit_settings
 from windlass.client.travel import Luggage, pack
 from windlass.engines.protocol import Engine, check_capabilities, make_engine
 from windlass.errors import SpecError
@@ -100,6 +101,7 @@ def prepare(
 
 def prepare_target(found: Target, settings: Settings, *, cwd: Path, detach: bool) -> Prepared:
     """The same for work that is known already, to be run in `cwd`."""
+    settings = fit_settings(found.work, settings)
     engine = make_engine(settings.engine, settings)
     has_pods = "pods" in engine.can
     spec = make_spec(found, settings, cwd=cwd, detach=detach, has_pods=has_pods)

@@ -23,6 +23,7 @@ from windlass.client.ids import is_made_from
 from windlass.client.job import Job
 from windlass.client.run import current_folder, prepare_target
 from windlass.client.target import Target
+from windlass.client.torchrun import check_num_nodes, read_num_nodes
 from windlass.client.warm.image import Image
 from windlass.client.warm.keywords import check_keywords, make_flags
 from windlass.client.warm.where import Where, choose_where, say
@@ -35,7 +36,6 @@ from windlass.wire.status import JobStatus
 
 # what only a shell understands; words in quotes mean the same to it as to us
 _SHELL = re.compile(r"[|&;<>()$`*?~\n]|\A\s*\w+=")
-_NNODES = re.compile(r"--nnodes[= ]([0-9]+)(?::([0-9]+))?(?![^ ])")
 _END_S = 120.0
 
 
@@ -202,16 +202,11 @@ def _split(command: str) -> tuple[str, ...]:
 
 
 def _count_nodes(command: str, replicas: int | None) -> int:
-    """How many nodes: as asked, else as the command says; the two must fit, or torchrun waits for ever."""
-    said = _NNODES.search(command)
+    """How many nodes: as asked, else as the command says."""
     if replicas is None:
-        return int(said[2] or said[1]) if said else 1
+        said = read_num_nodes(command)
+        return said.max if said else 1
     if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
         raise SpecError(f"replicas must be a whole number from 1, found {replicas!r:.60}")
-    least, most = (int(said[1]), int(said[2] or said[1])) if said else (replicas, replicas)
-    if said and "--standalone" not in command and not least <= replicas <= most:
-        raise SpecError(
-            f"the command says {said[0]}, and replicas={replicas} nodes would run it",
-            hint=f"leave --nnodes out, or write replicas={most}",
-        )
+    check_num_nodes(command, replicas, "replicas=")
     return replicas
