@@ -53,6 +53,7 @@ class Special(errors.JobError):
         (errors.RemoteError, errors.JobError, names.EXIT_JOB_FAILED),
         (errors.JobTimeout, errors.JobError, names.EXIT_JOB_FAILED),
         (errors.JobCancelled, errors.JobError, names.EXIT_JOB_FAILED),
+        (errors.StepFailed, errors.JobError, names.EXIT_JOB_FAILED),
         (errors.NodeLost, errors.WindlassError, names.EXIT_JOB_FAILED),
         (errors.EngineError, errors.WindlassError, names.EXIT_ENGINE),
         (errors.JobNotFound, errors.EngineError, names.EXIT_USAGE),

@@ -11,9 +11,10 @@ import pytest
 import windlass
 
 NAMES = [
-    "BundleError", "EngineError", "Job", "JobCancelled", "JobError", "JobNotFound", "JobTimeout", "NodeLost",
-    "ProtocolError", "RankFailed", "RemoteError", "SpecError", "StepFailed", "WaitTimeout", "WindlassError",
-    "__version__", "app", "attach", "compute", "distribute", "jobs", "report", "run", "submit",
+    "BundleError", "EngineError", "Image", "Job", "JobCancelled", "JobError", "JobNotFound", "JobTimeout",
+    "NodeLost", "ProtocolError", "RankFailed", "RemoteError", "Secret", "SpecError", "StepFailed", "Volume",
+    "WaitTimeout", "WindlassError", "__version__", "app", "attach", "compute", "distribute", "images",
+    "jobs", "report", "run", "submit",
 ]  # fmt: skip
 
 

@@ -21,6 +21,10 @@ _WHERE = {
     "jobs": "windlass.client.jobs",
     "Job": "windlass.client.job",
     "report": "windlass.agent.report",
+    "Image": "windlass.client.warm.image",
+    "images": "windlass.client.warm.image",
+    "Secret": "windlass.client.warm.secret",
+    "Volume": "windlass.client.warm.volume",
     "app": "windlass.client.warm.app",
     "compute": "windlass.client.warm.decorators",
     "distribute": "windlass.client.warm.decorators",
@@ -59,6 +63,10 @@ if TYPE_CHECKING:
     from windlass.client.warm.app import app as app
     from windlass.client.warm.decorators import compute as compute
     from windlass.client.warm.decorators import distribute as distribute
+    from windlass.client.warm.image import Image as Image
+    from windlass.client.warm.image import images as images
+    from windlass.client.warm.secret import Secret as Secret
+    from windlass.client.warm.volume import Volume as Volume
     from windlass.errors import BundleError as BundleError
     from windlass.errors import EngineError as EngineError
     from windlass.errors import JobCancelled as JobCancelled

@@ -51,6 +51,7 @@ FLAGS = {
     "cancel": [*PLACE, "--json", "--now"],
     "rm": [*PLACE, "--ended", "--json"],
     "export": [*JOB, *EXPORT, "--json"],
+    "image": ["--json"],
     "doctor": ["--context", "--deep", "--engine", "--image", "--json", "--namespace", "-e"],
     "config": ["--json"],
     "completion": [],

@@ -24,6 +24,7 @@ VERBS = {
     "cancel": ("windlass.cli.cancel:cancel", "End jobs, and wait until they have ended."),
     "rm": ("windlass.cli.rm:rm", "Forget ended jobs: logs, results, everything."),
     "export": ("windlass.cli.export:export", "Print what would be started, as YAML."),
+    "image": ("windlass.cli.image:image", "Print the Dockerfile of an Image's steps."),
     "doctor": ("windlass.cli.doctor:doctor", "Show what is here, what is missing, how to get it."),
     "config": ("windlass.cli.config:config", "Show each setting and where it came from."),
     "completion": ("windlass.cli.completion:completion", "Print a shell's completion script."),

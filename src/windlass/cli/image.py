@@ -1,0 +1,99 @@
+"""`windlass image`: the Dockerfile of an Image's steps, so that nodes need not run them.
+
+Imports the file, as `windlass deploy` does: an Image is what the file's code makes of it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import click
+
+from windlass.cli.flags import json_option
+from windlass.cli.show import print_json
+from windlass.client.warm.dockerfile import render_dockerfile
+from windlass.client.warm.image import Image
+from windlass.errors import SpecError, WindlassError
+
+
+@click.command()
+@click.argument("target", metavar="FILE.py[::NAME]")
+@json_option
+def image(target: str, as_json: bool) -> None:
+    """Print the Dockerfile of an Image, or of the image of a Compute, in FILE.py.
+
+    NAME is the variable that holds it; it may be left out where there is only one. FILE.py is imported.
+    Build it in the project's folder: windlass image train.py | docker build -f - -t NAME:TAG .
+    """
+    file, _, name = target.partition("::")
+    found = find_image(_import(Path(file)), name, file)
+    text = render_dockerfile(found)
+    if as_json:
+        about = {"image": found.ref, "variables": dict(found.variables)}
+        print_json({**about, "steps": found.plain_steps(), "dockerfile": text})
+    else:
+        click.echo(text, nl=False)
+
+
+def find_image(variables: Mapping[str, Any], name: str, file: str) -> Image:
+    """The Image that the file's variable holds; the only one where none is named."""
+    found = {key: image for key, value in variables.items() if (image := _image_of(value))}
+    if name:
+        if name in found:
+            return found[name]
+        if name in variables:
+            kind = type(variables[name]).__name__
+            raise SpecError(f"{name} in {file} is a {kind}, and has no image", hint=_list(found))
+        near = get_close_matches(name, found, n=1)
+        hint = f"did you mean {near[0]}?" if near else _list(found)
+        raise SpecError(f"there is no {name!r} in {file}", hint=hint)
+    several = list({id(image): image for image in found.values()}.values())
+    if not several:
+        raise SpecError(f"{file} has no Image and no Compute with one", hint=_list(found))
+    if any(image != several[0] for image in several):
+        raise SpecError(f"{file} has several images", hint=f"name one: {file}::{next(iter(found))}")
+    return several[0]
+
+
+def _image_of(value: object) -> Image | None:
+    """The value itself, or what a Compute, or something that runs on one, has as its image."""
+    if isinstance(value, type):
+        return None
+    for holder in (value, getattr(value, "compute", None)):
+        given = holder if isinstance(holder, Image) else getattr(holder, "image", None)
+        if isinstance(given, Image):
+            return given
+    return None
+
+
+def _list(found: Mapping[str, Image]) -> str:
+    if found:
+        return f"there are {', '.join(found)}"
+    return 'write one: image = windlass.images.pytorch("24.08-py3").pip_install(["NAME"])'
+
+
+def _import(path: Path) -> dict[str, Any]:
+    import runpy
+
+    if not path.is_file():
+        files = sorted(other.name for other in path.parent.glob("*.py"))
+        near = get_close_matches(path.name, files, n=1)
+        hint = f"did you mean {path.parent / near[0]}?" if near else "name a Python file"
+        raise SpecError(f"there is no file {path}", hint=hint)
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        return runpy.run_path(str(path), run_name="__windlass__")
+    except (WindlassError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise SpecError(
+            f"importing {path} raised {type(error).__name__}: {error}",
+            hint=f"python {path} should work first; what must not run on import belongs under "
+            'if __name__ == "__main__":',
+        ) from error
+    finally:
+        sys.path.pop(0)

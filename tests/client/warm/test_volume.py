@@ -1,0 +1,141 @@
+"""Volumes: what is refused and why; claims that are made, found and different; folders here."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+import pytest
+
+import windlass as wl
+from windlass.distributed import volume_path
+from windlass.kube.kinds import PVCS
+from windlass.spec.storage import Claim
+
+
+def make(**given):
+    return wl.Volume(**{"name": "data", "size": "1Gi", "mount_path": "/data", **given})
+
+
+def test_a_volume_as_users_write_it():
+    vol = wl.Volume(
+        name="shared-data",
+        size="1Ti",
+        mount_path="/data",
+        access_mode="ReadWriteMany",
+        storage_class="juicefs-sc",
+    )
+    assert vol.as_claim() == Claim(claim="shared-data", path="/data")
+    assert vol.make_claim_manifest() == {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {
+            "name": "shared-data",
+            "labels": {"app.kubernetes.io/managed-by": "windlass"},
+        },
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "resources": {"requests": {"storage": "1Ti"}},
+            "storageClassName": "juicefs-sc",
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "mode"),
+    [("RWX", "ReadWriteMany"), ("rwo", "ReadWriteOnce"), ("readonlymany", "ReadOnlyMany")],
+)
+def test_short_access_modes(given, mode):
+    assert make(access_mode=given).access_mode == mode
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"name": "A_b"}, "cannot be the name of a volume"),
+        ({"name": ""}, "cannot be the name of a volume"),
+        ({"size": 100}, 'size="100Gi"'),
+        ({"size": "100"}, "is less than a megabyte"),
+        ({"size": "big"}, "the size of volume data must be an amount like 512Gi"),
+        ({"mount_path": ""}, "volume data needs a mount_path"),
+        ({"mount_path": "data"}, "mount_path of volume data: 'data' is not an absolute path"),
+        ({"mount_path": "/etc"}, "/etc is taken already"),
+        ({"access_mode": "ReadWriteMny"}, "did you mean ReadWriteMany?"),
+        ({"access_mode": 3}, "there are ReadWriteOnce (RWO)"),
+        ({"storage_class": "A b"}, "cannot be the name of a storage class"),
+    ],
+)
+def test_what_makes_no_volume(given, message):
+    with pytest.raises(wl.SpecError, match=re.escape(message)):
+        make(**given)
+
+
+def test_a_name_may_be_a_word_of_the_command_line():
+    assert make(name="new").as_claim() == Claim(claim="new", path="/data")
+
+
+def test_one_node_at_a_time_is_not_for_several():
+    make(access_mode="RWO").check_nodes(1)
+    make(access_mode="ROX").check_nodes(4)
+    with pytest.raises(
+        wl.SpecError, match="the pods of one Kubernetes node can mount it"
+    ) as caught:
+        make(access_mode="RWO").check_nodes(2)
+    assert "ReadWriteMany" in caught.value.hint
+    with pytest.raises(wl.SpecError, match="one pod can mount it at a time, and 3 nodes"):
+        make(access_mode="RWOP").check_nodes(3)
+
+
+def test_ranks_find_it_by_name(monkeypatch, tmp_path):
+    vol = make(name="shared-data")
+    folder = vol.local_folder(tmp_path)
+    assert folder == tmp_path / "volumes" / "shared-data"
+    assert vol.local_folder(tmp_path).is_dir()  # twice is once
+    monkeypatch.setenv(vol.variable(), str(folder))
+    assert volume_path("shared-data") == str(folder)
+
+
+def test_a_home_that_cannot_hold_it(tmp_path):
+    (tmp_path / "volumes").write_text("in the way")
+    with pytest.raises(wl.EngineError, match="cannot make the folder of volume data"):
+        make().local_folder(tmp_path)
+
+
+@pytest.mark.cluster
+def test_a_claim_is_made_once_and_stays(space):
+    vol = make(name=f"vol-{secrets.token_hex(3)}")
+    try:
+        (said,) = vol.ensure(space.api, 2)
+        assert said.startswith(f"made the claim {vol.name}, 1Gi")
+        claim = space.api.get(PVCS, vol.name)
+        assert "ownerReferences" not in claim["metadata"]
+        assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+        assert vol.ensure(space.api, 2) == []
+        other = make(name=vol.name, size="1024Mi", storage_class="another")
+        (said,) = other.ensure(space.api, 2)
+        assert "storage class" in said
+        assert "not another; it is used as it is" in said
+        (said,) = make(name=vol.name, size="2Gi").ensure(space.api, 2)
+        assert "with size 1Gi, not 2Gi" in said
+    finally:
+        space.api.delete(PVCS, vol.name)
+
+
+@pytest.mark.cluster
+def test_claims_that_cannot_be_used_are_refused(space):
+    name = f"vol-{secrets.token_hex(3)}"
+    with pytest.raises(wl.SpecError, match=f"there is no claim {name} in namespace"):
+        make(name=name, size="").ensure(space.api, 1)
+    alone = make(name=name, access_mode="RWO")
+    with pytest.raises(wl.SpecError, match="the pods of one Kubernetes node"):
+        alone.ensure(space.api, 2)
+    assert not [c for c in space.api.list(PVCS) if c["metadata"]["name"] == name]
+    try:
+        alone.ensure(space.api, 1)
+        with pytest.raises(wl.SpecError, match="is there as ReadWriteOnce") as caught:
+            make(name=name).ensure(space.api, 2)
+        assert "under another name" in caught.value.hint
+        (said,) = make(name=name).ensure(space.api, 1)
+        assert "access mode ReadWriteOnce, not ReadWriteMany" in said
+    finally:
+        space.api.delete(PVCS, name)
