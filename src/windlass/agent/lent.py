@@ -1,6 +1,6 @@
-"""What a command's Python finds of ours where Windlass is not installed: `windlass`, and nothing else.
+"""What a command's Python finds of ours: an installed `windlass` if it has one, else that of the archive.
 
-A command is no rank of ours: it has its own interpreter, which knows nothing of the agent's archive. The
+A command is no rank of ours: it has an interpreter of its own, which knows nothing of the agent's archive. The
 archive itself is not put on its path, since it also holds a cloudpickle, which might not be the image's.
 """
 
@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.machinery import PathFinder
 from pathlib import Path
 
-_PACKAGE = """import zipimport
-_ARCHIVE = {archive!r}
-__path__ = [_ARCHIVE + "/windlass"]
-exec(zipimport.zipimporter(_ARCHIVE).get_source("windlass"))
+# Stands first on the path and steps aside when it is imported.
+_PACKAGE = """import importlib.util, sys, zipimport
+sys.path[:] = [path for path in sys.path if path != {folder!r}]
+_specs = (finder.find_spec("windlass", None) for finder in sys.meta_path)
+_spec = next((spec for spec in _specs if spec is not None), None)
+_spec = _spec or zipimport.zipimporter({archive!r}).find_spec("windlass")
+_module = sys.modules["windlass"] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_module)
 """
 
 
 def lend_package(folder: Path) -> None:
     """Let `import windlass` work in this process after its exec."""
     archive = os.path.abspath(sys.argv[0])
-    path = [entry for entry in sys.path if os.path.abspath(entry or ".") != archive]
-    if not archive.endswith(".pyz") or PathFinder.find_spec("windlass", path) is not None:
-        return
     package = folder / "windlass"
     package.mkdir(parents=True, exist_ok=True)
     beside = package / f"{os.getpid()}.tmp"
-    beside.write_text(_PACKAGE.format(archive=archive))
+    beside.write_text(_PACKAGE.format(archive=archive, folder=str(folder)))
     beside.rename(package / "__init__.py")  # ranks of one node may do this at the same time
     paths = [os.environ.get("PYTHONPATH", ""), str(folder)]
     os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in paths if entry)

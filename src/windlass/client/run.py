@@ -41,8 +41,10 @@ class Prepared:
     settings: Settings
     bundle: Path | None = None
 
-    def start(self) -> Job:
-        return Job(self.engine, self.engine.submit(self.plan, self.payload, self.bundle))
+    def start(self, *, hidden: Mapping[str, str] | None = None) -> Job:
+        """Start it; `hidden` are variables for ranks that no plan shows."""
+        ref = self.engine.submit(self.plan, self.payload, self.bundle, hidden=hidden or {})
+        return Job(self.engine, ref)
 
 
 def run(

@@ -9,6 +9,9 @@ from wheels import make_wheel
 
 import windlass as kt
 from windlass.client.warm.image import Image
+from windlass.client.warm.secret import Secret
+from windlass.client.warm.volume import Volume
+from windlass.kube.kinds import PVCS
 
 TRAIN = """
 import os, torch, torch.distributed as dist
@@ -97,6 +100,35 @@ def test_the_steps_of_its_image_come_first(deploy, tmp_path):
     assert failing.wait(100).phase.value == "failed"
     assert any("step 1 of 1" in line for line in lines_of(failing)), lines_of(failing)
     assert "ran" not in lines_of(failing)
+
+
+def test_volumes_and_secrets_are_there_and_unseen(engine, deploy, tmp_path, monkeypatch, request):
+    monkeypatch.setenv("API_KEY", "s3cr3t-value")
+    monkeypatch.delenv("WINDLASS_VOLUMES", raising=False)
+    volume = Volume(name="app-data", size="1Gi", mount_path="/data")
+    show = """
+import os
+from windlass.distributed import volume_path
+path = os.path.join(volume_path("app-data"), "made")
+open(path, "w").write("by the app")
+print(path, os.environ["API_KEY"][:6])
+"""
+    (tmp_path / "show.py").write_text(show)
+    secret = Secret.from_env(["API_KEY"])
+    app = kt.app(cli_command="python show.py", name="kept", volumes=[volume], secrets=[secret])
+    if engine == "kubernetes":
+        api = request.getfixturevalue("space").api
+        request.addfinalizer(lambda: api.delete(PVCS, "app-data"))
+    deploy(app)
+    assert app.wait(100).phase.value == "succeeded", lines_of(app)
+    (line,) = lines_of(app)
+    path, start = line.split()
+    assert (path.rpartition("/")[2], start) == ("made", "s3cr3t")
+    folder = tmp_path / "home" / "volumes" / "app-data"
+    assert path == ("/data/made" if engine == "kubernetes" else str(folder / "made"))
+    for file in (tmp_path / "home").rglob("*"):
+        if file.is_file():
+            assert b"s3cr3t-value" not in file.read_bytes(), file
 
 
 @pytest.fixture
@@ -196,6 +228,7 @@ def test_how_many_nodes(command, replicas, nodes):
             "no keyword 'replcas'\n  hint: did you mean 'replicas'",
         ),
         ({"cli_command": "a", "memry": 2}, "no keyword 'memry'\n  hint: did you mean 'memory'"),
+        ({"cli_command": "a", "inactivity_tll": 1}, "no keyword 'inactivity_tll'"),
         ({"cli_command": "a", "replicas": 0}, "whole number from 1"),
         (
             {"cli_command": "torchrun --nnodes=4 t.py", "replicas": 2},

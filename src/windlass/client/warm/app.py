@@ -15,17 +15,18 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace as make_other
 from pathlib import Path
 from typing import Any
 
 from windlass import names
 from windlass.client.ids import is_made_from
 from windlass.client.job import Job
-from windlass.client.run import current_folder, prepare_target
+from windlass.client.run import Prepared, current_folder, prepare_target
 from windlass.client.target import Target
 from windlass.client.torchrun import check_num_nodes, read_num_nodes
-from windlass.client.warm.image import Image
 from windlass.client.warm.keywords import check_keywords, make_flags
+from windlass.client.warm.supplies import Supplies, ensure_volumes, gather
 from windlass.client.warm.where import Where, choose_where, say
 from windlass.engines.protocol import Engine, make_engine
 from windlass.errors import JobNotFound, SpecError
@@ -96,13 +97,15 @@ class App:
                 f"the app {self.name} runs already, as {running.ref}",
                 hint=f"app.deploy(replace=True) ends it first; windlass cancel {running.id} ends it",
             )
-        cwd = self._find_folder()
-        work = Command(argv=self._find_command(cwd, is_here="pods" not in engine.can))
-        prepared = prepare_target(Target(work=work, preload=()), settings, cwd=cwd, detach=True)
+        has_pods = "pods" in engine.can
+        supplies = self._gather(settings, has_pods=has_pods)
+        prepared = self._prepare(settings, supplies, has_pods=has_pods)
+        if has_pods:
+            ensure_volumes(supplies, settings, self.replicas)
         if running is not None:
             running.cancel(why=f"{self.name} is deployed anew")
             running.wait(_END_S, say=lambda _: say(f"waiting for {running.id} to end"))
-        self._job = prepared.start()
+        self._job = prepared.start(hidden=supplies.hidden)
         nodes = f"{self.replicas} node{'s' * (self.replicas > 1)}"
         say(f"{self.name} is {self._job.ref} on {nodes} ({where.engine}: {where.why})")
         return self._job
@@ -136,23 +139,41 @@ class App:
     # -- deciding ------------------------------------------------------------------------------
 
     def _decide(self) -> tuple[Where, Settings]:
-        flags = make_flags(self._keywords)
-        image = Image.read(flags.pop("image", None) or "")
-        flags |= {"name": self.name, "nodes": self.replicas, "procs": 1}
-        flags["image"] = image.ref or None
-        flags["env"] = {**self._make_env(image), **(flags.get("env") or {})}
+        """Which engine, and the settings but for what the nodes are given."""
         folder = current_folder()
+        flags = make_flags(self._keywords)
+        flags |= {"name": self.name, "nodes": self.replicas, "procs": 1}
         plain = read_settings(flags=flags, environ=os.environ, start=folder)
         where = choose_where(self._engine_name, plain)
         flags["engine"] = where.engine
         return where, read_settings(flags=flags, environ=os.environ, start=folder)
 
-    def _make_env(self, image: Image) -> dict[str, str]:
-        """Variables that the user's own win over: one process a GPU, and what the image is to have."""
+    def _gather(self, settings: Settings, *, has_pods: bool) -> Supplies:
+        return gather(
+            image=self._keywords.get("image"),
+            volumes=self._keywords.get("volumes"),
+            secrets=self._keywords.get("secrets"),
+            has_pods=has_pods,
+            home=Path(settings.home).expanduser(),
+            environ=os.environ,
+        )
+
+    def _prepare(self, settings: Settings, supplies: Supplies, *, has_pods: bool) -> Prepared:
+        cwd = self._find_folder()
+        flags = {key: value for key, value in supplies.flags.items() if value is not None}
+        given = read_settings(flags=flags, environ=os.environ, start=current_folder())
+        env = {**self._make_env(supplies), **settings.env}
+        settings = make_other(settings, env=env, **{key: given.value(key) for key in flags})
+        work = Command(argv=self._find_command(cwd, is_here=not has_pods))
+        return prepare_target(Target(work=work, preload=()), settings, cwd=cwd, detach=True)
+
+    def _make_env(self, supplies: Supplies) -> dict[str, str]:
+        """Variables that the user's own win over: one process a GPU, and what the nodes are given."""
         gpus = self._keywords["gpus"]
         per_gpu = (names.NPROC_PER_NODE, names.PET_NPROC_PER_NODE) if gpus else ()
+        image = supplies.image
         steps = {names.STEPS: json.dumps(image.plain_steps())} if image.steps else {}
-        return {**image.variables, **steps, **dict.fromkeys(per_gpu, str(gpus))}
+        return {**supplies.env, **steps, **dict.fromkeys(per_gpu, str(gpus))}
 
     def _find(self, engine: Engine, *, is_running: bool) -> Job | None:
         """The newest job of this name, or the one that runs."""
