@@ -1,7 +1,7 @@
 """What a command's Python finds of ours: an installed `windlass` if it has one, else that of the archive.
 
-A command is no rank of ours: it has an interpreter of its own, which knows nothing of the agent's archive. The
-archive itself is not put on its path, since it also holds a cloudpickle, which might not be the image's.
+A command is no rank of ours: it has an interpreter of its own, which knows nothing of the agent's archive.
+The archive itself is not put on its path, since it also holds a cloudpickle, which might not be the image's.
 """
 
 from __future__ import annotations
