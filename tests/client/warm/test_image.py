@@ -12,6 +12,8 @@ import pytest
 import windlass as wl
 from windlass.client.warm.dockerfile import render_dockerfile
 
+PIP = "RUN python3 -m pip install --no-cache-dir"
+
 
 def test_each_method_returns_another_image():
     bare = wl.images.pytorch("24.08-py3")
@@ -198,12 +200,11 @@ def test_the_dockerfile_of_the_same_steps():
         "WORKDIR /build",
         'COPY ["wheels/mine-1.0-py3-none-any.whl", "/build/wheels/mine-1.0-py3-none-any.whl"]',
         'COPY ["needs.txt", "/build/needs.txt"]',
-        "RUN python3 -m pip install --no-cache-dir "
-        "'torch>=2' ./wheels/mine-1.0-py3-none-any.whl -r needs.txt",
+        f"{PIP} 'torch>=2' ./wheels/mine-1.0-py3-none-any.whl -r needs.txt",
         "RUN apt-get update && apt-get install -y git",
         r'RUN ["/bin/sh", "-c", "one\ntwo"]',
         'COPY ["wheels", "/build/wheels"]',
-        "RUN python3 -m pip install --no-cache-dir ./wheels/mine-1.0-py3-none-any.whl --find-links=wheels",
+        f"{PIP} ./wheels/mine-1.0-py3-none-any.whl --find-links=wheels",
     ]
 
 
