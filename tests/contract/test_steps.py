@@ -1,4 +1,4 @@
-"""Steps of an image where ranks run: any user, any image with pip, no index, and torch is not installed again."""
+"""Steps of an image where ranks run: any user, any image with pip, no index; torch is not installed again."""
 
 from __future__ import annotations
 
