@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from windlass.errors import SpecError
 from windlass.plan.plan import Plan, make_plan
 from windlass.settings import NodeRange, Settings, read_settings
 from windlass.spec.job import JobSpec
+from windlass.spec.resources import PodSpec
 from windlass.spec.work import Command, Function
 
 TargetLike = str | Path | Callable[..., Any] | Sequence[str]
@@ -101,18 +102,30 @@ def prepare(
     return prepare_target(found, settings, cwd=cwd, detach=detach)
 
 
-def prepare_target(found: Target, settings: Settings, *, cwd: Path, detach: bool) -> Prepared:
-    """The same for work that is known already, to be run in `cwd`."""
+def prepare_target(
+    found: Target,
+    settings: Settings,
+    *,
+    cwd: Path,
+    detach: bool,
+    pod: PodSpec | None = None,
+    root: Path | None = None,
+) -> Prepared:
+    """The same for work that is known already, to be run in `cwd`.
+
+    `pod` and `root`, the project's folder, are given where settings and files do not tell.
+    """
     settings = fit_settings(found.work, settings)
     engine = make_engine(settings.engine, settings)
     has_pods = "pods" in engine.can
     spec = make_spec(found, settings, cwd=cwd, detach=detach, has_pods=has_pods)
+    spec = spec if pod is None else replace(spec, pod=pod)
     job_id = make_job_id(found.work, settings.name)
     facts = engine.facts()
     luggage = Luggage(spec=spec)
     if facts.code_folder:
         home = Path(str(settings.value("home"))).expanduser()
-        luggage = pack(spec, found, cwd=cwd, code_folder=facts.code_folder, home=home)
+        luggage = pack(spec, found, cwd=cwd, code_folder=facts.code_folder, home=home, root=root)
     plan = make_plan(
         luggage.spec,
         job_id=job_id,

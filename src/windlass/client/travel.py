@@ -40,17 +40,25 @@ class Luggage:
     python_minor: str = ""
 
 
-def pack(spec: JobSpec, target: Target, *, cwd: Path, code_folder: str, home: Path) -> Luggage:
-    """Everything the nodes need of this machine."""
+def pack(
+    spec: JobSpec,
+    target: Target,
+    *,
+    cwd: Path,
+    code_folder: str,
+    home: Path,
+    root: Path | None = None,
+) -> Luggage:
+    """Everything the nodes need of this machine; `root` is the project's folder where it was told."""
     contents = None if target.payload is None else read_contents(target.payload)
     inputs = [] if target.payload is None else [_make_input(names.PAYLOAD_FILE, target.payload)]
     minor = f"{sys.version_info[0]}.{sys.version_info[1]}" if contents and contents.by_value else ""
     if spec.pod is not None and spec.pod.in_image:
         return Luggage(spec=spec, inputs=tuple(inputs), python_minor=minor)
-    root = _choose_root(_find_source(target, cwd), cwd)
+    root = root.resolve() if root else _choose_root(_find_source(target, cwd), cwd)
     bundle = _pack_root(root, home / "bundles")
     inputs.append(_make_input(names.BUNDLE_FILE, bundle.read_bytes()))
-    _check_modules(contents.modules if contents else (), root, spec.paths)
+    check_modules(contents.modules if contents else (), root, spec.paths)
     moved = _move(spec, target, root=root, cwd=cwd, code_folder=code_folder)
     return Luggage(spec=moved, bundle=bundle, inputs=tuple(inputs), python_minor=minor)
 
@@ -97,7 +105,7 @@ def _move(spec: JobSpec, target: Target, *, root: Path, cwd: Path, code_folder: 
     return replace(spec, work=work, cwd=here, paths=tuple(paths))
 
 
-def _check_modules(modules: Iterable[str], root: Path, paths: Iterable[str]) -> None:
+def check_modules(modules: Iterable[str], root: Path, paths: Iterable[str]) -> None:
     """A function by name needs its module on the nodes: in the project, or installed in the image."""
     for name in modules:
         top = name.partition(".")[0]

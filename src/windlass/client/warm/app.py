@@ -9,7 +9,6 @@ Nothing starts when an app is made. What it becomes is a detached job like any o
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -25,12 +24,11 @@ from windlass.client.job import Job
 from windlass.client.run import Prepared, current_folder, prepare_target
 from windlass.client.target import Target
 from windlass.client.torchrun import check_num_nodes, read_num_nodes
-from windlass.client.warm.keywords import check_keywords, make_flags
-from windlass.client.warm.supplies import Supplies, ensure_volumes, gather
-from windlass.client.warm.where import Where, choose_where, say
-from windlass.engines.protocol import Engine, make_engine
+from windlass.client.warm.keywords import check_keywords
+from windlass.client.warm.spec import Wanted, decide
+from windlass.client.warm.where import say
+from windlass.engines.protocol import Engine
 from windlass.errors import JobNotFound, SpecError
-from windlass.settings import Settings, read_settings
 from windlass.spec.work import Command
 from windlass.wire.logs import LogLine
 from windlass.wire.status import JobStatus
@@ -54,6 +52,10 @@ def app(
     On each node NNODES, NODE_RANK, NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT are set, and what torchrun
     takes its flags from: PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, PET_MASTER_PORT.
     """
+    if "inactivity_ttl" in keywords:
+        raise SpecError(
+            "an app ends when its command does", hint="timeout_s= limits how long it runs"
+        )
     check_keywords("app", keywords, own=("cli_command", "replicas", "name", "gpus", "engine"))
     argv = _split(cli_command)
     return App(
@@ -89,23 +91,20 @@ class App:
 
     def deploy(self, *, replace: bool = False) -> Job:
         """Start it, and return its job; `replace` ends one of the same name that still runs."""
-        where, settings = self._decide()
-        engine = make_engine(where.engine, settings)
-        running = self._find(engine, is_running=True)
+        wanted = self._decide()
+        running = self._find(wanted.engine, is_running=True)
         if running is not None and not replace:
             raise SpecError(
                 f"the app {self.name} runs already, as {running.ref}",
                 hint=f"app.deploy(replace=True) ends it first; windlass cancel {running.id} ends it",
             )
-        has_pods = "pods" in engine.can
-        supplies = self._gather(settings, has_pods=has_pods)
-        prepared = self._prepare(settings, supplies, has_pods=has_pods)
-        if has_pods:
-            ensure_volumes(supplies, settings, self.replicas)
+        prepared = self._prepare(wanted)
+        ensure_volumes(wanted, self.replicas)
         if running is not None:
             running.cancel(why=f"{self.name} is deployed anew")
             running.wait(_END_S, say=lambda _: say(f"waiting for {running.id} to end"))
-        self._job = prepared.start(hidden=supplies.hidden)
+        self._job = prepared.start(hidden=wanted.hidden)
+        where = wanted.where
         nodes = f"{self.replicas} node{'s' * (self.replicas > 1)}"
         say(f"{self.name} is {self._job.ref} on {nodes} ({where.engine}: {where.why})")
         return self._job
@@ -114,8 +113,7 @@ class App:
     def job(self) -> Job:
         """Its job: the one deployed here, else the newest of its name."""
         if self._job is None:
-            where, settings = self._decide()
-            self._job = self._find(make_engine(where.engine, settings), is_running=False)
+            self._job = self._find(self._decide().engine, is_running=False)
         if self._job is None:
             raise JobNotFound(f"the app {self.name} was not deployed yet", hint="app.deploy()")
         return self._job
@@ -138,56 +136,49 @@ class App:
 
     # -- deciding ------------------------------------------------------------------------------
 
-    def _decide(self) -> tuple[Where, Settings]:
-        """Which engine, and the settings but for what the nodes are given."""
-        folder = current_folder()
-        flags = make_flags(self._keywords)
-        flags |= {"name": self.name, "nodes": self.replicas, "procs": 1}
-        plain = read_settings(flags=flags, environ=os.environ, start=folder)
-        where = choose_where(self._engine_name, plain)
-        flags["engine"] = where.engine
-        return where, read_settings(flags=flags, environ=os.environ, start=folder)
+    def _decide(self) -> Wanted:
+        return decide({**self._keywords, "engine": self._engine_name})
 
-    def _gather(self, settings: Settings, *, has_pods: bool) -> Supplies:
-        return gather(
-            image=self._keywords.get("image"),
-            volumes=self._keywords.get("volumes"),
-            secrets=self._keywords.get("secrets"),
-            has_pods=has_pods,
-            home=Path(settings.home).expanduser(),
-            environ=os.environ,
-        )
-
-    def _prepare(self, settings: Settings, supplies: Supplies, *, has_pods: bool) -> Prepared:
+    def _prepare(self, wanted: Wanted) -> Prepared:
         cwd = self._find_folder()
-        flags = {key: value for key, value in supplies.flags.items() if value is not None}
-        given = read_settings(flags=flags, environ=os.environ, start=current_folder())
-        env = {**self._make_env(supplies), **settings.env}
-        settings = make_other(settings, env=env, **{key: given.value(key) for key in flags})
-        work = Command(argv=self._find_command(cwd, is_here=not has_pods))
-        return prepare_target(Target(work=work, preload=()), settings, cwd=cwd, detach=True)
+        work = Command(argv=self._find_command(cwd, is_here=not wanted.has_pods))
+        settings = make_other(
+            wanted.settings,
+            name=self.name,
+            nodes=self.replicas,
+            procs=1,
+            env={**self._make_env(wanted), **wanted.env},
+        )
+        target = Target(work=work, preload=())
+        root = self._root() if self._keywords.get("root") else None
+        return prepare_target(target, settings, cwd=cwd, detach=True, pod=wanted.pod, root=root)
 
-    def _make_env(self, supplies: Supplies) -> dict[str, str]:
-        """Variables that the user's own win over: one process a GPU, and what the nodes are given."""
+    def _make_env(self, wanted: Wanted) -> dict[str, str]:
+        """Variables that the user's own win over: one process a GPU, and the steps of the image."""
         gpus = self._keywords["gpus"]
         per_gpu = (names.NPROC_PER_NODE, names.PET_NPROC_PER_NODE) if gpus else ()
-        image = supplies.image
-        steps = {names.STEPS: json.dumps(image.plain_steps())} if image.steps else {}
-        return {**supplies.env, **steps, **dict.fromkeys(per_gpu, str(gpus))}
+        steps = {names.STEPS: json.dumps(wanted.steps)} if wanted.steps else {}
+        return {**steps, **dict.fromkeys(per_gpu, str(gpus))}
 
     def _find(self, engine: Engine, *, is_running: bool) -> Job | None:
         """The newest job of this name, or the one that runs."""
         for ref in engine.jobs():
-            if is_made_from(ref.job_id, self.name):
+            # a compute may have the same name
+            if is_made_from(ref.job_id, self.name) and isinstance(engine.plan(ref).work, Command):
                 job = Job(engine, ref)
                 if not is_running or not job.done():
                     return job
         return None
 
+    def _root(self) -> Path:
+        return current_folder() / Path(self._keywords.get("root") or "").expanduser()
+
     def _find_folder(self) -> Path:
-        folder = current_folder() / (self._keywords.get("working_dir") or "")
+        folder = self._root() / (self._keywords.get("working_dir") or "")
         if not folder.is_dir():
-            raise SpecError(f"there is no folder {folder}", hint="working_dir= is seen from here")
+            raise SpecError(
+                f"there is no folder {folder}", hint="working_dir= is seen from root=, or from here"
+            )
         return folder
 
     def _find_command(self, cwd: Path, *, is_here: bool) -> tuple[str, ...]:
@@ -231,3 +222,15 @@ def _count_nodes(command: str, replicas: int | None) -> int:
         raise SpecError(f"replicas must be a whole number from 1, found {replicas!r:.60}")
     check_num_nodes(command, replicas, "replicas=")
     return replicas
+
+
+def ensure_volumes(wanted: Wanted, num_nodes: int) -> None:
+    """Make the claims that are missing, and say what was made."""
+    if not wanted.volumes or not wanted.has_pods:
+        return
+    from windlass.kube.api import connect
+
+    api = connect(context=wanted.settings.context, namespace=wanted.settings.namespace)
+    for volume in wanted.volumes:
+        for line in volume.ensure(api, num_nodes):
+            say(line)

@@ -14,7 +14,7 @@ from windlass.settings.table import BY_NAME
 
 # a compute's word for it -> the setting's
 _SPELT = {"launch_timeout": "join_timeout_s", "pod_patch": "patch"}
-_NOT_FLAGS = ("working_dir", "image", "volumes", "secrets")  # read by whoever asks
+_NOT_FLAGS = ("working_dir", "root", "image", "volumes", "secrets")  # read by whoever asks
 # decided by whoever asks, never by the user
 _DECIDED = frozenset({"nodes", "procs", "engine", "start", "preload", "rdzv_backend", "in_image"})
 KEYWORDS = frozenset({*BY_NAME, *_SPELT, *_NOT_FLAGS}) - _DECIDED
