@@ -26,7 +26,11 @@ _WHERE = {
     "Secret": "windlass.client.warm.secret",
     "Volume": "windlass.client.warm.volume",
     "app": "windlass.client.warm.app",
+    "Compute": "windlass.client.warm.compute",
     "compute": "windlass.client.warm.decorators",
+    "cls": "windlass.client.warm.remote",
+    "fn": "windlass.client.warm.remote",
+    "get": "windlass.client.warm.named",
     "distribute": "windlass.client.warm.decorators",
     **dict.fromkeys(
         (
@@ -61,10 +65,14 @@ if TYPE_CHECKING:
     from windlass.client.run import run as run
     from windlass.client.run import submit as submit
     from windlass.client.warm.app import app as app
+    from windlass.client.warm.compute import Compute as Compute
     from windlass.client.warm.decorators import compute as compute
     from windlass.client.warm.decorators import distribute as distribute
     from windlass.client.warm.image import Image as Image
     from windlass.client.warm.image import images as images
+    from windlass.client.warm.named import get as get
+    from windlass.client.warm.remote import cls as cls
+    from windlass.client.warm.remote import fn as fn
     from windlass.client.warm.secret import Secret as Secret
     from windlass.client.warm.volume import Volume as Volume
     from windlass.errors import BundleError as BundleError

@@ -16,7 +16,7 @@ import signal
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from windlass import names
 from windlass.agent import link as links
@@ -31,10 +31,15 @@ from windlass.agent.memory import make_memory
 from windlass.agent.node import Echo, Node
 from windlass.agent.station import Station
 from windlass.plan.plan import Plan, read_plan
+from windlass.spec.work import Calls
 from windlass.wire.copying import is_from_ranks, measure_files
 from windlass.wire.folder import JobFolder
 from windlass.wire.lastword import MAX_BYTES
 from windlass.wire.status import FailureKind
+
+if TYPE_CHECKING:
+    from windlass.agent.warm.lead import WarmLead
+    from windlass.agent.warm.node import WarmNode
 
 _PATIENCE_S = 30.0  # with clients that read no more
 _FIRST_READER_S = 20.0
@@ -52,22 +57,31 @@ class LeadAgent:
         plan, folder = station.plan, station.folder
         self.board = Board(plan, folder)
         self.board.mark("agent up")
-        self.lead = Lead(
-            plan, self.board, address=station.address, memory=make_memory(station.num_losses)
-        )
-        self.node = Node(plan, folder, 0, station.run_dir, forks=forks, send=self._hear, echo=echo)
-        self.door = Door(station, self.lead, inputs)
+        self.lead: Lead | WarmLead
+        self.node: Node | WarmNode
+        if isinstance(plan.work, Calls):
+            from windlass.agent.warm.staff import make_staff
+
+            self.lead, self.node, desk = make_staff(station, forks, self.board, self._hear, echo)
+            self.door = Door(station, self.lead, inputs, desk)
+        else:
+            memory = make_memory(station.num_losses)
+            self.lead = Lead(plan, self.board, address=station.address, memory=memory)
+            self.node = Node(
+                plan, folder, 0, station.run_dir, forks=forks, send=self._hear, echo=echo
+            )
+            self.door = Door(station, self.lead, inputs)
         self._leading: asyncio.Task[None] | None = None
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _hear(self, message: dict[str, Any], body: bytes = b"") -> None:
         if message["type"] != "join":
-            self.lead.receive(0, message)
+            self.lead.receive(0, message, body)
 
-    def _order(self, message: dict[str, Any]) -> None:
+    def _order(self, message: dict[str, Any], body: bytes = b"") -> None:
         if message["type"] == "flush":  # its files are here already
             self.lead.receive(0, {"type": "flushed"})
         else:
-            self.node.receive(message)
+            self.node.receive(message, body)
 
     def told_to_stop(self) -> None:
         """SIGTERM: on one machine the job's end; in a pod, this node's alone."""

@@ -37,6 +37,17 @@ class Board:
         self.status = make_first_status(plan)
         self._keep_reserve()
 
+    @property
+    def folder(self) -> JobFolder:
+        return self._folder
+
+    def resize(self, plan: Plan) -> None:
+        """The nodes there are from now on; what is known of those that stay, stays."""
+        self._plan = plan
+        known = {node.index: node for node in self.status.nodes}
+        nodes = tuple(known.get(n.index) or n for n in make_first_status(plan).nodes)
+        self._set(nodes=nodes, num_nodes=len(nodes), num_ranks=plan.num_ranks)
+
     def set_phase(self, phase: Phase, reason: str, message: str) -> None:
         """A new phase: a condition with the reason, on disk at once."""
         condition = Condition(type=phase.value, reason=reason, message=message, since_s=time.time())

@@ -11,7 +11,7 @@ import re
 import socket
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windlass import names, records
 from windlass.agent import link as links
@@ -34,6 +34,10 @@ from windlass.wire.copying import (
 from windlass.wire.messages import Frame, Header
 from windlass.wire.status import FailureKind
 
+if TYPE_CHECKING:
+    from windlass.agent.warm.desk import Desk
+    from windlass.agent.warm.lead import WarmLead
+
 _DEPUTY = 1  # keeps a copy of what node 0's ranks left, for the node 0 that may come after it
 _READER_SILENCE_S = 60.0
 _RANK_FILE = re.compile(r"attempt-\d+/rank-(\d+)\.")
@@ -42,9 +46,12 @@ _RANK_FILE = re.compile(r"attempt-\d+/rank-(\d+)\.")
 class Door:
     """Who comes to the lead."""
 
-    def __init__(self, station: Station, lead: Lead, inputs: Inputs) -> None:
+    def __init__(
+        self, station: Station, lead: Lead | WarmLead, inputs: Inputs, desk: Desk | None = None
+    ) -> None:
         self._station = station
         self._lead = lead
+        self._desk = desk  # where the nodes take calls
         self._inputs = inputs
         self._num_leases = 0
         self._lease_changed = asyncio.Event()
@@ -70,7 +77,7 @@ class Door:
     # -- nodes ---------------------------------------------------------------------------------
 
     async def _take_node(self, link: links.Link, index: int, frames: AsyncIterator[Frame]) -> None:
-        if not 0 < index < len(self._station.plan.nodes):
+        if index == 0 or not self._lead.knows(index):
             raise ProtocolError(f"there is no node {index} in this job")
         # also while it leaves: its ranks may still be running
         if index in self._nodes:
@@ -84,6 +91,8 @@ class Door:
                 frame = await asyncio.wait_for(frames.__anext__(), timeout=self._station.silence_s)
                 if frame.type == PIECE:
                     receiver.take(read_piece(frame.header, frame.body))
+                elif self._desk is not None and self._desk.take_part(link, frame):
+                    continue
                 elif frame.type == "join":
                     self._join(link, index, frame.header)
                     pumps += self._start_pumps(link, index, frame.header)
@@ -93,7 +102,7 @@ class Door:
                     is_leaving = True
                     self._lead.lose(index, str(frame.header.get("why", ""))[:200])
                 elif self._lead.is_here(index):
-                    self._lead.receive(index, dict(frame.header))
+                    self._lead.receive(index, self._read(link, frame), frame.body)
                 elif not is_leaving:  # given up on: it may come back with a new link
                     return
         except StopAsyncIteration:
@@ -109,7 +118,15 @@ class Door:
             self._nodes.discard(index)
             self._lead.lose(index, why)
 
+    def _read(self, link: links.Link, frame: Frame) -> dict[str, Any]:
+        if self._desk is not None:
+            return self._desk.with_file(link, frame)
+        return dict(frame.header)
+
     def _join(self, link: links.Link, index: int, about: Header) -> None:
+        if self._desk is not None:
+            self._desk.join(link, index, about)
+            return
         memory = about.get("memory")
         self._lead.join(
             index,
@@ -123,7 +140,7 @@ class Door:
 
     def _start_pumps(self, link: links.Link, index: int, about: Header) -> list[Pump]:
         """What this node is sent, where nodes do not share a folder."""
-        if not self._station.is_pod:
+        if not self._station.is_pod or self._desk is not None:
             return []
         folder = self._station.folder
         link.send({"type": "has", "files": measure_files(folder, is_from_ranks)})
@@ -162,9 +179,13 @@ class Door:
                     why = str(frame.header.get("why") or "cancelled by a client")
                     self._lead.end(FailureKind.CANCELLED, why, now=bool(frame.header.get("now")))
                     link.send({"type": "ok"})
+                elif self._desk is not None:
+                    self._desk.take(link, frame)
         finally:
             if pump is not None:
                 pump.close()
+            if self._desk is not None:
+                self._desk.leave(link)
             self._readers.pop(link, None)
             self._reader_left.set()
             self._change_leases(-holds_lease)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windlass import names
 from windlass.agent import link as links
@@ -21,6 +21,7 @@ from windlass.agent.node import Echo, Node
 from windlass.agent.pump import Pump
 from windlass.agent.station import FENCE_S, Station
 from windlass.errors import BundleError, ProtocolError
+from windlass.spec.work import Calls
 from windlass.wire.copying import (
     PIECE,
     Receiver,
@@ -31,6 +32,10 @@ from windlass.wire.copying import (
     read_piece,
 )
 from windlass.wire.messages import Frame, refusal
+
+if TYPE_CHECKING:
+    from windlass.agent.warm.node import WarmNode
+    from windlass.agent.warm.parts import PartStore
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +55,22 @@ class Follower:
         self._has_ended = False
         self._must_go = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
-        plan, folder = station.plan, station.folder
-        self.node = Node(
-            plan,
-            folder,
+        self._parts: PartStore | None = None
+        self.node = self._make_node(forks, echo)
+
+    def _make_node(self, forks: ForkServer, echo: Echo | None) -> Node | WarmNode:
+        station = self._station
+        if isinstance(station.plan.work, Calls):
+            from windlass.agent.warm.node import WarmNode
+            from windlass.agent.warm.parts import PartStore
+
+            ship = self._ship if station.is_pod else None
+            node = WarmNode(station, forks=forks, send=self._send, echo=echo, ship=ship)
+            self._parts = PartStore(node.spill)
+            return node
+        return Node(
+            station.plan,
+            station.folder,
             station.index,
             station.run_dir,
             forks=forks,
@@ -61,9 +78,15 @@ class Follower:
             echo=echo,
         )
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any], body: bytes = b"") -> None:
         if self._link is not None:
-            self._link.send(message)
+            self._link.send(message, body)
+
+    async def _ship(self, key: str, path: str) -> None:
+        from windlass.agent.warm.parts import send_parts
+
+        if self._link is not None:
+            await send_parts(self._link, key, path)
 
     def told_to_stop(self) -> None:
         """SIGTERM: the ranks get it too, and the lead hears why they are gone."""
@@ -123,6 +146,7 @@ class Follower:
         self._link = link
         has = measure_files(self._station.folder, is_input) if self._station.is_pod else {}
         about = {"host": self._station.host, "is_prepared": self._inputs.is_ready, "has": has}
+        about["address"] = self._station.address
         self.node.introduce(**about)
         try:
             async for frame in _heard(link):
@@ -153,8 +177,18 @@ class Follower:
             self._start(self._flush())
         elif frame.type == "end":
             self._has_ended = True
+            self._must_go.set()
+        elif self._parts is not None and frame.type == "part":
+            self._parts.take(frame)
         else:
-            self.node.receive(dict(frame.header))
+            self.node.receive(self._read(frame), frame.body)
+
+    def _read(self, frame: Frame) -> dict[str, Any]:
+        header = dict(frame.header)
+        key = header.pop("parcel", None)
+        if key is not None and self._parts is not None:
+            header |= {"file": self._parts.claim(str(key)), "is_ours": True}
+        return header
 
     def _take_piece(self, frame: Frame) -> None:
         piece = read_piece(frame.header, frame.body)

@@ -57,6 +57,11 @@ class ForkServer:
         self.pid = 0
 
     @property
+    def preload(self) -> list[str]:
+        """What it imports ahead by now."""
+        return list(self._preload)
+
+    @property
     def is_running(self) -> bool:
         return self._control is not None
 

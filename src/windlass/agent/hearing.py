@@ -67,6 +67,10 @@ class Hearing:
             self._roster[index].is_prepared = True
         self._changed.set()
 
+    def knows(self, index: int) -> bool:
+        """Whether there is such a node in this job."""
+        return 0 <= index < len(self._plan.nodes)
+
     def is_here(self, index: int) -> bool:
         return index in self._roster
 
@@ -97,7 +101,7 @@ class Hearing:
                 self._stop_now()
         self._changed.set()
 
-    def receive(self, index: int, message: dict[str, Any]) -> None:
+    def receive(self, index: int, message: dict[str, Any], _body: bytes = b"") -> None:
         """Something a node says."""
         kind = message["type"]
         is_current = message.get("attempt", self._attempt.number) == self._attempt.number

@@ -83,7 +83,7 @@ class Node:
         self._listen()
         forks.listen(self._loop, self._on_fork_event)
 
-    def receive(self, message: dict[str, Any]) -> None:
+    def receive(self, message: dict[str, Any], _body: bytes = b"") -> None:
         """An order of the lead."""
         if message["type"] == "start":
             self._start(message)

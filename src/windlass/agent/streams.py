@@ -180,6 +180,16 @@ class RankStreams:
         self._loop.remove_reader(fd)
         os.close(fd)
 
+    def settle(self) -> None:
+        """Read what is in the pipes now; a line without an end is written out as far as it is."""
+        for fd in list(self._readers):
+            while fd in self._readers and self._take_now(fd):
+                pass
+            timer = self._timers.pop(fd, None)
+            if timer is not None:
+                timer.cancel()
+            self._flush(fd)
+
     def close(self) -> None:
         """Read what is in the pipes now, then let go, even if a grandchild still holds the other end."""
         for fd in list(self._readers):

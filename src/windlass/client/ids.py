@@ -11,7 +11,7 @@ import re
 import unicodedata
 from pathlib import Path
 
-from windlass.spec.work import Function, Module, Script, Work
+from windlass.spec.work import Calls, Function, Module, Script, Work
 
 MAX_ID = 50
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
@@ -34,6 +34,8 @@ def is_made_from(job_id: str, name: str) -> bool:
 def _name_of(work: Work) -> str:
     if isinstance(work, (Function, Module)):
         return work.name.rpartition(".")[2]
+    if isinstance(work, Calls):
+        return "compute"
     return Path(work.path if isinstance(work, Script) else " ".join(work.argv[:1])).stem
 
 

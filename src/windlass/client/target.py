@@ -62,7 +62,7 @@ def _read_function(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Target:
     name = function_name(function)
-    _check_call(function, args, kwargs, name)
+    check_call(function, args, kwargs, name)
     payload = _dump_call(function, args, kwargs, name)
     inner = _unwrap(function)
     module = sys.modules.get(getattr(inner, "__module__", "") or "")
@@ -75,7 +75,7 @@ def _read_function(
     )
 
 
-def _check_call(
+def check_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str
 ) -> None:
     """A call that cannot be made is refused here rather than by every rank."""

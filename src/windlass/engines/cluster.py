@@ -12,13 +12,15 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+import socket
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from windlass import names
 from windlass.engines.hidden import NO_HIDDEN, check_hidden
 from windlass.engines.protocol import JobRef
 from windlass.engines.pyz import local_archive
+from windlass.engines.reach import dial_lead
 from windlass.engines.submitting import create_objects
 from windlass.errors import EngineError, JobNotFound, SpecError
 from windlass.kube.api import Api, connect
@@ -29,6 +31,7 @@ from windlass.kube.mounts import HIDDEN_KEY
 from windlass.kube.refusals import NotFound
 from windlass.plan.plan import Facts, Plan, read_plan, render_plan
 from windlass.settings import Settings
+from windlass.spec.work import Calls
 from windlass.wire.folder import JobFolder, write_atomically
 from windlass.wire.identity import CERTIFICATES
 from windlass.wire.logfiles import LogFiles
@@ -76,6 +79,7 @@ class ClusterEngine:
         self._home = Path(str(settings.value("home"))).expanduser() / self.name
         self._apis: dict[tuple[str, str], Api] = {}
         self._views: dict[str, JobView] = {}
+        self._keys: dict[str, Mapping[str, bytes]] = {}  # of computes that are called from here
 
     def facts(self) -> Facts:
         return Facts(
@@ -126,6 +130,8 @@ class ClusterEngine:
             api.delete(JOBS, plan.job_id)
             raise
         self._views[plan.job_id] = view
+        if isinstance(plan.work, Calls):
+            self._keys[plan.job_id] = certificates
         if plan.detach and any(wanted.name not in files for wanted in plan.inputs):
             self._wait_for_upload(view, plan)
         return JobRef(self.name, plan.job_id, api.namespace)
@@ -247,6 +253,34 @@ class ClusterEngine:
         found = sorted(self._home.glob(f"*/{_WHERE_FILE}"), key=lambda p: -p.stat().st_mtime)
         folders = [path.parent.name for path in found]
         return [JobRef(self.name, name, self._place(name)["namespace"]) for name in folders]
+
+    # -- computes ------------------------------------------------------------------------------
+
+    def plan(self, ref: JobRef) -> Plan:
+        kept = JobFolder(self._home / ref.job_id).plan
+        if kept.exists():
+            return read_plan(kept.read_text())
+        return self._fetch(self._api_of(ref), ref)[0]
+
+    def dial(self, ref: JobRef) -> socket.socket:
+        if ref.job_id not in self._keys:
+            self._keys[ref.job_id] = self._fetch(self._api_of(ref), ref)[1]
+        return dial_lead(self._api_of(ref), ref.job_id, self._keys[ref.job_id])
+
+    def grow(
+        self,
+        ref: JobRef,
+        indexes: Sequence[int],  # noqa: ARG002 - Kubernetes starts those that are missing
+        num_nodes: int,
+        *,
+        hidden: Mapping[str, str] = NO_HIDDEN,  # noqa: ARG002 - in the Secret since the start
+    ) -> None:
+        size = {"completions": num_nodes, "parallelism": num_nodes}
+        self._api_of(ref).patch(JOBS, ref.job_id, {"spec": size}, brief=True)
+
+    def let_go(self, ref: JobRef) -> None:
+        if ref.job_id in self._views:
+            self._views.pop(ref.job_id).let_go()
 
     # -- ending --------------------------------------------------------------------------------
 

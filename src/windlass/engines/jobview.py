@@ -81,6 +81,10 @@ class JobView:
         self._line.close()
         self._sight.close()
 
+    def let_go(self) -> None:
+        """End its threads soon."""
+        _let_go(self._line, self._sight)
+
     def hold_lease(self, held: bool) -> None:
         self._line.hold_lease(held)
 

@@ -12,9 +12,10 @@ import fcntl
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,18 +120,39 @@ class LocalEngine:
                 log = str(folder.agent_log(node.index))
                 ahead = take_head_start(python, archive) if is_lead else None
                 agent = ahead or AgentProcess(command, log=log)
-                order = {
-                    "plan": str(folder.plan),
-                    "node": node.index,
-                    "run_dir": str(run_dir),
-                    "log": log,
-                    "hidden": hidden,  # over a socket, and so on no disk
-                }
+                order = _make_order(folder, node.index, run_dir, hidden)
                 agent.order(order, [lock.fileno()] if is_lead else [])
                 if is_lead and not plan.detach:
                     self._births[plan.job_id] = agent
                 else:
                     agent.let_go()
+
+    def grow(
+        self,
+        ref: JobRef,
+        indexes: Sequence[int],
+        num_nodes: int,  # noqa: ARG002 - what is not started is not there
+        *,
+        hidden: Mapping[str, str] = NO_HIDDEN,
+    ) -> None:
+        folder, run_dir = self._folder(ref), _run_dir(ref.job_id)
+        command = make_command(_find_python(self.plan(ref).python), _find_archive())
+        for index in indexes:
+            agent = AgentProcess(command, log=str(folder.agent_log(index)))
+            agent.order(_make_order(folder, index, run_dir, check_hidden(hidden)))
+            agent.let_go()
+
+    def dial(self, ref: JobRef) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(str(_run_dir(ref.job_id) / names.LEAD_SOCKET))
+        except OSError:
+            connection.close()
+            raise
+        return connection
+
+    def let_go(self, ref: JobRef) -> None:
+        self._files.pop(self._jobs / ref.job_id, None)
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -247,9 +269,24 @@ class LocalEngine:
             raise _not_found(ref.job_id, self.jobs())
         return folder
 
+    def plan(self, ref: JobRef) -> Plan:
+        return self._plan(self._folder(ref))
+
     @staticmethod
     def _plan(folder: JobFolder) -> Plan:
         return read_plan(folder.plan.read_text())
+
+
+def _make_order(
+    folder: JobFolder, index: int, run_dir: Path, hidden: Mapping[str, str]
+) -> dict[str, Any]:
+    return {
+        "plan": str(folder.plan),
+        "node": index,
+        "run_dir": str(run_dir),
+        "log": str(folder.agent_log(index)),
+        "hidden": dict(hidden),  # over a socket, and so on no disk
+    }
 
 
 def _find_python(wanted: str) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterator, Mapping
+import socket
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,25 @@ class Engine(Protocol):
 
     def hold(self, ref: JobRef) -> AbstractContextManager[None]:
         """Hold the lease of an attached job: it ends some time after nobody holds one."""
+
+    def plan(self, ref: JobRef) -> Plan:
+        """What was decided about a job when it was submitted."""
+
+    def dial(self, ref: JobRef) -> socket.socket:
+        """A connection to the lead of a compute, before the first word; OSError while there is none."""
+
+    def grow(
+        self,
+        ref: JobRef,
+        indexes: Sequence[int],
+        num_nodes: int,
+        *,
+        hidden: Mapping[str, str] = NO_HIDDEN,
+    ) -> None:
+        """Have a compute's nodes `indexes` started, of so many in all; or fewer than there are."""
+
+    def let_go(self, ref: JobRef) -> None:
+        """Stop following a job from here; it is followed again when somebody asks."""
 
     def jobs(self) -> list[JobRef]:
         """The jobs that are known here, newest first."""

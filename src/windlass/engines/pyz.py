@@ -21,7 +21,10 @@ _OURS = (
     *("__init__.py", "names.py", "errors.py", "records.py", "waiting.py"),
     *("distributed.py", "inside.py"),
     *("spec", "plan", "wire", "agent"),
-    *(f"bundle/{name}.py" for name in ("__init__", "extract", "manifest", "paths", "place")),
+    *(
+        f"bundle/{name}.py"
+        for name in ("__init__", "archive", "extract", "manifest", "paths", "place", "scan")
+    ),
 )
 # Plain enough for any Python 3: an old interpreter must get as far as being told.
 _MAIN = b"""import sys

@@ -6,7 +6,8 @@ finished, since a StatefulSet would start them again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -137,6 +138,18 @@ class StatefulSetEngine:
         _refuse()
 
     def hold(self, _ref: JobRef) -> AbstractContextManager[None]:
+        _refuse()
+
+    def plan(self, _ref: JobRef) -> Plan:
+        _refuse()
+
+    def dial(self, _ref: JobRef) -> socket.socket:
+        _refuse()
+
+    def grow(self, _ref: JobRef, _indexes: Sequence[int], _num_nodes: int, **_how: object) -> None:
+        _refuse()
+
+    def let_go(self, _ref: JobRef) -> None:
         _refuse()
 
     def jobs(self) -> list[JobRef]:

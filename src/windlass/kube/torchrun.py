@@ -37,7 +37,7 @@ from windlass.kube.pod import (
 )
 from windlass.plan.plan import Plan
 from windlass.spec.resources import PodSpec
-from windlass.spec.work import Command, Function, Module, Script
+from windlass.spec.work import Calls, Command, Function, Module, Script
 
 Object = dict[str, Any]
 
@@ -236,7 +236,7 @@ def _make_work(plan: Plan, crew: Crew) -> str:
             return shlex.join(("--module", work.name, *work.args))
         case Command():
             return shlex.join(("--no-python", *work.argv))
-        case Function():
+        case Function() | Calls():
             raise SpecError(
                 "torchrun runs scripts, modules and commands, not functions",
                 hint="name a script, or export with Windlass inside: -e kubernetes without --plain",

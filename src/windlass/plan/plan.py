@@ -6,7 +6,7 @@ Pure. `make_plan` takes ids, clock and facts as arguments. Engines render a Plan
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +87,10 @@ class Plan:
         """The same job on some of its nodes only, with ranks counted anew."""
         present = [node for node in self.nodes if node.index in indexes]
         return self if len(present) == len(self.nodes) else replace(self, nodes=renumber(present))
+
+    def with_nodes(self, nodes: Iterable[NodePlan]) -> Plan:
+        """The same on other nodes, or on others of their ranks."""
+        return replace(self, nodes=tuple(nodes))
 
 
 def make_plan(

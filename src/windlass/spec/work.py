@@ -1,4 +1,4 @@
-"""Work: what every rank runs. A function, a script, a module or a command.
+"""Work: what every rank runs. A function, a script, a module, a command, or what is called later.
 
 Records only. How a target given by a user becomes one of these is `client.target`; how a rank
 runs it is `agent.rank`.
@@ -6,8 +6,9 @@ runs it is `agent.rank`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,4 +62,18 @@ class Command:
         return " ".join(self.argv)
 
 
-Work = Function | Script | Module | Command
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calls:
+    """Nothing yet: the nodes stay, and run what clients call. The work of a compute."""
+
+    kind: ClassVar[str] = "calls"
+    fixed: str = ""  # digest of what cannot change while the nodes live
+    ttl_s: float | None = None  # how long they stay when nothing is called
+    steps: tuple[Mapping[str, Any], ...] = ()  # of the image, run once on each node
+
+    @property
+    def label(self) -> str:
+        return "compute"
+
+
+Work = Function | Script | Module | Command | Calls

@@ -47,7 +47,6 @@ class _Callee:
         step_aside(about["paths"])
         import_freshly([about["root"], *about["paths"]])
         sys.modules["__main__"] = types.ModuleType("__main__")
-        sys.argv = [about["name"]]
 
     def loop(self) -> NoReturn:
         code = 0
@@ -64,6 +63,7 @@ class _Callee:
     def _take(self, header: dict[str, Any], body: bytearray) -> int:
         """Run one call and answer it; what the process should exit with if this was its last."""
         code = 0
+        sys.argv = [header["name"]]
         try:
             segments = self._segments(header, body)
             value = self._perform(header, segments)
@@ -88,9 +88,8 @@ class _Callee:
         return parcels.cut(whole, header["sizes"])
 
     def _perform(self, header: dict[str, Any], segments: list[memoryview]) -> Any:
-        if header.get("reload"):
-            if self._reloader.reload() and self._object is not None:
-                renew_class(self._object, sys.modules.get)
+        if header.get("reload") and self._reloader.reload() and self._object is not None:
+            renew_class(self._object, sys.modules.get)
         if self._constructor is not None:
             made, self._constructor = self._constructor, None
             cls, args, kwargs = parcels.unpack(made)

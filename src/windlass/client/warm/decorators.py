@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +34,10 @@ class Marks:
 
 def compute(target: Any = None, /, **keywords: Any) -> Any:
     """Decorate a function or class with the nodes it runs on; keywords as for Compute."""
-    from windlass.client.warm.compute import check_keywords
+    if not is_inside():
+        from windlass.client.warm.compute import check_keywords
 
-    check_keywords(keywords)
+        check_keywords(keywords)
     return _decorate(target, Marks(compute=keywords))
 
 
@@ -44,6 +45,10 @@ def distribute(target: Any = None, /, **keywords: Any) -> Any:
     """Decorate a function or class with how it is spread: framework, workers, procs."""
     if isinstance(target, str):  # @distribute("pytorch", workers=2)
         target, keywords = None, {"framework": target, **keywords}
+    if not is_inside():
+        from windlass.client.warm.spread import make_spread
+
+        make_spread(**keywords)
     return _decorate(target, Marks(distribute=keywords))
 
 
@@ -95,16 +100,21 @@ class Decorated:
         return self._target(*args, **kwargs)
 
     def deploy(self) -> Remote:
-        """Bring it up, or find it up; the remote one."""
+        """Bring it up, or find it up, so that `get(name)` finds it from anywhere; the remote one."""
+        self._remote = self._send().deploy()
+        return self._remote
+
+    def _send(self, init_args: Sequence[Any] | Mapping[str, Any] = ()) -> Remote:
         from windlass.client.warm.compute import Compute
         from windlass.client.warm.remote import cls, fn
 
-        make = cls if self.is_class else fn
-        remote = make(self, name=self.name).to(Compute(**(self.marks.compute or {})))
+        nodes = Compute(**(self.marks.compute or {}))
         if self.marks.distribute is not None:
-            remote = remote.distribute(**self.marks.distribute)
-        self._remote = remote.deploy()
-        return self._remote
+            nodes = nodes.distribute(**self.marks.distribute)
+        target: Any = self  # and not what is decorated: ranks find that by its name
+        if self.is_class:
+            return cls(target, name=self.name, init_args=init_args).to(nodes)
+        return fn(target, name=self.name).to(nodes)
 
     @property
     def remote(self) -> Remote:
@@ -126,13 +136,22 @@ class Decorated:
         return getattr(sys.modules.get(self.__module__), "__file__", None) or "SCRIPT.py"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.remote(*args, **kwargs)
+        """Call the remote function; of a class, have its object made on every rank."""
+        if not self.is_class:
+            return self.remote(*args, **kwargs)
+        self._remote = self._send(_bind(self._target, args, kwargs))
+        return self._remote
 
     def __getattr__(self, name: str) -> Any:
         """Methods of a decorated class, and what any remote can do: submit, acall."""
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(self.remote, name)
+        found = getattr(self.remote, name)
+        own = inspect.getattr_static(self._target, name, None)
+        # a method knows its own signature
+        return (
+            functools.update_wrapper(found, own, updated=()) if inspect.isfunction(own) else found
+        )
 
     def __mro_entries__(self, _bases: tuple[Any, ...]) -> tuple[Any, ...]:
         return (self._target,)
@@ -145,3 +164,25 @@ class Decorated:
         if found is self and self.__module__ != "__main__":
             return self.__qualname__
         return leave_plain, (self._target,)
+
+
+def _bind(
+    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, ...] | dict[str, Any]:
+    """Arguments of a constructor in one form: all by position, or all by name."""
+    if not kwargs or not args:
+        return kwargs or args
+    try:
+        bound = inspect.signature(target).bind(*args, **kwargs)
+    except TypeError as error:
+        raise SpecError(f"{target.__name__} cannot be made: {error}") from error
+    by_name: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL):
+            raise SpecError(
+                f"{target.__name__} takes {name} by position only, and others were given by name",
+                hint="give all by position",
+            )
+        by_name |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+    return by_name

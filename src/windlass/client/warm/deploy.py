@@ -59,7 +59,7 @@ def deploy(deployables: list[Decorated | App], *, replace: bool = False) -> Iter
         else:
             remote = found.deploy()
             kind = "class" if found.is_class else "function"
-            yield Deployed(name=found.name, kind=kind, ref=str(remote.job.ref))
+            yield Deployed(name=found.name, kind=kind, ref=str(remote.compute.nodes().ref))
 
 
 def import_script(path: Path) -> ModuleType:

@@ -1,0 +1,41 @@
+"""A command as something to call: run once on every node, its output the rank's own.
+
+It finds what the Command of a job finds in its environment: the names that torchrun takes its flags from.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from windlass import names
+
+
+class Run:
+    """The words of a command."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = list(words)
+
+    def __call__(self, *more: str) -> int:
+        """Run it; a code that is not 0 is an error."""
+        words = [*self.words, *(str(word) for word in more)]
+        env = {**make_node_env(os.environ), **os.environ}
+        code = subprocess.run(words, env=env, check=False).returncode
+        if code:
+            raise subprocess.CalledProcessError(code, words)
+        return 0
+
+
+def make_node_env(environ: Mapping[str, str]) -> dict[str, str]:
+    """What torchrun and others take their flags from, on one node of a call."""
+    num_nodes, node = environ[names.GROUP_WORLD_SIZE], environ[names.GROUP_RANK]
+    return {
+        names.NNODES: num_nodes,
+        names.NODE_RANK: node,
+        names.PET_NNODES: num_nodes,
+        names.PET_NODE_RANK: node,
+        names.PET_MASTER_ADDR: environ[names.MASTER_ADDR],
+        names.PET_MASTER_PORT: environ[names.MASTER_PORT],
+    }

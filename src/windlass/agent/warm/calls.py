@@ -1,0 +1,186 @@
+"""One call as the lead knows it: what was asked, who listens, what ranks answered, how it ended.
+
+And the ledger of calls: those that ran lately stay, so that a client which went away can ask again. Gives no
+orders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from windlass import records
+from windlass.agent.attempt import Attempt
+from windlass.agent.link import Link
+from windlass.agent.warm.parts import forget, send_parts
+from windlass.plan.plan import Plan
+from windlass.wire.results import ErrorInfo, Outcome
+from windlass.wire.status import Verdict
+
+_KEPT_CALLS = 200
+_KEPT_BYTES = 256 << 20
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one rank answered: the header of its frame, and its parcel, in memory or in a file."""
+
+    header: dict[str, Any]
+    body: bytes = b""
+    file: str = ""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.header.get("sizes", ()))
+
+
+class Listener:
+    """A client that is told of a call as it goes; frames leave in the order they came."""
+
+    def __init__(self, link: Link, *, is_remote: bool) -> None:
+        self.link = link
+        self._is_remote = is_remote
+        self._waiting: list[tuple[dict[str, Any], bytes, str]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def tell(self, header: dict[str, Any], body: bytes = b"", file: str = "") -> None:
+        if self._waiting or (file and self._is_remote):
+            self._waiting.append((header, body, file))
+            if self._task is None or self._task.done():
+                self._task = asyncio.ensure_future(self._send())
+        else:
+            self.link.send({**header, "file": file} if file else header, body)
+
+    async def _send(self) -> None:
+        try:
+            while self._waiting:
+                header, body, file = self._waiting[0]
+                if file:
+                    await send_parts(self.link, file, file)
+                    header = {**header, "parcel": file}
+                self.link.send(header, body)
+                del self._waiting[0]
+        except (OSError, ConnectionError):
+            self._waiting.clear()
+
+
+@dataclass(slots=True)
+class Call:
+    """One call, from the frame that asked for it to its last answer."""
+
+    id: str
+    asked: Mapping[str, Any]
+    body: bytes
+    file: str = ""
+    sync: tuple[dict[str, Any], bytes] | None = None
+    constructor: tuple[dict[str, Any], bytes] | None = None
+    created_at_s: float = field(default_factory=time.time)
+    started_at_s: float | None = None
+    ended_at_s: float | None = None
+    state: str = "queued"  # queued, running, returned, failed, cancelled
+    attempt: Attempt | None = None
+    answers: dict[int, Answer] = field(default_factory=dict)
+    items: list[Answer] = field(default_factory=list)
+    verdict: Verdict | None = None
+    stop: Verdict | None = None  # somebody ended it: cancel, timeout
+    listeners: list[Listener] = field(default_factory=list)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_final(self) -> bool:
+        return self.state in ("returned", "failed", "cancelled")
+
+    def start(self, number: int, world: Plan) -> None:
+        self.state, self.started_at_s = "running", time.time()
+        self.attempt = Attempt(number, world)
+
+    def answered(self, answer: Answer) -> None:
+        """A rank has answered; the first failure and the last answer end the call."""
+        if self.attempt is None or self.is_final:
+            return
+        header = answer.header
+        error = records.read(ErrorInfo, header["error"]) if header.get("error") else None
+        outcome = Outcome(
+            rank=header["rank"],
+            attempt=self.attempt.number,
+            state=header["state"],
+            at_s=header["at_s"],
+            error=error,
+        )
+        self.answers[header["rank"]] = answer
+        self.add(outcome)
+
+    def add(self, outcome: Outcome) -> None:
+        """How a rank ended its part."""
+        if self.attempt is not None:
+            self.attempt.add(outcome, exited=True)
+            if outcome.is_failure or self.attempt.is_done:
+                self.over.set()
+
+    def tell(self, header: dict[str, Any], body: bytes = b"", file: str = "") -> None:
+        for listener in self.listeners:
+            listener.tell({**header, "id": self.id}, body, file)
+
+    def tell_answer(self, listener: Listener, answer: Answer) -> None:
+        header = {**answer.header, "type": "result", "id": self.id}
+        listener.tell(header, answer.body, answer.file)
+
+    def tell_end(self, listener: Listener) -> None:
+        verdict = records.to_json(self.verdict) if self.verdict else None
+        listener.tell({"type": "done", "id": self.id, "state": self.state, "verdict": verdict})
+
+    def release(self) -> None:
+        """What it brought is no longer needed."""
+        self.body, self.sync, self.constructor = b"", None, None
+        if self.file:
+            forget(self.file)
+            self.file = ""
+
+
+class Ledger:
+    """Calls by id, newest last."""
+
+    def __init__(self) -> None:
+        self._calls: OrderedDict[str, Call] = OrderedDict()
+        self._held = 0
+        self.num_calls = 0
+
+    def __getitem__(self, call_id: str) -> Call:
+        return self._calls[call_id]
+
+    def get(self, call_id: str) -> Call | None:
+        return self._calls.get(call_id)
+
+    def __contains__(self, call_id: object) -> bool:
+        return call_id in self._calls
+
+    def add(self, call: Call) -> None:
+        self._calls[call.id] = call
+        self.num_calls += 1
+
+    def drop_listener(self, link: Link) -> None:
+        for call in self._calls.values():
+            call.listeners = [other for other in call.listeners if other.link is not link]
+
+    def recent(self) -> list[Call]:
+        return list(self._calls.values())
+
+    def settle(self, call: Call) -> None:
+        """A call has ended: its answers count, and the oldest ones go; the newest stays, however large."""
+        self._held += sum(answer.num_bytes for answer in call.answers.values())
+        while len(self._calls) > _KEPT_CALLS or (self._held > _KEPT_BYTES and len(self._calls) > 1):
+            oldest = next(iter(self._calls.values()))
+            if not oldest.is_final or oldest is call:
+                return
+            self._forget(oldest)
+
+    def _forget(self, call: Call) -> None:
+        del self._calls[call.id]
+        for answer in call.answers.values():
+            self._held -= answer.num_bytes
+            if answer.file:
+                forget(answer.file)

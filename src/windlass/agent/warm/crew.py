@@ -1,0 +1,155 @@
+"""One world's ranks on one node: started together, called together, ended together.
+
+Talks to ranks over their channels and tells its owner what they say and how they end. Which world runs what
+is the lead's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from windlass import records
+from windlass.agent import processes
+from windlass.agent.exits import judge_exit
+from windlass.agent.streams import RankStreams
+from windlass.agent.warm.channel import NodeEnd
+from windlass.agent.warm.parts import forget
+from windlass.wire.messages import Frame
+
+Tell = Callable[[dict[str, Any], bytes], None]
+
+
+@dataclass(slots=True)
+class Hand:
+    """One live rank."""
+
+    rank: int
+    channel: NodeEnd
+    streams: RankStreams
+    pid: int | None = None
+    call: str = ""  # the one it has not answered yet
+
+
+class Crew:
+    """The ranks of one world here."""
+
+    def __init__(self, number: int, *, keep: bool, grace_s: float, tell: Tell) -> None:
+        self.number = number
+        self._keep = keep
+        self.hands: dict[int, Hand] = {}
+        self.file = ""  # the parcel of the current call, if it is this node's to remove
+        self._grace_s = grace_s
+        self._tell = tell
+        self._oom_kills = processes.read_oom_kills()
+        self._stopped_at_s: float | None = None
+        self._has_killed = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def send(self, header: dict[str, Any], body: bytes = b"") -> None:
+        """Hand a frame to every rank."""
+        for hand in self.hands.values():
+            if header["type"] == "call":
+                hand.call = header["id"]
+            hand.channel.send(header, body)
+
+    def take(self, rank: int, frame: Frame) -> None:
+        """What a rank says; what it printed before that comes first."""
+        hand = self.hands.get(rank)
+        if hand is None or frame.type not in ("answer", "item"):
+            return
+        hand.streams.settle()
+        if frame.type == "answer":
+            hand.call = ""
+            if self.file and not any(other.call for other in self.hands.values()):
+                forget(self.file)
+                self.file = ""
+        self._tell({**frame.header, "rank": rank, "world": self.number}, frame.body)
+
+    # -- starting and ending -------------------------------------------------------------------
+
+    def started(self, rank: int, pid: int) -> None:
+        hand = self.hands.get(rank)
+        if hand is None:
+            processes.kill_group(pid, signal.SIGKILL)
+            return
+        hand.pid = pid
+        if self._has_killed:
+            self._kill_all()
+        elif self._stopped_at_s is not None:
+            processes.kill(pid, signal.SIGTERM)
+
+    def exited(self, hand: Hand, code: int) -> None:
+        """A rank's process is gone; what it said last is heard first."""
+        while hand.channel.read():
+            pass
+        hand.streams.close()
+        hand.channel.close()
+        del self.hands[hand.rank]
+        if hand.pid is not None:
+            processes.kill_group(hand.pid, signal.SIGKILL)  # what it left in its own group
+        if hand.call or (self._keep and self._stopped_at_s is None):
+            self._tell_end(hand, code)
+
+    def _tell_end(self, hand: Hand, code: int) -> None:
+        outcome = judge_exit(
+            rank=hand.rank,
+            attempt=self.number,
+            code=code,
+            header=None,
+            error=None,
+            is_command=False,
+            at_s=time.time(),
+            stopped_at_s=self._stopped_at_s,
+            out_of_memory=processes.read_oom_kills() > self._oom_kills,
+            was_killed=self._has_killed,
+        )
+        about = {"type": "gone", "world": self.number, "call": hand.call}
+        self._tell({**about, "outcome": records.to_json(outcome)}, b"")
+
+    def stop(self, *, now: bool) -> None:
+        """End every rank: those that wait for calls at once, the others after asking and a grace."""
+        if self._stopped_at_s is None:
+            self._stopped_at_s = time.time()
+            for hand in self.hands.values():
+                if not hand.call:
+                    hand.channel.close()  # it ends by itself, exit handlers and all
+                elif hand.pid is not None:
+                    processes.kill(hand.pid, signal.SIGTERM)
+        if self._timer is not None:
+            self._timer.cancel()
+        if now:
+            self._kill_all()
+        else:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._grace_s, self._kill_all)
+
+    def _kill_all(self) -> None:
+        self._has_killed = True
+        for hand in self.hands.values():
+            if hand.pid is not None:
+                processes.kill_group(hand.pid, signal.SIGKILL)
+                processes.kill(hand.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """All its ranks are gone."""
+        if self.file:
+            forget(self.file)
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def sweep(spared: set[int]) -> None:
+    """End what ranks left behind: all below this agent that no live rank, store or fork server is above."""
+    keep = set(spared)
+    for pid in spared:
+        keep |= processes.find_descendants(pid) if pid != os.getpid() else set()
+    for pid in processes.find_descendants(os.getpid()) - keep:
+        processes.kill(pid, signal.SIGKILL)

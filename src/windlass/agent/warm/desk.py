@@ -1,0 +1,237 @@
+"""The lead's desk: what clients may ask of warm nodes, and how they are answered.
+
+Frames in, calls out. Keeps what a client sent ahead of a call on the same link: parts of its parcel, changed
+code, the making of an object. When and where a call runs is `agent.warm.lead`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from windlass import names
+from windlass.agent.link import Link
+from windlass.agent.station import Station
+from windlass.agent.warm.calls import Call, Listener
+from windlass.agent.warm.crews import make_setup
+from windlass.agent.warm.lead import WarmLead
+from windlass.agent.warm.node import WarmNode
+from windlass.agent.warm.parts import PART, PartStore, send_parts
+from windlass.bundle.manifest import EMPTY
+from windlass.errors import ProtocolError
+from windlass.wire.messages import Frame, Header
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Visitor:
+    """One client's link, and what it has sent ahead."""
+
+    parts: PartStore
+    sync: tuple[dict[str, Any], bytes] | None = None
+    constructor: tuple[dict[str, Any], bytes] | None = None
+    stale: set[str] = field(default_factory=set)
+
+
+class Desk:
+    """Takes what clients ask."""
+
+    def __init__(self, station: Station, lead: WarmLead, node: WarmNode) -> None:
+        self._station = station
+        self._lead = lead
+        self._node = node
+        self._visitors: dict[Link, _Visitor] = {}
+        self._born = os.urandom(8).hex()  # tells one lead of a compute from the next
+        self._promised: dict[str, str] = {}  # digest of each project once all calls have started
+
+    def take(self, link: Link, frame: Frame) -> None:
+        """One thing a client says."""
+        try:
+            self._take(link, self._visitor(link), frame)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"a client said something malformed: {error!r}") from error
+
+    def _take(self, link: Link, visitor: _Visitor, frame: Frame) -> None:
+        header = dict(frame.header)
+        if frame.type == PART:
+            visitor.parts.take(frame)
+        elif frame.type == "sync":
+            self._take_sync(link, visitor, header, frame.body)
+        elif frame.type == "make":
+            visitor.constructor = (header, frame.body)
+        elif frame.type == "call":
+            self._take_call(link, visitor, header, frame.body)
+        elif frame.type == "attend":
+            self._attend(link, header["id"])
+        elif frame.type == "end_call":
+            if header["id"] in self._lead.ledger:
+                why = str(header.get("why") or "cancelled by a client")
+                self._lead.cancel(self._lead.ledger[header["id"]], why)
+            link.send({"type": "ok", "id": header["id"]})
+        elif frame.type == "info":
+            link.send(self._render_info())
+        elif frame.type == "scale":
+            self._lead.scale(int(header["nodes"]))
+            link.send(self._render_info())
+        elif frame.type == "configure":
+            self._configure(header)
+            link.send(self._render_info())
+
+    def leave(self, link: Link) -> None:
+        """A client hung up: its calls go on."""
+        visitor = self._visitors.pop(link, None)
+        if visitor is not None:
+            visitor.parts.drop()
+        self._lead.ledger.drop_listener(link)
+
+    # -- nodes ---------------------------------------------------------------------------------
+
+    def join(self, link: Link, index: int, about: Header) -> None:
+        """A node has come; large parcels go to it by parts, where it is on another machine."""
+
+        async def ship(key: str, path: str) -> None:
+            await send_parts(link, key, path)
+
+        known = {key: about[key] for key in ("pid", "python", "host", "address") if key in about}
+        self._lead.join(index, link.send, ship=ship if self._station.is_pod else None, **known)
+
+    def take_part(self, link: Link, frame: Frame) -> bool:
+        """Keep a part of a parcel; whether it was one."""
+        if frame.type != PART:
+            return False
+        self._visitor(link).parts.take(frame)
+        return True
+
+    def with_file(self, link: Link, frame: Frame) -> dict[str, Any]:
+        """What a node says, with the file of the parcel that came ahead of it."""
+        header = dict(frame.header)
+        key = header.pop("parcel", None)
+        if key is not None:
+            header["file"] = self._visitor(link).parts.claim(str(key))
+        return header
+
+    def _visitor(self, link: Link) -> _Visitor:
+        return self._visitors.setdefault(link, _Visitor(PartStore(self._node.spill)))
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def _take_sync(
+        self, link: Link, visitor: _Visitor, header: dict[str, Any], body: bytes
+    ) -> None:
+        key, base = header["project"], header["base"]
+        if base not in (self._expected(key), EMPTY.digest):
+            link.send({"type": "stale", "project": key, "has": self._expected(key)})
+            return
+        visitor.sync = (header, body)
+
+    def _expected(self, key: str) -> str:
+        return self._promised.get(key) or self._node.projects.digest(key)
+
+    def _take_call(
+        self, link: Link, visitor: _Visitor, header: dict[str, Any], body: bytes
+    ) -> None:
+        sync, visitor.sync = visitor.sync, None
+        constructor, visitor.constructor = visitor.constructor, None
+        call_id = str(header["id"])
+        if call_id in self._lead.ledger:  # said twice, over a line that broke
+            self._attend(link, call_id)
+            return
+        project = header["project"]
+        key, digest = project["key"], project["digest"]
+        if sync is not None and sync[0]["project"] == key:
+            self._promised[key] = sync[0]["digest"]
+        if digest and self._expected(key) != digest:
+            link.send({"type": "again", "id": call_id, "has": self._expected(key)})
+            return
+        if header["slot"] and not self._knows_object(header) and constructor is None:
+            link.send({"type": "again", "id": call_id, "make": True, "has": digest})
+            return
+        if project["key"] and digest:
+            header["project"] = self._place(project)
+        file = ""
+        if header.get("parcel"):
+            file = visitor.parts.claim(str(header["parcel"]))
+        elif header.get("file") and not self._station.is_pod:
+            file = str(header["file"])
+        call = Call(call_id, header, body, file=file, sync=sync, constructor=constructor)
+        if not header["detach"]:
+            call.listeners.append(self._make_listener(link))
+        else:
+            link.send({"type": "accepted", "id": call_id})
+        self._lead.ask(call)
+
+    def _knows_object(self, header: Header) -> bool:
+        return not header["instance"] or self._lead.has_instance(header["slot"], header["instance"])
+
+    def _place(self, project: Header) -> dict[str, Any]:
+        """Paths of a project that travelled are the nodes' own."""
+        root = f"{self._station.folder.code}/{project['key']}"
+
+        def place(path: str) -> str:
+            return f"{root}/{path}".rstrip("/.") if path not in ("", ".") else root
+
+        return {
+            **project,
+            "root": root,
+            "cwd": place(project["cwd"]),
+            "paths": [place(path) for path in project["paths"]],
+        }
+
+    def _attend(self, link: Link, call_id: str) -> None:
+        if call_id not in self._lead.ledger:
+            link.send({"type": "unknown", "id": call_id})
+            return
+        call = self._lead.ledger[call_id]
+        listener = self._make_listener(link)
+        for answer in (*call.items, *(call.answers[rank] for rank in sorted(call.answers))):
+            call.tell_answer(listener, answer)
+        if call.is_final:
+            call.tell_end(listener)
+        else:
+            call.listeners.append(listener)
+
+    def _make_listener(self, link: Link) -> Listener:
+        return Listener(link, is_remote=self._station.is_pod)
+
+    # -- the compute ---------------------------------------------------------------------------
+
+    def _configure(self, header: Header) -> None:
+        if "env" in header or "steps" in header:
+            setup = self._lead.setup
+            self._lead.setup = make_setup(
+                dict(header.get("env", setup["env"])), list(header.get("steps", setup["steps"]))
+            )
+        if "ttl_s" in header:
+            self._lead.ttl_s = header["ttl_s"]
+        if "record" in header:
+            self._lead.record = dict(header["record"])
+
+    def _render_info(self) -> dict[str, Any]:
+        lead = self._lead
+        return {
+            "type": "info",
+            "job_id": self._station.plan.job_id,
+            "spill": str(self._node.spill),
+            "nodes": len(lead.plan.nodes),
+            "here": [node.index for node in lead.plan.nodes if lead.is_here(node.index)],
+            "projects": {key: self._expected(key) for key in self._node.projects.digests()},
+            "calls": [
+                {"id": call.id, "name": call.asked["name"], "state": call.state}
+                for call in lead.ledger.recent()[-20:]
+            ],
+            "num_calls": lead.ledger.num_calls,
+            "idle_s": time.monotonic() - lead.idle_since_s if lead.is_idle else 0.0,
+            "ttl_s": lead.ttl_s,
+            "setup": lead.setup["digest"],
+            "env": lead.setup["env"],
+            "steps": lead.setup["steps"],
+            "record": lead.record,
+            "version": names.VERSION,
+            "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
+            "born": self._born,
+        }

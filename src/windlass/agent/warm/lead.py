@@ -1,0 +1,285 @@
+"""The lead of warm nodes: takes calls from clients, in order, and runs one at a time on the worlds it keeps.
+
+The rule: calls run in the order in which they came, whoever asked, one at a time; each waits for the ranks of
+the one before to be gone. While nothing is asked, a spare world of the last shape waits with its ranks
+forked. What a client may ask is `agent.warm.desk`; ranks and processes are the nodes' business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import Any
+
+from windlass import names, records
+from windlass.agent.board import Board
+from windlass.agent.failure import make_job_verdict
+from windlass.agent.warm.calls import Answer, Call, Ledger
+from windlass.agent.warm.crews import Crews, NotReady
+from windlass.agent.warm.worlds import World
+from windlass.errors import WindlassError
+from windlass.plan.plan import Plan
+from windlass.wire.results import Outcome
+from windlass.wire.status import FailureKind, Phase, Verdict
+
+logger = logging.getLogger(__name__)
+
+_SETTLE_S = 0.3  # how long a verdict waits for a failure that came earlier but is heard of later
+_CLEAR_MARGIN_S = 5.0
+
+
+class WarmLead(Crews):
+    """One compute, from the first node that joins until somebody ends it or nobody has called for long."""
+
+    def __init__(self, plan: Plan, board: Board, *, address: str = "") -> None:
+        super().__init__(plan, board, address=address)
+        self.ledger = Ledger()
+        self._queue: deque[Call] = deque()
+        self._asked = asyncio.Event()
+        self._current: Call | None = None
+        self.idle_since_s = time.monotonic()
+        self.ttl_s: float | None = plan.work.ttl_s  # type: ignore[union-attr]
+        self.record: dict[str, Any] = {}  # what was deployed here, to be called by name
+
+    @property
+    def is_idle(self) -> bool:
+        return self._current is None and not self._queue
+
+    # -- the compute's life --------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until it is ended; afterwards the board is final."""
+        self._board.set_phase(Phase.RUNNING, names.REASON_READY, "waiting for calls")
+        while self.stopped is None:
+            call = self._queue.popleft() if self._queue else await self._wait_for_call()
+            if call is None:
+                continue
+            self._current = call
+            try:
+                await self._run_call(call)
+            except WindlassError as error:
+                self._refuse(call, error.message)
+            except Exception as error:  # a fault of ours must not end the compute
+                logger.exception("call %s", call.id)
+                self._refuse(call, f"the lead failed: {error!r}")
+            finally:
+                self._current = None
+                self.idle_since_s = time.monotonic()
+        for call in (*self._queue, *([self._current] if self._current else [])):
+            self._end_call(call, self.stopped)
+        await self.dismiss_all(now=self.must_hurry)
+        self._board.set_verdict(self.stopped, final=True)
+        is_idle = self.stopped.kind is FailureKind.TIMEOUT
+        phase = Phase.SUCCEEDED if is_idle else Phase.CANCELLED
+        reason = names.REASON_INACTIVE if is_idle else names.REASON_CANCELLED
+        self._board.set_phase(phase, reason, self.stopped.message)
+
+    async def _wait_for_call(self) -> Call | None:
+        """The next call; None when there is none yet, or the wait is over for good."""
+        self._asked.clear()
+        left_s = None
+        if self.ttl_s is not None:
+            left_s = self.ttl_s - (time.monotonic() - self.idle_since_s)
+        try:
+            if left_s is None:
+                await self._asked.wait()
+            else:
+                await asyncio.wait_for(self._asked.wait(), max(0.0, left_s))
+        except asyncio.TimeoutError:
+            message = f"nothing was called for {self.ttl_s:g} s (inactivity_ttl)"
+            self.end(FailureKind.TIMEOUT, message)
+        return self._queue.popleft() if self._queue else None
+
+    def end(self, kind: FailureKind, message: str, *, now: bool = False) -> None:
+        """Somebody wants the compute to end."""
+        super().end(kind, message, now=now)
+        self._asked.set()
+        if self._current is not None:
+            self._current.stop = self._current.stop or self.stopped
+            self._current.over.set()
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def ask(self, call: Call) -> None:
+        """Queue a call."""
+        self.ledger.add(call)
+        self._queue.append(call)
+        self._asked.set()
+        ahead = len(self._queue) - 1 + (self._current is not None)
+        if ahead:
+            call.tell({"type": "queued", "ahead": ahead})
+
+    def cancel(self, call: Call, why: str, *, kind: FailureKind = FailureKind.CANCELLED) -> None:
+        """End a call, wherever it is; its compute stays."""
+        if call.is_final:
+            return
+        call.stop = call.stop or make_job_verdict(self.plan, kind, why, at_s=time.time())
+        call.over.set()
+        if call in self._queue:
+            self._queue.remove(call)
+            self._end_call(call, call.stop)
+
+    async def _run_call(self, call: Call) -> None:
+        timer = self._start_timer(call)
+        try:
+            world = self.find_world(call)
+            if world is None:
+                world = await self._prepare(call)
+            if world is None or call.stop is not None:
+                self._end_call(call, call.stop)
+                return
+            await self._dispatch(world, call)
+            await call.over.wait()
+            if call.attempt is not None and call.attempt.is_done and not call.attempt.has_failure:
+                self._end_call(call, None)
+            else:
+                await self._break_off(world, call)
+        finally:
+            if timer is not None:
+                timer.cancel()
+        await self._tidy(world, call)
+
+    def _start_timer(self, call: Call) -> asyncio.TimerHandle | None:
+        limit_s = call.asked.get("timeout_s")
+        if limit_s is None:
+            return None
+        why = f"the call was not done after its time limit of {limit_s:g} s"
+        loop = asyncio.get_running_loop()
+        return loop.call_later(limit_s, lambda: self.cancel(call, why, kind=FailureKind.TIMEOUT))
+
+    async def _prepare(self, call: Call) -> World | None:
+        try:
+            return await self.prepare_world(call)
+        except NotReady as why:
+            kind = FailureKind.START_FAILED
+            call.stop = call.stop or make_job_verdict(
+                self.plan, kind, str(why), at_s=time.time(), node=why.node
+            )
+            return None
+
+    async def _dispatch(self, world: World, call: Call) -> None:
+        call.start(world.number, world.plan)
+        asked = call.asked
+        version = asked.get("version", "")
+        order: dict[str, Any] = {
+            "type": "call",
+            "id": call.id,
+            "world": world.number,
+            "name": asked["name"],
+            "method": asked["method"],
+            "sizes": asked["sizes"],
+            "collect": asked["collect"],
+            "stream": asked["stream"],
+            "reload": bool(world.slot) and version != world.version,
+        }
+        world.version = version
+        if call.file:
+            await self.send_file(world, order, call.file)
+        else:
+            self.send(world, order, call.body)
+
+    def receive(self, index: int, message: dict[str, Any], body: bytes = b"") -> None:
+        """Something a node says."""
+        kind = message["type"]
+        if kind in ("answer", "item"):
+            self._take_answer(message, body)
+        elif kind == "log":
+            self._take_log(index, message, body)
+        elif kind == "gone":
+            self._take_end(message)
+        elif kind == "report":
+            self._board.report(message)
+        else:
+            super().receive(index, message, body)
+
+    def _take_answer(self, message: dict[str, Any], body: bytes) -> None:
+        call = self.ledger.get(message["call"])
+        if call is None or call.is_final:
+            return
+        answer = Answer(message, body, message.pop("file", ""))
+        if message["type"] == "item":
+            call.items.append(answer)
+        else:
+            call.answered(answer)
+        is_wanted = call.asked["collect"] == "all" or message["rank"] == 0
+        if is_wanted or message.get("state") == "raised":
+            for listener in call.listeners:
+                call.tell_answer(listener, answer)
+
+    def _take_log(self, index: int, message: dict[str, Any], body: bytes) -> None:
+        call = self._current
+        if call is not None and (message["call"] == call.id or not message["call"]):
+            call.tell({"type": "log", "rank": message["rank"]}, body)
+        if index and self.keeps_logs:
+            self.keep_log(message["world"], message["rank"], body)
+
+    def _take_end(self, message: dict[str, Any]) -> None:
+        """A rank's process ended before it answered, or while it was kept."""
+        world = self.worlds.get(message["world"])
+        if world is not None:
+            world.is_alive = False
+        outcome = records.read(Outcome, message["outcome"])
+        call = self._current
+        if call is not None and call.id == message["call"]:
+            call.add(outcome)
+
+    def lose(self, index: int, why: str = "") -> None:
+        """A node is gone, and with it its ranks of every world."""
+        if not self.is_here(index):
+            return
+        super().lose(index, why)
+        call = self._current
+        if call is not None and call.attempt is not None and call.attempt.takes_part(index):
+            for outcome in list(call.attempt.lose_node(index, why)):
+                call.add(outcome)
+
+    # -- the end of a call ---------------------------------------------------------------------
+
+    async def _break_off(self, world: World, call: Call) -> None:
+        """A rank failed, or somebody ended the call: the others are ended too."""
+        attempt = call.attempt
+        if attempt is None:
+            return
+        if world.slot and world.is_alive and call.stop is None:
+            # ranks that are kept are given the chance to fail together, and stay
+            await self.until(lambda: attempt.is_done, timeout_s=2 * _SETTLE_S)
+        if not (world.slot and world.is_alive and attempt.is_done):
+            self.dismiss(world, now=call.stop is not None and self.must_hurry)
+            if not attempt.is_done:
+                await self.until(lambda: attempt.is_done, timeout_s=_SETTLE_S)
+        verdict = attempt.make_verdict()
+        if call.stop is not None and (verdict is None or verdict.at_s > call.stop.at_s):
+            verdict = call.stop
+        self._end_call(call, verdict)
+
+    def _end_call(self, call: Call, verdict: Verdict | None) -> None:
+        if call.is_final:
+            return
+        call.verdict, call.ended_at_s = verdict, time.time()
+        is_cancelled = verdict is not None and verdict.kind is FailureKind.CANCELLED
+        call.state = "returned" if verdict is None else "cancelled" if is_cancelled else "failed"
+        for listener in call.listeners:
+            call.tell_end(listener)
+        call.release()
+        self.ledger.settle(call)
+
+    def _refuse(self, call: Call, why: str) -> None:
+        kind = FailureKind.START_FAILED
+        self._end_call(call, make_job_verdict(self.plan, kind, why, at_s=time.time()))
+
+    async def _tidy(self, world: World, call: Call) -> None:
+        """After a call: its ranks are gone before the next one starts, and a spare world waits for it."""
+        if world.slot and world.is_alive:
+            return
+        self.dismiss(world, now=False)
+        limit_s = self.plan.grace_s + _CLEAR_MARGIN_S
+        if not await self.until(lambda: world.is_cleared, timeout_s=limit_s):
+            self.dismiss(world, now=True)
+            for index in set(world.nodes) - world.cleared:
+                self.lose(index, "it did not end its ranks")
+        self.worlds.pop(world.number, None)
+        self.prune_logs(world.number)
+        if not world.slot and not self._queue and self.stopped is None:
+            await self.make_spare(call)

@@ -1,0 +1,290 @@
+"""A node that stays: takes worlds, calls and code from the lead, and keeps several worlds at a time.
+
+The warm counterpart of `agent.node`. Talks to the fork server below and to the lead above; decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import os
+import platform
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from windlass import names
+from windlass.agent import parcels, processes
+from windlass.agent.forks import ForkServer
+from windlass.agent.node import Echo
+from windlass.agent.station import Station
+from windlass.agent.streams import RankStreams
+from windlass.agent.warm.channel import NodeEnd
+from windlass.agent.warm.crew import Crew, Hand, sweep
+from windlass.agent.warm.projects import Projects
+from windlass.agent.warm.setup import Setup
+from windlass.errors import WindlassError
+from windlass.plan.environ import Meeting, make_rank_env
+from windlass.plan.topology import NodePlan
+
+logger = logging.getLogger(__name__)
+
+SendBody = Callable[[dict[str, Any], bytes], None]
+Ship = Callable[[str, str], Awaitable[None]]  # a parcel's key and its file
+
+
+class WarmNode:
+    """The ranks of one node, whatever world they belong to."""
+
+    def __init__(
+        self,
+        station: Station,
+        *,
+        forks: ForkServer,
+        send: SendBody,
+        echo: Echo | None = None,
+        ship: Ship | None = None,
+    ) -> None:
+        self._station = station
+        self._plan = station.plan
+        self._forks = forks
+        self._send = send
+        self._echo = echo
+        self._ship = ship
+        self._loop = asyncio.get_running_loop()
+        self._crews: dict[int, Crew] = {}
+        self._stores: dict[int, int] = {}
+        self._paths: list[str] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ready: dict[str, Any] | None = None
+        self._emptied = asyncio.Event()
+        self.spill = parcels.make_spill(f"{self._plan.job_id}-{station.index}", station.run_dir)
+        self.projects = Projects(station)
+        self._setup = Setup(station, forks)
+        self._report_path = station.run_dir / f"node-{station.index}.sock"
+        self._listen()
+        forks.listen(self._loop, self._on_fork_event)
+
+    def introduce(self, **about: Any) -> None:
+        """Join the lead."""
+        self._tell(
+            {"type": "join", "pid": os.getpid(), "python": platform.python_version(), **about}
+        )
+        if self._ready is not None:
+            self._tell(self._ready)
+
+    def receive(self, header: dict[str, Any], body: bytes = b"") -> None:
+        """An order of the lead."""
+        kind = header["type"]
+        if kind in ("call", "make"):
+            crew = self._crews.get(header["world"])
+            if crew is not None:
+                crew.send({**header, "spill": str(self.spill)}, body)
+                crew.file = header["file"] if header.get("is_ours") else ""
+        elif kind == "muster":
+            self._muster(header)
+        elif kind == "dismiss":
+            self._dismiss(header["world"], now=header["now"])
+        elif kind == "open_store":
+            self._revive()
+            self._forks.open_store(
+                attempt=header["world"], address=header["address"], port=header["port"]
+            )
+        elif kind == "sync":
+            self._sync(header, body)
+        elif kind == "setup":
+            self._start(self._set_up(header))
+
+    # -- worlds --------------------------------------------------------------------------------
+
+    def _revive(self) -> None:
+        if not self._forks.is_running:
+            self._forks.restart()
+            self._forks.listen(self._loop, self._on_fork_event)
+
+    def _muster(self, order: dict[str, Any]) -> None:
+        """Fork the ranks of a world; they wait for calls."""
+        self._revive()
+        self._forks.extend(order["preload"])
+        number = order["world"]
+        world = self._plan.with_nodes(NodePlan(**node) for node in order["nodes"])
+        here = next(node for node in world.nodes if node.index == self._station.index)
+        meeting = Meeting(
+            address=order["address"], port=order["port"], has_store=order["has_store"]
+        )
+        keep = order["about"]["keep"]
+        crew = Crew(number, keep=keep, grace_s=self._plan.grace_s, tell=self._tell_of_rank)
+        self._crews[number] = crew
+        self._station.folder.attempt(number).mkdir(exist_ok=True)
+        about = {**order["about"], "start": self._plan.start}
+        about["paths"] = [*about["paths"], *self._setup.paths]
+        for rank in here.ranks:
+            env = {
+                **make_rank_env(world, rank, attempt=number, meeting=meeting),
+                **order["env"],
+                names.TORCHELASTIC_RESTART_COUNT: "0",  # a call is not a restart of the one before
+                names.REPORT_SOCKET: str(self._report_path),
+            }
+            self._start_rank(crew, rank, env, about)
+
+    def _start_rank(
+        self, crew: Crew, rank: int, env: dict[str, str], about: dict[str, Any]
+    ) -> None:
+        on_lines = functools.partial(self._on_lines, crew, rank)
+        log = self._station.folder.log(crew.number, rank)
+        streams = RankStreams(log, self._on_log_trouble, on_lines)
+        channel = NodeEnd(self._loop, functools.partial(crew.take, rank))
+        crew.hands[rank] = Hand(rank, channel, streams)
+        ends = streams.open()
+        self._forks.fork_callee(
+            about, rank=rank, attempt=crew.number, env=env, fds=(*ends, channel.theirs)
+        )
+        channel.give_away()
+        for end in ends:
+            os.close(end)
+
+    def _dismiss(self, number: int, *, now: bool) -> None:
+        crew = self._crews.get(number)
+        if crew is None:
+            self._tell({"type": "cleared", "world": number})
+            return
+        crew.stop(now=now)
+        self._check_cleared(crew)
+
+    def _check_cleared(self, crew: Crew) -> None:
+        if crew.hands:
+            return
+        crew.close()
+        self._crews.pop(crew.number, None)
+        store = self._stores.pop(crew.number, None)
+        if store is not None:
+            processes.kill(store, signal.SIGKILL)
+        live = {hand.pid for other in self._crews.values() for hand in other.hands.values()}
+        sweep({pid for pid in live if pid} | {self._forks.pid, *self._stores.values()})
+        self._tell({"type": "cleared", "world": crew.number})
+        if not self._crews:
+            self._emptied.set()
+
+    def stop(self, *, now: bool) -> None:
+        """End all ranks of all worlds."""
+        for crew in list(self._crews.values()):
+            crew.stop(now=now)
+            self._check_cleared(crew)
+
+    async def idle(self) -> None:
+        """Until no rank of this node is left."""
+        while self._crews:
+            self._emptied.clear()
+            await self._emptied.wait()
+
+    # -- hearing of ranks ----------------------------------------------------------------------
+
+    def _on_fork_event(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "started":
+            crew = self._crews.get(event["attempt"])
+            if crew is not None:
+                crew.started(event["rank"], event["pid"])
+            else:
+                processes.kill_group(event["pid"], signal.SIGKILL)
+        elif kind == "exited":
+            self._on_exit(event["pid"], event["code"])
+        elif kind == "storing":
+            self._stores[event["attempt"]] = event["pid"]
+        elif kind == "store":
+            self._tell({"type": "store", "world": event["attempt"], "port": event["port"]})
+        elif kind == "ready":
+            about = {key: event[key] for key in ("missing", "culprit", "num_threads")}
+            self._ready = {"type": "ready", "is_complete": True, **about}
+            self._tell(self._ready)
+        elif kind == "gone":
+            logger.warning("the fork server is gone")
+            for crew in list(self._crews.values()):
+                for hand in list(crew.hands.values()):
+                    self._end_hand(crew, hand, -signal.SIGKILL)
+            self._stores.clear()
+
+    def _on_exit(self, pid: int, code: int) -> None:
+        for crew in list(self._crews.values()):
+            for hand in list(crew.hands.values()):
+                if hand.pid == pid:
+                    self._end_hand(crew, hand, code)
+                    return
+
+    def _end_hand(self, crew: Crew, hand: Hand, code: int) -> None:
+        crew.exited(hand, code)
+        self._check_cleared(crew)
+
+    def _tell_of_rank(self, header: dict[str, Any], body: bytes) -> None:
+        """An answer; one that lies in a file goes there by parts, if the lead is elsewhere."""
+        path = header.get("file")
+        if path and self._ship is not None:
+            self._start(self._ship_answer(header, path))
+        else:
+            self._send(header, body)
+
+    async def _ship_answer(self, header: dict[str, Any], path: str) -> None:
+        if self._ship is not None:
+            await self._ship(path, path)
+        self._send({**header, "parcel": path}, b"")
+        os.unlink(path)
+
+    def _on_lines(self, crew: Crew, rank: int, lines: bytes) -> None:
+        hand = crew.hands.get(rank)
+        call = hand.call if hand else ""
+        self._send({"type": "log", "world": crew.number, "rank": rank, "call": call}, lines)
+        if self._echo is not None:
+            self._echo(rank, crew.number, lines)
+
+    def _on_log_trouble(self, message: str) -> None:
+        self._tell({"type": "trouble", "reason": names.REASON_LOG_TRUNCATED, "message": message})
+
+    # -- code and set-up -----------------------------------------------------------------------
+
+    def _sync(self, header: dict[str, Any], body: bytes) -> None:
+        told = {"type": "synced", "project": header["project"], "digest": header["digest"]}
+        try:
+            self.projects.apply(header, body)
+        except (WindlassError, OSError) as error:
+            told["error"] = str(error)
+        self._tell(told)
+
+    async def _set_up(self, header: dict[str, Any]) -> None:
+        def say(line: str) -> None:
+            self._tell({"type": "setting_up", "line": line})
+
+        told: dict[str, Any] = {"type": "set_up", "digest": header["digest"], "error": ""}
+        try:
+            await self._setup.apply(header, say)
+            self._revive()
+            self._forks.listen(self._loop, self._on_fork_event)
+        except (WindlassError, OSError) as error:
+            told["error"] = str(error)
+        self._tell(told)
+
+    # -- small things --------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        self._reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._reports.bind(str(self._report_path))
+        self._reports.setblocking(False)
+        self._loop.add_reader(self._reports.fileno(), self._on_report)
+
+    def _on_report(self) -> None:
+        try:
+            message = json.loads(self._reports.recv(names.MAX_DATAGRAM_BYTES + 1))
+        except (BlockingIOError, ValueError):
+            return
+        if isinstance(message, dict) and message.get("type") == "report":
+            self._tell(message)
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        self._send(message, b"")

@@ -1,0 +1,55 @@
+"""Parcels between machines: a large one is cut into parts, sent as fast as the other side reads, and kept in
+a file there until somebody claims it. What is in it is nobody's business here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from windlass.agent import parcels
+from windlass.agent.link import Link
+from windlass.wire.messages import Frame
+
+PART = "part"
+PART_BYTES = 4 << 20
+
+
+class PartStore:
+    """Parcels that arrive, by the key their sender gave them."""
+
+    def __init__(self, spill: Path) -> None:
+        self._spill = str(spill)
+        self._paths: dict[str, str] = {}
+
+    def take(self, frame: Frame) -> None:
+        """One part; parts of a parcel come in order."""
+        key = str(frame.header["parcel"])
+        if key not in self._paths:
+            self._paths[key] = parcels.new_path(self._spill)
+        with open(self._paths[key], "ab") as file:
+            file.write(frame.body)
+
+    def claim(self, key: str) -> str:
+        """The file of a parcel that has come whole; it is the caller's from now on."""
+        return self._paths.pop(key)
+
+    def drop(self) -> None:
+        """Forget those that nobody claimed."""
+        for path in self._paths.values():
+            forget(path)
+        self._paths.clear()
+
+
+async def send_parts(link: Link, key: str, path: str) -> None:
+    """Send a file, no faster than the other side reads."""
+    with open(path, "rb") as file:
+        while data := file.read(PART_BYTES):
+            link.send({"type": PART, "parcel": key}, data)
+            await link.drain()
+
+
+def forget(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)

@@ -1,0 +1,53 @@
+"""What a node does once before its ranks start: the image's steps, and the variables of the compute.
+
+Both may change while the node lives; the fork server is started anew when they do, since what it has
+imported may be another thing now.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from windlass.agent.forks import ForkServer
+from windlass.agent.station import Station
+
+
+class Setup:
+    """The set-up of one node."""
+
+    def __init__(self, station: Station, forks: ForkServer) -> None:
+        self._station = station
+        self._forks = forks
+        self._env: dict[str, str] = {}
+        self._steps: list[Any] = []
+        self.paths: list[str] = []  # of what the steps installed
+
+    async def apply(self, order: dict[str, Any], say: Callable[[str], None]) -> None:
+        """Run the steps that were not run yet, and start the fork server anew if anything changed."""
+        env, steps = dict(order["env"]), list(order["steps"])
+        if steps and steps != self._steps:
+            from windlass.agent.steps import run_steps
+
+            self.paths = await run_steps(
+                steps,
+                folder=self._station.folder.path,
+                python=sys.executable,
+                cwd=order["cwd"],
+                env={**os.environ, **env},
+                say=say,
+            )
+        if (env, steps) == (self._env, self._steps):
+            return
+        must_restart = env != self._env or steps != self._steps
+        self._env, self._steps = env, steps
+        if must_restart:
+            self._forks.close()
+            plan = self._station.plan
+            paths = os.pathsep.join((*self.paths, os.environ.get("PYTHONPATH", ""))).strip(
+                os.pathsep
+            )
+            paths_env = {"PYTHONPATH": paths} if paths else {}
+            self._forks.start(self._forks.preload, {**os.environ, **plan.env, **env, **paths_env})

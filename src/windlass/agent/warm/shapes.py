@@ -1,0 +1,17 @@
+"""The shape of a world: all that its ranks were forked with. Worlds of one shape can stand in for each other.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+
+def shape_of(asked: Mapping[str, Any]) -> str:
+    """What a call wants of the ranks that run it, as a text to compare."""
+    project = asked["project"]
+    place = [project["cwd"], project["root"], project["paths"]]
+    return json.dumps([asked["world"], asked["env"], asked["preload"], asked["store"], place])

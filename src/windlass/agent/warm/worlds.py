@@ -1,0 +1,64 @@
+"""Worlds: generations of ranks that belong together, as the lead keeps them.
+
+A world has its own numbering, its own store and its own life: a fresh one serves one call, a kept one
+stays in its slot until it is replaced or one of its ranks dies. Records and arithmetic; no orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from windlass.errors import SpecError
+from windlass.plan.plan import Plan
+from windlass.plan.topology import NodePlan, make_nodes
+
+
+@dataclass(slots=True)
+class World:
+    """One generation of ranks."""
+
+    number: int
+    plan: Plan  # on the nodes and ranks that take part
+    shape: str  # worlds of one shape can stand in for each other
+    slot: str = ""  # where it is kept; empty: for one call only
+    instance: str = ""  # which object lives in it
+    version: str = ""  # of the project, when it was last called
+    port: int = 0
+    has_store: bool = False
+    is_met: bool = False  # the store's port, or that there can be none, has been told
+    is_alive: bool = True
+    cleared: set[int] = field(default_factory=set)  # nodes on which none of it is left
+
+    @property
+    def nodes(self) -> list[int]:
+        return [node.index for node in self.plan.nodes]
+
+    @property
+    def is_cleared(self) -> bool:
+        return self.cleared.issuperset(self.nodes)
+
+
+def make_world_nodes(plan: Plan, asked: Mapping[str, Any]) -> tuple[NodePlan, ...]:
+    """The nodes of a world and the ranks on each; chosen ranks are counted anew, as a world of their own."""
+    nodes = make_nodes(int(asked["nodes"]), int(asked["procs"]), job_name=plan.name)
+    chosen = asked.get("ranks")
+    return nodes if chosen is None else _choose(nodes, chosen)
+
+
+def _choose(nodes: Sequence[NodePlan], chosen: Sequence[int]) -> tuple[NodePlan, ...]:
+    num_ranks = nodes[-1].ranks.stop
+    wrong = [rank for rank in chosen if not 0 <= rank < num_ranks]
+    if wrong or not chosen:
+        raise SpecError(
+            f"ranks={list(chosen)} cannot be chosen of {num_ranks} rank(s)",
+            hint=f"name some of 0 to {num_ranks - 1}",
+        )
+    found: list[NodePlan] = []
+    for node in nodes:
+        count = len(set(chosen) & set(node.ranks))
+        if count:
+            first = found[-1].ranks.stop if found else 0
+            found.append(replace(node, first_rank=first, num_ranks=count))
+    return tuple(found)

@@ -1,0 +1,289 @@
+"""One call, from the client's side: said, followed to its end, and taken up again when a line breaks.
+
+A call has an id from before it is said. A line that breaks is replaced and the call attended to; one that its
+lead never heard of is said again, but never to another lead than the one it was said to: it might run twice.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from windlass import records
+from windlass.agent import parcels
+from windlass.agent.parcels import Segment
+from windlass.client.values import load_error, make_failure
+from windlass.client.warm.talk import LineBroke, Talk
+from windlass.errors import NodeLost, ProtocolError, RemoteError, WaitTimeout
+from windlass.wire.messages import Frame
+from windlass.wire.results import ErrorInfo, ResultHeader
+from windlass.wire.status import Verdict
+
+_LOOK_S = 2.0
+
+
+class Home(Protocol):
+    """What a call needs of its compute."""
+
+    is_remote: bool
+    spill: str
+
+    def take_talk(self, timeout_s: float | None) -> tuple[Talk, str]:
+        """A connection, and which lead is at its end."""
+
+    def give_talk(self, talk: Talk) -> None:
+        """It is free again."""
+
+    def look_after(self, what: str) -> None:
+        """A call waits: do what can be done about it, and say what it is."""
+
+
+@dataclass(slots=True)
+class Request:
+    """What is said: the call's header, its parcel, and what goes ahead of it."""
+
+    header: dict[str, Any]
+    segments: Sequence[Segment]
+    make_sync: Callable[[str], tuple[dict[str, Any], bytes] | None]
+    has: str = ""  # the digest that the lead was last known to have
+    constructor: Sequence[Segment] | None = None
+    must_make: bool = False
+
+    @property
+    def id(self) -> str:
+        return str(self.header["id"])
+
+
+@dataclass(slots=True)
+class Reply:
+    """What came back."""
+
+    results: dict[int, tuple[dict[str, Any], list[memoryview]]] = field(default_factory=dict)
+    state: str = ""
+    verdict: Verdict | None = None
+
+    def value(self, rank: int) -> Any:
+        segments = self.results[rank][1]
+        if not segments:
+            return None
+        try:
+            return parcels.unpack(segments)
+        except Exception as error:
+            raise RemoteError(
+                f"rank {rank} returned what cannot be rebuilt here: {type(error).__name__}: {error}",
+                hint="import what it is made of here too, or return plain values",
+            ) from error
+
+    def error(self) -> BaseException | None:
+        """What went wrong, of its own type where that can be rebuilt."""
+        verdict = self.verdict
+        if verdict is None:
+            return None
+        found = self.results.get(verdict.rank) if verdict.rank is not None else None
+        if found is None or found[0].get("state") != "raised":
+            return make_failure(verdict)
+        header, segments = found
+        info = records.read(ErrorInfo, header["error"])
+        about = ResultHeader(
+            rank=verdict.rank or 0, attempt=0, state="raised", at_s=header["at_s"], error=info
+        )
+        error = load_error(about, b"".join(segments[:1]))
+        if isinstance(error, SystemExit):  # which would end this process as well
+            return make_failure(verdict)
+        if hasattr(error, "add_note"):  # Python 3.11
+            error.add_note(f"windlass: {verdict.message}")
+        return error
+
+
+class Calling:
+    """One call under way."""
+
+    def __init__(self, home: Home, request: Request, on_log: Callable[[int, bytes], None]) -> None:
+        self._home = home
+        self._request = request
+        self._on_log = on_log
+        self._talk: Talk | None = None
+        self._lead = ""
+        self._file = ""
+        self._parcels: dict[str, bytearray] = {}
+        self.reply = Reply()
+
+    @property
+    def id(self) -> str:
+        return self._request.id
+
+    def say(self, *, timeout_s: float | None = None) -> None:
+        """Ask for it."""
+        self._talk, self._lead = self._home.take_talk(timeout_s)
+        self._say()
+
+    def attend(self, *, timeout_s: float | None = None) -> None:
+        """Take up one that was asked for before, perhaps by another process."""
+        self._talk, self._lead = self._home.take_talk(timeout_s)
+        self._talk.send({"type": "attend", "id": self._request.id})
+
+    def _say(self) -> None:
+        request, talk = self._request, self._talk
+        if talk is None:
+            raise LineBroke("there is no line")
+        sync = request.make_sync(request.has)
+        if sync is not None:
+            talk.send(sync[0], [sync[1]])
+        if request.constructor is not None and request.must_make:
+            sizes = [len(segment) for segment in request.constructor]
+            talk.send({"type": "make", "sizes": sizes}, request.constructor)
+        header = request.header
+        header["sizes"] = [len(segment) for segment in request.segments]
+        if sum(header["sizes"]) <= parcels.SPILL_BYTES:
+            talk.send(header, request.segments)
+        elif self._home.is_remote:
+            talk.send_parts(request.id, request.segments)
+            talk.send({**header, "parcel": request.id})
+        else:
+            if not self._file or not os.path.exists(self._file):
+                self._file = parcels.write_file(self._home.spill, request.segments)
+            talk.send({**header, "file": self._file})
+
+    def wait_for_acceptance(self) -> None:
+        """Until the lead has taken it: it goes on without us from then on."""
+        while True:
+            frame = self._hear(None, is_waiting=False)
+            if frame is None or frame.header.get("id") != self._request.id:
+                continue
+            if frame.type == "again":
+                self._say_again(frame)
+            elif frame.type in ("accepted", "result", "done"):
+                self.let_go()
+                return
+
+    # -- following -----------------------------------------------------------------------------
+
+    def follow(self, *, wait_s: float | None = None) -> Reply:
+        """Until it has ended; WaitTimeout when that takes longer than `wait_s`, and it goes on."""
+        for _ in self.items(wait_s=wait_s):
+            pass
+        return self.reply
+
+    def items(self, *, wait_s: float | None = None) -> Iterator[Any]:
+        """What a generator yields, as it comes, until the call has ended."""
+        deadline = None if wait_s is None else time.monotonic() + wait_s
+        waiting = ""
+        num_items = 0
+        while True:
+            frame = self._hear(deadline, is_waiting=bool(waiting))
+            if frame is None:
+                self._home.look_after(waiting)
+                continue
+            header = frame.header
+            if header.get("id") != self._request.id and frame.type not in ("part", "stale"):
+                continue
+            if frame.type == "log":
+                self._on_log(header["rank"], frame.body)
+            elif frame.type == "result":
+                segments = self._segments(frame)
+                if "state" in header:
+                    self.reply.results[header["rank"]] = (dict(header), segments)
+                else:
+                    num_items += 1
+                    yield parcels.unpack(segments)
+            elif frame.type == "part":
+                self._parcels.setdefault(header["parcel"], bytearray()).extend(frame.body)
+            elif frame.type in ("waiting", "queued"):
+                waiting = header.get("what") or f"{header['ahead']} call(s) before this one"
+                self._home.look_after(waiting)
+            elif frame.type == "again":
+                self._say_again(frame)
+            elif frame.type == "unknown":
+                self._check_lead()
+            elif frame.type == "done":
+                self._end(frame)
+                return
+
+    def _hear(self, deadline: float | None, *, is_waiting: bool) -> Frame | None:
+        """The next frame, over another line if this one breaks; None now and then while it waits."""
+        left_s = None if deadline is None else deadline - time.monotonic()
+        if left_s is not None and left_s <= 0:
+            raise WaitTimeout(
+                f"the call {self._request.id} is not done yet", hint="it goes on; wait again"
+            )
+        limit_s = _LOOK_S if is_waiting else left_s
+        try:
+            if self._talk is None:
+                raise LineBroke("there is no line")
+            frame = self._talk.receive(limit_s)
+        except (LineBroke, ProtocolError):
+            self._reconnect(left_s)
+            return self._hear(deadline, is_waiting=is_waiting)
+        if frame is None and not is_waiting:
+            return self._hear(deadline, is_waiting=is_waiting)
+        return frame
+
+    def _reconnect(self, timeout_s: float | None) -> None:
+        if self._talk is not None:
+            self._talk.close()
+            self._talk = None
+        before = self._lead
+        self._talk, self._lead = self._home.take_talk(timeout_s)
+        if before and self._lead != before:
+            raise self._lost()
+        self._parcels.clear()
+        self._talk.send({"type": "attend", "id": self._request.id})
+
+    def _check_lead(self) -> None:
+        """The lead that answers never heard of it: it was not said whole."""
+        if self._talk is None:
+            raise self._lost()
+        self._say()
+
+    def _lost(self) -> NodeLost:
+        return NodeLost(
+            f"node 0 was lost during the call {self._request.id}, and with it the call",
+            hint="call again: another node 0 is there, or on its way",
+        )
+
+    def _say_again(self, frame: Frame) -> None:
+        """It lacks something that was sent before: to another lead, or by another client since."""
+        self._request.has = str(frame.header.get("has") or "")
+        self._request.must_make |= bool(frame.header.get("make"))
+        if self._request.must_make and self._request.constructor is None:
+            raise NodeLost(
+                "the object is gone with the processes that held it",
+                hint="make it anew: .to(compute) again",
+            )
+        self._say()
+
+    def _segments(self, frame: Frame) -> list[memoryview]:
+        header = frame.header
+        body: Any = frame.body
+        if header.get("parcel"):
+            body = self._parcels.pop(header["parcel"], bytearray())
+        elif header.get("file"):
+            body = parcels.map_file(header["file"])
+        elif len(header["sizes"]) > 1:
+            body = bytearray(body)  # so that arrays which come back can be written to
+        return parcels.cut(body, header["sizes"])
+
+    def _end(self, frame: Frame) -> None:
+        header = frame.header
+        self.reply.state = header["state"]
+        if header["verdict"] is not None:
+            self.reply.verdict = records.read(Verdict, header["verdict"])
+        self.let_go()
+
+    def let_go(self, *, is_broken: bool = False) -> None:
+        """The line is free for another call; one in the middle of a story is not."""
+        if self._talk is not None:
+            if is_broken:
+                self._talk.close()
+            else:
+                self._home.give_talk(self._talk)
+            self._talk = None
+
+    def cancel(self, why: str) -> None:
+        """End it; its end is heard as any other."""
+        talk, _ = self._home.take_talk(5.0)
+        talk.ask({"type": "end_call", "id": self._request.id, "why": why})
+        self._home.give_talk(talk)

@@ -1,0 +1,163 @@
+"""A call as a job: the same handle, with the lead of its compute in place of an engine.
+
+So `submit` returns what `wl.submit` returns, and `attach` finds a call again by its id from any process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from windlass import records
+from windlass.client.job import Job
+from windlass.client.warm.calling import Calling, Reply, Request
+from windlass.client.warm.nodes import LiveNodes
+from windlass.engines.protocol import JobRef
+from windlass.errors import JobNotFound, SpecError, WaitTimeout
+from windlass.wire.logs import LogLine, LogQuery, read_record
+from windlass.wire.status import JobStatus, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class CallId:
+    """COMPUTE.CALL"""
+
+    job_id: str
+    call: str
+
+    @classmethod
+    def read(cls, text: str) -> CallId | None:
+        job_id, dot, call = text.rpartition(".")
+        return cls(job_id, text) if dot and job_id and call.isalnum() else None
+
+
+class CallJob(Job):
+    """One call under way, or ended lately."""
+
+    def __init__(self, nodes: LiveNodes, call_id: str) -> None:
+        if nodes.ref is None:
+            raise JobNotFound(f"{nodes.name} has no nodes")
+        place = nodes.ref.place
+        super().__init__(nodes.wanted.engine, JobRef(nodes.ref.engine, call_id, place))
+        self._nodes = nodes
+        self._reply: Reply | None = None
+
+    def _ask(self, kind: str, **fields: Any) -> dict[str, Any]:
+        talk, lead = self._nodes.take_talk(30.0)
+        frame = talk.ask({"type": kind, "id": self.id, **fields})
+        self._nodes.give_talk(talk, lead)
+        if frame.type == "unknown":
+            raise JobNotFound(
+                f"the call {self.id} is not known any more",
+                hint="a compute keeps its last 200 calls, while its node 0 lives",
+            )
+        return {**frame.header, "body": frame.body}
+
+    def status(self) -> JobStatus:
+        """What is known of the call now."""
+        return records.read(JobStatus, self._ask("call_status")["status"])
+
+    def wait(self, timeout_s: float | None = None, *, say: Any = None) -> JobStatus:  # noqa: ARG002
+        """Until the call has ended."""
+        self._follow(timeout_s)
+        return self.status()
+
+    def _follow(self, timeout_s: float | None) -> Reply:
+        if self._reply is None:
+            request = Request({"id": self.id}, (), lambda _has: None)
+            calling = Calling(self._nodes, request, lambda _rank, _data: None)
+            calling.attend()
+            try:
+                self._reply = calling.follow(wait_s=timeout_s)
+            except WaitTimeout:
+                calling.let_go(is_broken=True)
+                raise
+        return self._reply
+
+    def results(self, timeout_s: float | None = None) -> list[Any]:
+        """Every rank's value, in rank order; what a rank raised is raised."""
+        reply = self._follow(timeout_s)
+        error = reply.error()
+        if error is not None:
+            raise error
+        return [reply.value(rank) for rank in sorted(reply.results)]
+
+    def result(self, timeout_s: float | None = None, *, rank: int = 0) -> Any:
+        """One rank's value."""
+        values = self.results(timeout_s)
+        if not 0 <= rank < len(values):
+            raise SpecError(f"there is no rank {rank}", hint=f"there are 0 to {len(values) - 1}")
+        return values[rank]
+
+    def exception(self, timeout_s: float | None = None) -> BaseException | None:
+        """What went wrong; None when nothing did."""
+        return self._follow(timeout_s).error()
+
+    def verdict(self) -> Verdict | None:
+        """Who failed first, and why; None while nobody did."""
+        return self.status().verdict
+
+    def cancel(self, *, now: bool = False, why: str = "") -> None:
+        """End the call; the compute stays."""
+        self._ask("end_call", now=now, why=why)
+
+    def logs(
+        self,
+        *,
+        follow: bool = False,
+        rank: int | None = None,
+        node: int | None = None,
+        attempt: int | None = None,  # noqa: ARG002 - a call has one
+        since: float | None = None,
+        grep: str | None = None,
+    ) -> Iterator[LogLine]:
+        """Lines of the call's ranks."""
+        query = LogQuery(rank=rank, node=node, since_s=since, grep=grep, follow=follow)
+        seen: dict[str, int] = {}
+        while True:
+            is_over = not follow or self.done()
+            yield from self._read_lines(query, seen)
+            if is_over:
+                return
+            time.sleep(0.1)
+
+    def _read_lines(self, query: LogQuery, seen: dict[str, int]) -> list[LogLine]:
+        found: list[LogLine] = []
+        answer = self._ask("call_logs", seen=seen)
+        body = memoryview(answer["body"])
+        for rank, node, size in answer["files"]:
+            data, body = bytes(body[:size]), body[size:]
+            seen[str(rank)] = seen.get(str(rank), 0) + size
+            for line in data.splitlines():
+                record = read_record(line)
+                if record is None:
+                    continue
+                text = record.data.decode(errors="replace")
+                made = LogLine(
+                    at_s=record.at_s,
+                    node=node,
+                    rank=rank,
+                    attempt=0,
+                    stream=record.stream,
+                    text=text,
+                )
+                is_chosen = query.rank in (None, rank) and query.node in (None, node)
+                if is_chosen and query.wants(made):
+                    found.append(made)
+        return sorted(found, key=lambda line: line.at_s)
+
+    def remove(self) -> None:
+        """Calls are forgotten by themselves."""
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """A call needs no lease."""
+        yield
+
+
+def make_call_job(nodes: LiveNodes, call_id: str) -> CallJob:
+    """The handle of a call."""
+    return CallJob(nodes, call_id)

@@ -1,0 +1,336 @@
+"""The live nodes of a compute as this process knows them: found or started, grown, reached, replaced.
+
+Connections to the lead are kept and used again, one for each call under way. A compute that ended (nobody
+called, somebody took it down) is started anew by the next call, which says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import Any
+
+from windlass.client.ids import is_made_from
+from windlass.client.warm.spec import Wanted, describe_change
+from windlass.client.warm.talk import LineBroke, Talk, ask_info
+from windlass.client.warm.where import say
+from windlass.engines.protocol import JobRef
+from windlass.errors import EngineError, JobNotFound, ProtocolError, SpecError, WindlassError
+from windlass.kube.blocker import CONDITION
+from windlass.plan.plan import Plan
+from windlass.spec.work import Calls
+from windlass.waiting import wait_until
+from windlass.wire.status import JobStatus, Phase
+
+_RETRY_S = 0.1
+_SAY_AGAIN_S = 10.0
+_END_S = 120.0
+
+
+class LiveNodes:
+    """One compute's nodes, by its name."""
+
+    def __init__(self, name: str, wanted: Wanted, *, launch_timeout_s: float) -> None:
+        self.name = name
+        self.wanted = wanted
+        self.launch_timeout_s = launch_timeout_s
+        self.is_remote = wanted.has_pods
+        self.spill = ""
+        self.ref: JobRef | None = None
+        self.num_nodes = 0
+        self.python = ""  # of the nodes, such as 3.11
+        self.has: dict[str, str] = {}  # digests of projects that the lead has
+        self._idle: list[tuple[Talk, str]] = []
+        self._lock = threading.RLock()
+        self._busy: dict[int, str] = {}
+        self._said = ("", 0.0)
+        self._preload: tuple[str, ...] = ()
+
+    # -- being there ---------------------------------------------------------------------------
+
+    def bring_up(self, num_nodes: int, preload: tuple[str, ...] = ()) -> None:
+        """Have at least so many nodes on their way; those that are live are used."""
+        with self._lock:
+            self._preload = preload or self._preload
+            if self.ref is None:
+                self._find() or self._start(max(num_nodes, 1))
+            if num_nodes > self.num_nodes:
+                self.scale(num_nodes)
+
+    def _find(self) -> bool:
+        """Use nodes of this name that live already, whoever started them."""
+        engine = self.wanted.engine
+        for ref in engine.jobs():
+            if not is_made_from(ref.job_id, self.name):
+                continue
+            with contextlib.suppress(WindlassError):  # one that cannot be read is not the one
+                plan = engine.plan(ref)
+                if not isinstance(plan.work, Calls) or engine.status(ref).phase.is_final:
+                    continue
+                if self._take_over(ref, plan):
+                    return True
+        return False
+
+    def _take_over(self, ref: JobRef, plan: Plan) -> bool:
+        if isinstance(plan.work, Calls) and plan.work.fixed == self.wanted.digest:
+            self._settle(ref, plan)
+            self._configure()
+            say(f"{self.name}: using its live nodes ({ref})")
+            return True
+        self._replace(ref, plan)
+        return False
+
+    def _replace(self, ref: JobRef, plan: Plan) -> None:
+        """Nodes that are not what is wanted any more make room, unless they are at work."""
+        there = {} if plan.pod is None else dict(plan.pod)
+        there.pop("ttl_s", None)
+        there |= {"python": plan.python, "start": plan.start}
+        change = describe_change(there, self.wanted.fixed)
+        with contextlib.suppress(OSError, WindlassError):
+            info = self._ask_at(ref)
+            if any(call["state"] in ("queued", "running") for call in info["calls"]):
+                raise SpecError(
+                    f"{self.name} is at work, and its nodes would have to be replaced ({change})",
+                    hint=f"wait for its calls, or windlass compute rm {self.name}, or another name=",
+                )
+        say(f"{self.name}: its nodes are replaced, since they cannot change in place: {change}")
+        end_job(self.wanted, ref)
+
+    def _ask_at(self, ref: JobRef) -> dict[str, Any]:
+        talk = Talk(self.wanted.engine.dial(ref), ref.job_id)
+        try:
+            return ask_info(talk)
+        finally:
+            talk.close()
+
+    def _start(self, num_nodes: int) -> None:
+        wanted = self.wanted
+        self._make_volumes(num_nodes)
+        plan = wanted.make_plan(self.name, num_nodes, self._preload)
+        word = f"{num_nodes} node{'s' * (num_nodes > 1)}"
+        say(f"{self.name}: starting {word} ({wanted.where.engine}: {wanted.where.why})")
+        ref = wanted.engine.submit(plan, None, None, hidden=wanted.hidden)
+        self.num_nodes = num_nodes
+        self._settle(ref, plan)
+
+    def _make_volumes(self, num_nodes: int) -> None:
+        if not self.wanted.volumes or not self.is_remote:
+            return
+        from windlass.kube.api import connect
+
+        settings = self.wanted.settings
+        api = connect(context=settings.context, namespace=settings.namespace)
+        for volume in self.wanted.volumes:
+            for sentence in volume.ensure(api, num_nodes):
+                say(sentence)
+
+    def _settle(self, ref: JobRef, plan: Plan) -> None:
+        """Wait for the lead; afterwards calls reach it without asking anybody where it is."""
+        self.ref = ref
+        self.num_nodes = max(self.num_nodes, len(plan.nodes))
+        engine = self.wanted.engine
+        try:
+            is_up = wait_until(self._is_up, timeout_s=self.launch_timeout_s, every_s=0.02)
+        except WindlassError:
+            self.ref = None
+            raise
+        if not is_up:
+            blocked = self._explain(engine.status(ref))
+            raise EngineError(
+                f"node 0 of {self.name} is not up after {self.launch_timeout_s:g} s (launch_timeout)"
+                + (f": {blocked}" if blocked else ""),
+                hint=f"windlass why {ref.job_id}; it goes on trying",
+            )
+        talk, lead = self._connect()
+        self.give_talk(talk, lead)
+        engine.let_go(ref)
+
+    def _is_up(self) -> bool:
+        if self.ref is None:
+            return False
+        status = self.wanted.engine.status(self.ref)
+        if status.phase.is_final:
+            message = status.verdict.message if status.verdict else "it ended"
+            raise EngineError(
+                f"{self.name} did not start: {message}",
+                hint=f"windlass why {self.ref.job_id}",
+            )
+        if status.phase is Phase.RUNNING:
+            return True
+        if blocked := self._explain(status):
+            self._say_once(f"{self.name}: {blocked}")
+        return False
+
+    @staticmethod
+    def _explain(status: JobStatus) -> str:
+        return "; ".join(c.message for c in status.conditions if c.type == CONDITION)
+
+    def _say_once(self, text: str) -> None:
+        """Say what is new at once, what is not every ten seconds."""
+        last, said_s = self._said
+        if text != last or time.monotonic() - said_s > _SAY_AGAIN_S:
+            self._said = (text, time.monotonic())
+            say(text)
+
+    # -- changing in place ---------------------------------------------------------------------
+
+    def _configure(self) -> None:
+        """Tell live nodes what may have changed: variables, steps, how long they stay."""
+        wanted = self.wanted
+        plan_env = dict(wanted.engine.plan(self._here()).env)
+        env = {key: value for key, value in wanted.env.items() if plan_env.get(key) != value}
+        talk, lead = self.take_talk(None)
+        talk.ask(
+            {
+                "type": "configure",
+                "env": env,
+                "steps": list(wanted.steps),
+                "ttl_s": wanted.ttl_s,
+            }
+        )
+        self.give_talk(talk, lead)
+
+    def scale(self, num_nodes: int) -> None:
+        """So many nodes; node 0 stays in any case."""
+        ref, engine = self._here(), self.wanted.engine
+        for volume in self.wanted.volumes if self.is_remote else ():
+            volume.check_nodes(num_nodes)
+        talk, lead = self.take_talk(None)
+        info = talk.ask({"type": "info"}).header
+        new = range(info["nodes"], num_nodes)
+        if num_nodes < info["nodes"] or new:
+            talk.ask({"type": "scale", "nodes": num_nodes})
+            engine.grow(ref, list(new), num_nodes, hidden=self.wanted.hidden)
+            say(f"{self.name}: {info['nodes']} -> {num_nodes} nodes; node 0 stays")
+        self.give_talk(talk, lead)
+        self.num_nodes = num_nodes
+
+    def _here(self) -> JobRef:
+        if self.ref is None:
+            raise JobNotFound(f"{self.name} has no nodes", hint="call it, or .to(compute) again")
+        return self.ref
+
+    # -- talking -------------------------------------------------------------------------------
+
+    def take_talk(self, timeout_s: float | None) -> tuple[Talk, str]:
+        """A connection to the lead, and which lead that is; nodes that are gone are started anew."""
+        while True:
+            with self._lock:
+                if not self._idle:
+                    break
+                talk, lead = self._idle.pop()
+            if talk.is_alive():
+                self._busy[id(talk)] = lead
+                return talk, lead
+            talk.close()
+        found = self._reconnect(timeout_s)
+        self._busy[id(found[0])] = found[1]
+        return found
+
+    def give_talk(self, talk: Talk, lead: str | None = None) -> None:
+        talk.used_s = time.monotonic()
+        lead = lead or self._busy.get(id(talk), "")
+        self._busy.pop(id(talk), None)
+        self._idle.append((talk, lead))
+
+    def _connect(self) -> tuple[Talk, str]:
+        ref = self._here()
+        talk = Talk(self.wanted.engine.dial(ref), ref.job_id)
+        info = ask_info(talk)
+        self.spill = info["spill"]
+        self.python = info["python"]
+        self.has.update(info["projects"])
+        return talk, str(info["born"])
+
+    def _reconnect(self, timeout_s: float | None) -> tuple[Talk, str]:
+        limit_s = self.launch_timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + limit_s
+        while True:
+            try:
+                return self._connect()
+            except (OSError, LineBroke, ProtocolError) as error:
+                trouble: Exception = error
+            with self._lock:
+                if self._has_ended():
+                    return self._start_anew()
+            if time.monotonic() > deadline:
+                raise EngineError(
+                    f"node 0 of {self.name} cannot be reached for {limit_s:g} s: {trouble}",
+                    hint=f"windlass why {self._here().job_id}",
+                ) from trouble
+            self._say_once(f"{self.name}: waiting for node 0 ({trouble})")
+            time.sleep(_RETRY_S)
+
+    def _has_ended(self) -> bool:
+        try:
+            return self.wanted.engine.status(self._here()).phase.is_final
+        except JobNotFound:
+            return True
+
+    def _start_anew(self) -> tuple[Talk, str]:
+        say(f"{self.name}: its nodes are gone, starting others")
+        num_nodes, self.ref, self.num_nodes = self.num_nodes, None, 0
+        self.has.clear()
+        for talk, _ in self._idle:
+            talk.close()
+        self._idle.clear()
+        self._start(num_nodes)
+        return self._idle.pop()
+
+    def look_after(self, what: str) -> None:
+        """A call waits for nodes: start those that nobody else will, and say what keeps the others."""
+        if not what.startswith("waiting for node"):
+            self._say_once(f"{self.name}: {what}")
+            return
+        ref, engine = self._here(), self.wanted.engine
+        if not self.is_remote:
+            with contextlib.suppress(OSError, WindlassError):
+                self._restart_lost(ref)
+            return
+        blocked = self._explain(engine.status(ref))
+        self._say_once(f"{self.name}: {what}{f': {blocked}' if blocked else ''}")
+
+    def _restart_lost(self, ref: JobRef) -> None:
+        """Nodes of this machine that died are started again by whoever misses them."""
+        info = self._ask_at(ref)
+        missing = [i for i in range(info["nodes"]) if i not in info["here"]]
+        lost = {node.index for node in self.wanted.engine.status(ref).nodes if node.state == "lost"}
+        if todo := [index for index in missing if index in lost]:
+            say(f"{self.name}: starting node {', '.join(map(str, todo))} again")
+            self.wanted.engine.grow(ref, todo, info["nodes"], hidden=self.wanted.hidden)
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        """End the nodes, whoever started them."""
+        with self._lock:
+            for talk, _ in self._idle:
+                talk.close()
+            self._idle.clear()
+            engine = self.wanted.engine
+            for ref in [self.ref] if self.ref else find_computes(self.wanted, self.name):
+                end_job(self.wanted, ref)
+                engine.let_go(ref)
+            self.ref, self.num_nodes = None, 0
+            self.has.clear()
+
+
+def find_computes(wanted: Wanted, name: str = "") -> list[JobRef]:
+    """The computes that live, or those of one name."""
+    found = []
+    for ref in wanted.engine.jobs():
+        if name and not is_made_from(ref.job_id, name):
+            continue
+        with contextlib.suppress(WindlassError):
+            is_compute = isinstance(wanted.engine.plan(ref).work, Calls)
+            if is_compute and not wanted.engine.status(ref).phase.is_final:
+                found.append(ref)
+    return found
+
+
+def end_job(wanted: Wanted, ref: JobRef) -> None:
+    """End a compute and wait until it is gone."""
+    engine = wanted.engine
+    engine.cancel(ref, now=True, why="taken down")
+    wait_until(lambda: engine.status(ref).phase.is_final, timeout_s=_END_S, every_s=0.02)

@@ -1,0 +1,162 @@
+"""The user's project as calls see it: what changed since the last call, and what nodes lack of it.
+
+Where nodes share this machine nothing travels: they read the files themselves. Elsewhere the changed files
+travel with the call. A syntax error in a changed module is raised here, before anything is asked of anybody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from windlass.bundle.archive import write_archive
+from windlass.bundle.collect import collect
+from windlass.bundle.manifest import EMPTY, Manifest, make_delta
+from windlass.bundle.root import find_root, is_marked
+from windlass.bundle.scan import StatCache
+from windlass.client.target import import_paths
+from windlass.client.warm.watching import MAX_FOLDERS, Watch
+from windlass.errors import SpecError
+
+_KEPT_MANIFESTS = 16
+_SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "build", "dist"})
+
+
+class Project:
+    """One project folder, for as long as this process lives."""
+
+    def __init__(self, root: Path, *, travels: bool) -> None:
+        self.root = root
+        self.travels = travels
+        self.key = _make_key(root) if travels else ""
+        self._cache = StatCache()
+        self._watch = Watch(root)
+        self._stamps: dict[str, tuple[int, int]] = {}
+        self._manifest = EMPTY
+        self._known: dict[str, Manifest] = {EMPTY.digest: EMPTY}
+        self._num_changes = 0
+        self._about: dict[str, Any] = {}
+
+    @property
+    def version(self) -> str:
+        """Changes with the code."""
+        return self._manifest.digest if self.travels else f"{os.getpid()}-{self._num_changes}"
+
+    def refresh(self) -> None:
+        """Look at what changed; SyntaxError for a module that does not compile any more."""
+        if not self._watch.has_changed():
+            return
+        self._num_changes += 1
+        try:
+            self._check_modules()
+            if self.travels:
+                self._scan()
+            else:
+                self._watch.follow(_find_folders(self.root))
+        except BaseException:
+            self._watch.close()  # look again next time
+            raise
+
+    def _scan(self) -> None:
+        self._manifest = collect(self.root, cache=self._cache).manifest
+        folders = {str((self.root / entry.path).parent) for entry in self._manifest.entries}
+        if self._watch.follow({str(self.root), *folders}):
+            # what changed between the look and the watch is seen by a second look
+            self._manifest = collect(self.root, cache=self._cache).manifest
+        self._known[self._manifest.digest] = self._manifest
+        while len(self._known) > _KEPT_MANIFESTS:
+            del self._known[next(key for key in self._known if key != EMPTY.digest)]
+
+    def _check_modules(self) -> None:
+        """Compile the modules of the project that this process has loaded and that changed since."""
+        prefix = f"{self.root}{os.sep}"
+        for module in list(sys.modules.values()):
+            path = getattr(module, "__file__", None)
+            if not path or not path.startswith(prefix) or not path.endswith(".py"):
+                continue
+            stamp = _stamp(path)
+            if self._stamps.get(path) != stamp:
+                if path in self._stamps:
+                    compile(Path(path).read_bytes(), path, "exec")
+                self._stamps[path] = stamp
+
+    def about(self, cwd: Path, working_dir: str) -> dict[str, Any]:
+        """What a call says of it: digest, folder and import paths, as the nodes see them."""
+        key = f"{cwd}\0{working_dir}\0{len(sys.path)}"
+        if self._about.get("for") != key:
+            self._about = {"for": key, **self._place(cwd, working_dir)}
+        digest = self._manifest.digest if self.travels else ""
+        return {**self._about, "digest": digest}
+
+    def _place(self, cwd: Path, working_dir: str) -> dict[str, Any]:
+        paths = [*import_paths()]
+        if not self.travels:
+            here = str(cwd / working_dir)
+            return {"key": "", "root": str(self.root), "cwd": here, "paths": paths}
+        inside = [self._inside(path) for path in paths]
+        here = working_dir or self._inside(str(cwd)) or "."
+        found = [path for path in inside if path is not None]
+        return {"key": self.key, "root": "", "cwd": here, "paths": found or ["."]}
+
+    def _inside(self, path: str) -> str | None:
+        found = Path(path).resolve()
+        return str(found.relative_to(self.root)) if found.is_relative_to(self.root) else None
+
+    def make_sync(self, has: str) -> tuple[dict[str, Any], bytes] | None:
+        """What brings a node that has the digest `has` to the code as it is; None when it is there."""
+        if not self.travels or has == self._manifest.digest:
+            return None
+        base = self._known.get(has, EMPTY)
+        delta = make_delta(base, self._manifest)
+        packed = io.BytesIO()
+        write_archive(self.root, delta, packed, level=1)
+        about = {"type": "sync", "project": self.key, "base": delta.base, "digest": delta.digest}
+        return about, packed.getvalue()
+
+
+def find_project(source: Path | None, cwd: Path, root: str) -> Path:
+    """The folder that travels: the one named, else the project of the source, else that of here."""
+    if root:
+        found = Path(root).expanduser().resolve()
+        if not found.is_dir():
+            raise SpecError(f"root={root!r} is not a folder", hint="name the project's folder")
+        return found
+    if source is None:
+        return find_root(cwd)
+    found = find_root(source)
+    return found if is_marked(found) or not found.is_relative_to(cwd.resolve()) else find_root(cwd)
+
+
+def _make_key(root: Path) -> str:
+    text = f"{socket.gethostname()}\0{os.getuid()}\0{root}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _find_folders(root: Path) -> set[str]:
+    """The folders of a project that stays where it is; too many of them are not watched."""
+    found, todo = set(), [str(root)]
+    while todo and len(found) <= MAX_FOLDERS:
+        folder = todo.pop()
+        found.add(folder)
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            todo += [entry.path for entry in entries if _is_own_folder(entry)]
+    return found
+
+
+def _is_own_folder(entry: os.DirEntry[str]) -> bool:
+    is_hidden = entry.name.startswith(".") or entry.name in _SKIPPED
+    return not is_hidden and entry.is_dir(follow_symlinks=False)
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (0, 0)
+    return (found.st_mtime_ns, found.st_size)

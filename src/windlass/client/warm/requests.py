@@ -1,0 +1,239 @@
+"""What a call is made of: the work, its arguments, the code it needs, and the world it runs in.
+
+Most of a call is the same each time and made once; a call adds its arguments. Says nothing to anybody.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from windlass.agent import commands, parcels
+from windlass.bundle.functions import read_contents
+from windlass.client.preload import TORCH, TORCH_AND_COMPILER, choose_preload, needs_compiler
+from windlass.client.run import current_folder
+from windlass.client.target import check_call, function_name, import_paths
+from windlass.client.travel import check_modules
+from windlass.client.warm.calling import Request
+from windlass.client.warm.project import Project, find_project
+from windlass.client.warm.spread import Spread
+from windlass.errors import SpecError
+
+if TYPE_CHECKING:
+    from windlass.client.warm.compute import Compute
+    from windlass.client.warm.nodes import LiveNodes
+    from windlass.client.warm.remote import Options
+
+_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What is called: a function, a command, or the object of a class."""
+
+    target: Any
+    name: str
+    is_class: bool = False
+    is_command: bool = False
+    init: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+    source: Path | None = None
+    preload: tuple[str, ...] = ()
+    instance: str = field(default_factory=lambda: make_id(12))
+
+    @property
+    def label(self) -> str:
+        """For names: the last part."""
+        return self.name.rpartition(".")[2].strip("<>") or "call"
+
+    def parameters(self, method: str) -> Sequence[str]:
+        """The names of the parameters that are the work's own."""
+        target = getattr(self.target, method, None) if method else self.target
+        try:
+            found = inspect.signature(target).parameters  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            return ()
+        return tuple(found)
+
+
+def make_work(
+    target: Any,
+    *,
+    name: str = "",
+    init: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}),
+) -> Work:
+    """The work a user means."""
+    if isinstance(target, str):
+        words = shlex.split(target)
+        if not words:
+            raise SpecError("the command is empty", hint='fn("nvidia-smi")')
+        run = commands.Run(words)
+        return Work(target=run, name=name or Path(words[0]).stem, is_command=True)
+    if not callable(target):
+        raise SpecError(
+            f"cannot call {target!r:.60}", hint="give a function, a class, or a command as text"
+        )
+    is_class = inspect.isclass(target) or bool(getattr(target, "is_class", False))
+    plain = inspect.unwrap(target) if not inspect.isclass(target) else target
+    module = sys.modules.get(getattr(plain, "__module__", "") or "")
+    file = getattr(module, "__file__", None)
+    source = Path(file) if file else None
+    return Work(
+        target=target,
+        name=name or function_name(plain),
+        is_class=is_class,
+        init=init,
+        source=source,
+        preload=_choose_preload(source),
+    )
+
+
+def _choose_preload(source: Path | None) -> tuple[str, ...]:
+    if source is None or not source.is_file():
+        return TORCH if "torch" in sys.modules else ()
+    return choose_preload(source)
+
+
+def make_id(length: int) -> str:
+    return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(length))
+
+
+class Requests:
+    """Makes the calls of one work on one compute."""
+
+    def __init__(
+        self, work: Work, compute: Compute, nodes: LiveNodes, spread: Spread | None
+    ) -> None:
+        self._work = work
+        self._nodes = nodes
+        self._working_dir = str(compute.keywords.get("working_dir") or "")
+        self._cwd = current_folder()
+        root = find_project(work.source, self._cwd, str(compute.keywords.get("root") or ""))
+        self._project = Project(root, travels=nodes.is_remote)
+        self._spread = spread or Spread(framework="pytorch", workers=1)
+        if work.is_command or self._spread.framework == "command" or spread is None:
+            procs = 1
+        else:
+            procs = spread.procs or nodes.wanted.procs
+        self._size = (self._spread.workers, procs)
+        self.num_ranks = self._spread.workers * procs
+        self._constructor: list[parcels.Segment] | None = None
+        self._is_checked = False
+
+    def make(
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        options: Options,
+        *,
+        detach: bool,
+    ) -> Request:
+        """One call; TypeError and SyntaxError are raised here, before anything is said."""
+        work, nodes = self._work, self._nodes
+        if options.reload == "auto" or not self._is_checked:
+            self._project.refresh()
+        segments = self._pack(method, args, kwargs)
+        project = self._project.about(self._cwd, self._working_dir)
+        slot = f"{project['key']}/{work.name}" if options.keep else ""
+        has_torch = self._spread.framework == "pytorch" and not work.is_command
+        preload = self._preload() if has_torch else ()
+        header = {
+            "type": "call",
+            "id": f"{nodes.ref.job_id if nodes.ref else nodes.name}.{make_id(6)}",
+            "name": work.name,
+            "slot": slot,
+            "instance": work.instance if work.is_class else "",
+            "world": {
+                "nodes": self._size[0],
+                "procs": self._size[1],
+                "ranks": None if options.ranks is None else sorted(set(options.ranks)),
+            },
+            "store": "torch" in preload,
+            "preload": list(preload),
+            "env": {},
+            "project": project,
+            "version": self._project.version,
+            "method": method,
+            "collect": options.collect,
+            "stream": options.stream,
+            "timeout_s": options.timeout,
+            "launch_timeout_s": nodes.launch_timeout_s,
+            "detach": detach,
+        }
+        has = nodes.has.get(self._project.key, "")
+        nodes.has[self._project.key] = project["digest"]
+        return Request(
+            header,
+            segments,
+            self._project.make_sync,
+            has=has,
+            constructor=self._make_constructor() if work.is_class else None,
+        )
+
+    def _pack(
+        self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[parcels.Segment]:
+        work = self._work
+        target = getattr(work.target, method, None) if method else work.target
+        if work.is_class and not method:
+            raise SpecError(
+                f"{work.name} is a class: call its methods",
+                hint=f"remote.{_first_method(work.target)}(...)",
+            )
+        if not work.is_command and not work.is_class:
+            check_call(target, args, kwargs, work.name)
+        value = (args, dict(kwargs)) if method else (work.target, args, dict(kwargs))
+        segments = parcels.pack(value, name=work.name)
+        if not self._is_checked:
+            self._check(bytes(segments[0]))
+            self._is_checked = True
+        return segments
+
+    def _make_constructor(self) -> list[parcels.Segment]:
+        if self._constructor is None:
+            args, kwargs = self._work.init
+            value = (self._work.target, args, kwargs)
+            self._constructor = parcels.pack(value, name=self._work.name)
+            self._check(bytes(self._constructor[0]))
+        return self._constructor
+
+    def _check(self, payload: bytes) -> None:
+        """Refuse what the nodes could not load."""
+        if not self._nodes.is_remote:
+            return
+        contents = read_contents(payload)
+        here = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        if contents.by_value and self._nodes.python != here:
+            raise SpecError(
+                f"{self._work.name} travels by value from Python {here}, but the nodes run "
+                f"{self._nodes.python}, which cannot run its code",
+                hint=f"put it in a module of the project, or use an image with Python {here}",
+            )
+        check_modules(contents.modules, self._project.root, import_paths())
+
+    def _preload(self) -> tuple[str, ...]:
+        source = self._work.source
+        wants = (TORCH_AND_COMPILER,) if source and _mentions_compiler(source) else (TORCH,)
+        return wants[0]
+
+
+def _mentions_compiler(source: Path) -> bool:
+    try:
+        return needs_compiler(source.read_bytes())
+    except OSError:
+        return False
+
+
+def _first_method(target: Any) -> str:
+    found = (
+        [name for name in vars(target) if not name.startswith("_")]
+        if inspect.isclass(target)
+        else []
+    )
+    return found[0] if found else "method"
