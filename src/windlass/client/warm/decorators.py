@@ -21,6 +21,7 @@ from windlass.errors import JobNotFound, SpecError
 from windlass.inside import is_inside, leave_plain
 
 if TYPE_CHECKING:
+    from windlass.client.warm.compute import Compute
     from windlass.client.warm.remote import Remote
 
 
@@ -79,6 +80,7 @@ class Decorated:
         self.name = target.__name__
         self.marks = marks
         self._target = target
+        self._nodes: Compute | None = None
         self._remote: Remote | None = None
 
     def marked(self, marks: Marks) -> Decorated:
@@ -108,9 +110,11 @@ class Decorated:
         from windlass.client.warm.compute import Compute
         from windlass.client.warm.remote import cls, fn
 
-        nodes = Compute(**(self.marks.compute or {}))
-        if self.marks.distribute is not None:
-            nodes = nodes.distribute(**self.marks.distribute)
+        if self._nodes is None:
+            self._nodes = Compute(**(self.marks.compute or {}))
+            if self.marks.distribute is not None:
+                self._nodes = self._nodes.distribute(**self.marks.distribute)
+        nodes = self._nodes
         target: Any = self  # and not what is decorated: ranks find that by its name
         if self.is_class:
             return cls(target, name=self.name, init_args=init_args).to(nodes)
