@@ -41,7 +41,7 @@ def test_each_app_of_a_script_comes_up(local, project):
 
 def test_one_by_name_as_json(local, project):
     (project / "my_apps.py").write_text(APPS)
-    done = local("deploy", "my_apps.py::two", "--json", "-e", "local")
+    done = local("deploy", "my_apps.py::show-2", "--json", "-e", "local")
     assert "(local: environment WINDLASS_ENGINE)" in done.err
     (found,) = json.loads(done.out)
     assert (found["name"], found["kind"]) == ("show-2", "app")

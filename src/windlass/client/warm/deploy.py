@@ -33,20 +33,18 @@ class Deployed:
 
 
 def find_deployables(module: ModuleType, name: str = "") -> list[Decorated | App]:
-    """What a module holds that can be brought up, in the order it was written; one of it by name."""
-    found = {
-        key: value for key, value in vars(module).items() if isinstance(value, (Decorated, App))
-    }
-    if name and name not in found:
-        near = difflib.get_close_matches(name, found, n=1)
-        there = f"there is: {', '.join(found)}" if found else _NOTHING
-        raise SpecError(
-            f"{module.__name__}.py holds no decorated function, class or app {name!r}",
-            hint=f"did you mean {near[0]}?" if near else there,
-        )
+    """What a module holds that can be brought up, in the order it was written; one of it by its name."""
+    held = vars(module).items()
+    found = {key: value for key, value in held if isinstance(value, (Decorated, App))}
     if not found:
         raise SpecError(f"there is nothing to deploy in {module.__name__}.py", hint=_NOTHING)
-    wanted = [found[name]] if name else found.values()
+    wanted = [value for key, value in found.items() if name in ("", key, value.name)]
+    if not wanted:
+        near = difflib.get_close_matches(name, found, n=1)
+        raise SpecError(
+            f"{module.__name__}.py holds no decorated function, class or app {name!r}",
+            hint=f"did you mean {near[0]}?" if near else f"there is: {', '.join(found)}",
+        )
     return list({id(value): value for value in wanted}.values())
 
 
