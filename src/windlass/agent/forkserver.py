@@ -61,6 +61,7 @@ def _preload(modules: Sequence[str], control: socket.socket) -> bool:
         if not culprit and processes.count_threads() > 1:
             culprit = name
     importlib.import_module("windlass.agent.rank")  # once here, rather than once in each rank
+    _spare_finalizers()
     gc.freeze()
     gc.enable()
     event = {
@@ -73,6 +74,17 @@ def _preload(modules: Sequence[str], control: socket.socket) -> bool:
     }
     send_event(control, event)
     return not culprit
+
+
+def _spare_finalizers() -> None:
+    """What modules want done when the interpreter ends is not each rank's to do.
+
+    torch takes its operators apart one by one, which costs every rank 40 ms at its end.
+    """
+    import weakref
+
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        finalizer.atexit = False
 
 
 class _ForkServer:

@@ -79,10 +79,23 @@ def check_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str
 ) -> None:
     """A call that cannot be made is refused here rather than by every rank."""
+    signature = read_signature(function)
+    if signature is not None:
+        check_bound(signature, args, kwargs, name)
+
+
+def read_signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """What it can be called with; None where it does not tell, as some builtins."""
     try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some builtins do not tell
-        return
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
+def check_bound(
+    signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+) -> None:
+    """The same, with a signature that is known."""
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:

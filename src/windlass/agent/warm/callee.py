@@ -101,7 +101,8 @@ class _Callee:
         else:
             function, args, kwargs = parcels.unpack(segments)
             value = function(*args, **kwargs)
-        self._reloader.note()
+        if self._about["keep"]:
+            self._reloader.note()
         return value
 
     def _stream(self, header: dict[str, Any], value: Any) -> Any:

@@ -125,8 +125,17 @@ class Call:
         for listener in self.listeners:
             listener.tell({**header, "id": self.id}, body, file)
 
-    def tell_answer(self, listener: Listener, answer: Answer) -> None:
+    @property
+    def has_returned(self) -> bool:
+        """Whether every rank has, and none failed."""
+        attempt = self.attempt
+        return attempt is not None and attempt.is_done and not attempt.has_failure
+
+    def tell_answer(self, listener: Listener, answer: Answer, *, is_last: bool = False) -> None:
+        """One rank's answer; the last one of a call that went well is its end, too."""
         header = {**answer.header, "type": "result", "id": self.id}
+        if is_last:
+            header["ends"] = True
         listener.tell(header, answer.body, answer.file)
 
     def tell_end(self, listener: Listener) -> None:

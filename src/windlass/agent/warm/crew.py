@@ -146,10 +146,19 @@ class Crew:
             self._timer.cancel()
 
 
-def sweep(spared: set[int]) -> None:
-    """End what ranks left behind: all below this agent that no live rank, store or fork server is above."""
-    keep = set(spared)
-    for pid in spared:
-        keep |= processes.find_descendants(pid) if pid != os.getpid() else set()
-    for pid in processes.find_descendants(os.getpid()) - keep:
-        processes.kill(pid, signal.SIGKILL)
+def sweep(spared: set[int], *, server: int) -> None:
+    """End what ranks left behind: all below this agent that no live rank, store or fork server is above.
+
+    The fork server itself is spared, but not what hangs below it: that is where orphans end up.
+    """
+    children: dict[int, list[int]] = {}
+    for pid, parent in processes.read_parents().items():
+        children.setdefault(parent, []).append(pid)
+    todo = list(children.get(os.getpid(), ()))
+    while todo:
+        pid = todo.pop()
+        if pid in spared:
+            continue
+        todo += children.get(pid, ())
+        if pid != server:
+            processes.kill(pid, signal.SIGKILL)

@@ -103,11 +103,16 @@ class WarmLead(Crews):
     # -- calls ---------------------------------------------------------------------------------
 
     def ask(self, call: Call) -> None:
-        """Queue a call."""
+        """Queue a call; one that can start at once does, without another turn of the loop."""
         self.ledger.add(call)
+        if self.is_idle and not call.file:
+            world = self.find_world(call)
+            if world is not None:
+                self._current = call
+                self._dispatch(world, call)
         self._queue.append(call)
         self._asked.set()
-        ahead = len(self._queue) - 1 + (self._current is not None)
+        ahead = len(self._queue) - 1 + (self._current not in (None, call))
         if ahead:
             call.tell({"type": "queued", "ahead": ahead})
 
@@ -124,17 +129,18 @@ class WarmLead(Crews):
     async def _run_call(self, call: Call) -> None:
         timer = self._start_timer(call)
         try:
-            world = self.find_world(call)
+            world = self._world_of(call) or self.find_world(call)
             if world is None:
                 world = await self._prepare(call)
             if world is None or call.stop is not None:
                 self._end_call(call, call.stop)
                 return
-            await self._dispatch(world, call)
+            if call.attempt is None:
+                self._dispatch(world, call)
+                if call.file:
+                    await self.send_file(world, self._make_order(world, call), call.file)
             await call.over.wait()
-            if call.attempt is not None and call.attempt.is_done and not call.attempt.has_failure:
-                self._end_call(call, None)
-            else:
+            if not call.is_final:
                 await self._break_off(world, call)
         finally:
             if timer is not None:
@@ -159,11 +165,20 @@ class WarmLead(Crews):
             )
             return None
 
-    async def _dispatch(self, world: World, call: Call) -> None:
+    def _world_of(self, call: Call) -> World | None:
+        return None if call.attempt is None else self.worlds.get(call.attempt.number)
+
+    def _dispatch(self, world: World, call: Call) -> None:
         call.start(world.number, world.plan)
+        if not call.file:
+            self.send(world, self._make_order(world, call), call.body)
+
+    @staticmethod
+    def _make_order(world: World, call: Call) -> dict[str, Any]:
         asked = call.asked
-        version = asked.get("version", "")
-        order: dict[str, Any] = {
+        version, before = asked.get("version", ""), world.version
+        world.version = version
+        return {
             "type": "call",
             "id": call.id,
             "world": world.number,
@@ -172,13 +187,8 @@ class WarmLead(Crews):
             "sizes": asked["sizes"],
             "collect": asked["collect"],
             "stream": asked["stream"],
-            "reload": bool(world.slot) and version != world.version,
+            "reload": bool(world.slot) and version != before,
         }
-        world.version = version
-        if call.file:
-            await self.send_file(world, order, call.file)
-        else:
-            self.send(world, order, call.body)
 
     def receive(self, index: int, message: dict[str, Any], body: bytes = b"") -> None:
         """Something a node says."""
@@ -203,10 +213,13 @@ class WarmLead(Crews):
             call.items.append(answer)
         else:
             call.answered(answer)
+        has_ended = call.has_returned and call.stop is None
         is_wanted = call.asked["collect"] == "all" or message["rank"] == 0
-        if is_wanted or message.get("state") == "raised":
+        if is_wanted or has_ended or message.get("state") == "raised":
             for listener in call.listeners:
-                call.tell_answer(listener, answer)
+                call.tell_answer(listener, answer, is_last=has_ended)
+        if has_ended:
+            self._end_call(call, None, is_told=True)
 
     def _take_log(self, index: int, message: dict[str, Any], body: bytes) -> None:
         call = self._current
@@ -254,13 +267,13 @@ class WarmLead(Crews):
             verdict = call.stop
         self._end_call(call, verdict)
 
-    def _end_call(self, call: Call, verdict: Verdict | None) -> None:
+    def _end_call(self, call: Call, verdict: Verdict | None, *, is_told: bool = False) -> None:
         if call.is_final:
             return
         call.verdict, call.ended_at_s = verdict, time.time()
         is_cancelled = verdict is not None and verdict.kind is FailureKind.CANCELLED
         call.state = "returned" if verdict is None else "cancelled" if is_cancelled else "failed"
-        for listener in call.listeners:
+        for listener in call.listeners if not is_told else ():
             call.tell_end(listener)
         call.release()
         self.ledger.settle(call)

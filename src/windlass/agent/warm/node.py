@@ -32,6 +32,9 @@ from windlass.plan.topology import NodePlan
 
 logger = logging.getLogger(__name__)
 
+# What each rank would else import for itself.
+_OURS = ("cloudpickle", "windlass.agent.warm.callee")
+
 SendBody = Callable[[dict[str, Any], bytes], None]
 Ship = Callable[[str, str], Awaitable[None]]  # a parcel's key and its file
 
@@ -67,6 +70,7 @@ class WarmNode:
         self._report_path = station.run_dir / f"node-{station.index}.sock"
         self._listen()
         forks.listen(self._loop, self._on_fork_event)
+        forks.extend(_OURS)
 
     def introduce(self, **about: Any) -> None:
         """Join the lead."""
@@ -163,7 +167,8 @@ class WarmNode:
         if store is not None:
             processes.kill(store, signal.SIGKILL)
         live = {hand.pid for other in self._crews.values() for hand in other.hands.values()}
-        sweep({pid for pid in live if pid} | {self._forks.pid, *self._stores.values()})
+        spared = {pid for pid in live if pid} | set(self._stores.values())
+        sweep(spared, server=self._forks.pid)
         self._tell({"type": "cleared", "world": crew.number})
         if not self._crews:
             self._emptied.set()

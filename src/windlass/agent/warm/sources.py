@@ -61,7 +61,6 @@ def import_freshly(roots: Iterable[str]) -> None:
     sys.path_hooks.insert(0, hook)
     for path in [p for p in sys.path_importer_cache if os.path.join(p, "").startswith(prefixes)]:
         del sys.path_importer_cache[path]
-    importlib.invalidate_caches()
 
 
 class Reloader:
@@ -70,9 +69,13 @@ class Reloader:
     def __init__(self, root: str) -> None:
         self._prefix = os.path.join(os.path.abspath(root), "") if root else ""
         self._stamps: dict[str, _Stamp] = {}
+        self._num_loaded = 0
 
     def note(self) -> None:
-        """Remember the files of what is loaded."""
+        """Remember the files of what is loaded; most calls load nothing new."""
+        if len(sys.modules) == self._num_loaded:
+            return
+        self._num_loaded = len(sys.modules)
         for name, path in self._own():
             if name not in self._stamps:
                 self._stamps[name] = _stamp(path)
@@ -86,7 +89,7 @@ class Reloader:
         own = self._own()
         if all(self._stamps.get(name) == _stamp(path) for name, path in own):
             return []
-        importlib.invalidate_caches()
+        _forget_listings()
         for name, path in reversed(own):
             importlib.reload(sys.modules[name])
             self._stamps[name] = _stamp(path)
@@ -99,6 +102,13 @@ class Reloader:
             if name != "__main__" and path and self._prefix and path.startswith(self._prefix):
                 found.append((name, path))
         return found
+
+
+def _forget_listings() -> None:
+    """Have folders listed anew. Not archives: their listing takes long, and they do not change."""
+    for finder in list(sys.path_importer_cache.values()):
+        if isinstance(finder, importlib.machinery.FileFinder):
+            finder.invalidate_caches()
 
 
 def _stamp(path: str) -> _Stamp:

@@ -186,6 +186,10 @@ class Calling:
                 segments = self._segments(frame)
                 if "state" in header:
                     self.reply.results[header["rank"]] = (dict(header), segments)
+                    if header.get("ends"):
+                        self.reply.state = "returned"
+                        self.let_go()
+                        return
                 else:
                     num_items += 1
                     yield parcels.unpack(segments)

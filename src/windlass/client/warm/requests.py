@@ -18,7 +18,7 @@ from windlass.agent import commands, parcels
 from windlass.bundle.functions import read_contents
 from windlass.client.preload import TORCH, TORCH_AND_COMPILER, choose_preload, needs_compiler
 from windlass.client.run import current_folder
-from windlass.client.target import check_call, function_name, import_paths
+from windlass.client.target import check_bound, function_name, import_paths, read_signature
 from windlass.client.travel import check_modules
 from windlass.client.warm.calling import Request
 from windlass.client.warm.project import Project, find_project
@@ -124,6 +124,8 @@ class Requests:
         self.num_ranks = self._spread.workers * procs
         self._constructor: list[parcels.Segment] | None = None
         self._is_checked = False
+        self._signature = read_signature(work.target) if not work.is_command else None
+        self._preload = self._choose_preload()
 
     def make(
         self,
@@ -141,8 +143,7 @@ class Requests:
         segments = self._pack(method, args, kwargs)
         project = self._project.about(self._cwd, self._working_dir)
         slot = f"{project['key']}/{work.name}" if options.keep else ""
-        has_torch = self._spread.framework == "pytorch" and not work.is_command
-        preload = self._preload() if has_torch else ()
+        preload = self._preload
         header = {
             "type": "call",
             "id": f"{nodes.ref.job_id if nodes.ref else nodes.name}.{make_id(6)}",
@@ -180,14 +181,13 @@ class Requests:
         self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> list[parcels.Segment]:
         work = self._work
-        target = getattr(work.target, method, None) if method else work.target
         if work.is_class and not method:
             raise SpecError(
                 f"{work.name} is a class: call its methods",
                 hint=f"remote.{_first_method(work.target)}(...)",
             )
-        if not work.is_command and not work.is_class:
-            check_call(target, args, kwargs, work.name)
+        if self._signature is not None and not method:
+            check_bound(self._signature, args, kwargs, work.name)
         value = (args, dict(kwargs)) if method else (work.target, args, dict(kwargs))
         segments = parcels.pack(value, name=work.name)
         if not self._is_checked:
@@ -217,10 +217,11 @@ class Requests:
             )
         check_modules(contents.modules, self._project.root, import_paths())
 
-    def _preload(self) -> tuple[str, ...]:
+    def _choose_preload(self) -> tuple[str, ...]:
+        if self._spread.framework != "pytorch" or self._work.is_command:
+            return ()
         source = self._work.source
-        wants = (TORCH_AND_COMPILER,) if source and _mentions_compiler(source) else (TORCH,)
-        return wants[0]
+        return TORCH_AND_COMPILER if source and _mentions_compiler(source) else TORCH
 
 
 def _mentions_compiler(source: Path) -> bool:

@@ -19,7 +19,7 @@ from windlass.errors import ProtocolError
 from windlass.wire.messages import Frame, FrameDecoder, Header, make_hello, refusal, render_head
 
 PART_BYTES = 4 << 20
-_READ_BYTES = 256 << 10
+_READ_BYTES = 64 << 10  # more is taken from the system and given back each time
 _HELLO_S = 10.0
 _PING_S = 5.0
 _FRESH_S = 1.0  # a connection that was used so lately is taken to be alive
