@@ -23,7 +23,7 @@ class Line:
     limit_s: float | None = None  # it may take so long at most
     against: str = ""  # the line of the same case that it is a peer of
     times: float | None = None  # it must take at least so many times as long as that one
-    grown_bytes: int | None = None  # peak memory of all its processes above what was there
+    grown_bytes: int | None = None  # memory it took at most, beside what it was given
     note: str = ""
 
     @property

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from contextlib import ExitStack
 
 from warm_case import Line
+from warm_memory import watched
 from warm_peer import Peer, Start, Torchrun
 from warm_setup import (
     FORKS,
@@ -92,21 +94,21 @@ def measure_arguments(setup: Setup) -> list[Line]:
 
 
 def time_argument(setup: Setup, who: list[Peer], num_bytes: int, where: str) -> list[Line]:
-    """Seconds, and by how much the memory of all its processes grew at most."""
-    case = f"{num_bytes >> 20} MiB as an argument, {where}"
-    grown: dict[str, int] = {}
+    """Seconds, and the memory it took at most beside the argument itself."""
+    case = f"an array of {num_bytes >> 20} MiB as argument, {where}"
+    taken: dict[str, list[int]] = {}
 
     def measure(peer: Peer) -> list[float]:
-        with peer.marked.watched() as peak:
+        with watched() as peak:
             seconds = peer.ask("argument", num_bytes=num_bytes)
-        grown[peer.name] = max(grown.get(peer.name, 0), *peak)
+        taken.setdefault(peer.name, []).append(peak[0] - num_bytes)
         return seconds
 
     rounds = setup.rounds if num_bytes <= 100 << 20 else min(setup.rounds, 3)
     found = take_turns(who, rounds, case, measure)
     return [
         Line(
-            case=case, who=name, seconds=seconds, grown_bytes=grown[name],
+            case=case, who=name, seconds=seconds, grown_bytes=int(statistics.median(taken[name])),
             against="" if name == KEPT else KEPT,
         )
         for name, seconds in found.items()

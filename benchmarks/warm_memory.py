@@ -1,19 +1,21 @@
-"""The memory of all processes that carry a mark in their environment: their peak during one thing.
+"""How much memory one thing took at its peak, and the processes that carry a mark in their environment.
 
-Linux only. Forked processes are seen by their parent's mark. A page that two processes share counts twice.
+Linux only. Memory is the machine's: what it had less of at the worst moment, so shared pages count once,
+files in memory count, and so do pods on this machine. Whatever else runs meanwhile counts, too.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 _LIMIT_S = 5.0
-_RESET_PEAK = "5"
+_LOOK_S = 0.01
 
 
 class Marked:
@@ -25,21 +27,6 @@ class Marked:
     def pids(self) -> list[int]:
         found = Path("/proc").glob("[0-9]*/environ")
         return [int(path.parent.name) for path in found if self._wanted in b"\0" + _read(path)]
-
-    @contextmanager
-    def watched(self) -> Iterator[list[int]]:
-        """Afterwards the one entry of the list: by how many bytes all together grew at most.
-
-        Peaks are added up, whether or not they were at the same moment: never too little.
-        """
-        before = {}
-        for pid in self.pids():
-            before[pid] = _field(pid, "VmRSS")
-            _reset_peak(pid)
-        grown: list[int] = []
-        yield grown
-        after = {pid: _field(pid, "VmHWM") for pid in self.pids()}
-        grown.append(sum(max(0, peak - before.get(pid, 0)) for pid, peak in after.items()))
 
     def end(self) -> None:
         """Whoever is left gets a moment, then SIGKILL."""
@@ -53,18 +40,32 @@ class Marked:
                 continue
 
 
-def _field(pid: int, name: str) -> int:
-    for line in _read(Path(f"/proc/{pid}/status")).decode().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    return 0
+@contextmanager
+def watched() -> Iterator[list[int]]:
+    """Afterwards the one entry of the list: how many bytes less there were at the worst moment."""
+    before, low = _available(), [_available()]
+    is_over = threading.Event()
 
+    def look() -> None:
+        while not is_over.wait(_LOOK_S):
+            low[0] = min(low[0], _available())
 
-def _reset_peak(pid: int) -> None:
+    watcher = threading.Thread(target=look, daemon=True)
+    watcher.start()
+    grown: list[int] = []
     try:
-        Path(f"/proc/{pid}/clear_refs").write_text(_RESET_PEAK)
-    except OSError:
-        return
+        yield grown
+    finally:
+        is_over.set()
+        watcher.join()
+    grown.append(before - min(low[0], _available()))
+
+
+def _available() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit("warm: /proc/meminfo does not say how much memory is available")
 
 
 def _read(path: Path) -> bytes:

@@ -23,8 +23,9 @@ def empty():
     return None
 
 
-def length(data):
-    return len(data)
+def read_all(data):
+    """Every page of an array is read; what came out."""
+    return int(data[::4096].sum())
 
 
 def running():

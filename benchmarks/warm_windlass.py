@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,18 @@ class WindlassSide:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.ranks = options.ranks
-        where: dict[str, Any] = {"engine": options.engine, "root": str(options.project)}
+        where: dict[str, Any] = {
+            "engine": options.engine,
+            "root": str(options.project),
+            "name": f"bench-{os.getpid()}",  # another contestant's nodes are not for us
+        }
         if options.engine == "kubernetes":
             image = kt.Image().from_docker(options.image)
             where |= {"namespace": options.namespace, "image": image}
+            where["spread"] = "hard" if options.nodes == 2 else "soft"
         self._compute = kt.Compute(**where)
         self._spread = {"workers": options.nodes, "procs": options.ranks // options.nodes}
-        self._keep = "process" if options.kept else None
+        self._keep = "process" if options.kept else ""
         self._module = importlib.import_module(TRAIN_NAME)
         self._remote: dict[str, Any] = {}
         self.call("first_all_reduce")  # pays for the nodes and torch once
