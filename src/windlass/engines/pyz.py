@@ -76,10 +76,15 @@ def build_archive(*, compiled: bool = False) -> bytes:
     import io
     import zipfile
 
+    from windlass.engines.lean import strip_source
+
     files = {"__main__.py": _MAIN}
     for name, path in _sources():
         with open(path, "rb") as file:
-            files[name] = file.read()
+            data = file.read()
+        # what others wrote keeps its licence, and the program says what it is
+        is_lean = name.startswith("windlass/") and not name.endswith("__main__.py")
+        files[name] = strip_source(data) if is_lean else data
     if compiled:
         files |= {f"{name}c": _compile(name, data) for name, data in files.items()}
     buffer = io.BytesIO()

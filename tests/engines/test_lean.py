@@ -1,0 +1,72 @@
+"""Source without comments and docstrings: the same program, on the same lines."""
+
+from __future__ import annotations
+
+import ast
+
+from windlass.engines.lean import strip_source
+from windlass.engines.pyz import _sources
+
+SOURCE = '''"""A module."""  # and a word
+
+import os  # why
+
+
+def f(x):
+    """Says
+    nothing."""
+    # alone on its line
+    return "# not a comment", x  # is one
+
+
+class Empty(Exception):
+    """Only this."""
+
+
+def é(): """on its line"""
+
+
+async def g():
+    text = """
+    # not a comment
+    """
+    return text
+'''
+
+
+def test_the_same_program_on_the_same_lines():
+    lean = strip_source(SOURCE.encode()).decode()
+    assert len(lean.splitlines()) == len(SOURCE.splitlines())
+    for gone in ("A module", "a word", "why", "Says", "alone on", "is one", "Only this"):
+        assert gone not in lean
+    found: dict = {}
+    exec(compile(lean, "lean.py", "exec"), found)
+    assert found["f"](1) == ("# not a comment", 1)
+    assert found["f"].__code__.co_firstlineno == SOURCE.splitlines().index("def f(x):") + 1
+    assert issubclass(found["Empty"], Exception)
+    assert "# not a comment\n" in lean
+
+
+def test_every_file_of_ours_stays_what_it_is():
+    for name, path in _sources():
+        if not name.startswith("windlass/"):
+            continue
+        with open(path, "rb") as file:
+            data = file.read()
+        lean = strip_source(data)
+        assert lean.count(b"\n") == data.count(b"\n")
+        assert _without_docstrings(lean) == _without_docstrings(data), name
+
+
+def _without_docstrings(source: bytes) -> str:
+    """The tree, with each body less its docstring or its dots, and every statement with its line."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [one for one in body if not _says_nothing(one)]
+    return ast.dump(tree, include_attributes=False)
+
+
+def _says_nothing(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
