@@ -77,6 +77,22 @@ def find_descendants(root: int) -> set[int]:
     return found
 
 
+def read_session(pid: int) -> int:
+    """The session a process is in; 0 when it is gone."""
+    try:
+        return int(_read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[3])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def is_marked(pid: int, mark: bytes) -> bool:
+    """Whether a process was started with `mark`, a NAME=value, in its environment."""
+    try:
+        return mark in _read(f"/proc/{pid}/environ").split(b"\0")
+    except OSError:
+        return False
+
+
 def kill(pid: int, signum: int) -> None:
     """Signal a process that may be gone."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -119,9 +135,4 @@ def read_oom_kills() -> int:
 def find_marked(mark: str) -> list[int]:
     """Processes of this user whose environment holds `mark`, a NAME=value."""
     wanted = mark.encode()
-    found = []
-    for pid in read_parents():
-        with contextlib.suppress(OSError):
-            if wanted in _read(f"/proc/{pid}/environ").split(b"\0"):
-                found.append(pid)
-    return found
+    return [pid for pid in read_parents() if is_marked(pid, wanted)]

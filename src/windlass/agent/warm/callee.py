@@ -64,6 +64,7 @@ class _Callee:
         """Run one call and answer it; what the process should exit with if this was its last."""
         code = 0
         sys.argv = [header["name"]]
+        os.environ.update(header["meeting"])
         try:
             segments = self._segments(header, body)
             value = self._perform(header, segments)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from windlass import records
+from windlass import names, records
 from windlass.agent import processes
 from windlass.agent.exits import judge_exit
 from windlass.agent.streams import RankStreams
@@ -43,6 +43,7 @@ class Crew:
         self.number = number
         self._keep = keep
         self.hands: dict[int, Hand] = {}
+        self.leaders: set[int] = set()  # ranks that are gone: each led a session of its own
         self.file = ""  # the parcel of the current call, if it is this node's to remove
         self._grace_s = grace_s
         self._tell = tell
@@ -94,7 +95,7 @@ class Crew:
         hand.channel.close()
         del self.hands[hand.rank]
         if hand.pid is not None:
-            processes.kill_group(hand.pid, signal.SIGKILL)  # what it left in its own group
+            self.leaders.add(hand.pid)
         if hand.call or (self._keep and self._stopped_at_s is None):
             self._tell_end(hand, code)
 
@@ -146,19 +147,12 @@ class Crew:
             self._timer.cancel()
 
 
-def sweep(spared: set[int], *, server: int) -> None:
-    """End what ranks left behind: all below this agent that no live rank, store or fork server is above.
+def sweep(number: int, leaders: set[int]) -> None:
+    """End what the ranks of one world left behind: in their sessions, or started with their variables.
 
-    The fork server itself is spared, but not what hangs below it: that is where orphans end up.
+    Others may have been forked this moment and be unknown yet, so nothing else is touched.
     """
-    children: dict[int, list[int]] = {}
-    for pid, parent in processes.read_parents().items():
-        children.setdefault(parent, []).append(pid)
-    todo = list(children.get(os.getpid(), ()))
-    while todo:
-        pid = todo.pop()
-        if pid in spared:
-            continue
-        todo += children.get(pid, ())
-        if pid != server:
+    mark = f"{names.ATTEMPT}={number}".encode()
+    for pid in processes.find_descendants(os.getpid()):
+        if processes.read_session(pid) in leaders or processes.is_marked(pid, mark):
             processes.kill(pid, signal.SIGKILL)

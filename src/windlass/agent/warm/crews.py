@@ -18,11 +18,11 @@ from typing import Any
 from windlass import records
 from windlass.agent.board import Board
 from windlass.agent.failure import make_job_verdict
-from windlass.agent.port import HeldPort, hold_port
+from windlass.agent.port import hold_port
 from windlass.agent.warm.calls import Call
 from windlass.agent.warm.projects import Projects
 from windlass.agent.warm.shapes import shape_of
-from windlass.agent.warm.worlds import World, make_world_nodes
+from windlass.agent.warm.worlds import Meeting, World, make_world_nodes
 from windlass.bundle.manifest import EMPTY
 from windlass.errors import WindlassError
 from windlass.plan.plan import Plan
@@ -70,7 +70,8 @@ class Crews:
         self.worlds: dict[int, World] = {}
         self._slots: dict[str, World] = {}
         self._spare: World | None = None
-        self._held: dict[int, HeldPort] = {}
+        self._stores: dict[int, Meeting] = {}
+        self._ready_store: Meeting | None = None  # opened ahead, for the next world that wants one
         self._next = 0
         self._changed = asyncio.Event()
         self._sync_errors: dict[int, str] = {}
@@ -137,10 +138,8 @@ class Crews:
         kind = message["type"]
         if kind == "cleared" and message["world"] in self.worlds:
             self.worlds[message["world"]].cleared.add(index)
-        elif kind == "store" and message["world"] in self.worlds:
-            world = self.worlds[message["world"]]
-            world.port, world.has_store = message["port"], bool(message["port"])
-            world.is_met = True
+        elif kind == "store" and message["number"] in self._stores:
+            self._take_store(self._stores[message["number"]], message["port"])
         elif kind == "synced" and message.get("error"):
             self._sync_errors[index] = message["error"]
             if index in self._members:
@@ -171,9 +170,8 @@ class Crews:
             return None
         if not all(self._is_up_to_date(index, asked) for index in world.nodes):
             return None
-        return self._take(world)
-
-    def _take(self, world: World) -> World:
+        if world.meeting is None and not self._meet_at_once(world, wants_store=asked["store"]):
+            return None
         if world is self._spare:
             self._spare = None
         return world
@@ -194,10 +192,14 @@ class Crews:
             return None
         self._sync(call, indexes)
         await self._set_up(call, indexes)
+        if call.asked["store"]:
+            await self._await_store()
         found = self.find_world(call)
         if found is not None or call.stop is not None:
             return found
-        return await self._make_world(call, world)
+        made = await self._make_world(call, world)
+        self._meet_at_once(made, wants_store=call.asked["store"])
+        return made
 
     async def _wait_for_nodes(self, call: Call, indexes: list[int]) -> None:
         missing = self.missing(indexes)
@@ -268,25 +270,21 @@ class Crews:
             world.is_alive = False
         self._spare = None
 
-    async def _make_world(self, call: Call, plan: Plan) -> World | None:
+    async def _make_world(self, call: Call, plan: Plan) -> World:
         asked = call.asked
         if self._spare is not None:
             self.dismiss(self._spare, now=True)
             self._spare = None
         await self._clear_slot(asked["slot"])
         world = World(
-            self._next,
+            self._count(),
             plan,
             shape_of(asked),
             slot=asked["slot"],
             instance=asked["instance"],
             version=asked.get("version", ""),
         )
-        self._next += 1
         self.worlds[world.number] = world
-        await self._meet(world, wants_store=asked["store"])
-        if not world.is_alive:
-            raise NotReady("a node was lost while its ranks were started")
         self._muster(world, asked)
         if world.slot:
             self._slots[world.slot] = world
@@ -302,27 +300,78 @@ class Crews:
             await self.until(lambda: old.is_cleared, timeout_s=self.plan.grace_s + 5.0)
             self.worlds.pop(old.number, None)
 
-    async def _meet(self, world: World, *, wants_store: bool) -> None:
-        """Where the ranks of this world will meet: a store on node 0, or a port that rank 0 opens."""
-        if wants_store and 0 in self._members:
-            order = {"type": "open_store", "world": world.number, "address": self._address}
-            self._members[0].send({**order, "port": self.plan.master_port})
-            await self.until(lambda: world.is_met or not world.is_alive, timeout_s=_STORE_S)
-        if not world.has_store:
-            held = hold_port(self.plan.master_port)
-            self._held[world.number], world.port = held, held.number
+    # -- where ranks meet ----------------------------------------------------------------------
+
+    def _meet_at_once(self, world: World, *, wants_store: bool) -> bool:
+        """Give a world its meeting; False when its store is not open yet."""
+        if wants_store:
+            store = self._ready_store
+            if store is None or store.port is None:
+                return False
+            self._ready_store, world.meeting = None, store
+            return True
+        world.meeting = Meeting(self._count())
+        self._hold(world.meeting)
+        return True
+
+    def open_store(self) -> None:
+        """Have a store opened for the next world that wants one."""
+        if self._ready_store is not None or 0 not in self._members:
+            return
+        meeting = Meeting(self._count())
+        self._ready_store = self._stores[meeting.number] = meeting
+        order = {"type": "open_store", "number": meeting.number, "address": self._address}
+        self._members[0].send({**order, "port": self.plan.master_port})
+
+    async def _await_store(self) -> None:
+        self.open_store()
+        store = self._ready_store
+        if store is not None:
+            await self.until(lambda: store.port is not None, timeout_s=_STORE_S)
+            if store.port is None:
+                self._take_store(store, 0)
+
+    def _take_store(self, meeting: Meeting, port: int) -> None:
+        """A store is open; where there can be none, rank 0 opens one at a port that is held for it."""
+        if port:
+            meeting.port = port
+        else:
+            self._hold(meeting)
+
+    def _hold(self, meeting: Meeting) -> None:
+        meeting.held = hold_port(self.plan.master_port)
+        meeting.port = meeting.held.number
+
+    def _close_meeting(self, world: World) -> None:
+        meeting, world.meeting = world.meeting, None
+        if meeting is None:
+            return
+        self._stores.pop(meeting.number, None)
+        if meeting.held is not None:
+            meeting.held.release()
+        elif 0 in self._members:
+            self._members[0].send({"type": "close_store", "number": meeting.number})
+
+    def meet(self, world: World) -> dict[str, str]:
+        """What the ranks of a world are told of their meeting."""
+        if world.meeting is None:
+            return {}
+        first = self._members.get(world.nodes[0])
+        own = first.address if first is not None else ""
+        return world.meeting.render(
+            self._address if world.meeting.has_store else own or self._address
+        )
+
+    def _count(self) -> int:
+        self._next += 1
+        return self._next - 1
 
     def _muster(self, world: World, asked: Any) -> None:
         project = asked["project"]
-        first = self._members[world.nodes[0]]
-        address = self._address if world.has_store else first.address or self._address
         order = {
             "type": "muster",
             "world": world.number,
             "nodes": records.to_json(world.plan.nodes),
-            "address": address,
-            "port": world.port,
-            "has_store": world.has_store,
             "preload": asked["preload"],
             "env": asked["env"],
             "about": {
@@ -336,9 +385,8 @@ class Crews:
 
     async def make_spare(self, call: Call) -> None:
         """Have the ranks of the next call forked before it comes, if it is like this one."""
-        indexes = [node.index for node in make_world_nodes(self.plan, call.asked["world"])]
-        if self._spare is None and not self.missing(indexes) and call.verdict is None:
-            plan = self.plan.with_nodes(make_world_nodes(self.plan, call.asked["world"]))
+        plan = self.plan.with_nodes(make_world_nodes(self.plan, call.asked["world"]))
+        if self._spare is None and not self.missing([node.index for node in plan.nodes]):
             self._spare = await self._make_world(call, plan)
 
     # -- orders --------------------------------------------------------------------------------
@@ -368,12 +416,9 @@ class Crews:
     def dismiss(self, world: World, *, now: bool) -> None:
         """End a world's ranks."""
         world.is_alive = False
-        if world.number in self._held:
-            self._held.pop(world.number).release()
+        self._close_meeting(world)
         world.cleared.update(self.missing(world.nodes))
         self.send(world, {"type": "dismiss", "world": world.number, "now": now})
-        if world.has_store and 0 not in world.nodes and 0 in self._members:
-            self._members[0].send({"type": "dismiss", "world": world.number, "now": now})
 
     async def dismiss_all(self, *, now: bool) -> None:
         live = list(self.worlds.values())

@@ -139,6 +139,8 @@ class WarmLead(Crews):
                 self._dispatch(world, call)
                 if call.file:
                     await self.send_file(world, self._make_order(world, call), call.file)
+            if not world.slot:
+                await self.make_spare(call)
             await call.over.wait()
             if not call.is_final:
                 await self._break_off(world, call)
@@ -173,8 +175,7 @@ class WarmLead(Crews):
         if not call.file:
             self.send(world, self._make_order(world, call), call.body)
 
-    @staticmethod
-    def _make_order(world: World, call: Call) -> dict[str, Any]:
+    def _make_order(self, world: World, call: Call) -> dict[str, Any]:
         asked = call.asked
         version, before = asked.get("version", ""), world.version
         world.version = version
@@ -188,6 +189,7 @@ class WarmLead(Crews):
             "collect": asked["collect"],
             "stream": asked["stream"],
             "reload": bool(world.slot) and version != before,
+            "meeting": self.meet(world),
         }
 
     def receive(self, index: int, message: dict[str, Any], body: bytes = b"") -> None:
@@ -287,6 +289,8 @@ class WarmLead(Crews):
         if world.slot and world.is_alive:
             return
         self.dismiss(world, now=False)
+        if call.asked["store"]:
+            self.open_store()
         limit_s = self.plan.grace_s + _CLEAR_MARGIN_S
         if not await self.until(lambda: world.is_cleared, timeout_s=limit_s):
             self.dismiss(world, now=True)
@@ -294,5 +298,3 @@ class WarmLead(Crews):
                 self.lose(index, "it did not end its ranks")
         self.worlds.pop(world.number, None)
         self.prune_logs(world.number)
-        if not world.slot and not self._queue and self.stopped is None:
-            await self.make_spare(call)

@@ -59,7 +59,10 @@ class WarmNode:
         self._ship = ship
         self._loop = asyncio.get_running_loop()
         self._crews: dict[int, Crew] = {}
-        self._stores: dict[int, int] = {}
+        self._stores: dict[int, int] = {}  # pids
+        self._closing: set[int] = set()
+        self._unborn: set[int] = set()
+        self._openings: list[dict[str, Any]] = []
         self._paths: list[str] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: dict[str, Any] | None = None
@@ -93,10 +96,10 @@ class WarmNode:
         elif kind == "dismiss":
             self._dismiss(header["world"], now=header["now"])
         elif kind == "open_store":
-            self._revive()
-            self._forks.open_store(
-                attempt=header["world"], address=header["address"], port=header["port"]
-            )
+            self._openings.append(header)
+            self._open_stores()
+        elif kind == "close_store":
+            self._close_store(header["number"])
         elif kind == "sync":
             self._sync(header, body)
         elif kind == "setup":
@@ -116,9 +119,7 @@ class WarmNode:
         number = order["world"]
         world = self._plan.with_nodes(NodePlan(**node) for node in order["nodes"])
         here = next(node for node in world.nodes if node.index == self._station.index)
-        meeting = Meeting(
-            address=order["address"], port=order["port"], has_store=order["has_store"]
-        )
+        meeting = Meeting(address="", port=0)  # which the first call tells
         keep = order["about"]["keep"]
         crew = Crew(number, keep=keep, grace_s=self._plan.grace_s, tell=self._tell_of_rank)
         self._crews[number] = crew
@@ -163,12 +164,7 @@ class WarmNode:
             return
         crew.close()
         self._crews.pop(crew.number, None)
-        store = self._stores.pop(crew.number, None)
-        if store is not None:
-            processes.kill(store, signal.SIGKILL)
-        live = {hand.pid for other in self._crews.values() for hand in other.hands.values()}
-        spared = {pid for pid in live if pid} | set(self._stores.values())
-        sweep(spared, server=self._forks.pid)
+        sweep(crew.number, crew.leaders)
         self._tell({"type": "cleared", "world": crew.number})
         if not self._crews:
             self._emptied.set()
@@ -185,6 +181,31 @@ class WarmNode:
             self._emptied.clear()
             await self._emptied.wait()
 
+    # -- stores --------------------------------------------------------------------------------
+
+    def _open_stores(self) -> None:
+        """Open those that are asked for, once those that close have left their port."""
+        while self._openings and not self._closing:
+            order = self._openings.pop(0)
+            self._revive()
+            self._forks.open_store(
+                attempt=order["number"], address=order["address"], port=order["port"]
+            )
+
+    def _close_store(self, number: int) -> None:
+        pid = self._stores.pop(number, None)
+        if pid is None:
+            self._unborn.add(number)
+        else:
+            self._closing.add(pid)
+            processes.kill(pid, signal.SIGKILL)
+
+    def _on_store(self, number: int, pid: int) -> None:
+        self._stores[number] = pid
+        if number in self._unborn:  # the order to close it overtook the fork
+            self._unborn.discard(number)
+            self._close_store(number)
+
     # -- hearing of ranks ----------------------------------------------------------------------
 
     def _on_fork_event(self, event: dict[str, Any]) -> None:
@@ -198,9 +219,9 @@ class WarmNode:
         elif kind == "exited":
             self._on_exit(event["pid"], event["code"])
         elif kind == "storing":
-            self._stores[event["attempt"]] = event["pid"]
+            self._on_store(event["attempt"], event["pid"])
         elif kind == "store":
-            self._tell({"type": "store", "world": event["attempt"], "port": event["port"]})
+            self._tell({"type": "store", "number": event["attempt"], "port": event["port"]})
         elif kind == "ready":
             about = {key: event[key] for key in ("missing", "culprit", "num_threads")}
             self._ready = {"type": "ready", "is_complete": True, **about}
@@ -211,8 +232,14 @@ class WarmNode:
                 for hand in list(crew.hands.values()):
                     self._end_hand(crew, hand, -signal.SIGKILL)
             self._stores.clear()
+            self._closing.clear()
+            self._open_stores()
 
     def _on_exit(self, pid: int, code: int) -> None:
+        if pid in self._closing:
+            self._closing.discard(pid)
+            self._open_stores()
+        self._stores = {number: other for number, other in self._stores.items() if other != pid}
         for crew in list(self._crews.values()):
             for hand in list(crew.hands.values()):
                 if hand.pid == pid:

@@ -10,9 +10,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from windlass import names
+from windlass.agent.port import HeldPort
 from windlass.errors import SpecError
 from windlass.plan.plan import Plan
 from windlass.plan.topology import NodePlan, make_nodes
+
+
+@dataclass(slots=True)
+class Meeting:
+    """Where the ranks of one world find each other: a store on node 0, or a port that rank 0 opens."""
+
+    number: int
+    port: int | None = None  # None: not told yet
+    held: HeldPort | None = None  # where there is no store
+
+    @property
+    def has_store(self) -> bool:
+        return self.held is None
+
+    def render(self, address: str) -> dict[str, str]:
+        """What ranks find in their environment."""
+        return {
+            names.MASTER_ADDR: address,
+            names.MASTER_PORT: str(self.port),
+            names.TORCHELASTIC_USE_AGENT_STORE: str(self.has_store),
+        }
 
 
 @dataclass(slots=True)
@@ -25,9 +48,7 @@ class World:
     slot: str = ""  # where it is kept; empty: for one call only
     instance: str = ""  # which object lives in it
     version: str = ""  # of the project, when it was last called
-    port: int = 0
-    has_store: bool = False
-    is_met: bool = False  # the store's port, or that there can be none, has been told
+    meeting: Meeting | None = None  # where its ranks find each other, from its first call on
     is_alive: bool = True
     cleared: set[int] = field(default_factory=set)  # nodes on which none of it is left
 

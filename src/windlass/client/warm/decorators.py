@@ -126,8 +126,10 @@ class Decorated:
         if self._remote is None:
             from windlass.client.warm.named import get
 
+            given = self.marks.compute or {}
+            where = {key: given[key] for key in ("engine", "namespace", "context") if key in given}
             try:
-                self._remote = get(self.name)
+                self._remote = get(self.name, **where)
             except JobNotFound as error:
                 raise SpecError(
                     f"{self.name} is not deployed",

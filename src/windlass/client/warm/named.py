@@ -1,0 +1,64 @@
+"""Callables by name: what was deployed on a compute, found again from any process.
+
+The lead keeps the record: the callable, pickled as it travels, and how it is spread. `get` needs no more than
+the name.
+"""
+
+from __future__ import annotations
+
+import base64
+from difflib import get_close_matches
+from typing import Any
+
+from windlass.agent import parcels
+from windlass.client.warm.compute import Compute
+from windlass.client.warm.nodes import find_computes
+from windlass.client.warm.remote import Remote
+from windlass.client.warm.spec import decide
+from windlass.client.warm.talk import Talk, ask_info
+from windlass.engines.protocol import JobRef
+from windlass.errors import JobNotFound, WindlassError
+
+
+def record(remote: Remote) -> None:
+    """Leave with the compute what `get` needs to call it."""
+    nodes = remote.compute.nodes(remote.name)
+    header = remote.describe()
+    segments = parcels.pack(remote.work.target, name=remote.name)
+    header["target"] = base64.b64encode(b"".join(bytes(s) for s in segments[:1])).decode()
+    talk, lead = nodes.take_talk(None)
+    talk.ask({"type": "configure", "record": {remote.name: header}})
+    nodes.give_talk(talk, lead)
+
+
+def get(name: str, **where: Any) -> Remote:
+    """The callable that was deployed under this name; keywords say where to look: engine, namespace."""
+    wanted = decide(where)
+    known: list[str] = []
+    for ref in find_computes(wanted):
+        try:
+            info = _ask(wanted.engine, ref)
+        except (OSError, WindlassError):
+            continue
+        known += info["record"]
+        if name in info["record"]:
+            return _make(name, info["record"][name], ref, where)
+    near = get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "windlass deploy SCRIPT.py brings it up"
+    raise JobNotFound(f"nothing is deployed under the name {name!r}", hint=hint)
+
+
+def _ask(engine: Any, ref: JobRef) -> dict[str, Any]:
+    talk = Talk(engine.dial(ref), ref.job_id)
+    try:
+        return ask_info(talk)
+    finally:
+        talk.close()
+
+
+def _make(name: str, found: dict[str, Any], ref: JobRef, where: dict[str, Any]) -> Remote:
+    compute = Compute(**{**where, "name": found["compute"], "engine": ref.engine})
+    compute.adopt(ref)
+    return Remote.rebuild(name, found, compute)
+
+
