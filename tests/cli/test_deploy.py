@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -61,6 +63,46 @@ def test_an_app_that_runs_is_replaced_only_when_asked(local, project):
     assert local("cancel", second).code == 0
     phases = {row["job_id"]: row["phase"] for row in json.loads(local("ls", "--json").out)}
     assert set(phases.values()) == {"cancelled"}
+
+
+DECORATED = """
+import windlass as kt
+
+@kt.compute(name="deployed-nodes", inactivity_ttl="5m")
+@kt.distribute(framework="spmd", workers=2)
+def greet(word):
+    import os
+    return f"{word} from {os.environ['RANK']}"
+
+if __name__ == "__main__":
+    print(greet("hello"))
+"""
+CALL = """
+import windlass as kt
+print(kt.get("greet")("good day"))
+kt.Compute(name="deployed-nodes").teardown()
+"""
+
+
+def test_a_decorated_function_is_called_from_anywhere_by_its_name(local, project, tmp_path):
+    (project / "my_script.py").write_text(DECORATED)
+    done = local("deploy", "my_script.py")
+    assert done.code == 0, done.err
+    name, kind, ref = done.out.split()
+    assert (name, kind) == ("greet", "function")
+    assert ref.startswith("local://deployed-nodes-")
+    assert local("deploy", "my_script.py").out == done.out  # it is up already
+    assert run_python(project / "my_script.py") == "['hello from 0', 'hello from 1']"
+    (tmp_path / "elsewhere.py").write_text(CALL)
+    assert run_python(tmp_path / "elsewhere.py") == "['good day from 0', 'good day from 1']"
+
+
+def run_python(path):
+    """What a script prints, run as a user would from its folder."""
+    command = [sys.executable, path.name]
+    done = subprocess.run(command, cwd=path.parent, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 @pytest.mark.parametrize(

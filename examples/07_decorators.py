@@ -1,0 +1,31 @@
+"""Decorators: a function that says itself where it runs. Its nodes stay; the second call starts at once.
+
+    windlass deploy examples/07_decorators.py      # brings up what is decorated, and returns
+    python examples/07_decorators.py               # calls it, from here or from anywhere
+
+Edit the function and call it again: the nodes run the new code. They go after ten minutes without a call, or with
+`windlass compute rm estimates`.
+"""
+
+import windlass as kt
+
+
+@kt.compute(name="estimates", inactivity_ttl="10m")
+@kt.distribute(framework="pytorch", workers=2, procs=2)
+def estimate_pi(num_points: int) -> float:
+    """Throw darts on each rank, then count them together."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rng = torch.Generator().manual_seed(dist.get_rank())
+    inside = (torch.rand(num_points, 2, generator=rng).square().sum(dim=1) < 1).sum()
+    dist.all_reduce(inside)
+    pi = 4 * inside.item() / num_points / dist.get_world_size()
+    dist.destroy_process_group()
+    return pi
+
+
+if __name__ == "__main__":
+    print(f"from every rank: {estimate_pi(1_000_000)}")
+    print(f"from this process alone: {kt.get('estimate_pi')(1000)}")
