@@ -101,7 +101,7 @@ def time_argument(setup: Setup, who: list[Peer], num_bytes: int, where: str) -> 
     def measure(peer: Peer) -> list[float]:
         with watched() as peak:
             seconds = peer.ask("argument", num_bytes=num_bytes)
-        taken.setdefault(peer.name, []).append(peak[0] - num_bytes)
+        taken.setdefault(peer.name, []).append(max(0, peak[0] - num_bytes))
         return seconds
 
     rounds = setup.rounds if num_bytes <= 100 << 20 else min(setup.rounds, 3)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from warm_peer import Peer, Start, opened
 from warm_project import make_project
 
 HERE = Path(__file__).parent
+PAUSE_S = 1.0
 FORKS, KEPT = "windlass", "windlass, kept"
 INSTALL = {
     "monarch": "not here: `pip install torchmonarch torch` into an environment, then `--monarch ITS_PYTHON`",
@@ -112,8 +114,13 @@ _NUMBERS = count()
 def time_edits(
     who: Sequence[Contestant], rounds: int, what: str, do: str
 ) -> dict[str, list[float]]:
-    """One line is another each time."""
-    return take_turns(who, rounds, what, lambda each: [each.edit(do, 100 + next(_NUMBERS) % 900)])
+    """One line is another each time; nobody edits faster than a second after the last call."""
+
+    def measure(each: Contestant) -> list[float]:
+        time.sleep(PAUSE_S)
+        return [each.edit(do, 100 + next(_NUMBERS) % 900)]
+
+    return take_turns(who, rounds, what, measure)
 
 
 def missing(setup: Setup, case: str, names: Sequence[str]) -> list[Line]:
