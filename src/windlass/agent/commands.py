@@ -39,3 +39,7 @@ def make_node_env(environ: Mapping[str, str]) -> dict[str, str]:
         names.PET_MASTER_ADDR: environ[names.MASTER_ADDR],
         names.PET_MASTER_PORT: environ[names.MASTER_PORT],
     }
+
+
+def do_nothing() -> None:
+    """What is called to have everything ready for what is called next."""

@@ -48,7 +48,13 @@ def list_jobs_here(settings: Settings) -> list[Job]:
 
 
 def find_job(text: str, settings: Settings) -> Job:
-    """The one job `text` means."""
+    """The one job `text` means; COMPUTE.CALL is a call on a compute."""
+    compute, dot, call = text.rpartition(".")
+    if dot and compute and call.isalnum():
+        from windlass.client.warm.calljob import attach_call
+
+        job = find_job(compute, settings)
+        return attach_call(job, f"{job.id}.{call}")
     name, separator, job_id = text.rpartition("://")
     if separator:
         return _find_at(make_engine(name, settings), job_id)

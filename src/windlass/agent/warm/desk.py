@@ -13,10 +13,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from windlass import names
+from windlass import names, records
 from windlass.agent.link import Link
 from windlass.agent.station import Station
 from windlass.agent.warm.calls import Call, Listener
+from windlass.agent.warm.callview import make_call_status, read_call_logs
 from windlass.agent.warm.crews import make_setup
 from windlass.agent.warm.lead import WarmLead
 from windlass.agent.warm.node import WarmNode
@@ -73,6 +74,8 @@ class Desk:
                 why = str(header.get("why") or "cancelled by a client")
                 self._lead.cancel(self._lead.ledger[header["id"]], why)
             link.send({"type": "ok", "id": header["id"]})
+        elif frame.type in ("call_status", "call_logs"):
+            self._tell_of_call(link, frame.type, header)
         elif frame.type == "info":
             link.send(self._render_info())
         elif frame.type == "scale":
@@ -142,6 +145,8 @@ class Desk:
             self._attend(link, call_id)
             return
         project = header["project"]
+        if project["digest"] == "as is":  # a callable by name: whatever code is here
+            project["digest"] = self._expected(project["key"])
         key, digest = project["key"], project["digest"]
         if sync is not None and sync[0]["project"] == key:
             self._promised[key] = sync[0]["digest"]
@@ -149,6 +154,7 @@ class Desk:
             link.send({"type": "again", "id": call_id, "has": self._expected(key)})
             return
         if header["slot"] and not self._knows_object(header) and constructor is None:
+            visitor.sync = sync  # it was promised, and the same call comes again without it
             link.send({"type": "again", "id": call_id, "make": True, "has": digest})
             return
         if project["key"] and digest:
@@ -195,6 +201,17 @@ class Desk:
         else:
             call.listeners.append(listener)
 
+    def _tell_of_call(self, link: Link, kind: str, header: Header) -> None:
+        call = self._lead.ledger.get(header["id"])
+        if call is None:
+            link.send({"type": "unknown", "id": header["id"]})
+        elif kind == "call_status":
+            status = records.to_json(make_call_status(call, self._lead.plan))
+            link.send({"type": kind, "id": call.id, "status": status})
+        else:
+            files, body = read_call_logs(call, self._station.folder, header.get("seen", {}))
+            link.send({"type": kind, "id": call.id, "files": files}, body)
+
     def _make_listener(self, link: Link) -> Listener:
         return Listener(link, is_remote=self._station.is_pod)
 
@@ -208,8 +225,7 @@ class Desk:
             )
         if "ttl_s" in header:
             self._lead.ttl_s = header["ttl_s"]
-        if "record" in header:
-            self._lead.record = dict(header["record"])
+        self._lead.record.update(header.get("record", {}))
 
     def _render_info(self) -> dict[str, Any]:
         lead = self._lead

@@ -195,8 +195,10 @@ class Calling:
                     yield parcels.unpack(segments)
             elif frame.type == "part":
                 self._parcels.setdefault(header["parcel"], bytearray()).extend(frame.body)
-            elif frame.type in ("waiting", "queued"):
-                waiting = header.get("what") or f"{header['ahead']} call(s) before this one"
+            elif frame.type == "queued":  # most often for a moment: said only if it lasts
+                waiting = f"{header['ahead']} call(s) before this one"
+            elif frame.type == "waiting":
+                waiting = header["what"]
                 self._home.look_after(waiting)
             elif frame.type == "again":
                 self._say_again(frame)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from windlass import records
@@ -16,22 +15,9 @@ from windlass.client.job import Job
 from windlass.client.warm.calling import Calling, Reply, Request
 from windlass.client.warm.nodes import LiveNodes
 from windlass.engines.protocol import JobRef
-from windlass.errors import JobNotFound, SpecError, WaitTimeout
+from windlass.errors import JobNotFound, WaitTimeout
 from windlass.wire.logs import LogLine, LogQuery, read_record
 from windlass.wire.status import JobStatus, Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class CallId:
-    """COMPUTE.CALL"""
-
-    job_id: str
-    call: str
-
-    @classmethod
-    def read(cls, text: str) -> CallId | None:
-        job_id, dot, call = text.rpartition(".")
-        return cls(job_id, text) if dot and job_id and call.isalnum() else None
 
 
 class CallJob(Job):
@@ -60,12 +46,15 @@ class CallJob(Job):
         """What is known of the call now."""
         return records.read(JobStatus, self._ask("call_status")["status"])
 
-    def wait(self, timeout_s: float | None = None, *, say: Any = None) -> JobStatus:  # noqa: ARG002
-        """Until the call has ended."""
-        self._follow(timeout_s)
+    def wait(
+        self, timeout_s: float | None = None, *, say: Callable[[float], None] | None = None
+    ) -> JobStatus:
+        """Until the call has ended; `say` is for jobs, which start slowly."""
+        del say
+        self._read(timeout_s)
         return self.status()
 
-    def _follow(self, timeout_s: float | None) -> Reply:
+    def _read(self, timeout_s: float | None) -> Reply:
         if self._reply is None:
             request = Request({"id": self.id}, (), lambda _has: None)
             calling = Calling(self._nodes, request, lambda _rank, _data: None)
@@ -77,24 +66,17 @@ class CallJob(Job):
                 raise
         return self._reply
 
-    def results(self, timeout_s: float | None = None) -> list[Any]:
+    def results(self, *, timeout_s: float | None = None) -> list[Any]:
         """Every rank's value, in rank order; what a rank raised is raised."""
-        reply = self._follow(timeout_s)
+        reply = self._read(timeout_s)
         error = reply.error()
         if error is not None:
             raise error
         return [reply.value(rank) for rank in sorted(reply.results)]
 
-    def result(self, timeout_s: float | None = None, *, rank: int = 0) -> Any:
-        """One rank's value."""
-        values = self.results(timeout_s)
-        if not 0 <= rank < len(values):
-            raise SpecError(f"there is no rank {rank}", hint=f"there are 0 to {len(values) - 1}")
-        return values[rank]
-
-    def exception(self, timeout_s: float | None = None) -> BaseException | None:
+    def exception(self, *, timeout_s: float | None = None) -> BaseException | None:
         """What went wrong; None when nothing did."""
-        return self._follow(timeout_s).error()
+        return self._read(timeout_s).error()
 
     def verdict(self) -> Verdict | None:
         """Who failed first, and why; None while nobody did."""
@@ -158,6 +140,9 @@ class CallJob(Job):
         yield
 
 
-def make_call_job(nodes: LiveNodes, call_id: str) -> CallJob:
-    """The handle of a call."""
-    return CallJob(nodes, call_id)
+def attach_call(job: Job, call_id: str) -> CallJob:
+    """A call by its id, on the compute that `job` is."""
+    from windlass.client.warm.compute import Compute
+
+    name = job.status().name
+    return CallJob(Compute.at(job.ref, name).nodes(), call_id)

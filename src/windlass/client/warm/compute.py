@@ -16,6 +16,7 @@ from typing import Any
 from windlass.client.warm.nodes import LiveNodes
 from windlass.client.warm.spec import decide
 from windlass.client.warm.spread import Spread, make_spread
+from windlass.engines.protocol import JobRef
 from windlass.errors import SpecError
 from windlass.settings.durations import read_duration
 
@@ -84,6 +85,17 @@ class Compute:
             wanted = decide({"inactivity_ttl": _TTL, **self.keywords})
             self._nodes.append(LiveNodes(self.name, wanted, launch_timeout_s=self._launch_s))
         return self._nodes[0]
+
+    @classmethod
+    def at(cls, ref: JobRef, name: str, **where: Any) -> Compute:
+        """A compute that lives, whatever its nodes are like."""
+        where |= {"engine": ref.engine, **({"namespace": ref.place} if ref.place else {})}
+        found = cls(**where)
+        found.name = name
+        wanted = decide(where, is_there=True)
+        found._nodes.append(LiveNodes(name, wanted, launch_timeout_s=_LAUNCH_TIMEOUT_S))
+        found._nodes[0].adopt(ref)
+        return found
 
     def up(self, workers: int = 1) -> Compute:
         """Bring the nodes up now, rather than with the first call."""

@@ -15,8 +15,9 @@ from windlass.wire.logs import PART, REPLACED, LogLine, LogRecord, read_record
 class Echo:
     """Shows the lines of one call."""
 
-    def __init__(self, *, num_ranks: int) -> None:
+    def __init__(self, *, num_ranks: int, procs: int = 1) -> None:
         self._is_alone = num_ranks == 1
+        self._procs = procs  # on each node
         self._begun: dict[tuple[int, str], bytes] = {}  # lines that have not ended
 
     def show(self, rank: int, data: bytes) -> None:
@@ -47,7 +48,8 @@ class Echo:
         out = sys.stdout if stream == "stdout" else sys.stderr
         text = data.decode(errors="replace")
         colour = wants_colour(out)
-        line = LogLine(at_s=at_s, node=0, rank=rank, attempt=0, stream=stream, text=text)
+        node = rank // self._procs
+        line = LogLine(at_s=at_s, node=node, rank=rank, attempt=0, stream=stream, text=text)
         shown = clean(text, colour=colour) if self._is_alone else render_line(line, colour=colour)
         out.write(shown + "\n")
         out.flush()

@@ -7,6 +7,7 @@ the name.
 from __future__ import annotations
 
 import base64
+import pickle
 from difflib import get_close_matches
 from typing import Any
 
@@ -18,6 +19,19 @@ from windlass.client.warm.spec import decide
 from windlass.client.warm.talk import Talk, ask_info
 from windlass.engines.protocol import JobRef
 from windlass.errors import JobNotFound, WindlassError
+
+
+class Deployed:
+    """A callable in its pickled form: ranks load it, this process need not be able to."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise TypeError("a deployed callable runs on its compute only")
+
+    def __reduce__(self) -> Any:
+        return pickle.loads, (self._data,)
 
 
 def record(remote: Remote) -> None:
@@ -33,7 +47,7 @@ def record(remote: Remote) -> None:
 
 def get(name: str, **where: Any) -> Remote:
     """The callable that was deployed under this name; keywords say where to look: engine, namespace."""
-    wanted = decide(where)
+    wanted = decide(where, is_there=True)
     known: list[str] = []
     for ref in find_computes(wanted):
         try:
@@ -57,8 +71,6 @@ def _ask(engine: Any, ref: JobRef) -> dict[str, Any]:
 
 
 def _make(name: str, found: dict[str, Any], ref: JobRef, where: dict[str, Any]) -> Remote:
-    compute = Compute(**{**where, "name": found["compute"], "engine": ref.engine})
-    compute.adopt(ref)
-    return Remote.rebuild(name, found, compute)
-
-
+    compute = Compute.at(ref, found["compute"], **where)
+    target = Deployed(base64.b64decode(found["target"]))
+    return Remote.rebuild(target, name, found, compute)

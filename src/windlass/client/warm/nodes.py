@@ -46,6 +46,7 @@ class LiveNodes:
         self._busy: dict[int, str] = {}
         self._said = ("", 0.0)
         self._preload: tuple[str, ...] = ()
+        self._is_adopted = False
 
     # -- being there ---------------------------------------------------------------------------
 
@@ -53,8 +54,8 @@ class LiveNodes:
         """Have at least so many nodes on their way; those that are live are used."""
         with self._lock:
             self._preload = preload or self._preload
-            if self.ref is None:
-                self._find() or self._start(max(num_nodes, 1))
+            if self.ref is None and not self._find():
+                self._start(max(num_nodes, 1))
             if num_nodes > self.num_nodes:
                 self.scale(num_nodes)
 
@@ -71,6 +72,11 @@ class LiveNodes:
                 if self._take_over(ref, plan):
                     return True
         return False
+
+    def adopt(self, ref: JobRef) -> None:
+        """Use these nodes as they are; others cannot be started, since what they are like is not known."""
+        self._is_adopted = True
+        self._settle(ref, self.wanted.engine.plan(ref))
 
     def _take_over(self, ref: JobRef, plan: Plan) -> bool:
         if isinstance(plan.work, Calls) and plan.work.fixed == self.wanted.digest:
@@ -269,6 +275,10 @@ class LiveNodes:
             return True
 
     def _start_anew(self) -> tuple[Talk, str]:
+        if self._is_adopted:
+            raise JobNotFound(
+                f"the nodes of {self.name} are gone", hint="deploy it again, or .to(compute) again"
+            )
         say(f"{self.name}: its nodes are gone, starting others")
         num_nodes, self.ref, self.num_nodes = self.num_nodes, None, 0
         self.has.clear()

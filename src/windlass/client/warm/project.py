@@ -12,6 +12,7 @@ import io
 import os
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,27 @@ class Project:
         return about, packed.getvalue()
 
 
+class PlacedProject:
+    """A project that somebody else's calls brought to the nodes: it is there, and nothing of it is here."""
+
+    def __init__(self, place: Mapping[str, Any]) -> None:
+        self._place = place
+        self.root = Path(str(place["root"] or "."))
+        self.key = str(place["key"])
+        self.version = ""
+
+    def refresh(self) -> None:
+        """Whatever is there is what is meant."""
+
+    def about(self, _cwd: Path, _working_dir: str) -> dict[str, Any]:
+        """As it was when it was deployed, with the code that is there now."""
+        return {**self._place, "digest": "as is" if self.key else ""}
+
+    def make_sync(self, _has: str) -> tuple[dict[str, Any], bytes] | None:
+        """There is nothing to send."""
+        return None
+
+
 def find_project(source: Path | None, cwd: Path, root: str) -> Path:
     """The folder that travels: the one named, else the project of the source, else that of here."""
     if root:
@@ -140,7 +162,8 @@ def _make_key(root: Path) -> str:
 
 def _find_folders(root: Path) -> set[str]:
     """The folders of a project that stays where it is; too many of them are not watched."""
-    found, todo = set(), [str(root)]
+    found: set[str] = set()
+    todo = [str(root)]
     while todo and len(found) <= MAX_FOLDERS:
         folder = todo.pop()
         found.add(folder)

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from windlass.agent import commands
 from windlass.client.job import Job
 from windlass.client.warm.calling import Calling, Reply
 from windlass.client.warm.compute import Compute
@@ -26,6 +28,7 @@ from windlass.errors import SpecError
 _COLLECTS = ("all", "head")
 _KEEPS = ("", "process")
 _RELOADS = ("auto", "never")
+_CALL_OPTIONS = ("timeout", "stream", "collect", "ranks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,37 @@ class Remote:
         return self._work.name
 
     @property
+    def work(self) -> Work:
+        """What is called."""
+        return self._work
+
+    def describe(self) -> dict[str, Any]:
+        """How it is called, as plain data: what `get` rebuilds it from."""
+        spread, options = self._spread, self._options
+        return {
+            "compute": self.compute.name,
+            "is_class": self._work.is_class,
+            "instance": self._work.instance,
+            "spread": None if spread is None else dataclasses.asdict(spread),
+            "options": {"collect": options.collect, "keep": options.keep},
+            **self._make_requests().describe(),
+        }
+
+    @classmethod
+    def rebuild(cls, target: Any, name: str, found: Mapping[str, Any], compute: Compute) -> Remote:
+        """One that was described, perhaps by another process, on the nodes it was deployed on."""
+        work = Work(
+            target=target, name=name, is_class=found["is_class"], instance=found["instance"]
+        )
+        remote = cls(work, Options(**found["options"]))
+        remote._compute = compute
+        remote._spread = None if found["spread"] is None else Spread(**found["spread"])
+        remote._requests = Requests(
+            work, compute, remote._nodes(), remote._spread, placed=found["place"]
+        )
+        return remote
+
+    @property
     def compute(self) -> Compute:
         if self._compute is None:
             raise SpecError(
@@ -148,9 +182,14 @@ class Remote:
         return found
 
     def deploy(self) -> Remote:
-        """Have it up under its name, so that `get(name)` finds it from anywhere."""
+        """Have it up under its name, so that `get(name)` finds it from anywhere.
+
+        Its nodes, its code and its ranks are there when this returns.
+        """
         from windlass.client.warm.named import record
 
+        idle = dataclasses.replace(self._work, target=commands.do_nothing, is_class=False)
+        self._with(work=idle, options=Options(logs=False))()
         record(self)
         return self
 
@@ -208,13 +247,13 @@ class Remote:
             raise error
 
     def _submit(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job:
-        from windlass.client.warm.calljob import make_call_job
+        from windlass.client.warm.calljob import CallJob
 
         options, kwargs = self._split(method, kwargs)
         calling, _ = self._make(method, args, kwargs, options, detach=True)
         calling.say()
         calling.wait_for_acceptance()
-        return make_call_job(self._nodes(), calling.id)
+        return CallJob(self._nodes(), calling.id)
 
     def _make(
         self,
@@ -225,16 +264,20 @@ class Remote:
         *,
         detach: bool = False,
     ) -> tuple[Calling, Echo]:
-        if self._requests is None:
-            self._requests = Requests(self._work, self.compute, self._nodes(), self._spread)
-        request = self._requests.make(method, args, kwargs, options, detach=detach)
-        echo = Echo(num_ranks=self._requests.num_ranks)
+        requests = self._make_requests()
+        request = requests.make(method, args, kwargs, options, detach=detach)
+        echo = Echo(num_ranks=requests.num_ranks, procs=requests.procs)
         show = echo.show if options.logs else lambda _rank, _data: None
         return Calling(self._nodes(), request, show), echo
 
+    def _make_requests(self) -> Requests:
+        if self._requests is None:
+            self._requests = Requests(self._work, self.compute, self._nodes(), self._spread)
+        return self._requests
+
     def _split(self, method: str, kwargs: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
         """Our keywords and the function's own; what the function has a parameter for is its own."""
-        given = [name for name in ("timeout", "stream", "collect", "ranks") if name in kwargs]
+        given: list[str] = [name for name in _CALL_OPTIONS if name in kwargs]
         if not given:
             return self._options, kwargs
         own = self._work.parameters(method)

@@ -21,7 +21,7 @@ from windlass.client.run import current_folder
 from windlass.client.target import check_bound, function_name, import_paths, read_signature
 from windlass.client.travel import check_modules
 from windlass.client.warm.calling import Request
-from windlass.client.warm.project import Project, find_project
+from windlass.client.warm.project import PlacedProject, Project, find_project
 from windlass.client.warm.spread import Spread
 from windlass.errors import SpecError
 
@@ -107,25 +107,43 @@ class Requests:
     """Makes the calls of one work on one compute."""
 
     def __init__(
-        self, work: Work, compute: Compute, nodes: LiveNodes, spread: Spread | None
+        self,
+        work: Work,
+        compute: Compute,
+        nodes: LiveNodes,
+        spread: Spread | None,
+        *,
+        placed: Mapping[str, Any] | None = None,
     ) -> None:
         self._work = work
         self._nodes = nodes
         self._working_dir = str(compute.keywords.get("working_dir") or "")
         self._cwd = current_folder()
-        root = find_project(work.source, self._cwd, str(compute.keywords.get("root") or ""))
-        self._project = Project(root, travels=nodes.is_remote)
+        self._project: Project | PlacedProject
+        if placed is not None:
+            self._project = PlacedProject(placed)
+        else:
+            root = find_project(work.source, self._cwd, str(compute.keywords.get("root") or ""))
+            self._project = Project(root, travels=nodes.is_remote)
         self._spread = spread or Spread(framework="pytorch", workers=1)
         if work.is_command or self._spread.framework == "command" or spread is None:
             procs = 1
         else:
             procs = spread.procs or nodes.wanted.procs
-        self._size = (self._spread.workers, procs)
+        self.procs = procs
         self.num_ranks = self._spread.workers * procs
         self._constructor: list[parcels.Segment] | None = None
         self._is_checked = False
         self._signature = read_signature(work.target) if not work.is_command else None
         self._preload = self._choose_preload()
+
+    def describe(self) -> dict[str, Any]:
+        """Where its code is, for calls from elsewhere; it is brought there by the next call from here."""
+        self._project.refresh()
+        return {
+            "place": self._project.about(self._cwd, self._working_dir),
+            "preload": list(self._preload),
+        }
 
     def make(
         self,
@@ -151,8 +169,8 @@ class Requests:
             "slot": slot,
             "instance": work.instance if work.is_class else "",
             "world": {
-                "nodes": self._size[0],
-                "procs": self._size[1],
+                "nodes": self._spread.workers,
+                "procs": self.procs,
                 "ranks": None if options.ranks is None else sorted(set(options.ranks)),
             },
             "store": "torch" in preload,

@@ -94,8 +94,8 @@ class Wanted:
         return make_plan(spec, job_id=job_id, now_s=time.time(), facts=self.engine.facts())
 
 
-def decide(given: Mapping[str, Any]) -> Wanted:
-    """What a compute's keywords and the settings ask for, checked."""
+def decide(given: Mapping[str, Any], *, is_there: bool = False) -> Wanted:
+    """What a compute's keywords and the settings ask for, checked; of one that is there, only where."""
     image = Image.read(given.get("image") or "")
     volumes = [volume for volume in given.get("volumes") or () if _is_volume(volume)]
     folder = current_folder()
@@ -114,7 +114,7 @@ def decide(given: Mapping[str, Any]) -> Wanted:
         has_pods=has_pods,
     )
     pod = None
-    if has_pods:
+    if has_pods and not is_there:
         pod = make_pod(settings)
         claims = (*pod.volumes, *(volume.as_claim() for volume in volumes))
         tolerations = (*pod.tolerations, *_read_tolerations(given.get("tolerations")))
