@@ -3,8 +3,8 @@
     windlass deploy examples/07_decorators.py      # brings up what is decorated, and returns
     python examples/07_decorators.py               # calls it, from here or from anywhere
 
-Edit the function and call it again: the nodes run the new code. They go after ten minutes without a call, or with
-`windlass compute rm estimates`.
+Edit the function and deploy it again: the same nodes run the new code. They go after ten minutes without a
+call, or with `windlass compute rm estimates`.
 """
 
 import windlass as kt
@@ -28,4 +28,4 @@ def estimate_pi(num_points: int) -> float:
 
 if __name__ == "__main__":
     print(f"from every rank: {estimate_pi(1_000_000)}")
-    print(f"from this process alone: {kt.get('estimate_pi')(1000)}")
+    print(f"by its name alone: {kt.get('estimate_pi')(1000)}")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import windlass as kt
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 WINDLASS = (sys.executable, "-m", "windlass.cli.main")
@@ -54,6 +56,16 @@ def test_app(run, monkeypatch):
     monkeypatch.setenv("WINDLASS_ENGINE", "local")
     out = run(sys.executable, "examples/06_app.py")
     assert re.search(r"\A\[node 0\] final loss 0\.\d+, .* right\nit succeeded\n", out), out
+
+
+def test_decorators(run, monkeypatch):
+    monkeypatch.setenv("WINDLASS_ENGINE", "local")
+    assert run(*WINDLASS, "deploy", "examples/07_decorators.py").startswith("estimate_pi\tfunction")
+    out = run(sys.executable, "examples/07_decorators.py")
+    kt.Compute(name="estimates").teardown()
+    assert re.search(r"from every rank: \[(3\.1\d+), \1, \1, \1\]\nby its name alone: \[3", out), (
+        out
+    )
 
 
 def test_every_example_is_one_screen_and_run_by_a_test():

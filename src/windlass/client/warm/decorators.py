@@ -5,7 +5,8 @@
     def train(): ...
 
 Nothing starts when a module is imported: `windlass deploy` or `.deploy()` brings it up. To call it is then to
-call the remote one; `.local(...)` runs it here. Inside ranks decorators leave what they decorate as it is.
+call the remote one: as it was deployed, or, in the process that deployed it, as it is now. `.local(...)` runs
+it here. Inside ranks decorators leave what they decorate as it is.
 """
 
 from __future__ import annotations
