@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import io
 import itertools
 import mmap
@@ -135,8 +136,7 @@ def _reduce_tensor(torch: Any, tensor: Any) -> Any:
 
 def build_tensor(data: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
     """A tensor over memory that came with it."""
-    import torch
-
+    torch: Any = importlib.import_module("torch")  # the user's own, where there are tensors
     if memoryview(data).readonly:
         data = bytearray(data)
     flat = torch.frombuffer(data, dtype=torch.uint8)
