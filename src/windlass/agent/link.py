@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, overload
 
@@ -84,6 +84,11 @@ class Link:
         else:
             self._writer.write(render_head(header, len(body)))
             self._writer.write(body)
+
+    def send_all(self, frames: Iterable[tuple[Header, bytes]]) -> None:
+        """Several small frames in one write."""
+        if not self._writer.is_closing():
+            self._writer.write(b"".join(render_frame(header, body) for header, body in frames))
 
     async def drain(self, *, timeout_s: float = _DRAIN_TIMEOUT_S) -> None:
         """Wait while more than a little is unsent. ConnectionError when the peer will never take it.

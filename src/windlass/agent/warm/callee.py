@@ -7,7 +7,6 @@ A fresh rank ends after its call; a kept one keeps what the user's code keeps. S
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import inspect
 import os
@@ -79,8 +78,6 @@ class _Callee:
             self._say(header, "answer", packed, state="returned")
         except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is the answer
             code = self._raised(header, error)
-        if self._about["keep"]:
-            gc.collect(0)
         return code
 
     @staticmethod

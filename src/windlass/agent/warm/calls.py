@@ -47,6 +47,14 @@ class Listener:
         self._waiting: list[tuple[dict[str, Any], bytes, str]] = []
         self._task: asyncio.Task[None] | None = None
 
+    def tell_all(self, told: list[tuple[dict[str, Any], bytes]]) -> None:
+        """Small frames that belong together, in one go: each write wakes the other side."""
+        if self._waiting:
+            for header, body in told:
+                self.tell(header, body)
+        else:
+            self.link.send_all(told)
+
     def tell(self, header: dict[str, Any], body: bytes = b"", file: str = "") -> None:
         if self._waiting or (file and self._is_remote):
             self._waiting.append((header, body, file))
@@ -85,6 +93,7 @@ class Call:
     attempt: Attempt | None = None
     answers: dict[int, Answer] = field(default_factory=dict)
     items: list[Answer] = field(default_factory=list)
+    unsaid: list[Answer] = field(default_factory=list)  # answers that wait to be told together
     verdict: Verdict | None = None
     stop: Verdict | None = None  # somebody ended it: cancel, timeout
     listeners: list[Listener] = field(default_factory=list)
@@ -131,12 +140,26 @@ class Call:
         attempt = self.attempt
         return attempt is not None and attempt.is_done and not attempt.has_failure
 
-    def tell_answer(self, listener: Listener, answer: Answer, *, is_last: bool = False) -> None:
-        """One rank's answer; the last one of a call that went well is its end, too."""
-        header = {**answer.header, "type": "result", "id": self.id}
-        if is_last:
-            header["ends"] = True
-        listener.tell(header, answer.body, answer.file)
+    def tell_answer(self, listener: Listener, answer: Answer) -> None:
+        """One rank's answer, or one of the things it yields."""
+        listener.tell(self._render(answer), answer.body, answer.file)
+
+    def keep_back(self, answer: Answer) -> bool:
+        """Small answers wait for each other, for a moment; whether this is the first that does."""
+        self.unsaid.append(answer)
+        return len(self.unsaid) == 1
+
+    def tell_unsaid(self, *, ends: bool = False) -> None:
+        """Tell those that waited; the last one of a call that went well is its end, too."""
+        told = [(self._render(answer), answer.body) for answer in self.unsaid]
+        self.unsaid.clear()
+        if told:
+            told[-1][0]["ends"] = ends
+            for listener in self.listeners:
+                listener.tell_all(told)
+
+    def _render(self, answer: Answer) -> dict[str, Any]:
+        return {**answer.header, "type": "result", "id": self.id}
 
     def tell_end(self, listener: Listener) -> None:
         verdict = records.to_json(self.verdict) if self.verdict else None

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 _SETTLE_S = 0.3  # how long a verdict waits for a failure that came earlier but is heard of later
 _CLEAR_MARGIN_S = 5.0
+_TOGETHER_S = 0.005  # how long a small answer waits for those of other ranks
+_SMALL_BYTES = 64 << 10
 
 
 class WarmLead(Crews):
@@ -218,10 +220,20 @@ class WarmLead(Crews):
         has_ended = call.has_returned and call.stop is None
         is_wanted = call.asked["collect"] == "all" or message["rank"] == 0
         if is_wanted or has_ended or message.get("state") == "raised":
-            for listener in call.listeners:
-                call.tell_answer(listener, answer, is_last=has_ended)
+            self._tell_answer(call, answer)
         if has_ended:
+            call.tell_unsaid(ends=True)
             self._end_call(call, None, is_told=True)
+
+    @staticmethod
+    def _tell_answer(call: Call, answer: Answer) -> None:
+        if answer.file or len(answer.body) > _SMALL_BYTES or answer.header["type"] == "item":
+            for listener in call.listeners:
+                call.tell_answer(listener, answer)
+            if call.has_returned:  # then its end is told apart
+                call.keep_back(Answer({**answer.header, "sizes": [], "again": True}))
+        elif call.keep_back(answer):
+            asyncio.get_running_loop().call_later(_TOGETHER_S, call.tell_unsaid)
 
     def _take_log(self, index: int, message: dict[str, Any], body: bytes) -> None:
         call = self._current
@@ -273,6 +285,7 @@ class WarmLead(Crews):
         if call.is_final:
             return
         call.verdict, call.ended_at_s = verdict, time.time()
+        call.tell_unsaid()
         is_cancelled = verdict is not None and verdict.kind is FailureKind.CANCELLED
         call.state = "returned" if verdict is None else "cancelled" if is_cancelled else "failed"
         for listener in call.listeners if not is_told else ():

@@ -185,7 +185,8 @@ class Calling:
             elif frame.type == "result":
                 segments = self._segments(frame)
                 if "state" in header:
-                    self.reply.results[header["rank"]] = (dict(header), segments)
+                    if not header.get("again"):
+                        self.reply.results[header["rank"]] = (dict(header), segments)
                     if header.get("ends"):
                         self.reply.state = "returned"
                         self.let_go()
