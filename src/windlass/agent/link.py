@@ -41,7 +41,7 @@ from windlass.wire.messages import (
 logger = logging.getLogger(__name__)
 
 _HELLO_TIMEOUT_S = 5.0  # from the first packet to the hello, a TLS handshake included
-_READ_BYTES = 256 << 10
+_READ_BYTES = 64 << 10
 _LARGE_BYTES = 64 << 10
 _RETRY_S = 0.02
 _DRAIN_TIMEOUT_S = 60.0
@@ -67,6 +67,8 @@ class Link:
     ) -> None:
         self._reader = reader
         self._writer = writer
+        # a larger read is taken from the system and given back each time
+        writer.transport.max_size = _READ_BYTES  # type: ignore[attr-defined]
         self._decoder = FrameDecoder(max_body_bytes=max_body_bytes)
         self._early: list[Frame] = []
         self._draining = asyncio.Lock()  # Python 3.10 allows one drain at a time

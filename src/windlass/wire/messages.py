@@ -79,7 +79,24 @@ class FrameDecoder:
         while (frame := self._take()) is not None:
             yield frame
 
+    def _take_whole(self) -> Frame | None:
+        """A frame that has come as a whole, as most do."""
+        rest = self._rest
+        if len(rest) < _LENGTHS.size:
+            return None
+        header_length, body_length = _LENGTHS.unpack_from(rest)
+        self._check_lengths(header_length, body_length)
+        start = _LENGTHS.size + header_length
+        end = start + body_length
+        if end > len(rest):
+            return None
+        header = _read_header(bytes(rest[_LENGTHS.size : start]))
+        self._rest = rest[end:]
+        return Frame(header, bytes(rest[start:end]))
+
     def _take(self) -> Frame | None:
+        if self._header is None and not self._head and (whole := self._take_whole()):
+            return whole
         if self._header is None:
             self._header = self._take_header()
             if self._header is None:
@@ -98,16 +115,19 @@ class FrameDecoder:
         if not self._fill(_LENGTHS.size):
             return None
         header_length, body_length = _LENGTHS.unpack_from(self._head)
-        if header_length > self.max_header_bytes or body_length > self.max_body_bytes:
-            raise ProtocolError(
-                f"a frame of {header_length} + {body_length} bytes is over the limit",
-                hint="the peer does not speak Windlass's protocol",
-            )
+        self._check_lengths(header_length, body_length)
         if not self._fill(_LENGTHS.size + header_length):
             return None
         header = _read_header(bytes(self._head[_LENGTHS.size :]))
         self._missing = body_length
         return header
+
+    def _check_lengths(self, header_length: int, body_length: int) -> None:
+        if header_length > self.max_header_bytes or body_length > self.max_body_bytes:
+            raise ProtocolError(
+                f"a frame of {header_length} + {body_length} bytes is over the limit",
+                hint="the peer does not speak Windlass's protocol",
+            )
 
     def _fill(self, length: int) -> bool:
         """Whether the head is so long by now."""

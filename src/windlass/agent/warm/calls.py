@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,6 +98,8 @@ class Call:
     stop: Verdict | None = None  # somebody ended it: cancel, timeout
     listeners: list[Listener] = field(default_factory=list)
     over: asyncio.Event = field(default_factory=asyncio.Event)
+    timer: asyncio.TimerHandle | None = None  # of its time limit
+    on_trouble: Callable[[Call], None] | None = None  # for one that nobody waits for
 
     @property
     def is_final(self) -> bool:
@@ -128,7 +130,18 @@ class Call:
         if self.attempt is not None:
             self.attempt.add(outcome, exited=True)
             if outcome.is_failure or self.attempt.is_done:
-                self.over.set()
+                self.end()
+
+    def end(self) -> None:
+        """There is nothing more to wait for, or no reason to."""
+        self.over.set()
+        if self.on_trouble is not None and not self.has_returned:
+            self.on_trouble(self)
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
     def tell(self, header: dict[str, Any], body: bytes = b"", file: str = "") -> None:
         for listener in self.listeners:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
 _LENGTHS = struct.Struct(">II")
-_READ_BYTES = 256 << 10
+_READ_BYTES = 64 << 10  # more is taken from the system and given back each time
+_SMALL_BYTES = 256 << 10
 
 Buffer = bytes | bytearray | memoryview
 
@@ -56,7 +57,7 @@ class RankEnd:
         """Say something; a node that is gone hears nothing, and will end this rank."""
         head = render_head(header, sum(len(segment) for segment in segments))
         with contextlib.suppress(ConnectionError):
-            if sum(map(len, segments)) < _READ_BYTES:
+            if sum(map(len, segments)) < _SMALL_BYTES:
                 self._socket.sendall(b"".join((head, *segments)))
                 return
             self._socket.sendall(head)
@@ -86,10 +87,10 @@ class NodeEnd:
         """The rank has its end: this copy is closed."""
         self._theirs.close()
 
-    def send(self, header: dict[str, Any], body: Buffer = b"") -> None:
+    def send(self, data: bytes) -> None:
+        """A rendered frame, or several."""
         if not self._is_open:
             return
-        data = render_head(header, len(body)) + body
         if self._unsent:
             self._unsent += data
             return

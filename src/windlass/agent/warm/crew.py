@@ -20,7 +20,7 @@ from windlass.agent.exits import judge_exit
 from windlass.agent.streams import RankStreams
 from windlass.agent.warm.channel import NodeEnd
 from windlass.agent.warm.parts import forget
-from windlass.wire.messages import Frame
+from windlass.wire.messages import Frame, render_frame
 
 Tell = Callable[[dict[str, Any], bytes], None]
 
@@ -56,10 +56,11 @@ class Crew:
 
     def send(self, header: dict[str, Any], body: bytes = b"") -> None:
         """Hand a frame to every rank."""
+        data = render_frame(header, body)
         for hand in self.hands.values():
             if header["type"] == "call":
                 hand.call = header["id"]
-            hand.channel.send(header, body)
+            hand.channel.send(data)
 
     def take(self, rank: int, frame: Frame) -> None:
         """What a rank says; what it printed before that comes first."""

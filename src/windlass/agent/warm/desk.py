@@ -224,7 +224,7 @@ class Desk:
                 dict(header.get("env", setup["env"])), list(header.get("steps", setup["steps"]))
             )
         if "ttl_s" in header:
-            self._lead.ttl_s = header["ttl_s"]
+            self._lead.set_ttl(header["ttl_s"])
         self._lead.record.update(header.get("record", {}))
 
     def _render_info(self) -> dict[str, Any]:

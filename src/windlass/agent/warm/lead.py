@@ -43,6 +43,7 @@ class WarmLead(Crews):
         self._current: Call | None = None
         self.idle_since_s = time.monotonic()
         self.ttl_s: float | None = plan.work.ttl_s  # type: ignore[union-attr]
+        self._ttl_timer: asyncio.TimerHandle | None = None
         self.record: dict[str, Any] = {}  # what was deployed here, to be called by name
 
     @property
@@ -54,9 +55,12 @@ class WarmLead(Crews):
     async def run(self) -> None:
         """Until it is ended; afterwards the board is final."""
         self._board.set_phase(Phase.RUNNING, names.REASON_READY, "waiting for calls")
+        self._check_ttl()
         while self.stopped is None:
-            call = self._queue.popleft() if self._queue else await self._wait_for_call()
+            call = self._next_call()
             if call is None:
+                self._asked.clear()
+                await self._asked.wait()
                 continue
             self._current = call
             try:
@@ -67,8 +71,7 @@ class WarmLead(Crews):
                 logger.exception("call %s", call.id)
                 self._refuse(call, f"the lead failed: {error!r}")
             finally:
-                self._current = None
-                self.idle_since_s = time.monotonic()
+                self._rest()
         for call in (*self._queue, *([self._current] if self._current else [])):
             self._end_call(call, self.stopped)
         await self.dismiss_all(now=self.must_hurry)
@@ -78,21 +81,36 @@ class WarmLead(Crews):
         reason = names.REASON_INACTIVE if is_idle else names.REASON_CANCELLED
         self._board.set_phase(phase, reason, self.stopped.message)
 
-    async def _wait_for_call(self) -> Call | None:
-        """The next call; None when there is none yet, or the wait is over for good."""
-        self._asked.clear()
-        left_s = None
-        if self.ttl_s is not None:
-            left_s = self.ttl_s - (time.monotonic() - self.idle_since_s)
-        try:
-            if left_s is None:
-                await self._asked.wait()
-            else:
-                await asyncio.wait_for(self._asked.wait(), max(0.0, left_s))
-        except asyncio.TimeoutError:
+    def _next_call(self) -> Call | None:
+        """The first in the queue, unless another one runs."""
+        if not self._queue or self._current not in (None, self._queue[0]):
+            return None
+        return self._queue.popleft()
+
+    def _rest(self) -> None:
+        self._current = None
+        self.idle_since_s = time.monotonic()
+        if self._queue:
+            self._asked.set()
+
+    def set_ttl(self, ttl_s: float | None) -> None:
+        """How long it stays when nothing is called, from now on."""
+        self.ttl_s = ttl_s
+        if self._ttl_timer is not None:
+            self._ttl_timer.cancel()
+        self._check_ttl()
+
+    def _check_ttl(self) -> None:
+        """End when nothing was called for long; look again when that could be so at the earliest."""
+        if self.ttl_s is None:
+            return
+        idle_s = time.monotonic() - self.idle_since_s if self.is_idle else 0.0
+        if idle_s >= self.ttl_s:
             message = f"nothing was called for {self.ttl_s:g} s (inactivity_ttl)"
             self.end(FailureKind.TIMEOUT, message)
-        return self._queue.popleft() if self._queue else None
+            return
+        loop = asyncio.get_running_loop()
+        self._ttl_timer = loop.call_later(self.ttl_s - idle_s, self._check_ttl)
 
     def end(self, kind: FailureKind, message: str, *, now: bool = False) -> None:
         """Somebody wants the compute to end."""
@@ -100,36 +118,49 @@ class WarmLead(Crews):
         self._asked.set()
         if self._current is not None:
             self._current.stop = self._current.stop or self.stopped
-            self._current.over.set()
+            self._current.end()
 
     # -- calls ---------------------------------------------------------------------------------
 
     def ask(self, call: Call) -> None:
-        """Queue a call; one that can start at once does, without another turn of the loop."""
+        """Queue a call. One that kept ranks can take at once is theirs before this returns.
+
+        Such a call never meets the queue, unless something goes wrong with it.
+        """
         self.ledger.add(call)
-        if self.is_idle and not call.file:
+        if self.is_idle and call.asked["slot"] and not call.file:
             world = self.find_world(call)
             if world is not None:
                 self._current = call
+                call.on_trouble = self._take_up
+                call.timer = self._start_timer(call)
                 self._dispatch(world, call)
+                return
         self._queue.append(call)
         self._asked.set()
-        ahead = len(self._queue) - 1 + (self._current not in (None, call))
+        ahead = len(self._queue) - 1 + (self._current is not None)
         if ahead:
             call.tell({"type": "queued", "ahead": ahead})
+
+    def _take_up(self, call: Call) -> None:
+        """Something is wrong with a call that never met the queue: it is first in it now."""
+        if call not in self._queue and not call.is_final:
+            self._queue.appendleft(call)
+            self._asked.set()
 
     def cancel(self, call: Call, why: str, *, kind: FailureKind = FailureKind.CANCELLED) -> None:
         """End a call, wherever it is; its compute stays."""
         if call.is_final:
             return
         call.stop = call.stop or make_job_verdict(self.plan, kind, why, at_s=time.time())
-        call.over.set()
-        if call in self._queue:
+        if call in self._queue and call is not self._current:
             self._queue.remove(call)
             self._end_call(call, call.stop)
+        else:
+            call.end()
 
     async def _run_call(self, call: Call) -> None:
-        timer = self._start_timer(call)
+        call.timer = call.timer or self._start_timer(call)
         try:
             world = self._world_of(call) or self.find_world(call)
             if world is None:
@@ -147,8 +178,7 @@ class WarmLead(Crews):
             if not call.is_final:
                 await self._break_off(world, call)
         finally:
-            if timer is not None:
-                timer.cancel()
+            call.stop_timer()
         await self._tidy(world, call)
 
     def _start_timer(self, call: Call) -> asyncio.TimerHandle | None:
@@ -224,6 +254,9 @@ class WarmLead(Crews):
         if has_ended:
             call.tell_unsaid(ends=True)
             self._end_call(call, None, is_told=True)
+            if call.on_trouble is not None:  # it never met the queue
+                call.stop_timer()
+                self._rest()
 
     @staticmethod
     def _tell_answer(call: Call, answer: Answer) -> None:

@@ -48,6 +48,10 @@ class LiveNodes:
         self._preload: tuple[str, ...] = ()
         self._is_adopted = False
 
+    def __del__(self) -> None:
+        for talk, _ in self._idle:
+            talk.close()
+
     # -- being there ---------------------------------------------------------------------------
 
     def bring_up(self, num_nodes: int, preload: tuple[str, ...] = ()) -> None:

@@ -24,6 +24,7 @@ from windlass.client.warm.nodes import LiveNodes
 from windlass.client.warm.requests import Requests, Work, make_work
 from windlass.client.warm.spread import Spread, make_spread
 from windlass.errors import SpecError
+from windlass.inside import Plain, is_inside
 
 _COLLECTS = ("all", "head")
 _KEEPS = ("", "process")
@@ -58,6 +59,8 @@ class Options:
 
 def fn(function: Callable[..., Any] | str, *, name: str = "", **options: Any) -> Remote:
     """A function that can be sent `.to(compute)`; a text is a command, run once on every node."""
+    if is_inside() and callable(function):  # a rank imports the module that says this
+        return Plain(function)  # type: ignore[return-value]
     return Remote(make_work(function, name=name), _make_options(options))
 
 
@@ -69,6 +72,8 @@ def cls(
     **options: Any,
 ) -> Remote:
     """A class whose object lives on every rank; `init_args` go to its constructor."""
+    if is_inside():
+        return Plain(target)  # type: ignore[return-value]
     args = () if isinstance(init_args, Mapping) else tuple(init_args)
     kwargs = dict(init_args) if isinstance(init_args, Mapping) else {}
     work = make_work(target, name=name, init=(args, kwargs))

@@ -24,6 +24,8 @@ _HELLO_S = 10.0
 _PING_S = 5.0
 _FRESH_S = 1.0  # a connection that was used so lately is taken to be alive
 _SMALL_BYTES = 64 << 10
+_SEND_S = 60.0
+_LONG_S = 3600.0  # and then again: to change between blocking and not costs more than to look
 
 
 class LineBroke(OSError):
@@ -56,7 +58,7 @@ class Talk:
         size = sum(len(segment) for segment in segments)
         head = render_head(header, size)
         try:
-            self._socket.settimeout(60.0)
+            self._socket.settimeout(_SEND_S)
             if size <= _SMALL_BYTES:
                 self._socket.sendall(b"".join((head, *segments)))
                 return
@@ -94,7 +96,7 @@ class Talk:
 
     def _read(self, timeout_s: float | None) -> Iterator[Frame]:
         try:
-            self._socket.settimeout(timeout_s)
+            self._socket.settimeout(_LONG_S if timeout_s is None else timeout_s)
             data = self._socket.recv(_READ_BYTES)
         except (TimeoutError, ssl.SSLWantReadError, BlockingIOError):
             return iter(())
