@@ -262,6 +262,10 @@ class Door:
 
 async def _within(frames: AsyncIterator[Frame], limit_s: float | None) -> AsyncIterator[Frame]:
     """Frames until there is none for `limit_s`."""
+    if limit_s is None:
+        async for frame in frames:
+            yield frame
+        return
     while True:
         try:
             yield await asyncio.wait_for(frames.__anext__(), limit_s)

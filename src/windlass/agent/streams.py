@@ -18,7 +18,7 @@ from windlass.wire.logs import FULL, PART, REPLACED, STREAMS, render_prefix
 
 logger = logging.getLogger(__name__)
 
-_READ_BYTES = 256 << 10
+_READ_BYTES = 64 << 10  # more is taken from the system and given back each time
 _PARTIAL_AFTER_S = 0.2  # a line without an end is written out after this long
 _REPLACED_EVERY_S = 0.2  # of a progress bar's drawings, at most one in this time is kept
 

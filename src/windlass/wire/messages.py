@@ -23,6 +23,10 @@ _SMALL_BYTES = 4096
 
 Header = Mapping[str, Any]
 
+# made once: the module's functions make an encoder for every frame
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+_decode = json.JSONDecoder().decode
+
 
 @dataclass(frozen=True, slots=True)
 class Frame:
@@ -43,7 +47,7 @@ def render_frame(header: Header, body: bytes = b"") -> bytes:
 
 def render_head(header: Header, num_body_bytes: int) -> bytes:
     """The bytes of one frame up to its body, for who sends a large body without copying it."""
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = _encode(header).encode()
     return _LENGTHS.pack(len(text), num_body_bytes) + text
 
 
@@ -153,7 +157,7 @@ class FrameDecoder:
 
 def _read_header(text: bytes) -> Header:
     try:
-        header = json.loads(text)
+        header = _decode(text.decode())
     except (ValueError, RecursionError) as error:
         raise ProtocolError("a frame's header is not JSON") from error
     if not isinstance(header, dict):

@@ -130,7 +130,6 @@ class WarmNode:
             env = {
                 **make_rank_env(world, rank, attempt=number, meeting=meeting),
                 **order["env"],
-                names.TORCHELASTIC_RESTART_COUNT: "0",  # a call is not a restart of the one before
                 names.REPORT_SOCKET: str(self._report_path),
             }
             self._start_rank(crew, rank, env, about)

@@ -24,14 +24,20 @@ class Meeting:
     number: int
     port: int | None = None  # None: not told yet
     held: HeldPort | None = None  # where there is no store
+    num_calls: int = 0
 
     @property
     def has_store(self) -> bool:
         return self.held is None
 
     def render(self, address: str) -> dict[str, str]:
-        """What ranks find in their environment."""
+        """What ranks find in their environment at their next call.
+
+        The count keeps what one call left in the store from the next one, where ranks are kept.
+        """
+        self.num_calls += 1
         return {
+            names.TORCHELASTIC_RESTART_COUNT: str(self.num_calls - 1),
             names.MASTER_ADDR: address,
             names.MASTER_PORT: str(self.port),
             names.TORCHELASTIC_USE_AGENT_STORE: str(self.has_store),

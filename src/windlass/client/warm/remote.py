@@ -236,6 +236,7 @@ class Remote:
             raise
         finally:
             echo.close()
+            calling.let_go(is_broken=True)  # a line that is still held is in the middle of a story
         return self._unwrap(reply, options)
 
     def _stream(self, calling: Calling, echo: Echo) -> Iterator[Any]:
@@ -247,6 +248,7 @@ class Remote:
             echo.close()
             if not ended:
                 calling.cancel("its reader went away")
+            calling.let_go(is_broken=True)
         error = calling.reply.error()
         if error is not None:
             raise error
