@@ -1,0 +1,206 @@
+"""What ranks run in the tests of warm compute: importable, so it travels by reference."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_WAIT_S = 60.0
+
+
+def echo(*args: Any, **kwargs: Any) -> Any:
+    return args, kwargs
+
+
+def environment(*names: str) -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in names}
+
+
+def whoami() -> dict[str, Any]:
+    """Which rank this is, and which process of which agent."""
+    return {
+        "rank": int(os.environ["RANK"]),
+        "world": int(os.environ["WORLD_SIZE"]),
+        "local_rank": int(os.environ["LOCAL_RANK"]),
+        "master": (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])),
+        "address": socket.gethostbyname(socket.gethostname()),
+        "pid": os.getpid(),
+        "agent": find_agent(),
+    }
+
+
+def find_agent() -> tuple[str, int, str]:
+    """The agent above this rank: another one has another pid, or another start."""
+    agent = _read_stat(os.getppid())[1]
+    return socket.gethostname(), int(agent), _read_stat(int(agent))[19]
+
+
+def _read_stat(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def wait_for_file(path: str) -> None:
+    deadline = time.monotonic() + _WAIT_S
+    while not Path(path).exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(path)
+        time.sleep(0.01)
+
+
+def block(started: str, until: str) -> int:
+    """Say that it runs, and go on once it may."""
+    Path(started).touch()
+    wait_for_file(until)
+    return os.getpid()
+
+
+def take_time(word: str, seconds: float = 0.05) -> tuple[str, float, float]:
+    """When it ran; the clock is the machine's, so that calls can be compared."""
+    begun = time.clock_gettime(time.CLOCK_BOOTTIME)
+    time.sleep(seconds)
+    return word, begun, time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def append(path: str, word: str) -> None:
+    with open(path, "a") as file:
+        file.write(f"{word}\n")
+
+
+def all_reduce(value: int = 1) -> int:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    total = torch.tensor([value + dist.get_rank()])
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return int(total)
+
+
+def count_up(last: int) -> Iterator[int]:
+    """As a generator; what it returns is the call's result."""
+    yield from range(last)
+    return "end"
+
+
+def count_slowly(folder: str) -> Iterator[str]:
+    """Yields the second word only once somebody has seen the first."""
+    yield "first"
+    wait_for_file(f"{folder}/seen")
+    yield "second"
+
+
+def yield_and_raise() -> Iterator[int]:
+    yield 1
+    raise Wrong("after one", 7)
+
+
+class Wrong(Exception):
+    """An exception with more than a message."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message, number)
+        self.number = number
+
+
+def fail(rank: int) -> str:
+    if int(os.environ["RANK"]) == rank:
+        raise Wrong("as asked", 7)
+    return "fine"
+
+
+def leave(rank: int, code: int) -> None:
+    if int(os.environ["RANK"]) == rank:
+        sys.exit(code)
+
+
+def die(rank: int, folder: str) -> None:
+    """One rank is killed; the others wait for what never comes."""
+    if int(os.environ["RANK"]) == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    wait_for_file(f"{folder}/never")
+
+
+def say(word: str) -> None:
+    print(f"{word} from {os.environ['RANK']}")
+
+
+async def answer_later(word: str) -> str:
+    return word
+
+
+def own_timeout(timeout: float) -> float:
+    return timeout
+
+
+def read_peak(pid: int | str = "self") -> int:
+    """The most memory of its own that a process has had, in bytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+
+
+def double(array: Any) -> Any:
+    """The array twice over, in its own memory; ranks may write to what they are given."""
+    array *= 2
+    return array
+
+
+def measure(array: Any) -> tuple[int, int, int]:
+    """Size of what came, and what this rank and its agent have needed at most."""
+    return len(array), read_peak(), read_peak(find_agent()[1])
+
+
+def make_numpy(length: int) -> Any:
+    import numpy
+
+    return numpy.full(length, int(os.environ["RANK"]), dtype=numpy.uint8)
+
+
+def make_torch(length: int) -> Any:
+    import torch
+
+    return torch.full((length,), int(os.environ["RANK"]), dtype=torch.uint8)
+
+
+class Counter:
+    """An object that lives on ranks."""
+
+    def __init__(self, start: int = 0, folder: str = "") -> None:
+        self.count = start
+        self.born = whoami()
+        if folder:
+            append(f"{folder}/made-{self.born['rank']}", "made")
+
+    def add(self, number: int = 1) -> int:
+        self.count += number
+        return self.count
+
+    def whoami(self) -> dict[str, Any]:
+        return whoami()
+
+    def was_born(self) -> dict[str, Any]:
+        return self.born
+
+    def all_reduce(self, value: int) -> int:
+        """Over a process group that is made once."""
+        import torch
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
+        total = torch.tensor([value])
+        dist.all_reduce(total)
+        return int(total)
+
+    def fail(self) -> None:
+        raise Wrong("in a method", 8)
+
+    def die(self, rank: int) -> None:
+        if int(os.environ["RANK"]) == rank:
+            os.kill(os.getpid(), signal.SIGKILL)

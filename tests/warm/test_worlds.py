@@ -1,0 +1,114 @@
+"""Which processes run a call: fresh ones, kept ones, and objects that live in kept ones."""
+
+from __future__ import annotations
+
+import pytest
+import warm_tasks as tasks
+
+import windlass as kt
+
+
+def test_each_call_has_fresh_processes(warm):
+    remote = kt.fn(tasks.whoami).to(warm).distribute("spmd", workers=2, procs=2)
+    pids = [(each["agent"], each["pid"]) for _ in range(3) for each in remote()]
+    assert len(set(pids)) == 12
+
+
+def test_keep_process_keeps_them(warm):
+    remote = kt.fn(tasks.whoami, keep="process").to(warm).distribute("spmd", workers=2, procs=2)
+    first = [(each["agent"], each["pid"]) for each in remote()]
+    assert len(set(first)) == 4
+    for _ in range(3):
+        assert [(each["agent"], each["pid"]) for each in remote()] == first
+
+
+def test_kept_and_fresh_calls_do_not_disturb_each_other(warm):
+    kept = kt.fn(tasks.whoami, keep="process").to(warm).distribute("spmd", workers=2)
+    fresh = kt.fn(tasks.whoami).to(warm).distribute("spmd", workers=2)
+    first = [each["pid"] for each in kept()]
+    assert {each["pid"] for each in fresh()}.isdisjoint(first)
+    assert [each["pid"] for each in kept()] == first
+
+
+def test_an_exception_in_a_kept_process_leaves_it_alive(warm):
+    counter = kt.cls(tasks.Counter).to(warm)
+    counter.add()
+    with pytest.raises(tasks.Wrong):
+        counter.fail()
+    assert counter.add() == 2
+
+
+# -- classes -------------------------------------------------------------------------------------
+
+
+def test_an_object_keeps_its_state_on_every_rank(warm, shared):
+    args = {"start": 5, "folder": shared.path}
+    counter = kt.cls(tasks.Counter, init_args=args).to(warm).distribute("spmd", workers=2, procs=2)
+    assert counter.add() == [6, 6, 6, 6]
+    assert counter.add(2) == [8, 8, 8, 8]
+    assert counter.add(collect="head") == 9
+    for rank in range(4):
+        assert shared.read(f"made-{rank}") == "made\n"
+
+
+def test_the_constructor_has_the_whole_rank_environment(warm):
+    counter = kt.cls(tasks.Counter).to(warm).distribute("spmd", workers=2, procs=2)
+    born = counter.was_born()
+    now = counter.whoami()
+    assert born == now
+    assert [each["rank"] for each in born] == [0, 1, 2, 3]
+    assert {each["world"] for each in born} == {4}
+    assert all(port > 0 for each in born for _, port in [each["master"]])
+
+
+def test_a_process_group_of_an_object_is_kept(warm):
+    counter = kt.cls(tasks.Counter).to(warm).distribute("pytorch", workers=2)
+    assert [counter.all_reduce(value) for value in (1, 2, 3)] == [[2, 2], [4, 4], [6, 6]]
+
+
+def test_another_object_of_the_class_starts_anew(warm):
+    first = kt.cls(tasks.Counter, init_args=(3,)).to(warm)
+    assert first.add() == 4
+    assert kt.cls(tasks.Counter, init_args=(10,)).to(warm).add() == 11
+
+
+def test_a_class_is_not_called_itself(warm):
+    counter = kt.cls(tasks.Counter).to(warm)
+    with pytest.raises(kt.SpecError, match="call its methods"):
+        counter()
+    with pytest.raises(AttributeError, match="no_such"):
+        counter.no_such()
+
+
+def test_a_rank_of_an_object_that_dies_fails_the_call_and_the_next_makes_it_anew(warm):
+    counter = kt.cls(tasks.Counter, init_args=(1,)).to(warm).distribute("spmd", workers=2)
+    assert counter.add() == [2, 2]
+    with pytest.raises(kt.RankFailed, match="rank 1"):
+        counter.die(1)
+    assert counter.add() == [2, 2]
+
+
+# -- where ranks meet ----------------------------------------------------------------------------
+
+
+@pytest.mark.cluster_only("on one machine many worlds share an address, so ports are any")
+def test_the_master_port_is_29500_in_every_call(on, make):
+    remote = kt.fn(tasks.whoami).to(make()).distribute("pytorch", workers=2)
+    for _ in range(3):
+        found = remote()
+        assert {each["master"] for each in found} == {(found[0]["address"], 29500)}
+
+
+@pytest.mark.cluster_only("on one machine many worlds share an address, so ports are any")
+def test_the_master_port_is_29500_without_torch_too(on, make):
+    remote = kt.fn(tasks.whoami).to(make().distribute("spmd", workers=2))
+    for _ in range(3):
+        found = remote()
+        assert {each["master"] for each in found} == {(found[0]["address"], 29500)}
+
+
+@pytest.mark.local_only("in pods it is the address of node 0's pod")
+def test_the_master_address_is_this_machine(warm):
+    found = kt.fn(tasks.whoami).to(warm).distribute("spmd", workers=2)()
+    assert {each["master"][0] for each in found} == {"127.0.0.1"}
+    assert len({each["master"] for each in found}) == 1

@@ -1,0 +1,166 @@
+"""Where the tests of warm compute make theirs: one engine, computes that are gone afterwards, other clients."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from waits import wait_for
+
+import windlass as kt
+from windlass import names
+from windlass.client.warm.talk import Talk, ask_info
+from windlass.kube.kinds import PODS
+
+if TYPE_CHECKING:
+    from cluster_space import Space
+
+PROJECT = Path(__file__).parent / "warm" / "project"
+WAIT_S = 120.0
+_TTL_S = 240  # what a killed test leaves ends by itself
+
+
+class Ground:
+    """Computes on one engine. Settings say which, so that tests write what users write."""
+
+    def __init__(self, engine: str, space: Space | None) -> None:
+        self.engine = engine
+        self.space = space
+        self._made: list[kt.Compute] = []
+
+    @property
+    def settings(self) -> dict[str, str]:
+        if self.space is not None:
+            return self.space.settings
+        return {"WINDLASS_ENGINE": "local"}
+
+    def make(self, **keywords: Any) -> kt.Compute:
+        """A compute under a name of its own."""
+        given = {"name": f"t-{secrets.token_hex(4)}", "inactivity_ttl": _TTL_S, **keywords}
+        return self.keep(kt.Compute(**given))
+
+    def keep(self, compute: kt.Compute) -> kt.Compute:
+        """It is taken down with the others."""
+        self._made.append(compute)
+        return compute
+
+    def clean(self) -> None:
+        while self._made:
+            compute = self._made.pop()
+            if compute.name:
+                compute.teardown()
+
+    # -- what is seen from outside ---------------------------------------------------------------
+
+    def job(self, compute: kt.Compute) -> kt.Job:
+        """The job that a compute is."""
+        return kt.attach(str(compute.nodes().ref))
+
+    def info(self, compute: kt.Compute) -> dict[str, Any]:
+        """What its lead says of it."""
+        nodes = compute.nodes()
+        assert nodes.ref is not None
+        talk = Talk(nodes.wanted.engine.dial(nodes.ref), nodes.ref.job_id)
+        try:
+            return ask_info(talk)
+        finally:
+            talk.close()
+
+    def pod_uids(self, compute: kt.Compute) -> dict[int, str]:
+        """The pods of a compute's nodes, by index."""
+        return {index: pod["metadata"]["uid"] for index, pod in self._pods(compute).items()}
+
+    def _pods(self, compute: kt.Compute) -> dict[int, dict[str, Any]]:
+        assert self.space is not None
+        labels = f"{names.LABEL_JOB}={self.job(compute).id}"
+        found = self.space.api.list(PODS, labels=labels)
+        live = [pod for pod in found if not pod["metadata"].get("deletionTimestamp")]
+        key = "batch.kubernetes.io/job-completion-index"
+        return {int(pod["metadata"]["annotations"][key]): pod for pod in live}
+
+    def end_node(self, compute: kt.Compute, index: int, agent: tuple[str, int, str]) -> None:
+        """Take a node away: its agent's process, or its pod."""
+        if self.space is None:
+            os.kill(agent[1], 9)
+            wait_for(lambda: not _is_alive(agent[1]), f"agent {agent[1]} is gone")
+            return
+        name = self._pods(compute)[index]["metadata"]["name"]
+        self.space.api.delete(PODS, name)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"
+
+
+class Client:
+    """Another process that uses a compute; `remote(f)` is a function of the tasks on it."""
+
+    def __init__(self, compute: kt.Compute, code: str, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        script = folder / f"client-{secrets.token_hex(4)}.py"
+        script.write_text(f"{_PRELUDE.format(**compute.keywords)}\n{textwrap.dedent(code)}")
+        env = {**os.environ, "PYTHONPATH": str(PROJECT)}
+        self.process = subprocess.Popen(
+            [sys.executable, str(script)],
+            cwd=PROJECT,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def read_line(self) -> str:
+        """The next line it prints."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().rstrip("\n")
+        assert line, f"the client said nothing: {self.process.communicate(timeout=WAIT_S)}"
+        return line
+
+    def finish(self) -> str:
+        """What it printed, once it has ended well."""
+        out, err = self.process.communicate(timeout=WAIT_S)
+        assert self.process.returncode == 0, err
+        return out
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=WAIT_S)
+
+
+_PRELUDE = """
+import warm_tasks as tasks
+import windlass as kt
+compute = kt.Compute(name={name!r}, inactivity_ttl={inactivity_ttl!r})
+def remote(f, **options):
+    return kt.fn(f, **options).to(compute)
+"""
+
+
+class Project:
+    """A project of a test's own: modules that it writes, imports and edits."""
+
+    def __init__(self, folder: Path, use: Callable[[str], Any]) -> None:
+        self.folder = folder
+        self._use = use
+        self.stem = f"own_{secrets.token_hex(3)}"  # modules are the process's: no two tests share one
+        (folder / "windlass.toml").touch()
+
+    def write(self, name: str, source: str) -> Path:
+        """A file; `{stem}` in its name or source is this project's own."""
+        path = self.folder / name.replace("{stem}", self.stem)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(source).replace("{stem}", self.stem))
+        return path
+
+    def load(self, name: str) -> Any:
+        return self._use(name.replace("{stem}", self.stem))
