@@ -16,7 +16,7 @@ import types
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from windlass import records
+from windlass import names, records
 from windlass.agent import parcels
 from windlass.agent.raised import make_error, print_error
 from windlass.agent.rank import leave, step_aside
@@ -64,6 +64,9 @@ class _Callee:
         code = 0
         sys.argv = [header["name"]]
         os.environ.update(header["meeting"])
+        self._num_stores = 0
+        if self._about["keep"]:
+            self._part_stores()
         try:
             segments = self._segments(header, body)
             value = self._perform(header, segments)
@@ -79,6 +82,24 @@ class _Callee:
         except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is the answer
             code = self._raised(header, error)
         return code
+
+    def _part_stores(self) -> None:
+        """Give each process group of a kept rank a part of the store for itself.
+
+        torch writes the same keys for each, so that one would else find the addresses of the one before.
+        """
+        rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
+        create = getattr(rendezvous, "_create_c10d_store", None)
+        if create is None or hasattr(create, "is_parted"):
+            return
+
+        def create_part(*args: Any, **kwargs: Any) -> Any:
+            self._num_stores += 1
+            part = f"{os.environ[names.TORCHELASTIC_RESTART_COUNT]}/{self._num_stores}"
+            return sys.modules["torch.distributed"].PrefixStore(part, create(*args, **kwargs))
+
+        create_part.is_parted = True  # type: ignore[attr-defined]
+        rendezvous._create_c10d_store = create_part  # noqa: SLF001 - there is no other way in
 
     @staticmethod
     def _segments(header: dict[str, Any], body: bytearray) -> list[memoryview]:

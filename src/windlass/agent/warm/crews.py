@@ -193,7 +193,7 @@ class Crews:
         self._sync(call, indexes)
         await self._set_up(call, indexes)
         if call.asked["store"]:
-            await self._await_store()
+            await self._await_store(call.asked["preload"])
         found = self.find_world(call)
         if found is not None or call.stop is not None:
             return found
@@ -314,17 +314,17 @@ class Crews:
         self._hold(world.meeting)
         return True
 
-    def open_store(self) -> None:
-        """Have a store opened for the next world that wants one."""
+    def open_store(self, preload: list[str]) -> None:
+        """Have a store opened for the next world that wants one; torch, which it is of, is in `preload`."""
         if self._ready_store is not None or 0 not in self._members:
             return
         meeting = Meeting(self._count())
         self._ready_store = self._stores[meeting.number] = meeting
         order = {"type": "open_store", "number": meeting.number, "address": self._address}
-        self._members[0].send({**order, "port": self.plan.master_port})
+        self._members[0].send({**order, "port": self.plan.master_port, "preload": preload})
 
-    async def _await_store(self) -> None:
-        self.open_store()
+    async def _await_store(self, preload: list[str]) -> None:
+        self.open_store(preload)
         store = self._ready_store
         if store is not None:
             await self.until(lambda: store.port is not None, timeout_s=_STORE_S)

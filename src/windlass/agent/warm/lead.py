@@ -336,7 +336,7 @@ class WarmLead(Crews):
             return
         self.dismiss(world, now=False)
         if call.asked["store"]:
-            self.open_store()
+            self.open_store(call.asked["preload"])
         limit_s = self.plan.grace_s + _CLEAR_MARGIN_S
         if not await self.until(lambda: world.is_cleared, timeout_s=limit_s):
             self.dismiss(world, now=True)

@@ -187,6 +187,7 @@ class WarmNode:
         while self._openings and not self._closing:
             order = self._openings.pop(0)
             self._revive()
+            self._forks.extend(order["preload"])
             self._forks.open_store(
                 attempt=order["number"], address=order["address"], port=order["port"]
             )
