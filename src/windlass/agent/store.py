@@ -21,6 +21,8 @@ def is_possible() -> bool:
 
 def serve_store(address: str, preferred_port: int, tell: Callable[[int], None]) -> NoReturn:
     """Open a store, tell its port, and serve until killed."""
+    # torch asks for the name of each address it sees, and waits for a slow name server
+    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
     make = sys.modules["torch.distributed"].TCPStore
     store = None
     for port in dict.fromkeys((preferred_port, 0)):

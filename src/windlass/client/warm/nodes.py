@@ -11,6 +11,7 @@ import threading
 import time
 from typing import Any
 
+from windlass import names
 from windlass.client.ids import is_made_from
 from windlass.client.warm.spec import Wanted, describe_change
 from windlass.client.warm.talk import LineBroke, Talk, ask_info
@@ -95,7 +96,7 @@ class LiveNodes:
         """Nodes that are not what is wanted any more make room, unless they are at work."""
         there = {} if plan.pod is None else dict(plan.pod)
         there.pop("ttl_s", None)
-        there |= {"python": plan.python, "start": plan.start}
+        there |= {"python": plan.python, "start": plan.start, "windlass": names.VERSION}
         change = describe_change(there, self.wanted.fixed)
         with contextlib.suppress(OSError, WindlassError):
             info = self._ask_at(ref)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from windlass import records
+from windlass import names, records
 from windlass.client.ids import make_job_id
 from windlass.client.pods import make_pod
 from windlass.client.run import current_folder
@@ -65,7 +65,8 @@ class Wanted:
         pod = {} if self.pod is None else dict(records.to_json(self.pod))
         pod.pop("ttl_s", None)
         python = self.settings.python or ("" if self.has_pods else sys.executable)
-        return {**pod, "python": python, "start": self.settings.start}
+        about = {"python": python, "start": self.settings.start, "windlass": names.VERSION}
+        return {**pod, **about}
 
     @property
     def digest(self) -> str:
