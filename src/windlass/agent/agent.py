@@ -221,5 +221,9 @@ async def _run_and_leave(
     finally:
         if station.index == 0:
             shutil.rmtree(station.run_dir, ignore_errors=True)
+            if isinstance(station.plan.work, Calls):
+                from windlass.agent.parcels import remove_spills
+
+                remove_spills(station.plan.job_id)
         logging.shutdown()
         os._exit(code)

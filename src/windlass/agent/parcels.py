@@ -15,6 +15,7 @@ import itertools
 import mmap
 import os
 import pickle
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -91,17 +92,27 @@ def map_file(path: str) -> mmap.mmap | bytes:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
-def make_spill(job_id: str, fallback: Path, *, needed_bytes: int = 64 << 20) -> Path:
-    """The folder for a job's parcels: in shared memory where that is large enough, else beside it."""
+def make_spill(name: str, fallback: Path, *, needed_bytes: int = 64 << 20) -> Path:
+    """The folder for a node's parcels: in shared memory where that is large enough, else beside it."""
     with contextlib.suppress(OSError):
         free = os.statvfs(_SHARED_MEMORY)
         if free.f_bavail * free.f_frsize >= needed_bytes:
-            path = Path(_SHARED_MEMORY, f"windlass-{os.getuid()}-{job_id}")
+            path = _shared_path(name)
             path.mkdir(mode=0o700, exist_ok=True)
             return path
     path = fallback / "parcels"
     path.mkdir(mode=0o700, exist_ok=True)
     return path
+
+
+def _shared_path(name: str) -> Path:
+    return Path(_SHARED_MEMORY, f"windlass-{os.getuid()}-{name}")
+
+
+def remove_spills(job_id: str) -> None:
+    """Remove what nodes of a job on this machine left in shared memory."""
+    for path in _shared_path("").parent.glob(f"{_shared_path(job_id).name}-*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @functools.lru_cache(maxsize=4)

@@ -23,6 +23,7 @@ from typing import Any
 from windlass import names, records
 from windlass.agent import processes
 from windlass.agent.failure import make_job_verdict
+from windlass.agent.parcels import remove_spills
 from windlass.engines.call import LeadCall
 from windlass.engines.hidden import NO_HIDDEN, check_hidden
 from windlass.engines.launch import AgentProcess, make_command, reap_agents, take_head_start
@@ -363,6 +364,8 @@ def _last_line(path: Path) -> str:
 
 
 def _kill_marked(job_id: str) -> None:
+    """End what an agent that died left behind."""
+    remove_spills(job_id)
     for pid in processes.find_marked(f"{names.JOB_ID}={job_id}"):
         processes.kill(pid, signal.SIGKILL)
 
