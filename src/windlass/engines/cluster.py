@@ -12,13 +12,12 @@ import json
 import os
 import secrets
 import shutil
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from windlass import names
 from windlass.engines.hidden import NO_HIDDEN, check_hidden
-from windlass.engines.protocol import JobRef
+from windlass.engines.protocol import JobRef, Stream
 from windlass.engines.pyz import local_archive
 from windlass.engines.reach import dial_lead
 from windlass.engines.submitting import create_objects
@@ -262,7 +261,7 @@ class ClusterEngine:
             return read_plan(kept.read_text())
         return self._fetch(self._api_of(ref), ref)[0]
 
-    def dial(self, ref: JobRef) -> socket.socket:
+    def dial(self, ref: JobRef) -> Stream:
         if ref.job_id not in self._keys:
             self._keys[ref.job_id] = self._fetch(self._api_of(ref), ref)[1]
         return dial_lead(self._api_of(ref), ref.job_id, self._keys[ref.job_id])

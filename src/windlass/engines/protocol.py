@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -47,6 +46,16 @@ class LogReader(Protocol):
 
     def read_rest(self) -> list[LogLine]:
         """Pieces of lines that will never end, once the job has."""
+
+
+class Stream(Protocol):
+    """What can be talked over, in turn: a socket, or as much of one as is needed."""
+
+    def recv(self, size: int, /) -> bytes: ...
+    def sendall(self, data: bytes, /) -> None: ...
+    def settimeout(self, timeout_s: float | None, /) -> None: ...
+    def fileno(self) -> int: ...
+    def close(self) -> None: ...
 
 
 class Engine(Protocol):
@@ -92,7 +101,7 @@ class Engine(Protocol):
     def plan(self, ref: JobRef) -> Plan:
         """What was decided about a job when it was submitted."""
 
-    def dial(self, ref: JobRef) -> socket.socket:
+    def dial(self, ref: JobRef) -> Stream:
         """A connection to the lead of a compute, before the first word; OSError while there is none."""
 
     def grow(

@@ -5,7 +5,6 @@ A connection a time. The line that copies a job's files is `engines.line`.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping
 
 from windlass import names
@@ -13,11 +12,12 @@ from windlass.agent.tls import client_context_from, server_name
 from windlass.kube.api import Api
 from windlass.kube.fields import container_of, name_of
 from windlass.kube.kinds import PODS
+from windlass.kube.turns import TlsOver
 
 _HANDSHAKE_S = 10.0
 
 
-def dial_lead(api: Api, job_id: str, keys: Mapping[str, bytes]) -> socket.socket:
+def dial_lead(api: Api, job_id: str, keys: Mapping[str, bytes]) -> TlsOver:
     """A connection to node 0's agent; ConnectionRefusedError while node 0 does not run."""
     labels = f"{names.LABEL_JOB}={job_id},{names.LABEL_INDEX}=0"
     running = [
@@ -29,11 +29,10 @@ def dial_lead(api: Api, job_id: str, keys: Mapping[str, bytes]) -> socket.socket
     if not running:
         raise ConnectionRefusedError(f"node 0 of {job_id} does not run")
     newest = max(running, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
-    reached = api.forward(name_of(newest), names.AGENT_PORT)
+    reached = api.forward_in_turns(name_of(newest), names.AGENT_PORT)
     reached.settimeout(_HANDSHAKE_S)
     try:
-        context = client_context_from(keys)
-        return context.wrap_socket(reached, server_hostname=server_name(job_id))
+        return TlsOver(reached, client_context_from(keys), server_hostname=server_name(job_id))
     except BaseException:
         reached.close()
         raise

@@ -6,7 +6,6 @@ finished, since a StatefulSet would start them again.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from windlass.engines.hidden import NO_HIDDEN
-from windlass.engines.protocol import JobRef, LogReader
+from windlass.engines.protocol import JobRef, LogReader, Stream
 from windlass.engines.solo import read_solo
 from windlass.errors import SpecError
 from windlass.kube.mounts import pod_of
@@ -143,7 +142,7 @@ class StatefulSetEngine:
     def plan(self, _ref: JobRef) -> Plan:
         _refuse()
 
-    def dial(self, _ref: JobRef) -> socket.socket:
+    def dial(self, _ref: JobRef) -> Stream:
         _refuse()
 
     def grow(self, _ref: JobRef, _indexes: Sequence[int], _num_nodes: int, **_how: object) -> None:

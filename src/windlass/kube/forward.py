@@ -32,7 +32,7 @@ from windlass.kube.transport import Transport
 logger = logging.getLogger(__name__)
 
 _CHANNELS = Subprotocol("v4.channel.k8s.io")
-_DATA, _COMPLAINT = 0, 1
+DATA, _COMPLAINT = 0, 1
 _CHUNK_BYTES = 64 << 10
 _HELD_BYTES = 256 << 10
 _FLUSH_S = 5.0
@@ -43,25 +43,30 @@ def open_forward(
     transport: Transport, path: str, port: int, *, asked: str, timeout_s: float
 ) -> socket.socket:
     """Our end of a socket pair whose other end a thread carries to the pod."""
-    end_s = time.monotonic() + timeout_s
-    url = f"{transport.target.server}{path}?{urlencode({'ports': port})}"
-    login = transport.login.current()
-    try:
-        try:
-            wire = _Wire(transport, url, end_s=end_s, asked=asked)
-        except Unauthorized:
-            if not transport.login.renew(login):
-                raise
-            wire = _Wire(transport, url, end_s=end_s, asked=asked)
-    except (OSError, InvalidHandshake) as error:
-        raise make_unreachable(error, where=transport.where, deadline_s=timeout_s) from error
+    wire = open_wire(transport, path, port, asked=asked, timeout_s=timeout_s)
     ours, theirs = socket.socketpair()
     pump = _Pump(wire, theirs, name=asked)
     threading.Thread(target=pump.run, name=f"windlass-forward-{port}", daemon=True).start()
     return ours
 
 
-class _Wire:
+def open_wire(transport: Transport, path: str, port: int, *, asked: str, timeout_s: float) -> Wire:
+    """The websocket itself, for who reads and writes in turn and needs no thread: `kube.turns`."""
+    end_s = time.monotonic() + timeout_s
+    url = f"{transport.target.server}{path}?{urlencode({'ports': port})}"
+    login = transport.login.current()
+    try:
+        try:
+            return Wire(transport, url, end_s=end_s, asked=asked)
+        except Unauthorized:
+            if not transport.login.renew(login):
+                raise
+            return Wire(transport, url, end_s=end_s, asked=asked)
+    except (OSError, InvalidHandshake) as error:
+        raise make_unreachable(error, where=transport.where, deadline_s=timeout_s) from error
+
+
+class Wire:
     """The websocket: TLS socket, protocol state, and the bytes between them."""
 
     def __init__(self, transport: Transport, url: str, *, end_s: float, asked: str) -> None:
@@ -72,7 +77,7 @@ class _Wire:
         self.out = bytearray()
         self.early: list[tuple[int, bytes]] = []
         self._opened: set[int] = set()
-        self._channel = _DATA
+        self._channel = DATA
         self.protocol = ClientProtocol(
             parse_uri(url.replace("http", "ws", 1)), subprotocols=[_CHANNELS], max_size=None
         )
@@ -132,7 +137,7 @@ class _Wire:
                 yield self._channel, data
 
     def send(self, data: bytes) -> None:
-        self.protocol.send_binary(bytes((_DATA,)) + data)
+        self.protocol.send_binary(bytes((DATA,)) + data)
         self.take()
 
     def take(self) -> None:
@@ -171,7 +176,7 @@ class _Wire:
 class _Pump:
     """Carries bytes both ways until one side is done."""
 
-    def __init__(self, wire: _Wire, local: socket.socket, *, name: str) -> None:
+    def __init__(self, wire: Wire, local: socket.socket, *, name: str) -> None:
         self._wire = wire
         self._local = local
         self._local.setblocking(False)
@@ -217,7 +222,7 @@ class _Pump:
 
     def _take_frames(self, frames: Iterable[tuple[int, bytes]]) -> None:
         for channel, data in frames:
-            if channel == _DATA:
+            if channel == DATA:
                 self._inbound += data
             elif channel == _COMPLAINT:
                 text = " ".join(data.decode(errors="replace").split())
