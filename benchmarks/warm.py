@@ -26,7 +26,7 @@ from typing import Any
 
 from warm_case import Line, render_json, render_table
 from warm_local import measure_arguments, measure_edit, measure_empty, measure_spread
-from warm_setup import Setup, find_python
+from warm_setup import Setup, find_python, read_version
 
 from windlass.errors import WindlassError
 
@@ -67,11 +67,13 @@ def _measure_cluster(setup: Setup, wanted: set[str]) -> list[Line]:
     return lines
 
 
-def describe() -> dict[str, Any]:
+def describe(pythons: dict[str, str]) -> dict[str, Any]:
     """Where this was measured."""
+    packages = {"monarch": "torchmonarch", "ray": "ray"}
     return {
         "python": platform.python_version(),
         "torch": version("torch"),
+        **{name: read_version(pythons[name], package) for name, package in packages.items()},
         "cores": len(os.sched_getaffinity(0)),
         "load_1min": round(os.getloadavg()[0], 2),
     }
@@ -122,11 +124,12 @@ def make_setup(options: argparse.Namespace, folder: Path) -> Setup:
 
 def main() -> None:
     options = read_options()
-    before = describe()
     with tempfile.TemporaryDirectory(prefix="bench-warm-") as folder:
-        lines = measure(make_setup(options, Path(folder)), options.only)
+        setup = make_setup(options, Path(folder))
+        about = describe(setup.pythons)
+        lines = measure(setup, options.only)
     if options.json:
-        about = {**before, "load_1min_after": describe()["load_1min"], "rounds": options.rounds}
+        about |= {"load_1min_after": round(os.getloadavg()[0], 2), "rounds": setup.rounds}
         options.json.write_text(json.dumps({"about": about, "lines": render_json(lines)}, indent=1))
     print(render_table(lines))
 

@@ -142,5 +142,14 @@ def find_python(given: str, module: str) -> str:
     return python if has else ""
 
 
+def read_version(python: str, package: str) -> str:
+    """The version of a package that this Python has."""
+    if not python:
+        return "not here"
+    script = f"from importlib.metadata import version; print(version({package!r}))"
+    command = [python, "-c", script]
+    return subprocess.check_output(command, text=True, timeout=60).strip()
+
+
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
