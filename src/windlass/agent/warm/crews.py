@@ -268,7 +268,8 @@ class Crews:
     def _drop_worlds(self) -> None:
         for world in self.worlds.values():
             world.is_alive = False
-        self._spare = None
+        self._spare = self._ready_store = None
+        self._stores.clear()
 
     async def _make_world(self, call: Call, plan: Plan) -> World:
         asked = call.asked

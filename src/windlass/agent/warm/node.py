@@ -228,12 +228,16 @@ class WarmNode:
             self._tell(self._ready)
         elif kind == "gone":
             logger.warning("the fork server is gone")
-            for crew in list(self._crews.values()):
-                for hand in list(crew.hands.values()):
-                    self._end_hand(crew, hand, -signal.SIGKILL)
-            self._stores.clear()
-            self._closing.clear()
-            self._open_stores()
+            self._forget_children()
+
+    def _forget_children(self) -> None:
+        """All that the fork server had forked went with it."""
+        for crew in list(self._crews.values()):
+            for hand in list(crew.hands.values()):
+                self._end_hand(crew, hand, -signal.SIGKILL)
+        self._stores.clear()
+        self._closing.clear()
+        self._open_stores()
 
     def _on_exit(self, pid: int, code: int) -> None:
         if pid in self._closing:
@@ -290,9 +294,9 @@ class WarmNode:
 
         told: dict[str, Any] = {"type": "set_up", "digest": header["digest"], "error": ""}
         try:
-            await self._setup.apply(header, say)
-            self._revive()
-            self._forks.listen(self._loop, self._on_fork_event)
+            if await self._setup.apply(header, say):
+                self._forks.listen(self._loop, self._on_fork_event)
+                self._forget_children()
         except (WindlassError, OSError) as error:
             told["error"] = str(error)
         self._tell(told)

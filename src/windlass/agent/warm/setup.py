@@ -25,8 +25,8 @@ class Setup:
         self._steps: list[Any] = []
         self.paths: list[str] = []  # of what the steps installed
 
-    async def apply(self, order: dict[str, Any], say: Callable[[str], None]) -> None:
-        """Run the steps that were not run yet, and start the fork server anew if anything changed."""
+    async def apply(self, order: dict[str, Any], say: Callable[[str], None]) -> bool:
+        """Run the steps that were not run yet; whether the fork server was started anew."""
         env, steps = dict(order["env"]), list(order["steps"])
         if steps and steps != self._steps:
             from windlass.agent.steps import run_steps
@@ -40,14 +40,11 @@ class Setup:
                 say=say,
             )
         if (env, steps) == (self._env, self._steps):
-            return
-        must_restart = env != self._env or steps != self._steps
+            return False
         self._env, self._steps = env, steps
-        if must_restart:
-            self._forks.close()
-            plan = self._station.plan
-            paths = os.pathsep.join((*self.paths, os.environ.get("PYTHONPATH", ""))).strip(
-                os.pathsep
-            )
-            paths_env = {"PYTHONPATH": paths} if paths else {}
-            self._forks.start(self._forks.preload, {**os.environ, **plan.env, **env, **paths_env})
+        self._forks.close()
+        plan = self._station.plan
+        paths = os.pathsep.join((*self.paths, os.environ.get("PYTHONPATH", ""))).strip(os.pathsep)
+        paths_env = {"PYTHONPATH": paths} if paths else {}
+        self._forks.start(self._forks.preload, {**os.environ, **plan.env, **env, **paths_env})
+        return True

@@ -59,8 +59,10 @@ class LiveNodes:
         """Have at least so many nodes on their way; those that are live are used."""
         with self._lock:
             self._preload = preload or self._preload
-            if self.ref is None and not self._find():
-                self._start(max(num_nodes, 1))
+            if self.ref is None:
+                self.num_nodes = 0
+                if not self._find():
+                    self._start(max(num_nodes, 1))
             if num_nodes > self.num_nodes:
                 self.scale(num_nodes)
 
@@ -70,12 +72,13 @@ class LiveNodes:
         for ref in engine.jobs():
             if not is_made_from(ref.job_id, self.name):
                 continue
-            with contextlib.suppress(WindlassError):  # one that cannot be read is not the one
+            try:
                 plan = engine.plan(ref)
-                if not isinstance(plan.work, Calls) or engine.status(ref).phase.is_final:
-                    continue
-                if self._take_over(ref, plan):
-                    return True
+                is_live = isinstance(plan.work, Calls) and not engine.status(ref).phase.is_final
+            except WindlassError:  # one that cannot be read is not the one
+                continue
+            if is_live and self._take_over(ref, plan):
+                return True
         return False
 
     def adopt(self, ref: JobRef) -> None:
@@ -98,15 +101,21 @@ class LiveNodes:
         there.pop("ttl_s", None)
         there |= {"python": plan.python, "start": plan.start, "windlass": names.VERSION}
         change = describe_change(there, self.wanted.fixed)
-        with contextlib.suppress(OSError, WindlassError):
-            info = self._ask_at(ref)
-            if any(call["state"] in ("queued", "running") for call in info["calls"]):
-                raise SpecError(
-                    f"{self.name} is at work, and its nodes would have to be replaced ({change})",
-                    hint=f"wait for its calls, or windlass compute rm {self.name}, or another name=",
-                )
+        if self._is_at_work(ref):
+            raise SpecError(
+                f"{self.name} is at work, and its nodes would have to be replaced ({change})",
+                hint=f"wait for its calls, or windlass compute rm {self.name}, or another name=",
+            )
         say(f"{self.name}: its nodes are replaced, since they cannot change in place: {change}")
         end_job(self.wanted, ref)
+
+    def _is_at_work(self, ref: JobRef) -> bool:
+        """Whether calls run or wait there; nodes that do not answer have none to lose."""
+        try:
+            calls = self._ask_at(ref)["calls"]
+        except (OSError, WindlassError):
+            return False
+        return any(call["state"] in ("queued", "running") for call in calls)
 
     def _ask_at(self, ref: JobRef) -> dict[str, Any]:
         talk = Talk(self.wanted.engine.dial(ref), ref.job_id)
@@ -258,6 +267,10 @@ class LiveNodes:
         limit_s = self.launch_timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit_s
         while True:
+            with self._lock:
+                if self.ref is None:  # taken down from here
+                    self.bring_up(max(self.num_nodes, 1))
+                    return self._idle.pop()
             try:
                 return self._connect()
             except (OSError, LineBroke, ProtocolError) as error:
@@ -327,7 +340,7 @@ class LiveNodes:
             for ref in [self.ref] if self.ref else find_computes(self.wanted, self.name):
                 end_job(self.wanted, ref)
                 engine.let_go(ref)
-            self.ref, self.num_nodes = None, 0
+            self.ref = None  # how many there were is known to the next call
             self.has.clear()
 
 
