@@ -1,4 +1,4 @@
-"""Where the tests of warm compute make theirs: one engine, computes that are gone afterwards, other clients."""
+"""Where the tests of warm compute make theirs: one engine, computes that end, other clients, projects."""
 
 from __future__ import annotations
 
@@ -109,7 +109,8 @@ class Client:
         folder.mkdir(exist_ok=True)
         script = folder / f"client-{secrets.token_hex(4)}.py"
         script.write_text(f"{_PRELUDE.format(**compute.keywords)}\n{textwrap.dedent(code)}")
-        env = {**os.environ, "PYTHONPATH": str(PROJECT)}
+        paths = [str(PROJECT), os.environ.get("PYTHONPATH", "")]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         self.process = subprocess.Popen(
             [sys.executable, str(script)],
             cwd=PROJECT,
@@ -152,7 +153,9 @@ class Project:
     def __init__(self, folder: Path, use: Callable[[str], Any]) -> None:
         self.folder = folder
         self._use = use
-        self.stem = f"own_{secrets.token_hex(3)}"  # modules are the process's: no two tests share one
+        self.stem = (
+            f"own_{secrets.token_hex(3)}"  # modules are the process's: no two tests share one
+        )
         (folder / "windlass.toml").touch()
 
     def write(self, name: str, source: str) -> Path:

@@ -47,9 +47,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("XDG_CONFIG_HOME", str(folder.parent / "config"))
         patch.chdir(PROJECT)
         yield folder
-    wait_for(
-        lambda: not find_left_over(folder), f"no process left: {find_left_over(folder)}", 15.0
-    )
+    wait_for(lambda: not find_left_over(folder), f"no process left: {find_left_over(folder)}", 15.0)
 
 
 @pytest.fixture(scope="module")

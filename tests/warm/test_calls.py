@@ -82,7 +82,7 @@ def test_a_second_process_group_works(warm):
 
 
 def test_a_command_runs_once_on_every_node(warm, capfd):
-    kt.fn("echo here").to(warm).distribute("command", workers=2)()
+    kt.fn("python3 -c 'print(\"here\")'").to(warm).distribute("command", workers=2)()
     assert capfd.readouterr().out.count("here\n") == 2
 
 

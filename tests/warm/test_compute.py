@@ -1,0 +1,197 @@
+"""A compute's life: used again, changed in place, replaced, taken down, ended for lack of calls."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import warm_tasks as tasks
+from waits import wait_for
+
+import windlass as kt
+
+WAIT_S = 120.0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("gpu", "gpus"),
+        ("mem", "memory"),
+        ("priority", "priority_class"),
+        ("inactivity", "inactivity_ttl"),
+        ("name_space", "namespace"),
+        ("node_selectors", "node_selector"),
+    ],
+)
+def test_a_wrong_keyword_names_the_nearest(wrong, right):
+    with pytest.raises(kt.SpecError, match=f"no keyword '{wrong}'") as caught:
+        kt.Compute(**{wrong: 1})
+    assert f"'{right}'" in caught.value.hint
+
+
+@pytest.mark.parametrize("framework", ["ray", "monarch"])
+def test_frameworks_that_come_later_are_refused(framework):
+    with pytest.raises(kt.SpecError, match=f"'{framework}' is not there yet"):
+        kt.Compute().distribute(framework=framework, workers=2)
+    with pytest.raises(kt.SpecError, match=f"'{framework}' is not there yet"):
+        kt.fn(tasks.echo).distribute(framework=framework, workers=2)
+
+
+def test_a_misspelt_framework_names_the_nearest():
+    with pytest.raises(kt.SpecError, match="'pytorhc'") as caught:
+        kt.Compute().distribute("pytorhc")
+    assert "'pytorch'" in caught.value.hint
+
+
+def test_it_is_used_again_from_another_process(on, make, start_client):
+    compute = make()
+    agent = kt.fn(tasks.find_agent).to(compute)()
+    client = start_client(compute, "import json; print(json.dumps(remote(tasks.find_agent)()))")
+    assert tuple(json.loads(client.finish())) == agent
+    assert kt.fn(tasks.find_agent).to(compute)() == agent
+
+
+def test_variables_change_in_place(on, make, capfd):
+    compute = make(env={"COLOUR": "red", "KEPT": 1})
+    agent = kt.fn(tasks.find_agent).to(compute)()
+    read = kt.fn(tasks.environment)
+    assert read.to(compute)("COLOUR", "KEPT") == {"COLOUR": "red", "KEPT": "1"}
+    again = make(name=compute.name, env={"COLOUR": "blue", "KEPT": 1})
+    assert read.to(again)("COLOUR", "KEPT") == {"COLOUR": "blue", "KEPT": "1"}
+    assert "replaced" not in capfd.readouterr().err
+    back = make(name=compute.name, env={"COLOUR": "red"})
+    assert read.to(back)("COLOUR") == {"COLOUR": "red"}
+    assert kt.fn(tasks.find_agent).to(back)() == agent
+
+
+def test_a_variable_that_is_taken_away_is_gone(on, make):
+    compute = make(env={"COLOUR": "red"})
+    read = kt.fn(tasks.environment)
+    assert read.to(compute)("COLOUR") == {"COLOUR": "red"}
+    agent = kt.fn(tasks.find_agent).to(compute)()
+    again = make(name=compute.name)
+    assert read.to(again)("COLOUR") == {"COLOUR": None}
+    assert kt.fn(tasks.find_agent).to(again)() == agent
+
+
+def test_how_long_it_stays_changes_in_place(on, make):
+    compute = make()
+    agent = kt.fn(tasks.find_agent).to(compute)()
+    again = make(name=compute.name, inactivity_ttl="33m")
+    assert kt.fn(tasks.find_agent).to(again)() == agent
+    assert on.info(again)["ttl_s"] == 33 * 60
+
+
+def test_it_grows_and_node_0_stays(on, make):
+    compute = make()
+    agent = kt.fn(tasks.find_agent).to(compute)()
+    again = make(name=compute.name)
+    found = kt.fn(tasks.find_agent).to(again).distribute("spmd", workers=3)()
+    assert found[0] == agent
+    assert len(set(found)) == 3
+    assert kt.fn(tasks.find_agent).to(compute).distribute("spmd", workers=2)() == found[:2]
+
+
+@pytest.mark.cluster_only("on one machine nodes have no memory of their own")
+def test_nodes_are_replaced_when_they_cannot_change_in_place(on, make, capfd):
+    compute = make(memory="300Mi")
+    agent = kt.fn(tasks.find_agent).to(compute)()
+    capfd.readouterr()
+    again = make(name=compute.name, memory="310Mi")
+    assert kt.fn(tasks.find_agent).to(again)() != agent
+    err = capfd.readouterr().err
+    assert "its nodes are replaced, since they cannot change in place: memory" in err
+    assert err.index("replaced") < err.index("starting 1 node")
+    # and the one that knew the first nodes uses what is there now, or says that it is gone
+    assert len(on.pod_uids(again)) == 1
+
+
+@pytest.mark.local_only("in pods an image has its own Python")
+def test_another_python_replaces_the_nodes(on, make, capfd, tmp_path):
+    from wheels import make_python
+
+    compute = make()
+    agent = kt.fn(tasks.find_agent).to(compute)()
+    again = make(name=compute.name, python=make_python(tmp_path / "venv"))
+    capfd.readouterr()
+    assert kt.fn(tasks.find_agent).to(again)() != agent
+    assert "its nodes are replaced, since they cannot change in place: python" in (
+        capfd.readouterr().err
+    )
+
+
+def test_nodes_at_work_are_not_replaced(on, make, shared, tmp_path):
+    from wheels import make_python
+
+    compute = make()
+    job = kt.fn(tasks.block).to(compute).submit(f"{shared.path}/started", f"{shared.path}/go")
+    shared.wait_for("started")
+    other = {"memory": "310Mi"} if on.space else {"python": make_python(tmp_path / "venv")}
+    again = make(name=compute.name, **other)
+    with pytest.raises(kt.SpecError, match="at work"):
+        kt.fn(tasks.echo).to(again)
+    shared.touch("go")
+    assert job.results(timeout_s=WAIT_S)
+
+
+def test_teardown_ends_the_nodes_and_the_next_call_starts_others(on, make):
+    compute = make()
+    remote = kt.fn(tasks.find_agent).to(compute)
+    agent = remote()
+    job = on.job(compute)
+    compute.teardown()
+    assert job.status().phase.is_final
+    assert remote() != agent
+
+
+def test_teardown_by_name_from_another_process(on, make, start_client):
+    compute = make()
+    kt.fn(tasks.echo).to(compute)()
+    job = on.job(compute)
+    start_client(compute, "compute.teardown()").finish()
+    assert job.status().phase.is_final
+
+
+def test_it_ends_when_nothing_is_called_and_the_next_call_starts_it_again(on, make, capfd):
+    compute = make(inactivity_ttl=1.5)
+    remote = kt.fn(tasks.find_agent).to(compute)
+    agent = remote()
+    job = on.job(compute)
+    wait_for(lambda: job.status().phase.is_final, "it has ended by itself", WAIT_S)
+    status = job.status()
+    assert status.verdict is not None
+    assert "inactivity_ttl" in status.verdict.message
+    assert remote() != agent
+    assert "its nodes are gone, starting others" in capfd.readouterr().err
+
+
+def test_a_long_call_is_not_inactivity(on, make, shared):
+    compute = make(inactivity_ttl=1)
+    word, begun, ended = kt.fn(tasks.take_time).to(compute)("long", 2.5)
+    assert ended - begun >= 2.5
+    assert word == "long"
+
+
+def test_a_name_that_means_nothing_is_refused_before_anything_starts(on):
+    with pytest.raises(kt.SpecError, match="root="):
+        kt.fn(tasks.echo).to(on.make(root="/no/such/folder"))()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"memory": 512},
+        {"inactivity_ttl": 0},
+        {"inactivity_ttl": "soon"},
+        {"launch_timeout": -1},
+        {"volumes": [3]},
+        {"image": 3},
+        {"gpus": -1},
+    ],
+    ids=str,
+)
+def test_wrong_values_are_refused_with_a_hint(on, wrong):
+    with pytest.raises(kt.SpecError) as caught:
+        kt.Compute(name="t-wrong", **wrong).up()
+    assert caught.value.hint
