@@ -133,6 +133,7 @@ REASON_FORK_SERVER_DIED = "ForkServerDied"
 REASON_FORK_UNSAFE = "ForkUnsafe"
 REASON_LOG_TRUNCATED = "LogTruncated"
 REASON_READY = "Ready"
+REASON_QUEUED = "Queued"
 REASON_INACTIVE = "Inactive"
 
 # Limits.

@@ -86,9 +86,9 @@ class Door:
         pumps: list[Pump] = []
         receiver = Receiver(self._station.folder, is_from_ranks)
         why, is_leaving = "its link broke", False
+        link.watch(self._station.silence_s)
         try:
-            while True:
-                frame = await asyncio.wait_for(frames.__anext__(), timeout=self._station.silence_s)
+            async for frame in frames:
                 if frame.type == PIECE:
                     receiver.take(read_piece(frame.header, frame.body))
                 elif self._desk is not None and self._desk.take_part(link, frame):
@@ -105,10 +105,8 @@ class Door:
                     self._lead.receive(index, self._read(link, frame), frame.body)
                 elif not is_leaving:  # given up on: it may come back with a new link
                     return
-        except StopAsyncIteration:
-            pass
-        except asyncio.TimeoutError:
-            why = f"it has said nothing for {self._station.silence_s:g} s"
+            if link.is_silent:
+                why = f"it has said nothing for {self._station.silence_s:g} s"
         except (KeyError, IndexError, TypeError, ValueError) as error:
             why = f"it said something malformed: {error!r}"
             raise ProtocolError(f"node {index} said something malformed: {error!r}") from error
@@ -168,8 +166,9 @@ class Door:
                 pump = Pump(link, Sender(self._station.folder, is_from_lead, has=_read_has(hello)))
                 self._readers[link] = pump
                 self._reader_came.set()
-            # one that reads files beats; one that does not is on this machine
-            async for frame in _within(frames, _READER_SILENCE_S if pump else None):
+            if pump is not None:  # one that reads files beats
+                link.watch(_READER_SILENCE_S)
+            async for frame in frames:
                 if frame.type == PIECE:
                     self._take_input(receiver, frame)
                 elif frame.type == "lease":
@@ -258,19 +257,6 @@ class Door:
             if order is not None:
                 link.send(order)
         await asyncio.gather(*(link.close() for link in self._links))
-
-
-async def _within(frames: AsyncIterator[Frame], limit_s: float | None) -> AsyncIterator[Frame]:
-    """Frames until there is none for `limit_s`."""
-    if limit_s is None:
-        async for frame in frames:
-            yield frame
-        return
-    while True:
-        try:
-            yield await asyncio.wait_for(frames.__anext__(), limit_s)
-        except (StopAsyncIteration, asyncio.TimeoutError):
-            return
 
 
 def _read_has(header: Header) -> dict[str, int]:

@@ -154,8 +154,8 @@ class Follower:
                     logger.error("%s", refused)
                     return 1
                 self._take(link, frame)
-        except asyncio.TimeoutError:
-            logger.error("the lead has said nothing for %g s", FENCE_S)
+            if link.is_silent:
+                logger.error("the lead has said nothing for %g s", FENCE_S)
         except (ProtocolError, BundleError) as error:
             logger.error("%s", error)
             return 1
@@ -177,7 +177,8 @@ class Follower:
             self._start(self._flush())
         elif frame.type == "end":
             self._has_ended = True
-            self._must_go.set()
+            if self._parts is not None:  # a compute that goes on without this node does not hang up
+                self._start(link.close())
         elif self._parts is not None and frame.type == "part":
             self._parts.take(frame)
         else:
@@ -212,12 +213,9 @@ class Follower:
 async def _heard(link: links.Link) -> AsyncIterator[Frame]:
     """Frames from the lead, with heartbeats sent meanwhile; silence ends it."""
     heart = asyncio.ensure_future(beat(link))
-    frames = link.frames()
+    link.watch(FENCE_S)
     try:
-        while True:
-            try:
-                yield await asyncio.wait_for(frames.__anext__(), timeout=FENCE_S)
-            except StopAsyncIteration:
-                return
+        async for frame in link.frames():
+            yield frame
     finally:
         heart.cancel()

@@ -71,12 +71,34 @@ class Link:
         writer.transport.max_size = _READ_BYTES  # type: ignore[attr-defined]
         self._decoder = FrameDecoder(max_body_bytes=max_body_bytes)
         self._early: list[Frame] = []
+        self._heard_s = 0.0
+        self.is_silent = False  # it was hung up on because it said nothing
         self._draining = asyncio.Lock()  # Python 3.10 allows one drain at a time
         # asked at once: a transport that has been closed forgets them
         self.peer = render_address(writer.get_extra_info("peername"))
         self.certificate: dict[str, Any] | None = None  # on one machine
         if writer.get_extra_info("ssl_object") is not None:
             self.certificate = writer.get_extra_info("peercert") or {}
+
+    def watch(self, limit_s: float) -> None:
+        """Hang up on a peer that says nothing for so long; `is_silent` tells afterwards.
+
+        One look in that time, rather than a timer for every frame.
+        """
+        loop = asyncio.get_running_loop()
+        self._heard_s = loop.time()
+
+        def look() -> None:
+            left_s = self._heard_s + limit_s - loop.time()
+            if self._writer.is_closing():
+                return
+            if left_s <= 0:
+                self.is_silent = True
+                self._writer.transport.abort()
+            else:
+                loop.call_later(left_s, look)
+
+        loop.call_later(limit_s, look)
 
     def send(self, header: Header, body: bytes = b"") -> None:
         if self._writer.is_closing():
@@ -110,6 +132,7 @@ class Link:
 
     async def frames(self) -> AsyncGenerator[Frame, None]:
         """Frames until the peer hangs up."""
+        loop = asyncio.get_running_loop()
         data = b""  # what an earlier reader left in the decoder comes first
         while True:
             while self._early:
@@ -124,6 +147,7 @@ class Link:
                 data = b""
             if not data:
                 break
+            self._heard_s = loop.time()
         if not self._decoder.is_between_frames:
             logger.warning("%s hung up in the middle of a frame", self.peer)
 

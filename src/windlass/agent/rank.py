@@ -73,7 +73,7 @@ class _Rank:
         except BundleError as error:
             return self.raised(error)
         try:
-            text, is_json, plain = _describe(value)
+            text, is_json, plain = describe(value)
             self._write(payload, state="returned", repr=text, is_json=is_json, json=plain)
         except OSError as error:
             what = f"the result of {len(payload)} bytes could not be kept: {error.strerror}"
@@ -184,7 +184,7 @@ def step_aside(paths: list[str]) -> None:
             del sys.modules[name]
 
 
-def _describe(value: Any) -> tuple[str, bool, Any]:
+def describe(value: Any) -> tuple[str, bool, Any]:
     """A result for people (bounded text) and for programs (JSON, when it is that and small)."""
     import json
 

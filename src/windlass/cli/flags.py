@@ -107,9 +107,13 @@ def given_flags(options: dict[str, Any]) -> dict[str, Any]:
 
 def load_settings() -> Settings:
     """The settings as they hold here, with the flags that say where jobs are."""
+    return read_settings(flags=place_flags(), environ=os.environ, start=start_folder())
+
+
+def place_flags() -> dict[str, str]:
+    """The flags that say where jobs are, as far as they were given."""
     context = click.get_current_context(silent=True)
-    flags = context.meta.get(_PLACE, {}) if context is not None else {}
-    return read_settings(flags=flags, environ=os.environ, start=start_folder())
+    return dict(context.meta.get(_PLACE, {})) if context is not None else {}
 
 
 def _keep_place(ctx: click.Context, param: click.Parameter, value: str | None) -> None:

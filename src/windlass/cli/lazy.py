@@ -43,9 +43,7 @@ class LazyGroup(click.Group):
         name = args[0]
         if name in self._verbs or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        if name.startswith("-"):
-            raise click.NoSuchOption(name, ctx=ctx)
-        raise UnknownCommand(name, tuple(self._verbs), ctx)
+        raise _refuse(name, tuple(self._verbs), ctx)
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -66,6 +64,23 @@ class LazyGroup(click.Group):
         ]
 
 
+class NearGroup(click.Group):
+    """A verb with verbs of its own, which are all in its file."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in self.commands or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        raise _refuse(args[0], tuple(self.commands), ctx)
+
+
+def _refuse(name: str, known: tuple[str, ...], ctx: click.Context) -> click.UsageError:
+    if name.startswith("-"):
+        return click.NoSuchOption(name, ctx=ctx)
+    return UnknownCommand(name, known, ctx)
+
+
 def close_stdout() -> None:
     """Nobody reads on: what is still buffered must not raise when Python ends."""
     with contextlib.suppress(OSError, ValueError):
@@ -80,6 +95,7 @@ class UnknownCommand(click.UsageError):
     def __init__(self, name: str, known: tuple[str, ...], ctx: click.Context) -> None:
         super().__init__(f"there is no command {name!r}", ctx)
         near = get_close_matches(name, known, n=1, cutoff=0.5)
-        self.hint = f"did you mean windlass {near[0]}?" if near else "windlass --help lists them"
+        path = ctx.command_path
+        self.hint = f"did you mean {path} {near[0]}?" if near else f"{path} --help lists them"
         if not near and (name.endswith(".py") or "::" in name):
             self.hint = f"did you mean windlass run {name}?"

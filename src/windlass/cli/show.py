@@ -95,7 +95,14 @@ def shorten(text: str, width: int) -> str:
 
 def render_age(since_s: float) -> str:
     """How long ago, roughly: 12s, 3m, 5h, 2d."""
-    seconds = max(0.0, time.time() - since_s)
+    return render_short(time.time() - since_s)
+
+
+def render_short(seconds: float | None) -> str:
+    """A span, roughly, in the unit that suits it; - where there is none."""
+    if seconds is None:
+        return "-"
+    seconds = max(0.0, seconds)
     for unit, size_s in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * size_s:
             return f"{int(seconds // size_s)}{unit}"

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from windlass import names
 from windlass.client.terminal import clean
 from windlass.client.view import render_progress, render_seconds
 from windlass.kube.blocker import ARROW, CONDITION
@@ -106,8 +107,10 @@ def _explain_running(status: JobStatus, now_s: float) -> Why:
 
 def _waits_for(status: JobStatus, now_s: float) -> str:
     """What a running job waits for, if that can be told: imports, ranks that lag, a silence."""
+    last = _last_condition(status)
+    if last is not None and last.reason == names.REASON_READY:  # a compute
+        return last.message
     if all(moment.name != "imports done" for moment in status.timeline):
-        last = _last_condition(status)
         return f"importing{f' ({last.message})' if last and last.message else ''}"
     running = [rank.rank for rank in status.ranks if rank.state == "running"]
     done = [rank.rank for rank in status.ranks if rank.state == "returned"]

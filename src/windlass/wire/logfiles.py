@@ -41,6 +41,10 @@ class RankLog:
                 data = file.read(_READ_BYTES)
         except FileNotFoundError:
             return
+        yield from self.feed(data)
+
+    def feed(self, data: bytes) -> Iterator[LogLine]:
+        """Lines that were finished by these bytes, which follow the last ones."""
         self.offset += len(data)
         *lines, self._tail = (self._tail + data).split(b"\n")
         for line in lines:

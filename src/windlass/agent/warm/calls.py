@@ -214,6 +214,11 @@ class Ledger:
     def recent(self) -> list[Call]:
         return list(self._calls.values())
 
+    def count_ahead(self, call: Call) -> int:
+        """How many calls that came before it have not ended."""
+        calls = self.recent()
+        return sum(not other.is_final for other in calls[: calls.index(call)])
+
     def settle(self, call: Call) -> None:
         """A call has ended: its answers count, and the oldest ones go; the newest stays, however large."""
         self._held += sum(answer.num_bytes for answer in call.answers.values())

@@ -206,7 +206,8 @@ class Desk:
         if call is None:
             link.send({"type": "unknown", "id": header["id"]})
         elif kind == "call_status":
-            status = records.to_json(make_call_status(call, self._lead.plan))
+            ahead = self._lead.ledger.count_ahead(call)
+            status = records.to_json(make_call_status(call, self._lead.plan, ahead))
             link.send({"type": kind, "id": call.id, "status": status})
         else:
             files, body = read_call_logs(call, self._station.folder, header.get("seen", {}))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from windlass import records
@@ -96,6 +96,13 @@ class Reply:
         if hasattr(error, "add_note"):  # Python 3.11
             error.add_note(f"windlass: {verdict.message}")
         return error
+
+
+def of_call(verdict: Verdict, call_id: str) -> Verdict:
+    """The verdict on a call: what to type next is said of the call, which is tried once."""
+    job_id = call_id.rpartition(".")[0]
+    words = [call_id if word == job_id else word for word in verdict.next.split(" ")]
+    return replace(verdict, attempt=0, next=" ".join(words))
 
 
 class Calling:
@@ -277,7 +284,7 @@ class Calling:
         header = frame.header
         self.reply.state = header["state"]
         if header["verdict"] is not None:
-            self.reply.verdict = records.read(Verdict, header["verdict"])
+            self.reply.verdict = of_call(records.read(Verdict, header["verdict"]), self.id)
         self.let_go()
 
     def let_go(self, *, is_broken: bool = False) -> None:

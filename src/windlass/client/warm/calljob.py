@@ -6,17 +6,20 @@ So `submit` returns what `wl.submit` returns, and `attach` finds a call again by
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from windlass import records
+from windlass.agent.rank import describe
 from windlass.client.job import Job
-from windlass.client.warm.calling import Calling, Reply, Request
+from windlass.client.warm.calling import Calling, Reply, Request, of_call
+from windlass.client.warm.calllogs import CallLogs
 from windlass.client.warm.nodes import LiveNodes
 from windlass.engines.protocol import JobRef
-from windlass.errors import JobNotFound, WaitTimeout
-from windlass.wire.logs import LogLine, LogQuery, read_record
+from windlass.errors import JobNotFound, RemoteError, WaitTimeout
+from windlass.wire.logs import LogQuery
+from windlass.wire.results import ErrorInfo, ResultHeader
 from windlass.wire.status import JobStatus, Verdict
 
 
@@ -44,7 +47,9 @@ class CallJob(Job):
 
     def status(self) -> JobStatus:
         """What is known of the call now."""
-        return records.read(JobStatus, self._ask("call_status")["status"])
+        found = records.read(JobStatus, self._ask("call_status")["status"])
+        verdict = found.verdict and of_call(found.verdict, self.id)
+        return replace(found, verdict=verdict)
 
     def wait(
         self, timeout_s: float | None = None, *, say: Callable[[float], None] | None = None
@@ -86,50 +91,30 @@ class CallJob(Job):
         """End the call; the compute stays."""
         self._ask("end_call", now=now, why=why)
 
-    def logs(
-        self,
-        *,
-        follow: bool = False,
-        rank: int | None = None,
-        node: int | None = None,
-        attempt: int | None = None,  # noqa: ARG002 - a call has one
-        since: float | None = None,
-        grep: str | None = None,
-    ) -> Iterator[LogLine]:
-        """Lines of the call's ranks."""
-        query = LogQuery(rank=rank, node=node, since_s=since, grep=grep, follow=follow)
-        seen: dict[str, int] = {}
-        while True:
-            is_over = not follow or self.done()
-            yield from self._read_lines(query, seen)
-            if is_over:
-                return
-            time.sleep(0.1)
+    def reader(self, query: LogQuery) -> CallLogs:
+        """The lines of the call's ranks, as they are on its compute."""
+        return CallLogs(lambda seen: self._ask("call_logs", seen=seen), query)
 
-    def _read_lines(self, query: LogQuery, seen: dict[str, int]) -> list[LogLine]:
-        found: list[LogLine] = []
-        answer = self._ask("call_logs", seen=seen)
-        body = memoryview(answer["body"])
-        for rank, node, size in answer["files"]:
-            data, body = bytes(body[:size]), body[size:]
-            seen[str(rank)] = seen.get(str(rank), 0) + size
-            for line in data.splitlines():
-                record = read_record(line)
-                if record is None:
-                    continue
-                text = record.data.decode(errors="replace")
-                made = LogLine(
-                    at_s=record.at_s,
-                    node=node,
-                    rank=rank,
-                    attempt=0,
-                    stream=record.stream,
-                    text=text,
-                )
-                is_chosen = query.rank in (None, rank) and query.node in (None, node)
-                if is_chosen and query.wants(made):
-                    found.append(made)
-        return sorted(found, key=lambda line: line.at_s)
+    def outcomes(self) -> list[ResultHeader | None]:
+        """What each rank left; None where it left nothing. Values are rebuilt here to be shown."""
+        reply = self._read(None)
+        return [
+            self._describe(reply, rank) if rank in reply.results else None
+            for rank in range(self.status().num_ranks)
+        ]
+
+    @staticmethod
+    def _describe(reply: Reply, rank: int) -> ResultHeader:
+        said = reply.results[rank][0]
+        found = ResultHeader(rank=rank, attempt=0, state=said["state"], at_s=said["at_s"])
+        if found.state != "returned":
+            info = said.get("error")
+            return replace(found, error=records.read(ErrorInfo, info) if info else None)
+        try:
+            text, is_json, plain = describe(reply.value(rank))
+        except RemoteError as error:
+            text, is_json, plain = f"<{error.message}>", False, None
+        return replace(found, repr=text, is_json=is_json, json=plain)
 
     def remove(self) -> None:
         """Calls are forgotten by themselves."""

@@ -1,0 +1,141 @@
+"""`windlass compute`: the warm nodes that are up: which there are, more or fewer of them, away with them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from windlass import records
+from windlass.cli.flags import json_option, place_flags, place_options
+from windlass.cli.lazy import NearGroup
+from windlass.cli.show import one_line, print_json, print_table, render_short, shorten
+from windlass.cli.trouble import say
+from windlass.client.warm.living import Found, Living, find_living, list_living, look, places
+from windlass.client.warm.nodes import LiveNodes, end_job
+from windlass.errors import SpecError
+
+_WIDEST = 40
+_LAUNCH_TIMEOUT_S = 900.0
+
+
+@click.group(cls=NearGroup, invoke_without_command=True)
+@click.pass_context
+def compute(ctx: click.Context) -> None:
+    """List, end and resize computes: the warm nodes that `Compute` brings up and calls run on."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@compute.command(short_help="List the computes that are up.")
+@place_options
+@json_option
+def ls(as_json: bool) -> None:
+    """List the computes that are up: here, and where a Compute would start now."""
+    found = [living for where in places(place_flags()) for living in list_living(where)]
+    if as_json:
+        print_json([_make_record(living) for living in found])
+        return
+    header = ("NAME", "ENGINE", "NODES", "STATE", "IDLE", "TTL", "CALLS", "DEPLOYED", "ID")
+    print_table(header, [_make_row(living) for living in found])
+    for living in found:
+        if living.why:
+            say(f"{living.name}: {living.why}")
+    if not found:
+        say("no compute is up; windlass.Compute(...) in Python or windlass deploy brings one up")
+
+
+def _make_row(living: Living) -> tuple[str, ...]:
+    here = "?" if living.num_here is None else living.num_here
+    place = f"{living.ref.engine}/{living.ref.place}" if living.ref.place else living.ref.engine
+    waiting = f", {living.num_waiting} waiting" if living.num_waiting else ""
+    return (
+        shorten(one_line(living.name), _WIDEST),
+        place,
+        f"{here}/{living.num_nodes}",
+        f"{living.state}{waiting}",
+        render_short(living.idle_s) if living.state == "idle" else "-",
+        _render_ttl(living),
+        "-" if living.num_calls is None else str(living.num_calls),
+        shorten(one_line(", ".join(living.deployed)), _WIDEST) or "-",
+        living.ref.job_id,
+    )
+
+
+def _render_ttl(living: Living) -> str:
+    if living.num_calls is None:  # nobody could be asked
+        return "-"
+    return "none" if living.ttl_s is None else render_short(living.ttl_s)
+
+
+def _make_record(living: Living) -> dict[str, Any]:
+    plain: dict[str, Any] = records.to_json(living)
+    engine = {"engine": living.ref.engine, "namespace": living.ref.place}
+    return {**plain, "ref": str(living.ref), "job_id": living.ref.job_id, **engine}
+
+
+@compute.command(short_help="End computes: their calls, their ranks, their nodes.")
+@click.argument("texts", metavar="NAME...", nargs=-1)
+@click.option("--all", "-a", "is_all", is_flag=True, help="all that ls shows")
+@click.option("--yes", "-y", is_flag=True, help="do not ask")
+@place_options
+@json_option
+def rm(texts: tuple[str, ...], is_all: bool, yes: bool, as_json: bool) -> None:
+    """End each compute NAME: its calls, its ranks, its nodes. The ids that are gone are printed."""
+    wheres = places(place_flags())
+    if is_all == bool(texts):
+        raise SpecError("which compute?", hint="windlass compute rm NAME..., or --all")
+    if is_all:
+        found = [
+            Found(where=where, ref=living.ref, name=living.name)
+            for where in wheres
+            for living in list_living(where)
+        ]
+    else:  # an unknown one ends nothing
+        found = [find_living(text, wheres) for text in texts]
+    if is_all and found and not yes:
+        _ask(found)
+    for one in {str(one.ref): one for one in found}.values():
+        end_job(one.where, one.ref)
+        if not as_json:
+            click.echo(one.ref.job_id)
+    if as_json:
+        print_json(sorted({one.ref.job_id for one in found}))
+    if not found:
+        say("no compute is up")
+
+
+def _ask(found: list[Found]) -> None:
+    names = ", ".join(f"{one.name} ({one.ref})" for one in found)
+    if not sys.stdin.isatty():
+        raise SpecError(f"this would end {names}", hint="--yes says that it is meant")
+    if not click.confirm(f"end {names}?", err=True):
+        raise click.Abort
+
+
+@compute.command(short_help="Give a compute more nodes, or fewer.")
+@click.argument("text", metavar="NAME")
+@click.argument("num_nodes", metavar="N", type=click.IntRange(min=1))
+@place_options
+@json_option
+def scale(text: str, num_nodes: int, as_json: bool) -> None:
+    """Give the compute NAME so many nodes. Node 0 stays; the last ones go first.
+
+    New nodes are on their way when this returns, and join while calls run. On this machine they know no
+    secrets, since those were never written down: call .distribute(workers=N) in Python where there are some.
+    """
+    found = find_living(text, places(place_flags()))
+    before = look(found)
+    if num_nodes < before.num_nodes and before.state == "at work":
+        raise SpecError(
+            f"{found.name} is at work, and its calls would lose nodes",
+            hint=f"wait for them (windlass compute ls), or windlass compute rm {found.name}",
+        )
+    nodes = LiveNodes(found.name, found.where, launch_timeout_s=_LAUNCH_TIMEOUT_S)
+    nodes.adopt(found.ref)
+    nodes.scale(num_nodes)
+    if as_json:
+        print_json({"ref": str(found.ref), "num_nodes": num_nodes, "before": before.num_nodes})
+    elif before.num_nodes == num_nodes:
+        say(f"{found.name} has {num_nodes} node{'s' * (num_nodes > 1)} already")
