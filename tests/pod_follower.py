@@ -39,7 +39,7 @@ def main(about: dict) -> int:
         host="rack-7",
     )
     forks = ForkServer()
-    prepare_forks(plan, forks, {})
+    prepare_forks(plan, forks)
     return asyncio.run(run_agent(station, forks, Inputs(plan, folder)))
 
 

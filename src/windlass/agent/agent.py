@@ -14,7 +14,7 @@ import platform
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -180,9 +180,9 @@ def start_logging() -> None:
     )
 
 
-def prepare_forks(plan: Plan, forks: ForkServer, hidden: Mapping[str, str]) -> None:
+def prepare_forks(plan: Plan, forks: ForkServer) -> None:
     """The fork server this plan wants: the one that runs already, or a new one."""
-    env = {**os.environ, **hidden, **plan.env}
+    env = {**os.environ, **plan.env}
     if not forks.fits(plan.preload, env):
         forks.close()
         forks.start(plan.preload, env)
@@ -195,7 +195,8 @@ def main(order: dict[str, Any], forks: ForkServer, client: socket.socket) -> NoR
     processes.become_subreaper()
     folder = JobFolder(Path(order["plan"]).parent)
     plan = read_plan(folder.plan.read_text())
-    prepare_forks(plan, forks, order.get("hidden", {}))
+    os.environ.update(order.get("hidden", {}))  # in memory: what is on disk is older
+    prepare_forks(plan, forks)
     run_dir = Path(order["run_dir"])
     station = Station(
         plan=plan,

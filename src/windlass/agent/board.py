@@ -87,9 +87,9 @@ class Board:
         ranks = make_ranks(world)
         self._set(attempt=attempt, ranks=ranks, num_ranks=len(ranks), progress=Progress())
         if world is not self._plan:
-            self._keep_world(attempt, world)
+            self.keep_world(attempt, world)
 
-    def _keep_world(self, attempt: int, world: Plan) -> None:
+    def keep_world(self, attempt: int, world: Plan) -> None:
         """Which node ran which rank, for readers of an attempt that lacked some nodes."""
         try:
             self._folder.attempt(attempt).mkdir(exist_ok=True)

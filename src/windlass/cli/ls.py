@@ -12,6 +12,7 @@ from windlass.cli.trouble import say
 from windlass.client.job import Job
 from windlass.client.jobs import list_jobs
 from windlass.errors import JobNotFound, WindlassError
+from windlass.spec.work import Calls
 from windlass.wire.status import JobStatus, Progress
 
 _NUM_ENDED = 20
@@ -75,7 +76,9 @@ def _render_progress(progress: Progress) -> str:
 
 
 def _render_ranks(status: JobStatus) -> str:
-    """Ranks at work and in all; of an ended job only how many there were."""
+    """Ranks at work and in all; of an ended job only how many there were. Calls bring their own."""
+    if status.work == Calls().label:
+        return f"{status.num_nodes} node{'s' * (status.num_nodes > 1)}"
     if status.phase.is_final:
         return str(status.num_ranks)
     return f"{status.count('running')}/{status.num_ranks}"

@@ -22,6 +22,7 @@ from windlass.client.view import render_progress
 from windlass.observe.timeline import render_timeline
 from windlass.observe.verdict import render_verdict
 from windlass.settings import start_folder
+from windlass.spec.work import Calls
 from windlass.wire.status import JobStatus
 
 _MAX_NODES = 32
@@ -74,9 +75,11 @@ def _render_reason(found: JobStatus) -> str:
 
 
 def _render_ranks(found: JobStatus) -> str:
+    if found.work == Calls().label:  # each call brings its own
+        return ""
     states = Counter(rank.state for rank in found.ranks)
     counted = ", ".join(f"{count} {state}" for state, count in states.most_common())
-    return f"{found.num_ranks}: {counted}"
+    return f"{found.num_ranks}: {counted}" if counted else str(found.num_ranks)
 
 
 def _render_span(ranks: list[int]) -> str:
@@ -89,10 +92,11 @@ def _render_nodes(found: JobStatus) -> str:
     lines = []
     for node in found.nodes[:_MAX_NODES]:
         ranks = [rank.rank for rank in found.ranks if rank.node == node.index]
+        span = "" if found.work == Calls().label else f", {_render_span(ranks)}"
         python = f", Python {node.python}" if node.python else ""
         pid = f", pid {node.pid}" if node.pid and not found.phase.is_final else ""
         host = f" on {node.host}" if node.host else ""
-        lines.append(f"{node.name}: {node.state}{host}, {_render_span(ranks)}{python}{pid}")
+        lines.append(f"{node.name}: {node.state}{host}{span}{python}{pid}")
     if len(found.nodes) > _MAX_NODES:
         lines.append(f"and {len(found.nodes) - _MAX_NODES} more (--json shows all)")
     return "\n".join(lines)

@@ -21,7 +21,6 @@ from windlass.agent.failure import make_job_verdict
 from windlass.agent.port import hold_port
 from windlass.agent.warm.calls import Call
 from windlass.agent.warm.projects import Projects
-from windlass.agent.warm.shapes import shape_of
 from windlass.agent.warm.worlds import Meeting, World, make_world_nodes
 from windlass.bundle.manifest import EMPTY
 from windlass.errors import WindlassError
@@ -64,6 +63,7 @@ class Crews:
 
     def __init__(self, plan: Plan, board: Board, *, address: str = "") -> None:
         self.plan = plan
+        self._first_nodes = plan.nodes  # as the plan's file has them
         self._board = board
         self._address = plan.master_addr or address or "127.0.0.1"
         self._members: dict[int, Member] = {}
@@ -164,7 +164,7 @@ class Crews:
         """A world that can take this call at once."""
         asked = call.asked
         world = self._slots.get(asked["slot"]) if asked["slot"] else self._spare
-        if world is None or not world.is_alive or world.shape != shape_of(asked):
+        if world is None or not world.is_alive or world.shape != asked["shape"]:
             return None
         if asked["slot"] and (world.instance != asked["instance"] or call.constructor is not None):
             return None
@@ -280,7 +280,7 @@ class Crews:
         world = World(
             self._count(),
             plan,
-            shape_of(asked),
+            asked["shape"],
             slot=asked["slot"],
             instance=asked["instance"],
             version=asked.get("version", ""),
@@ -383,6 +383,8 @@ class Crews:
             },
         }
         self.send(world, order)
+        if world.plan.nodes != self._first_nodes:
+            self._board.keep_world(world.number, world.plan)
 
     async def make_spare(self, call: Call) -> None:
         """Have the ranks of the next call forked before it comes, if it is like this one."""

@@ -22,6 +22,7 @@ from windlass.agent.warm.crews import make_setup
 from windlass.agent.warm.lead import WarmLead
 from windlass.agent.warm.node import WarmNode
 from windlass.agent.warm.parts import PART, PartStore, send_parts
+from windlass.agent.warm.shapes import shape_of
 from windlass.bundle.manifest import EMPTY
 from windlass.errors import ProtocolError
 from windlass.wire.messages import Frame, Header
@@ -36,7 +37,9 @@ class _Visitor:
     parts: PartStore
     sync: tuple[dict[str, Any], bytes] | None = None
     constructor: tuple[dict[str, Any], bytes] | None = None
-    stale: set[str] = field(default_factory=set)
+    profiles: dict[str, dict[str, Any]] = field(
+        default_factory=dict
+    )  # what its calls have in common
 
 
 class Desk:
@@ -65,6 +68,8 @@ class Desk:
             self._take_sync(link, visitor, header, frame.body)
         elif frame.type == "make":
             visitor.constructor = (header, frame.body)
+        elif frame.type == "profile":
+            visitor.profiles[header["key"]] = self._read_profile(header["profile"])
         elif frame.type == "call":
             self._take_call(link, visitor, header, frame.body)
         elif frame.type == "attend":
@@ -144,32 +149,37 @@ class Desk:
         if call_id in self._lead.ledger:  # said twice, over a line that broke
             self._attend(link, call_id)
             return
-        project = header["project"]
+        asked = {**visitor.profiles[header["profile"]], **header}
+        project = asked["project"]
         if project["digest"] == "as is":  # a callable by name: whatever code is here
-            project["digest"] = self._expected(project["key"])
+            project = asked["project"] = {**project, "digest": self._expected(project["key"])}
         key, digest = project["key"], project["digest"]
         if sync is not None and sync[0]["project"] == key:
             self._promised[key] = sync[0]["digest"]
         if digest and self._expected(key) != digest:
             link.send({"type": "again", "id": call_id, "has": self._expected(key)})
             return
-        if header["slot"] and not self._knows_object(header) and constructor is None:
+        if asked["slot"] and not self._knows_object(asked) and constructor is None:
             visitor.sync = sync  # it was promised, and the same call comes again without it
             link.send({"type": "again", "id": call_id, "make": True, "has": digest})
             return
-        if project["key"] and digest:
-            header["project"] = self._place(project)
         file = ""
         if header.get("parcel"):
             file = visitor.parts.claim(str(header["parcel"]))
         elif header.get("file") and not self._station.is_pod:
             file = str(header["file"])
-        call = Call(call_id, header, body, file=file, sync=sync, constructor=constructor)
-        if not header["detach"]:
+        call = Call(call_id, asked, body, file=file, sync=sync, constructor=constructor)
+        if not asked["detach"]:
             call.listeners.append(self._make_listener(link))
         else:
             link.send({"type": "accepted", "id": call_id})
         self._lead.ask(call)
+
+    def _read_profile(self, profile: dict[str, Any]) -> dict[str, Any]:
+        """What calls have in common, once for all of them."""
+        if profile["project"]["key"] and profile["project"]["digest"]:
+            profile["project"] = self._place(profile["project"])
+        return {**profile, "shape": shape_of(profile)}
 
     def _knows_object(self, header: Header) -> bool:
         return not header["instance"] or self._lead.has_instance(header["slot"], header["instance"])

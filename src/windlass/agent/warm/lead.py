@@ -235,6 +235,8 @@ class WarmLead(Crews):
             self._take_end(message)
         elif kind == "report":
             self._board.report(message)
+        elif kind == "setting_up" and self._current is not None:
+            self._current.tell({"type": "said", "line": f"node {index}: {message['line']}"})
         else:
             super().receive(index, message, body)
 

@@ -17,6 +17,7 @@ from windlass.agent import parcels
 from windlass.agent.parcels import Segment
 from windlass.client.values import load_error, make_failure
 from windlass.client.warm.talk import LineBroke, Talk
+from windlass.client.warm.where import say
 from windlass.errors import NodeLost, ProtocolError, RemoteError, WaitTimeout
 from windlass.wire.messages import Frame
 from windlass.wire.results import ErrorInfo, ResultHeader
@@ -47,10 +48,12 @@ class Request:
 
     header: dict[str, Any]
     segments: Sequence[Segment]
+    profile: dict[str, Any]  # what it has in common with others: said once a line
     make_sync: Callable[[str], tuple[dict[str, Any], bytes] | None]
     has: str = ""  # the digest that the lead was last known to have
     constructor: Sequence[Segment] | None = None
     must_make: bool = False
+    was_made: bool = False  # by an earlier call: what it held is lost if it must be made again
 
     @property
     def id(self) -> str:
@@ -143,6 +146,10 @@ class Calling:
             sizes = [len(segment) for segment in request.constructor]
             talk.send({"type": "make", "sizes": sizes}, request.constructor)
         header = request.header
+        key = header["profile"]
+        if key not in talk.profiles:
+            talk.send({"type": "profile", "key": key, "profile": request.profile})
+            talk.profiles.add(key)
         header["sizes"] = [len(segment) for segment in request.segments]
         if sum(header["sizes"]) <= parcels.SPILL_BYTES:
             talk.send(header, request.segments)
@@ -208,6 +215,8 @@ class Calling:
             elif frame.type == "waiting":
                 waiting = header["what"]
                 self._home.look_after(waiting)
+            elif frame.type == "said":
+                say(header["line"])
             elif frame.type == "again":
                 self._say_again(frame)
             elif frame.type == "unknown":
@@ -262,6 +271,10 @@ class Calling:
         """It lacks something that was sent before: to another lead, or by another client since."""
         self._request.has = str(frame.header.get("has") or "")
         self._request.must_make |= bool(frame.header.get("make"))
+        if frame.header.get("make") and self._request.was_made:
+            say(
+                f"{self._request.profile['name']}: the processes that held it ended; it is made anew"
+            )
         if self._request.must_make and self._request.constructor is None:
             raise NodeLost(
                 "the object is gone with the processes that held it",

@@ -61,7 +61,7 @@ class CallJob(Job):
 
     def _read(self, timeout_s: float | None) -> Reply:
         if self._reply is None:
-            request = Request({"id": self.id}, (), lambda _has: None)
+            request = Request({"id": self.id}, (), {}, lambda _has: None)
             calling = Calling(self._nodes, request, lambda _rank, _data: None)
             calling.attend()
             try:

@@ -97,7 +97,7 @@ def look(found: Found) -> Living:
     return Living(**about, **{key: info[key] for key in ("num_calls", "idle_s", "ttl_s")})
 
 
-def _explain(status: JobStatus, error: Exception) -> dict[str, str]:
+def _explain(status: JobStatus, error: Exception) -> dict[str, Any]:
     """Why its lead cannot be asked: it is not up yet, or it does not answer."""
     blocked = [c.message for c in status.conditions if c.type == CONDITION]
     if blocked or any(node.state == "pending" for node in status.nodes[:1]):

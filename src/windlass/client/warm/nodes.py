@@ -148,7 +148,6 @@ class LiveNodes:
     def _settle(self, ref: JobRef, plan: Plan) -> None:
         """Wait for the lead; afterwards calls reach it without asking anybody where it is."""
         self.ref = ref
-        self.num_nodes = max(self.num_nodes, len(plan.nodes))
         engine = self.wanted.engine
         try:
             is_up = wait_until(self._is_up, timeout_s=self.launch_timeout_s, every_s=0.02)
@@ -163,6 +162,7 @@ class LiveNodes:
                 hint=f"windlass why {ref.job_id}; it goes on trying",
             )
         talk, lead = self._connect()
+        self.num_nodes = talk.ask({"type": "info"}).header["nodes"]
         self.give_talk(talk, lead)
         engine.let_go(ref)
 
@@ -312,9 +312,12 @@ class LiveNodes:
             self._say_once(f"{self.name}: {what}")
             return
         ref, engine = self._here(), self.wanted.engine
-        if not self.is_remote:
-            with contextlib.suppress(OSError, WindlassError):
+        with contextlib.suppress(OSError, WindlassError):
+            if self._ask_at(ref)["nodes"] < self.num_nodes:  # somebody took nodes away since
+                self.scale(self.num_nodes)
+            if not self.is_remote:
                 self._restart_lost(ref)
+        if not self.is_remote:
             return
         blocked = self._explain(engine.status(ref))
         self._say_once(f"{self.name}: {what}{f': {blocked}' if blocked else ''}")

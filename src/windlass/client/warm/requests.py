@@ -134,6 +134,9 @@ class Requests:
         self.num_ranks = self._spread.workers * procs
         self._constructor: list[parcels.Segment] | None = None
         self._is_checked = False
+        self._was_made = False
+        self._profile: dict[str, Any] = {}
+        self._profile_key = ""
         self._signature = read_signature(work.target) if not work.is_command else None
         self._preload = self._choose_preload()
 
@@ -162,9 +165,7 @@ class Requests:
         project = self._project.about(self._cwd, self._working_dir)
         slot = f"{project['key']}/{work.name}" if options.keep else ""
         preload = self._preload
-        header = {
-            "type": "call",
-            "id": f"{nodes.ref.job_id if nodes.ref else nodes.name}.{make_id(6)}",
+        profile = {
             "name": work.name,
             "slot": slot,
             "instance": work.instance if work.is_class else "",
@@ -185,14 +186,21 @@ class Requests:
             "launch_timeout_s": nodes.launch_timeout_s,
             "detach": detach,
         }
+        if profile != self._profile:
+            self._profile, self._profile_key = profile, make_id(12)
+        call_id = f"{nodes.ref.job_id if nodes.ref else nodes.name}.{make_id(6)}"
+        header = {"type": "call", "id": call_id, "profile": self._profile_key}
         has = nodes.has.get(self._project.key, "")
         nodes.has[self._project.key] = project["digest"]
+        was_made, self._was_made = self._was_made, True
         return Request(
             header,
             segments,
+            profile,
             self._project.make_sync,
             has=has,
             constructor=self._make_constructor() if work.is_class else None,
+            was_made=was_made,
         )
 
     def _pack(

@@ -40,6 +40,7 @@ class Talk:
         self._decoder = FrameDecoder()
         self._come: deque[Frame] = deque()
         self.used_s = time.monotonic()
+        self.profiles: set[str] = set()  # of calls, that were said over it
         try:
             self.send(make_hello(role="client", job_id=job_id))
             frame = self.receive(_HELLO_S)
