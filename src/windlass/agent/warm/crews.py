@@ -122,8 +122,8 @@ class Crews:
             make_nodes(num_nodes, self.plan.nodes[0].num_ranks, job_name=self.plan.name)
         )
         self._board.resize(self.plan)
-        for index in [i for i in self._members if i >= num_nodes]:
-            self._members[index].send({"type": "end"})
+        for index in [i for i in self._members if i >= num_nodes and not self.keeps_logs]:
+            self._members[index].send({"type": "end"})  # pods are ended by whoever made them
         self._changed.set()
 
     def end(self, kind: FailureKind, message: str, *, now: bool = False) -> None:
@@ -140,6 +140,9 @@ class Crews:
             self.worlds[message["world"]].cleared.add(index)
         elif kind == "store" and message["number"] in self._stores:
             self._take_store(self._stores[message["number"]], message["port"])
+        elif kind == "store_gone" and self._ready_store is not None:
+            if self._ready_store.number == message["number"]:
+                self._ready_store = None
         elif kind == "synced" and message.get("error"):
             self._sync_errors[index] = message["error"]
             if index in self._members:
@@ -185,6 +188,8 @@ class Crews:
 
     async def prepare_world(self, call: Call) -> World | None:
         """Bring nodes, code and ranks to where the call can start; None when it was ended meanwhile."""
+        if call.asked["world"]["nodes"] > len(self.plan.nodes):  # of which an earlier lead knew
+            self.scale(call.asked["world"]["nodes"])
         world = self.plan.with_nodes(make_world_nodes(self.plan, call.asked["world"]))
         indexes = [node.index for node in world.nodes]
         await self._wait_for_nodes(call, indexes)

@@ -7,8 +7,11 @@ called, somebody took it down) is started anew by the next call, which says so.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from windlass import names
@@ -66,6 +69,15 @@ class LiveNodes:
             if num_nodes > self.num_nodes:
                 self.scale(num_nodes)
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Of several processes that start one compute at a time, the others find what the first started."""
+        home = Path(str(self.wanted.settings.value("home"))).expanduser()
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (home / "computes.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
     def _find(self) -> bool:
         """Use nodes of this name that live already, whoever started them."""
         engine = self.wanted.engine
@@ -84,11 +96,11 @@ class LiveNodes:
     def adopt(self, ref: JobRef) -> None:
         """Use these nodes as they are; others cannot be started, since what they are like is not known."""
         self._is_adopted = True
-        self._settle(ref, self.wanted.engine.plan(ref))
+        self._settle(ref)
 
     def _take_over(self, ref: JobRef, plan: Plan) -> bool:
         if isinstance(plan.work, Calls) and plan.work.fixed == self.wanted.digest:
-            self._settle(ref, plan)
+            self._settle(ref)
             self._configure()
             say(f"{self.name}: using its live nodes ({ref})")
             return True
@@ -132,7 +144,7 @@ class LiveNodes:
         say(f"{self.name}: starting {word} ({wanted.where.engine}: {wanted.where.why})")
         ref = wanted.engine.submit(plan, None, None, hidden=wanted.hidden)
         self.num_nodes = num_nodes
-        self._settle(ref, plan)
+        self._settle(ref)
 
     def _make_volumes(self, num_nodes: int) -> None:
         if not self.wanted.volumes or not self.is_remote:
@@ -145,7 +157,7 @@ class LiveNodes:
             for sentence in volume.ensure(api, num_nodes):
                 say(sentence)
 
-    def _settle(self, ref: JobRef, plan: Plan) -> None:
+    def _settle(self, ref: JobRef) -> None:
         """Wait for the lead; afterwards calls reach it without asking anybody where it is."""
         self.ref = ref
         engine = self.wanted.engine
