@@ -212,9 +212,12 @@ class Requests:
                 f"{work.name} is a class: call its methods",
                 hint=f"remote.{_first_method(work.target)}(...)",
             )
+        target = _as_defined_now(work.target)
         if self._signature is not None and not method:
-            check_bound(self._signature, args, kwargs, work.name)
-        value = (args, dict(kwargs)) if method else (work.target, args, dict(kwargs))
+            is_same = target is work.target
+            signature = self._signature if is_same else read_signature(target) or self._signature
+            check_bound(signature, args, kwargs, work.name)
+        value = (args, dict(kwargs)) if method else (target, args, dict(kwargs))
         segments = parcels.pack(value, name=work.name)
         if not self._is_checked:
             self._check(bytes(segments[0]))
@@ -248,6 +251,22 @@ class Requests:
             return ()
         source = self._work.source
         return TORCH_AND_COMPILER if source and _mentions_compiler(source) else TORCH
+
+
+def _as_defined_now(target: Any) -> Any:
+    """A function of a notebook's cell as that cell was run last; anything else as it is."""
+    main = sys.modules["__main__"]
+    if not _is_of_main(target) or hasattr(main, "__file__"):
+        return target
+    found = vars(main).get(target.__name__)
+    return found if _is_of_main(found) else target
+
+
+def _is_of_main(thing: Any) -> bool:
+    return inspect.isfunction(thing) and (thing.__module__, thing.__qualname__) == (
+        "__main__",
+        thing.__name__,
+    )
 
 
 def _mentions_compiler(source: Path) -> bool:
