@@ -34,6 +34,7 @@ class Hand:
     streams: RankStreams
     pid: int | None = None
     call: str = ""  # the one it has not answered yet
+    has_answered: bool = False
 
 
 class Crew:
@@ -69,7 +70,7 @@ class Crew:
             return
         hand.streams.settle()
         if frame.type == "answer":
-            hand.call = ""
+            hand.call, hand.has_answered = "", True
             if self.file and not any(other.call for other in self.hands.values()):
                 forget(self.file)
                 self.file = ""
@@ -97,7 +98,8 @@ class Crew:
         del self.hands[hand.rank]
         if hand.pid is not None:
             self.leaders.add(hand.pid)
-        if hand.call or (self._keep and self._stopped_at_s is None):
+        is_expected = hand.has_answered and not self._keep  # a fresh rank ends after its call
+        if hand.call or (not is_expected and self._stopped_at_s is None):
             self._tell_end(hand, code)
 
     def _tell_end(self, hand: Hand, code: int) -> None:

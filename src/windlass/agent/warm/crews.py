@@ -9,28 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
-import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from windlass import records
 from windlass.agent.board import Board
-from windlass.agent.failure import make_job_verdict
-from windlass.agent.port import hold_port
 from windlass.agent.warm.calls import Call
+from windlass.agent.warm.meetings import STORE_S
+from windlass.agent.warm.members import Member, Members, make_setup
 from windlass.agent.warm.projects import Projects
-from windlass.agent.warm.worlds import Meeting, World, make_world_nodes
+from windlass.agent.warm.worlds import World, make_world_nodes
 from windlass.bundle.manifest import EMPTY
 from windlass.errors import WindlassError
 from windlass.plan.plan import Plan
-from windlass.plan.topology import make_nodes
-from windlass.wire.status import FailureKind, Verdict
 
 logger = logging.getLogger(__name__)
 
-_STORE_S = 30.0
 _KEPT_WORLDS = 200
 
 SendBody = Callable[..., None]
@@ -45,104 +39,33 @@ class NotReady(Exception):
         self.node = node
 
 
-@dataclass(slots=True)
-class Member:
-    """One node that is here."""
-
-    send: SendBody
-    ship: Ship | None = None  # for large parcels, where it is on another machine
-    host: str = ""
-    address: str = ""
-    digests: dict[str, str] = field(default_factory=dict)  # of the projects it has
-    setup: str = ""  # digest of the set-up it has done
-    setup_error: str = ""
-
-
-class Crews:
+class Crews(Members):
     """Nodes by index, worlds by number."""
 
     def __init__(self, plan: Plan, board: Board, *, address: str = "") -> None:
-        self.plan = plan
-        self._first_nodes = plan.nodes  # as the plan's file has them
-        self._board = board
-        self._address = plan.master_addr or address or "127.0.0.1"
-        self._members: dict[int, Member] = {}
+        super().__init__(plan, board, address=address)
         self.worlds: dict[int, World] = {}
         self._slots: dict[str, World] = {}
         self._spare: World | None = None
-        self._stores: dict[int, Meeting] = {}
-        self._ready_store: Meeting | None = None  # opened ahead, for the next world that wants one
-        self._next = 0
-        self._changed = asyncio.Event()
         self._sync_errors: dict[int, str] = {}
         self.setup: dict[str, Any] = make_setup({}, list(plan.work.steps))  # type: ignore[union-attr]
         self.projects: Projects | None = None  # node 0's own
-        self.keeps_logs = False  # of other nodes, where they do not share a folder
-        self.stopped: Verdict | None = None
-        self.must_hurry = False
-
-    # -- nodes ---------------------------------------------------------------------------------
-
-    def knows(self, index: int) -> bool:
-        return 0 <= index < len(self.plan.nodes)
-
-    def is_here(self, index: int) -> bool:
-        return index in self._members
-
-    def missing(self, indexes: list[int]) -> list[int]:
-        return [index for index in indexes if index not in self._members]
-
-    def join(self, index: int, send: SendBody, *, ship: Ship | None = None, **about: Any) -> None:
-        """A node is there."""
-        host, address = str(about.get("host", "")), str(about.get("address", ""))
-        self._members[index] = Member(send=send, ship=ship, host=host, address=address)
-        known = {key: about[key] for key in ("pid", "python", "host") if key in about}
-        self._board.set_node(index, state="joined", **known)
-        self._changed.set()
-
-    def prepare(self, index: int) -> None:
-        """Of no matter here: code comes with calls."""
 
     def lose(self, index: int, why: str = "") -> None:
         """A node is gone, and with it its ranks of every world."""
-        if self._members.pop(index, None) is None:
-            return
-        logger.warning("node %s is gone%s", index, f": {why}" if why else "")
-        if self.knows(index):
-            self._board.set_node(index, state="lost")
+        super().lose(index, why)
         for world in self.worlds.values():
             if index in world.nodes:
                 world.is_alive = False
                 world.cleared.add(index)
-        self._changed.set()
-
-    def scale(self, num_nodes: int) -> None:
-        """So many nodes from now on; those beyond are told that they are no longer needed."""
-        self.plan = self.plan.with_nodes(
-            make_nodes(num_nodes, self.plan.nodes[0].num_ranks, job_name=self.plan.name)
-        )
-        self._board.resize(self.plan)
-        for index in [i for i in self._members if i >= num_nodes and not self.keeps_logs]:
-            self._members[index].send({"type": "end"})  # pods are ended by whoever made them
-        self._changed.set()
-
-    def end(self, kind: FailureKind, message: str, *, now: bool = False) -> None:
-        """Somebody wants all of it to end."""
-        if self.stopped is None:
-            self.stopped = make_job_verdict(self.plan, kind, message, at_s=time.time())
-        self.must_hurry |= now
-        self._changed.set()
 
     def receive(self, index: int, message: dict[str, Any], _body: bytes = b"") -> None:
         """Something a node says of itself."""
         kind = message["type"]
         if kind == "cleared" and message["world"] in self.worlds:
             self.worlds[message["world"]].cleared.add(index)
-        elif kind == "store" and message["number"] in self._stores:
-            self._take_store(self._stores[message["number"]], message["port"])
-        elif kind == "store_gone" and self._ready_store is not None:
-            if self._ready_store.number == message["number"]:
-                self._ready_store = None
+        elif kind in ("store", "store_gone"):
+            self.hear_of_store(message)
         elif kind == "synced" and message.get("error"):
             self._sync_errors[index] = message["error"]
             if index in self._members:
@@ -160,6 +83,24 @@ class Crews:
         """Whether the object of a kept world is alive."""
         world = self._slots.get(slot)
         return world is not None and world.is_alive and world.instance == instance
+
+    async def _await_store(self, preload: list[str]) -> None:
+        self.open_store(preload)
+        store = self._ready_store
+        if store is not None:
+            await self.until(lambda: store.port is not None, timeout_s=STORE_S)
+            if store.port is None:
+                self._take_store(store, 0)
+
+    def meet(self, world: World) -> dict[str, str]:
+        """What the ranks of a world are told of their meeting."""
+        if world.meeting is None:
+            return {}
+        first = self._members.get(world.nodes[0])
+        own = first.address if first is not None else ""
+        return world.meeting.render(
+            self._address if world.meeting.has_store else own or self._address
+        )
 
     # -- finding and making worlds -------------------------------------------------------------
 
@@ -306,72 +247,6 @@ class Crews:
             await self.until(lambda: old.is_cleared, timeout_s=self.plan.grace_s + 5.0)
             self.worlds.pop(old.number, None)
 
-    # -- where ranks meet ----------------------------------------------------------------------
-
-    def _meet_at_once(self, world: World, *, wants_store: bool) -> bool:
-        """Give a world its meeting; False when its store is not open yet."""
-        if wants_store:
-            store = self._ready_store
-            if store is None or store.port is None:
-                return False
-            self._ready_store, world.meeting = None, store
-            return True
-        world.meeting = Meeting(self._count())
-        self._hold(world.meeting)
-        return True
-
-    def open_store(self, preload: list[str]) -> None:
-        """Have a store opened for the next world that wants one; torch, which it is of, is in `preload`."""
-        if self._ready_store is not None or 0 not in self._members:
-            return
-        meeting = Meeting(self._count())
-        self._ready_store = self._stores[meeting.number] = meeting
-        order = {"type": "open_store", "number": meeting.number, "address": self._address}
-        self._members[0].send({**order, "port": self.plan.master_port, "preload": preload})
-
-    async def _await_store(self, preload: list[str]) -> None:
-        self.open_store(preload)
-        store = self._ready_store
-        if store is not None:
-            await self.until(lambda: store.port is not None, timeout_s=_STORE_S)
-            if store.port is None:
-                self._take_store(store, 0)
-
-    def _take_store(self, meeting: Meeting, port: int) -> None:
-        """A store is open; where there can be none, rank 0 opens one at a port that is held for it."""
-        if port:
-            meeting.port = port
-        else:
-            self._hold(meeting)
-
-    def _hold(self, meeting: Meeting) -> None:
-        meeting.held = hold_port(self.plan.master_port)
-        meeting.port = meeting.held.number
-
-    def _close_meeting(self, world: World) -> None:
-        meeting, world.meeting = world.meeting, None
-        if meeting is None:
-            return
-        self._stores.pop(meeting.number, None)
-        if meeting.held is not None:
-            meeting.held.release()
-        elif 0 in self._members:
-            self._members[0].send({"type": "close_store", "number": meeting.number})
-
-    def meet(self, world: World) -> dict[str, str]:
-        """What the ranks of a world are told of their meeting."""
-        if world.meeting is None:
-            return {}
-        first = self._members.get(world.nodes[0])
-        own = first.address if first is not None else ""
-        return world.meeting.render(
-            self._address if world.meeting.has_store else own or self._address
-        )
-
-    def _count(self) -> int:
-        self._next += 1
-        return self._next - 1
-
     def _muster(self, world: World, asked: Any) -> None:
         project = asked["project"]
         order = {
@@ -434,40 +309,3 @@ class Crews:
             self.dismiss(world, now=now)
         limit_s = self.plan.grace_s + 5.0
         await self.until(lambda: all(world.is_cleared for world in live), timeout_s=limit_s)
-
-    # -- small things --------------------------------------------------------------------------
-
-    def keep_log(self, number: int, rank: int, lines: bytes) -> None:
-        """Lines of a rank on another machine, where all readers find them."""
-        folder = self._board.folder
-        folder.attempt(number).mkdir(exist_ok=True)
-        with folder.log(number, rank).open("ab") as file:
-            file.write(lines)
-
-    def prune_logs(self, number: int) -> None:
-        shutil.rmtree(self._board.folder.attempt(number - _KEPT_WORLDS), ignore_errors=True)
-
-    async def until(self, is_so: Callable[[], bool], *, timeout_s: float | None) -> bool:
-        """Wait for a condition; whether it came true in time."""
-        loop = asyncio.get_running_loop()
-        deadline = None if timeout_s is None else loop.time() + timeout_s
-        while not is_so():
-            self._changed.clear()
-            left_s = None if deadline is None else deadline - loop.time()
-            if left_s is not None and left_s <= 0:
-                return False
-            try:
-                await asyncio.wait_for(self._changed.wait(), left_s)
-            except asyncio.TimeoutError:
-                return is_so()
-        return True
-
-
-def make_setup(env: dict[str, str], steps: list[Any]) -> dict[str, Any]:
-    """The order to set up nodes; nothing to do has an empty digest."""
-    import hashlib
-    import json
-
-    text = json.dumps([env, steps], sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest() if env or steps else ""
-    return {"type": "setup", "env": env, "steps": steps, "digest": digest}

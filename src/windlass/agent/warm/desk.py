@@ -18,8 +18,8 @@ from windlass.agent.link import Link
 from windlass.agent.station import Station
 from windlass.agent.warm.calls import Call, Listener
 from windlass.agent.warm.callview import make_call_status, read_call_logs
-from windlass.agent.warm.crews import make_setup
 from windlass.agent.warm.lead import WarmLead
+from windlass.agent.warm.members import make_setup
 from windlass.agent.warm.node import WarmNode
 from windlass.agent.warm.parts import PART, PartStore, send_parts
 from windlass.agent.warm.shapes import shape_of

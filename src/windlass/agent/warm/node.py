@@ -200,6 +200,10 @@ class WarmNode:
             self._closing.add(pid)
             processes.kill(pid, signal.SIGKILL)
 
+    def _lose_store(self, number: int) -> None:
+        del self._stores[number]
+        self._tell({"type": "store_gone", "number": number})
+
     def _on_store(self, number: int, pid: int) -> None:
         self._stores[number] = pid
         if number in self._unborn:  # the order to close it overtook the fork
@@ -243,7 +247,8 @@ class WarmNode:
         if pid in self._closing:
             self._closing.discard(pid)
             self._open_stores()
-        self._stores = {number: other for number, other in self._stores.items() if other != pid}
+        for number in [number for number, other in self._stores.items() if other == pid]:
+            self._lose_store(number)
         for crew in list(self._crews.values()):
             for hand in list(crew.hands.values()):
                 if hand.pid == pid:
@@ -305,6 +310,7 @@ class WarmNode:
 
     def _listen(self) -> None:
         self._reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._report_path.unlink(missing_ok=True)  # of a node that was here before
         self._reports.bind(str(self._report_path))
         self._reports.setblocking(False)
         self._loop.add_reader(self._reports.fileno(), self._on_report)

@@ -1,0 +1,143 @@
+"""The nodes of a warm lead: who is here, what each has, and how many there should be.
+
+A base of its crews. Worlds and calls are not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import shutil
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from windlass.agent.board import Board
+from windlass.agent.failure import make_job_verdict
+from windlass.agent.warm.meetings import Meetings
+from windlass.plan.plan import Plan
+from windlass.plan.topology import make_nodes
+from windlass.wire.status import FailureKind, Verdict
+
+logger = logging.getLogger(__name__)
+
+_KEPT_WORLDS = 200
+
+SendBody = Callable[..., None]
+Ship = Callable[[str, str], Awaitable[None]]  # a parcel's key and its file
+
+
+@dataclass(slots=True)
+class Member:
+    """One node that is here."""
+
+    send: SendBody
+    ship: Ship | None = None  # for large parcels, where it is on another machine
+    host: str = ""
+    address: str = ""
+    digests: dict[str, str] = field(default_factory=dict)  # of the projects it has
+    setup: str = ""  # digest of the set-up it has done
+    setup_error: str = ""
+
+
+class Members(Meetings):
+    """Nodes by index."""
+
+    def __init__(self, plan: Plan, board: Board, *, address: str = "") -> None:
+        super().__init__(plan, address)
+        self._board = board
+        self._first_nodes = plan.nodes  # as the plan's file has them
+        self._members: dict[int, Member] = {}
+        self._changed = asyncio.Event()
+        self.keeps_logs = False  # of other nodes, where they do not share a folder
+        self.stopped: Verdict | None = None
+        self.must_hurry = False
+
+    def knows(self, index: int) -> bool:
+        return 0 <= index < len(self.plan.nodes)
+
+    def is_here(self, index: int) -> bool:
+        return index in self._members
+
+    def missing(self, indexes: list[int]) -> list[int]:
+        return [index for index in indexes if index not in self._members]
+
+    def join(self, index: int, send: SendBody, *, ship: Ship | None = None, **about: Any) -> None:
+        """A node is there."""
+        host, address = str(about.get("host", "")), str(about.get("address", ""))
+        self._members[index] = Member(send=send, ship=ship, host=host, address=address)
+        known = {key: about[key] for key in ("pid", "python", "host") if key in about}
+        self._board.set_node(index, state="joined", **known)
+        self._changed.set()
+
+    def prepare(self, index: int) -> None:
+        """Of no matter here: code comes with calls."""
+
+    def lose(self, index: int, why: str = "") -> None:
+        """A node is gone, and with it its ranks of every world."""
+        if self._members.pop(index, None) is None:
+            return
+        logger.warning("node %s is gone%s", index, f": {why}" if why else "")
+        if self.knows(index):
+            self._board.set_node(index, state="lost")
+        self._changed.set()
+
+    def scale(self, num_nodes: int) -> None:
+        """So many nodes from now on; those beyond are told that they are no longer needed."""
+        self.plan = self.plan.with_nodes(
+            make_nodes(num_nodes, self.plan.nodes[0].num_ranks, job_name=self.plan.name)
+        )
+        self._board.resize(self.plan)
+        for index in [i for i in self._members if i >= num_nodes and not self.keeps_logs]:
+            self._members[index].send({"type": "end"})  # pods are ended by whoever made them
+        self._changed.set()
+
+    def end(self, kind: FailureKind, message: str, *, now: bool = False) -> None:
+        """Somebody wants all of it to end."""
+        if self.stopped is None:
+            self.stopped = make_job_verdict(self.plan, kind, message, at_s=time.time())
+        self.must_hurry |= now
+        self._changed.set()
+
+    def _order_node_0(self, order: dict[str, Any]) -> bool:
+        if 0 not in self._members:
+            return False
+        self._members[0].send(order)
+        return True
+
+    # -- small things --------------------------------------------------------------------------
+
+    def keep_log(self, number: int, rank: int, lines: bytes) -> None:
+        """Lines of a rank on another machine, where all readers find them."""
+        folder = self._board.folder
+        folder.attempt(number).mkdir(exist_ok=True)
+        with folder.log(number, rank).open("ab") as file:
+            file.write(lines)
+
+    def prune_logs(self, number: int) -> None:
+        shutil.rmtree(self._board.folder.attempt(number - _KEPT_WORLDS), ignore_errors=True)
+
+    async def until(self, is_so: Callable[[], bool], *, timeout_s: float | None) -> bool:
+        """Wait for a condition; whether it came true in time."""
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        while not is_so():
+            self._changed.clear()
+            left_s = None if deadline is None else deadline - loop.time()
+            if left_s is not None and left_s <= 0:
+                return False
+            try:
+                await asyncio.wait_for(self._changed.wait(), left_s)
+            except asyncio.TimeoutError:
+                return is_so()
+        return True
+
+
+def make_setup(env: dict[str, str], steps: list[Any]) -> dict[str, Any]:
+    """The order to set up nodes; nothing to do has an empty digest."""
+    text = json.dumps([env, steps], sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest() if env or steps else ""
+    return {"type": "setup", "env": env, "steps": steps, "digest": digest}
