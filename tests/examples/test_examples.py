@@ -52,6 +52,43 @@ def test_restart(run):
     assert "attempt 1 went on from step 100" in out
 
 
+def test_fn(run, monkeypatch):
+    monkeypatch.setenv("WINDLASS_ENGINE", "local")
+    lines = run(sys.executable, "examples/04_fn.py").splitlines()
+    assert [re.sub(r"\s+[\d.]+ s$", "", line) for line in lines] == [
+        "first call     [5.0, 5.0, 5.0, 5.0]",
+        "second call    [5.0, 5.0, 5.0, 5.0]",
+        "after an edit  [50.0, 50.0, 50.0, 50.0]",
+    ]
+
+
+def test_cls(run, monkeypatch):
+    monkeypatch.setenv("WINDLASS_ENGINE", "local")
+    *lines, last = run(sys.executable, "examples/05_cls.py").splitlines()
+    counts = [re.findall(r"after (\d+) steps", line) for line in lines]
+    assert counts == [["20", "20"], ["40", "40"], ["60", "60"]], lines
+    assert re.fullmatch(r"of rank 0 alone: y = (2\.\d+|3\.\d+) x \+ \S+ after 60 steps", last), last
+
+
+# as notebooks run cells: one by one, in a __main__ that has no file
+CELLS = """
+import sys
+main = sys.modules["__main__"].__dict__
+for number, cell in enumerate(open(sys.argv[1]).read().split("\\n# %%")):
+    exec(compile(cell.partition("\\n")[2] if number else cell, f"<cell {number}>", "exec"), main)
+"""
+
+
+def test_notebook(run, monkeypatch):
+    monkeypatch.setenv("WINDLASS_ENGINE", "local")
+    out = run(sys.executable, "-c", CELLS, "examples/08_notebook.py")
+    assert out.splitlines() == [
+        "[6.0, 6.0, 6.0, 6.0]",
+        "[600.0, 600.0, 600.0, 600.0]",
+        "[100.0, 101.0, 102.0, 103.0]",
+    ]
+
+
 def test_app(run, monkeypatch):
     monkeypatch.setenv("WINDLASS_ENGINE", "local")
     out = run(sys.executable, "examples/06_app.py")
