@@ -23,6 +23,7 @@ from windlass.wire.status import Verdict
 
 _KEPT_CALLS = 200
 _KEPT_BYTES = 256 << 20
+_KEPT_ITEM_BYTES = 16 << 20
 
 
 @dataclass(slots=True)
@@ -93,6 +94,7 @@ class Call:
     attempt: Attempt | None = None
     answers: dict[int, Answer] = field(default_factory=dict)
     items: list[Answer] = field(default_factory=list)
+    item_bytes: int = 0
     unsaid: list[Answer] = field(default_factory=list)  # answers that wait to be told together
     verdict: Verdict | None = None
     stop: Verdict | None = None  # somebody ended it: cancel, timeout
@@ -108,6 +110,13 @@ class Call:
     def start(self, number: int, world: Plan) -> None:
         self.state, self.started_at_s = "running", time.time()
         self.attempt = Attempt(number, world)
+
+    def yielded(self, answer: Answer) -> None:
+        """A rank has yielded something; who comes later finds the last of them, as much as is kept."""
+        self.items.append(answer)
+        self.item_bytes += answer.num_bytes
+        while self.item_bytes > _KEPT_ITEM_BYTES and len(self.items) > 1:
+            self.item_bytes -= self.items.pop(0).num_bytes
 
     def answered(self, answer: Answer) -> None:
         """A rank has answered; the first failure and the last answer end the call."""

@@ -246,7 +246,7 @@ class WarmLead(Crews):
             return
         answer = Answer(message, body, message.pop("file", ""))
         if message["type"] == "item":
-            call.items.append(answer)
+            call.yielded(answer)
         else:
             call.answered(answer)
         has_ended = call.has_returned and call.stop is None

@@ -22,6 +22,7 @@ from windlass.client.warm.where import say
 from windlass.engines.protocol import JobRef
 from windlass.errors import EngineError, JobNotFound, ProtocolError, SpecError, WindlassError
 from windlass.kube.blocker import CONDITION
+from windlass.kube.naming import object_name
 from windlass.plan.plan import Plan
 from windlass.spec.work import Calls
 from windlass.waiting import wait_until
@@ -64,17 +65,18 @@ class LiveNodes:
             self._preload = preload or self._preload
             if self.ref is None:
                 self.num_nodes = 0
-                if not self._find():
-                    self._start(max(num_nodes, 1))
+                with self._alone():
+                    if not self._find():
+                        self._start(max(num_nodes, 1))
             if num_nodes > self.num_nodes:
                 self.scale(num_nodes)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """Of several processes that start one compute at a time, the others find what the first started."""
-        home = Path(str(self.wanted.settings.value("home"))).expanduser()
+        home = Path(str(self.wanted.settings.value("home"))).expanduser() / "locks"
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (home / "computes.lock").open("w") as lock:
+        with (home / object_name(self.name, 60)).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
