@@ -1,0 +1,87 @@
+"""What goes away: a rank during a call, a node between calls or during one; and the same client goes on."""
+
+from __future__ import annotations
+
+import pytest
+import warm_tasks as tasks
+
+import windlass as kt
+
+WAIT_S = 120.0
+
+
+@pytest.mark.parametrize("keep", ["", "process"], ids=["fresh", "kept"])
+def test_a_rank_that_is_killed_fails_the_call_and_the_next_works(warm, shared, keep):
+    remote = kt.fn(tasks.die, keep=keep).to(warm).distribute("spmd", workers=2)
+    with pytest.raises(kt.RankFailed, match="rank 1") as caught:
+        remote(1, shared.path)
+    assert "SIGKILL" in str(caught.value)
+    again = kt.fn(tasks.echo, keep=keep).to(warm).distribute("spmd", workers=2)
+    assert again(1) == [((1,), {})] * 2
+    with pytest.raises(kt.RankFailed, match="rank 0"):
+        remote(0, shared.path)
+    assert again(2) == [((2,), {})] * 2
+
+
+def test_a_rank_that_is_killed_in_torch_fails_the_call(warm, shared):
+    remote = kt.fn(tasks.die).to(warm).distribute("pytorch", workers=2)
+    with pytest.raises(kt.RankFailed, match="rank 1"):
+        remote(1, shared.path)
+    group = kt.fn(tasks.all_reduce).to(warm).distribute("pytorch", workers=2)
+    assert group(1) == [3, 3]
+
+
+@pytest.mark.parametrize("index", [1, 0])
+def test_a_node_lost_between_calls_is_there_again_for_the_next(on, make, index):
+    compute = make()
+    remote = kt.fn(tasks.whoami).to(compute).distribute("spmd", workers=2)
+    before = [each["agent"] for each in remote()]
+    on.end_node(compute, index, before[index])
+    after = [each["agent"] for each in remote()]
+    assert after[index] != before[index]
+    assert [each["rank"] for each in remote()] == [0, 1]
+    if index == 1:
+        assert after[0] == before[0]
+
+
+def test_both_nodes_lost_between_calls(on, make):
+    compute = make()
+    remote = kt.fn(tasks.whoami).to(compute).distribute("spmd", workers=2)
+    before = [each["agent"] for each in remote()]
+    for index in (1, 0):
+        on.end_node(compute, index, before[index])
+    after = [each["agent"] for each in remote()]
+    assert set(after).isdisjoint(before)
+
+
+def test_an_object_of_a_lost_node_is_made_anew(on, make):
+    compute = make()
+    counter = kt.cls(tasks.Counter, init_args=(10,)).to(compute).distribute("spmd", workers=2)
+    assert counter.add() == [11, 11]
+    on.end_node(compute, 1, counter.whoami()[1]["agent"])
+    assert counter.add() == [11, 11]
+
+
+@pytest.mark.parametrize("index", [1, 0])
+def test_a_node_lost_during_a_call_fails_it_and_the_next_works(on, make, shared, index):
+    compute = make()
+    remote = kt.fn(tasks.whoami).to(compute).distribute("spmd", workers=2)
+    before = [each["agent"] for each in remote()]
+    blocked = kt.fn(tasks.block).to(compute).distribute("spmd", workers=2)
+    job = blocked.submit(f"{shared.path}/started", f"{shared.path}/never")
+    shared.wait_for("started")
+    on.end_node(compute, index, before[index])
+    error = job.exception(timeout_s=WAIT_S)
+    assert isinstance(error, kt.NodeLost)
+    assert [each["rank"] for each in remote()] == [0, 1]
+
+
+def test_code_is_there_again_after_node_0_was_lost(on, make, project):
+    project.write("{stem}.py", "def value():\n    return 1\n")
+    compute = make()
+    remote = kt.fn(project.load("{stem}").value).to(compute).distribute("spmd", workers=2)
+    assert remote() == [1, 1]
+    agent = kt.fn(tasks.find_agent).to(compute)()
+    on.end_node(compute, 0, agent)
+    project.write("{stem}.py", "def value():\n    return 2\n")
+    assert remote() == [2, 2]

@@ -1,0 +1,252 @@
+"""Hot reload: edit a module of the project and call again; what runs is what is on disk."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+
+import windlass as kt
+
+TASK = """
+import os
+
+def value():
+    return {value}, os.getpid()
+"""
+
+
+@pytest.fixture(params=["", "process"], ids=["fresh", "kept"])
+def keep(request):
+    return request.param
+
+
+@pytest.fixture
+def send(warm, keep):
+    """A function on two nodes."""
+
+    def send(function):
+        return kt.fn(function, keep=keep).to(warm).distribute("spmd", workers=2)
+
+    return send
+
+
+def edit(project, value):
+    project.write("{stem}.py", TASK.replace("{value}", str(value)))
+
+
+def values(found):
+    return [value for value, _ in found]
+
+
+def test_an_edited_module_runs_as_it_is(project, send):
+    edit(project, 1)
+    remote = send(project.load("{stem}").value)
+    assert values(remote()) == [1, 1]
+    edit(project, 22)
+    assert values(remote()) == [22, 22]
+    assert values(remote()) == [22, 22]
+
+
+def test_edits_of_the_same_size_within_a_second(project, send):
+    edit(project, 0)
+    remote = send(project.load("{stem}").value)
+    for value in range(1, 9):
+        edit(project, value)
+        assert values(remote()) == [value, value]
+
+
+def test_kept_processes_reload_in_place(project, warm):
+    edit(project, 1)
+    remote = kt.fn(project.load("{stem}").value, keep="process").to(warm)
+    _, before = remote()
+    edit(project, 2)
+    assert remote() == (2, before)
+
+
+def test_what_a_changed_module_imports_is_new_too(project, send):
+    project.write("{stem}_low.py", "VALUE = 1")
+    project.write("{stem}.py", "from {stem}_low import VALUE\ndef value():\n    return VALUE, 0\n")
+    remote = send(project.load("{stem}").value)
+    assert values(remote()) == [1, 1]
+    project.write("{stem}_low.py", "VALUE = 2")
+    assert values(remote()) == [2, 2]
+
+
+def test_modules_of_a_package(project, send):
+    project.write("{stem}/__init__.py", "")
+    project.write("{stem}/deep/__init__.py", "BASE = 1")
+    project.write("{stem}/deep/low.py", "VALUE = 1")
+    project.write(
+        "{stem}/top.py",
+        """
+        from {stem}.deep import BASE
+        from {stem}.deep.low import VALUE
+
+        def value():
+            return BASE + VALUE, 0
+        """,
+    )
+    remote = send(project.load("{stem}.top").value)
+    assert values(remote()) == [2, 2]
+    project.write("{stem}/deep/low.py", "VALUE = 5")
+    assert values(remote()) == [6, 6]
+    project.write("{stem}/deep/__init__.py", "BASE = 2")
+    assert values(remote()) == [7, 7]
+
+
+def test_modules_that_come_and_go(project, send):
+    lazy = """
+    def value():
+        try:
+            import {stem}_more
+        except ImportError:
+            return None, 0
+        return {stem}_more.VALUE, 0
+    """
+    project.write("{stem}.py", lazy)
+    remote = send(project.load("{stem}").value)
+    assert values(remote()) == [None, None]
+    more = project.write("{stem}_more.py", "VALUE = 1")
+    assert values(remote()) == [1, 1]
+    more.unlink()
+    assert values(remote()) == [None, None]
+    project.write("{stem}_more/__init__.py", "VALUE = 3")
+    assert values(remote()) == [3, 3]
+
+
+def test_a_function_that_grew_a_parameter(project, send):
+    project.write("{stem}.py", "def value(a):\n    return a, 0\n")
+    remote = send(project.load("{stem}").value)
+    assert values(remote(1)) == [1, 1]
+    project.write("{stem}.py", "def value(a, b):\n    return a + b, 0\n")
+    assert values(remote(1, 2)) == [3, 3]
+
+
+def test_a_syntax_error_is_raised_here_with_its_line_and_nothing_is_lost(project, send, keep):
+    edit(project, 1)
+    remote = send(project.load("{stem}").value)
+    before = remote()
+    path = project.write("{stem}.py", "import os\n\ndef value():\n    return 2,, os.getpid()\n")
+    for _ in range(2):
+        with pytest.raises(SyntaxError) as caught:
+            remote()
+        assert (caught.value.filename, caught.value.lineno) == (str(path), 4)
+    edit(project, 1)
+    after = remote()
+    assert values(after) == [1, 1]
+    if keep:
+        assert after == before
+
+
+def test_a_syntax_error_in_a_module_that_only_ranks_import(project, send):
+    project.write("{stem}.py", "def value():\n    import {stem}_low\n    return {stem}_low.VALUE, 0\n")
+    project.write("{stem}_low.py", "VALUE = 1")
+    remote = send(project.load("{stem}").value)
+    assert values(remote()) == [1, 1]
+    path = project.write("{stem}_low.py", "VALUE = 1\nVALUE = = 2\n")
+    with pytest.raises(SyntaxError) as caught:
+        remote()
+    assert caught.value.lineno == 2
+    assert (caught.value.filename or "").endswith(path.name)
+    project.write("{stem}_low.py", "VALUE = 3")
+    assert values(remote()) == [3, 3]
+
+
+def test_an_edit_during_a_call_is_seen_by_the_next(project, send, shared):
+    source = """
+    import time
+    from pathlib import Path
+
+    def value(folder):
+        Path(folder, "started").touch()
+        for _ in range(6000):
+            if Path(folder, "go").exists():
+                return {value}, 0
+            time.sleep(0.01)
+        raise TimeoutError
+    """
+    project.write("{stem}.py", source.replace("{value}", "1"))
+    remote = send(project.load("{stem}").value)
+    job = remote.submit(shared.path)
+    shared.wait_for("started")
+    project.write("{stem}.py", source.replace("{value}", "2"))
+    shared.touch("go")
+    assert values(job.results(timeout_s=60)) == [1, 1]
+    assert values(remote(shared.path)) == [2, 2]
+
+
+def test_reload_never_runs_what_was_there(project, warm):
+    edit(project, 1)
+    remote = kt.fn(project.load("{stem}").value, keep="process", reload="never").to(warm)
+    assert remote()[0] == 1
+    edit(project, 2)
+    assert remote()[0] == 1
+
+
+def test_data_files_travel_as_they_are(project, send):
+    source = "def value():\n    with open('{stem}.txt') as file:\n        return file.read(), 0\n"
+    project.write("{stem}.py", source)
+    project.write("{stem}.txt", "one")
+    remote = send(project.load("{stem}").value)
+    assert values(remote()) == ["one", "one"]
+    project.write("{stem}.txt", "two")
+    assert values(remote()) == ["two", "two"]
+
+
+def test_an_object_keeps_its_state_and_has_the_new_methods(project, warm):
+    source = """
+    class Counter:
+        def __init__(self):
+            self.count = 0
+
+        def add(self):
+            self.count += {step}
+            return self.count
+    """
+    project.write("{stem}.py", source.replace("{step}", "1"))
+    counter = kt.cls(project.load("{stem}").Counter).to(warm).distribute("spmd", workers=2)
+    assert counter.add() == [1, 1]
+    project.write("{stem}.py", source.replace("{step}", "100"))
+    assert counter.add() == [101, 101]
+
+
+# -- notebooks -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cell(monkeypatch):
+    """Runs source as a notebook runs a cell: in a __main__ without a file."""
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+
+    def run(source):
+        exec(compile(source, "<cell>", "exec"), main.__dict__)
+        return main
+
+    return run
+
+
+def test_a_function_of_a_cell_runs_as_it_was_last_defined(project, warm, cell, keep):
+    main = cell("BASE = 1\ndef helper():\n    return BASE\ndef value():\n    return helper() + 1")
+    remote = kt.fn(main.value, keep=keep).to(warm).distribute("spmd", workers=2)
+    assert remote() == [2, 2]
+    cell("def helper():\n    return BASE + 10")
+    assert remote() == [12, 12]
+    main = cell("BASE = 5\ndef value():\n    return helper() + 2")
+    again = kt.fn(main.value, keep=keep).to(warm).distribute("spmd", workers=2)
+    assert again() == [17, 17]
+
+
+def test_redefining_a_cell_and_calling_again_runs_the_new_code(project, warm, cell):
+    main = cell("def value():\n    return 1")
+    remote = kt.fn(main.value).to(warm)
+    assert remote() == 1
+    cell("def value():\n    return 2")
+    assert remote() == 2
+
+
+def test_a_function_of_a_script(project, warm, start_client):
+    client = start_client(warm, "def twice(x):\n    return 2 * x\nprint(remote(twice)(4))")
+    assert client.finish() == "8\n"
