@@ -120,8 +120,6 @@ class _Callee:
         else:
             function, args, kwargs = parcels.unpack(segments)
             value = function(*args, **kwargs)
-        if self._about["keep"]:
-            self._reloader.note()
         return value
 
     def _stream(self, header: dict[str, Any], value: Any) -> Any:

@@ -174,6 +174,9 @@ class WarmLead(Crews):
                     await self.send_file(world, self._make_order(world, call), call.file)
             if not world.slot:
                 await self.make_spare(call)
+                if call.asked["store"] and not self.plan.master_port:
+                    # any port will do for the next one; a certain port must be left by this one first
+                    self.open_store(call.asked["preload"])
             await call.over.wait()
             if not call.is_final:
                 await self._break_off(world, call)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 _Stamp = tuple[int, int]
+_loaded: dict[str, _Stamp] = {}  # files of the project, as they were when they were loaded
 
 
 class FreshLoader(importlib.machinery.SourceFileLoader):
@@ -24,6 +25,7 @@ class FreshLoader(importlib.machinery.SourceFileLoader):
 
     def get_code(self, fullname: str) -> types.CodeType | None:
         path = self.get_filename(fullname)
+        _loaded[path] = _stamp(path)  # before it is read: an edit meanwhile is a change
         if _is_compiled_later(path):
             return super().get_code(fullname)
         return self.source_to_code(self.get_data(path), path)
@@ -68,38 +70,31 @@ class Reloader:
 
     def __init__(self, root: str) -> None:
         self._prefix = os.path.join(os.path.abspath(root), "") if root else ""
-        self._stamps: dict[str, _Stamp] = {}
-        self._num_loaded = 0
-
-    def note(self) -> None:
-        """Remember the files of what is loaded; most calls load nothing new."""
-        if len(sys.modules) == self._num_loaded:
-            return
-        self._num_loaded = len(sys.modules)
-        for name, path in self._own():
-            if name not in self._stamps:
-                self._stamps[name] = _stamp(path)
 
     def reload(self) -> list[str]:
         """Reload all of the project that is loaded, if any of it changed; the names of what was.
 
-        All of it, since a module that took a name from a changed one holds the old thing. Those that were
-        imported last come first: they are what the others import.
+        All of it, since a module that took a name from a changed one holds the old thing. Python keeps
+        modules in the order in which their loading ended, so that what others import comes first. Those whose
+        files are gone are forgotten: who still wants one finds it elsewhere, or not at all.
         """
         own = self._own()
-        if all(self._stamps.get(name) == _stamp(path) for name, path in own):
+        if all(_loaded[path] == _stamp(path) for _, path in own):
             return []
         _forget_listings()
-        for name, path in reversed(own):
-            importlib.reload(sys.modules[name])
-            self._stamps[name] = _stamp(path)
+        for name, path in own:
+            if not os.path.exists(path):
+                del sys.modules[name]
+        for name, path in own:
+            if name in sys.modules:
+                importlib.reload(sys.modules[name])
         return [name for name, _ in own]
 
     def _own(self) -> list[tuple[str, str]]:
         found = []
         for name, module in list(sys.modules.items()):
             path = getattr(module, "__file__", None)
-            if name != "__main__" and path and self._prefix and path.startswith(self._prefix):
+            if path in _loaded and self._prefix and path.startswith(self._prefix):
                 found.append((name, path))
         return found
 

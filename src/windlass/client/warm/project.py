@@ -42,6 +42,7 @@ class Project:
         self._manifest = EMPTY
         self._known: dict[str, Manifest] = {EMPTY.digest: EMPTY}
         self._num_changes = 0
+        self.is_edited = False  # a module that this process has loaded is not what it was
         self._about: dict[str, Any] = {}
 
     @property
@@ -84,6 +85,7 @@ class Project:
             stamp = _stamp(path)
             if self._stamps.get(path) != stamp:
                 if path in self._stamps:
+                    self.is_edited = True
                     compile(Path(path).read_bytes(), path, "exec")
                 self._stamps[path] = stamp
 
@@ -129,6 +131,7 @@ class PlacedProject:
         self.root = Path(str(place["root"] or "."))
         self.key = str(place["key"])
         self.version = ""
+        self.is_edited = False
 
     def refresh(self) -> None:
         """Whatever is there is what is meant."""

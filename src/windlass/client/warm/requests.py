@@ -213,7 +213,7 @@ class Requests:
                 hint=f"remote.{_first_method(work.target)}(...)",
             )
         target = _as_defined_now(work.target)
-        if self._signature is not None and not method:
+        if self._signature is not None and not method and not self._project.is_edited:
             is_same = target is work.target
             signature = self._signature if is_same else read_signature(target) or self._signature
             check_bound(signature, args, kwargs, work.name)
