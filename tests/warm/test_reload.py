@@ -141,7 +141,9 @@ def test_a_syntax_error_is_raised_here_with_its_line_and_nothing_is_lost(project
 
 
 def test_a_syntax_error_in_a_module_that_only_ranks_import(project, send):
-    project.write("{stem}.py", "def value():\n    import {stem}_low\n    return {stem}_low.VALUE, 0\n")
+    project.write(
+        "{stem}.py", "def value():\n    import {stem}_low\n    return {stem}_low.VALUE, 0\n"
+    )
     project.write("{stem}_low.py", "VALUE = 1")
     remote = send(project.load("{stem}").value)
     assert values(remote()) == [1, 1]
@@ -156,11 +158,12 @@ def test_a_syntax_error_in_a_module_that_only_ranks_import(project, send):
 
 def test_an_edit_during_a_call_is_seen_by_the_next(project, send, shared):
     source = """
+    import os
     import time
     from pathlib import Path
 
     def value(folder):
-        Path(folder, "started").touch()
+        Path(folder, "started-" + os.environ["RANK"]).touch()
         for _ in range(6000):
             if Path(folder, "go").exists():
                 return {value}, 0
@@ -170,7 +173,7 @@ def test_an_edit_during_a_call_is_seen_by_the_next(project, send, shared):
     project.write("{stem}.py", source.replace("{value}", "1"))
     remote = send(project.load("{stem}").value)
     job = remote.submit(shared.path)
-    shared.wait_for("started")
+    shared.wait_for("started-0", "started-1")
     project.write("{stem}.py", source.replace("{value}", "2"))
     shared.touch("go")
     assert values(job.results(timeout_s=60)) == [1, 1]
