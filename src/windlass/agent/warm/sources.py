@@ -85,7 +85,7 @@ class Reloader:
         for name, path in own:
             if not os.path.exists(path):
                 del sys.modules[name]
-        for name, path in own:
+        for name, _ in own:
             if name in sys.modules:
                 importlib.reload(sys.modules[name])
         return [name for name, _ in own]
