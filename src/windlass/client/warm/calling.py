@@ -257,8 +257,8 @@ class Calling:
 
     def _check_lead(self) -> None:
         """The lead that answers never heard of it: it was not said whole."""
-        if self._talk is None:
-            raise self._lost()
+        if self._talk is None or not self._request.segments:
+            raise self._lost()  # or it was not said from here, and nobody can say it again
         self._say()
 
     def _lost(self) -> NodeLost:

@@ -17,7 +17,7 @@ from windlass.client.warm.calling import Calling, Reply, Request, of_call
 from windlass.client.warm.calllogs import CallLogs
 from windlass.client.warm.nodes import LiveNodes
 from windlass.engines.protocol import JobRef
-from windlass.errors import JobNotFound, RemoteError, WaitTimeout
+from windlass.errors import JobNotFound, NodeLost, RemoteError
 from windlass.wire.logs import LogQuery
 from windlass.wire.results import ErrorInfo, ResultHeader
 from windlass.wire.status import JobStatus, Verdict
@@ -66,9 +66,8 @@ class CallJob(Job):
             calling.attend()
             try:
                 self._reply = calling.follow(wait_s=timeout_s)
-            except WaitTimeout:
-                calling.let_go(is_broken=True)
-                raise
+            finally:
+                calling.let_go(is_broken=True)  # one still held is mid-story
         return self._reply
 
     def results(self, *, timeout_s: float | None = None) -> list[Any]:
@@ -81,7 +80,10 @@ class CallJob(Job):
 
     def exception(self, *, timeout_s: float | None = None) -> BaseException | None:
         """What went wrong; None when nothing did."""
-        return self._read(timeout_s).error()
+        try:
+            return self._read(timeout_s).error()
+        except NodeLost as error:
+            return error
 
     def verdict(self) -> Verdict | None:
         """Who failed first, and why; None while nobody did."""
