@@ -136,7 +136,7 @@ def test_mistakes_are_told(local: Cli, words: tuple[str, ...], told: str) -> Non
 def test_without_a_verb_it_shows_its_help(local: Cli) -> None:
     ran = local("compute")
     assert ran.code == 0
-    for verb in ("ls", "rm", "scale"):
+    for verb in ("ls", "calls", "rm", "scale"):
         assert f"\n  {verb} " in ran.out
 
 
@@ -159,6 +159,12 @@ def test_a_call_is_a_job_to_every_verb(local: Cli, submit: Callable[..., list[st
     assert sorted(local("attach", call).out.splitlines())[0] == "[0/0] adding on 0"
     assert local("logs", f"nodes.{call.rpartition('.')[2]}", "--rank", "1").out.count("\n") == 2
     assert "succeeded" in local("why", call).out
+    assert local("compute", "calls", "nodes").out.splitlines()[1].split() == [
+        call,
+        "add",
+        "returned",
+    ]
+    assert local("compute", "calls", "nodes", "--json").json[0]["id"] == call
 
 
 def test_a_call_that_failed(local: Cli, submit: Callable[..., list[str]]) -> None:

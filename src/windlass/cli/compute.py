@@ -75,6 +75,25 @@ def _make_record(living: Living) -> dict[str, Any]:
     return {**plain, "ref": str(living.ref), "job_id": living.ref.job_id, **engine}
 
 
+@compute.command(short_help="List the last calls on a compute.")
+@click.argument("text", metavar="NAME")
+@place_options
+@json_option
+def calls(text: str, as_json: bool) -> None:
+    """List the last calls on the compute NAME, newest first: windlass logs ID, result ID, cancel ID."""
+    found = look(find_living(text, places(place_flags())))
+    newest = list(reversed(found.calls))
+    if as_json:
+        print_json(newest)
+        return
+    print_table(
+        ("ID", "FUNCTION", "STATE"),
+        [(call["id"], shorten(one_line(call["name"]), _WIDEST), call["state"]) for call in newest],
+    )
+    if not newest:
+        say(found.why or f"nothing was called on {found.name} yet")
+
+
 @compute.command(short_help="End computes: their calls, their ranks, their nodes.")
 @click.argument("texts", metavar="NAME...", nargs=-1)
 @click.option("--all", "-a", "is_all", is_flag=True, help="all that ls shows")

@@ -40,6 +40,7 @@ class Living:
     idle_s: float | None = None
     ttl_s: float | None = None
     deployed: tuple[str, ...] = ()
+    calls: tuple[Mapping[str, str], ...] = ()  # the last ones: id, name, state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +94,7 @@ def look(found: Found) -> Living:
         "state": "at work" if active else "idle",
         "num_waiting": max(0, len(active) - 1),
         "deployed": tuple(info["record"]),
+        "calls": tuple(info["calls"]),
     }
     return Living(**about, **{key: info[key] for key in ("num_calls", "idle_s", "ttl_s")})
 
