@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class Wanted:
     pod: PodSpec | None
     env: Mapping[str, str]
     steps: tuple[Mapping[str, Any], ...]
-    hidden: Mapping[str, str]
+    hidden: Mapping[str, str] = field(repr=False)  # values of secrets
     ttl_s: float | None
     procs: int
     volumes: tuple[Volume, ...] = ()

@@ -1,0 +1,101 @@
+"""The lines of the API, as users write them.
+
+What they ask for is made to fit where they run: a cluster of two machines has 16 GPUs in name, and no memory
+for four times 512Gi.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import warm_tasks as tasks
+
+import windlass as kt
+
+
+def train_fn():
+    """By value, since this module is no project of the ranks'."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return dist.__name__, int(os.environ["RANK"]), int(total)
+
+
+@pytest.fixture
+def gone(on):
+    """Takes down what a test gives it."""
+    made = []
+    yield made.append
+    for remote in made:
+        remote.teardown()
+
+
+@pytest.mark.local_only("two machines have no 32 GPUs and no 2 TiB of memory")
+def test_the_first_lines(on, gone):
+    compute = kt.Compute(gpus=8, memory="512Gi", image=kt.images.pytorch("24.08-py3"))
+    remote_train = kt.fn(train_fn).to(compute).distribute(framework="pytorch", workers=4)
+    gone(remote_train)
+    results = remote_train()
+    assert results == [("torch.distributed", rank, 32) for rank in range(32)]
+
+
+@pytest.mark.cluster_only("with the memory and the GPUs of the testbed")
+def test_the_first_lines_on_pods(on, gone):
+    compute = kt.Compute(gpus=8, memory="2Gi", image=kt.images.pytorch("24.08-py3"))
+    remote_train = kt.fn(train_fn).to(compute).distribute(framework="pytorch", workers=2)
+    gone(remote_train)
+    results = remote_train()
+    assert results == [("torch.distributed", rank, 16) for rank in range(16)]
+
+
+def test_pod_ips(warm, project):
+    project.write(
+        "{stem}.py",
+        """
+        from windlass.distributed import pod_ips
+
+        def find():
+            ips = pod_ips()
+            assert ips == pod_ips(quorum_workers=2, quorum_timeout=60)
+            return ips
+        """,
+    )
+    remote = kt.fn(project.load("{stem}").find).to(warm).distribute("spmd", workers=2)
+    first, second = remote()
+    assert first == second
+    assert len(first) == 2
+
+
+def test_a_volume_on_a_compute_that_is_distributed(on, gone):
+    where = {} if on.space is None else {"storage_class": "shared-disk"}
+    vol = kt.Volume(
+        name="shared-data", size="1Gi", mount_path="/data", access_mode="ReadWriteMany", **where
+    )
+    compute = kt.Compute(name="t-volumes", volumes=[vol]).distribute(framework="spmd", workers=2)
+    remote = kt.fn(tasks.whoami).to(compute)
+    gone(remote)
+    assert [each["rank"] for each in remote()] == [0, 1]
+
+
+def test_decorated(on, project, gone):
+    project.write(
+        "{stem}.py",
+        """
+        import os
+        import windlass as kt
+
+        @kt.compute(name="t-decorated", inactivity_ttl=120)
+        @kt.distribute(framework="pytorch", workers=2)
+        def train():
+            return int(os.environ["RANK"])
+        """,
+    )
+    train = project.load("{stem}").train
+    gone(train.deploy())
+    assert train() == [0, 1]
+    assert kt.get("train")() == [0, 1]
