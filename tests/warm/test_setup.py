@@ -78,6 +78,13 @@ def test_torch_works_after_a_change_of_the_set_up(on, make):
     assert remote(2) == [5, 5]
 
 
+def test_variables_of_the_image_reach_steps(on, make, shared):
+    word = "open(os.environ['WHERE'] + '/word', 'w').write(os.environ['COLOUR'])"
+    found = image(on, f'python3 -c "import os; {word}"').env(COLOUR="red", WHERE=shared.path)
+    kt.fn(tasks.echo).to(make(image=found))()
+    assert shared.read("word") == "red"
+
+
 # -- secrets -------------------------------------------------------------------------------------
 
 

@@ -21,30 +21,32 @@ class Setup:
     def __init__(self, station: Station, forks: ForkServer) -> None:
         self._station = station
         self._forks = forks
-        self._env: dict[str, str] = {}
+        self._env: dict[str, str | None] = {}  # None: one of the plan's that is taken away
         self._steps: list[Any] = []
         self.paths: list[str] = []  # of what the steps installed
 
     async def apply(self, order: dict[str, Any], say: Callable[[str], None]) -> bool:
         """Run the steps that were not run yet; whether the fork server was started anew."""
         env, steps = dict(order["env"]), list(order["steps"])
-        if steps and steps != self._steps:
-            from windlass.agent.steps import run_steps
-
-            self.paths = await run_steps(
-                steps,
-                folder=self._station.folder.path,
-                python=sys.executable,
-                cwd=order["cwd"],
-                env={**os.environ, **env},
-                say=say,
-            )
         if (env, steps) == (self._env, self._steps):
             return False
+        given = {**os.environ, **self._station.plan.env, **env}
+        ranks_env = {name: value for name, value in given.items() if value is not None}
+        if steps != self._steps:
+            self.paths = await self._run(steps, order["cwd"], ranks_env, say) if steps else []
         self._env, self._steps = env, steps
         self._forks.close()
-        plan = self._station.plan
-        paths = os.pathsep.join((*self.paths, os.environ.get("PYTHONPATH", ""))).strip(os.pathsep)
+        paths = os.pathsep.join((*self.paths, ranks_env.get("PYTHONPATH", ""))).strip(os.pathsep)
         paths_env = {"PYTHONPATH": paths} if paths else {}
-        self._forks.start(self._forks.preload, {**os.environ, **plan.env, **env, **paths_env})
+        self._forks.start(self._forks.preload, {**ranks_env, **paths_env})
         return True
+
+    async def _run(
+        self, steps: list[Any], cwd: str, env: dict[str, str], say: Callable[[str], None]
+    ) -> list[str]:
+        from windlass.agent.steps import run_steps
+
+        folder = self._station.folder.path
+        return await run_steps(
+            steps, folder=folder, python=sys.executable, cwd=cwd, env=env, say=say
+        )

@@ -212,8 +212,7 @@ class LiveNodes:
     def _configure(self) -> None:
         """Tell live nodes what may have changed: variables, steps, how long they stay."""
         wanted = self.wanted
-        plan_env = dict(wanted.engine.plan(self._here()).env)
-        env = {key: value for key, value in wanted.env.items() if plan_env.get(key) != value}
+        env = wanted.compare_env(wanted.engine.plan(self._here()).env)
         talk, lead = self.take_talk(None)
         talk.ask(
             {

@@ -72,6 +72,15 @@ class Wanted:
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(self.fixed, sort_keys=True).encode()).hexdigest()
 
+    def compare_env(self, there: Mapping[str, str]) -> dict[str, str | None]:
+        """Variables to set, or with None to take away, on nodes that were planned with `there`."""
+        found: dict[str, str | None] = {
+            key: value for key, value in self.env.items() if there.get(key) != value
+        }
+        # neither what every plan sets by itself, nor what it leaves out since it is set here
+        kept = {*self.env, *replace(self, env={}).make_plan("nodes", 1, ()).env, *os.environ}
+        return found | dict.fromkeys(key for key in there if key not in kept)
+
     def make_plan(self, name: str, num_nodes: int, preload: tuple[str, ...]) -> Plan:
         work = Calls(fixed=self.digest, ttl_s=self.ttl_s, steps=self.steps)
         settings = self.settings
