@@ -11,10 +11,10 @@ import pytest
 import windlass
 
 NAMES = [
-    "BundleError", "EngineError", "Image", "Job", "JobCancelled", "JobError", "JobNotFound", "JobTimeout",
+    "BundleError", "Compute", "EngineError", "Image", "Job", "JobCancelled", "JobError", "JobNotFound", "JobTimeout",
     "NodeLost", "ProtocolError", "RankFailed", "RemoteError", "Secret", "SpecError", "StepFailed", "Volume",
-    "WaitTimeout", "WindlassError", "__version__", "app", "attach", "compute", "distribute", "images",
-    "jobs", "report", "run", "submit",
+    "WaitTimeout", "WindlassError", "__version__", "app", "attach", "cls", "compute", "distribute", "fn",
+    "get", "images", "jobs", "report", "run", "submit",
 ]  # fmt: skip
 
 

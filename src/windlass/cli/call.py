@@ -17,6 +17,7 @@ from windlass.cli.trouble import say
 from windlass.cli.words import Words
 from windlass.client.run import Prepared, prepare
 from windlass.client.target import find_script
+from windlass.client.torchrun import is_torchrun
 from windlass.errors import SpecError
 
 if TYPE_CHECKING:  # reading functions takes parsers that no other target needs
@@ -52,7 +53,7 @@ def _read_blind(words: Words) -> tuple[Sequence[object], Mapping[str, object]]:
 def _doubt(word: str, flag: str, target: str) -> None:
     """A word that looks much like a flag of ours: most likely a slip, unless the target is a command."""
     if not target.endswith(".py"):
-        if word == "--nnodes":  # torchrun's own, and understood
+        if word == "--nnodes" and is_torchrun(target):  # its own, and understood
             return
         say(f"{word} is passed on to {target}; did you mean {flag}?")
         return

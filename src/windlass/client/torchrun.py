@@ -15,12 +15,18 @@ from windlass.spec.work import Command, Work
 _NNODES = re.compile(r"--nnodes[= ]([0-9]+)(?::([0-9]+))?(?![^ ])")
 _NPROC = re.compile(r"--nproc[-_]per[-_]node[= ]")
 _STANDALONE = "--standalone"
+_TORCHRUN = re.compile(r"(?<![^\s/])torchrun(?![^\s])|torch\.distributed\.(run|launch)(?![^\s])")
+
+
+def is_torchrun(command: str) -> bool:
+    """Whether a command starts torchrun, by either of its names."""
+    return _TORCHRUN.search(command) is not None
 
 
 def read_num_nodes(command: str) -> NodeRange | None:
     """How many nodes a command says there are, at least and at most; None where it says nothing."""
     found = _NNODES.search(command)
-    if found is None or _STANDALONE in command:
+    if found is None or _STANDALONE in command or not is_torchrun(command):
         return None
     return NodeRange(min=int(found[1]), max=int(found[2] or found[1]))
 
