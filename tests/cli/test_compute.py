@@ -71,7 +71,7 @@ def test_ls(local: Cli, submit: Callable[..., list[str]]) -> None:
     )
     assert (record["num_here"], record["num_nodes"], record["ttl_s"]) == (2, 2, 1200.0)
     assert (record["state"], record["num_waiting"]) == ("at work", 1)
-    assert record["deployed"] == ["work.add"] or record["deployed"] == ["add"]
+    assert record["deployed"] == ["add"]
     (job,) = local("ls", "--json").json
     assert (job["job_id"], job["work"], job["phase"]) == (job_id, "compute", "running")
 
@@ -193,6 +193,22 @@ def test_a_call_is_cancelled_and_its_compute_stays(
     assert phases == ["cancelled", "cancelled"]
     (again,) = submit("add")
     assert local("wait", again).code == 0
+
+
+def test_what_is_deployed_is_called_by_name(local: Cli, submit: Callable[..., list[str]]) -> None:
+    submit()
+    done = local("call", "add", "1", "--b", "40")
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[-2:] == ["rank 0: 41", "rank 1: 41"]
+    assert "[1/1] adding on 1" in done.out
+    rows = local("call", "--json", "add", "1").json
+    assert [row["value"] for row in rows] == [3, 3]
+    failed = local("call", "add", "one")
+    assert failed.code == 1
+    assert "TypeError" in failed.err
+    unknown = local("call", "ad", "1")
+    assert (unknown.code, unknown.out) == (2, "")
+    assert "did you mean add?" in unknown.err
 
 
 def test_a_compute_says_what_it_is(local: Cli, submit: Callable[..., list[str]]) -> None:

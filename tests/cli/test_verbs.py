@@ -31,6 +31,8 @@ PLACE = ["--engine", "-e", "--namespace", "--context"]
 FLAGS = {
     "run": [*JOB, "--detach", "--dry-run", "--json", "--quiet", "-q"],
     "deploy": [*PLACE, "--json", "--replace"],
+    "call": [*PLACE, "--json"],
+    "compute": [],
     "ls": [*PLACE, "--all", "--json", "-a"],
     "status": [*PLACE, "--json"],
     "why": [*PLACE, "--json"],

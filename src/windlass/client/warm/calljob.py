@@ -22,6 +22,8 @@ from windlass.wire.logs import LogQuery
 from windlass.wire.results import ErrorInfo, ResultHeader
 from windlass.wire.status import JobStatus, Verdict
 
+_SKEW_S = 1.0  # that clocks of nodes may differ by
+
 
 class CallJob(Job):
     """One call under way, or ended lately."""
@@ -95,6 +97,9 @@ class CallJob(Job):
 
     def reader(self, query: LogQuery) -> CallLogs:
         """The lines of the call's ranks, as they are on its compute."""
+        # kept ranks have a log for all their calls: what is older than this one is not its own
+        first_s = max(query.since_s or 0.0, self.status().created_at_s - _SKEW_S)
+        query = replace(query, since_s=first_s)
         return CallLogs(lambda seen: self._ask("call_logs", seen=seen), query)
 
     def outcomes(self) -> list[ResultHeader | None]:

@@ -1,0 +1,71 @@
+"""`windlass call`: call by its name what was deployed, from the shell, and show what comes back."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from windlass import names
+from windlass.cli import returned
+from windlass.cli.blind import read_blind
+from windlass.cli.flags import json_option, place_flags, place_options
+from windlass.cli.show import print_json
+from windlass.client.follow import follow
+from windlass.client.job import Job
+from windlass.client.view import LiveView
+from windlass.client.warm.named import get
+from windlass.errors import JobNotFound
+from windlass.observe.verdict import exit_code_of, render_verdict
+from windlass.settings import start_folder
+from windlass.wire.status import Phase
+
+
+@click.command(
+    "call", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+@click.argument("name", metavar="NAME[.METHOD]")
+@click.argument("words", metavar="[ARG...] [--KEY VALUE...]", nargs=-1, type=click.UNPROCESSED)
+@place_options
+@json_option
+def call(name: str, words: tuple[str, ...], as_json: bool) -> int:
+    """Call what was deployed under NAME and print what every rank returned.
+
+    Flags of Windlass stand before NAME. After it all is the function's: Python's own values (3, 0.5, [1, 2],
+    None), anything else is text. Exits 0 if it returned, 1 if it failed.
+    """
+    args, kwargs = read_blind(words)
+    job = _find(name).submit(*args, **kwargs)
+    try:
+        view = LiveView(out=sys.stderr) if as_json else LiveView()  # stdout is JSON then
+        status = follow(job, view, lease=False)
+    except KeyboardInterrupt:
+        job.cancel(why="Ctrl-C")
+        return names.EXIT_INTERRUPTED
+    sys.stdout.flush()
+    _show(job, as_json=as_json)
+    if status.phase is not Phase.SUCCEEDED:
+        sys.stderr.write(render_verdict(status, folder=str(start_folder())) + "\n")
+    return exit_code_of(status)
+
+
+def _find(name: str) -> Any:
+    """A function, or the method of a class."""
+    where = place_flags()
+    head, dot, method = name.rpartition(".")
+    try:
+        return get(name, **where)
+    except JobNotFound:
+        if not dot:
+            raise
+        return getattr(get(head, **where), method)
+
+
+def _show(job: Job, *, as_json: bool) -> None:
+    status, outcomes = job.status(), job.outcomes()
+    if as_json:
+        print_json(returned.make_rows(status, outcomes))
+    elif status.phase is Phase.SUCCEEDED:
+        for line in returned.render_lines(status, outcomes):
+            click.echo(line)
