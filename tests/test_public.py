@@ -11,10 +11,10 @@ import pytest
 import windlass
 
 NAMES = [
-    "BundleError", "Compute", "EngineError", "Image", "Job", "JobCancelled", "JobError", "JobNotFound", "JobTimeout",
-    "NodeLost", "ProtocolError", "RankFailed", "RemoteError", "Secret", "SpecError", "StepFailed", "Volume",
-    "WaitTimeout", "WindlassError", "__version__", "app", "attach", "cls", "compute", "distribute", "fn",
-    "get", "images", "jobs", "report", "run", "submit",
+    "BundleError", "Compute", "EngineError", "Image", "Job", "JobCancelled", "JobError", "JobNotFound",
+    "JobTimeout", "NodeLost", "ProtocolError", "RankFailed", "RemoteError", "Secret", "SpecError",
+    "StepFailed", "Volume", "WaitTimeout", "WindlassError", "__version__", "app", "attach", "cls",
+    "compute", "distribute", "fn", "get", "images", "jobs", "report", "run", "submit",
 ]  # fmt: skip
 
 
