@@ -1,0 +1,82 @@
+"""From keywords to nodes: what is decided, what is refused, what makes nodes others."""
+
+from __future__ import annotations
+
+import pytest
+
+from windlass.client.warm.image import images
+from windlass.client.warm.spec import decide, describe_change, read_ttl
+from windlass.errors import SpecError
+
+
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+
+
+def test_without_a_cluster_it_is_this_machine():
+    wanted = decide({})
+    assert wanted.where.engine == "local"
+    assert (wanted.pod, wanted.procs, wanted.ttl_s) == (None, 1, None)
+
+
+def test_a_gpu_is_a_rank():
+    assert decide({"gpus": 8}).procs == 8
+
+
+def test_an_image_brings_steps_and_variables():
+    image = images.pytorch("24.08-py3").run("true").env(A=1, B=2)
+    wanted = decide({"image": image, "env": {"B": 3}})
+    assert wanted.steps == ({"kind": "run", "command": "true"},)
+    assert dict(wanted.env) == {"A": "1", "B": "3"}
+
+
+def test_what_can_change_in_place_does_not_make_other_nodes():
+    one = decide({"env": {"A": "1"}, "inactivity_ttl": 5, "image": images.python("3.12")})
+    other = decide({"env": {}, "inactivity_ttl": "9m", "image": images.python("3.12").run("true")})
+    assert one.digest == other.digest
+
+
+def test_a_change_is_described():
+    text = describe_change(
+        {"memory": "1Gi", "image": "a", "gpus": 0}, {"memory": "2Gi", "image": "a"}
+    )
+    assert "memory: 1Gi -> 2Gi" in text
+    assert "image" not in text
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [(None, None), ("none", None), (90, 90.0), ("30m", 1800.0), ("1h", 3600.0)]
+)
+def test_times(given, found):
+    assert read_ttl(given) == found
+
+
+@pytest.mark.parametrize("wrong", [0, -1, "soon"])
+def test_wrong_times(wrong):
+    with pytest.raises(SpecError, match="inactivity_ttl"):
+        read_ttl(wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"memory": 512}, {"shm": 64}, {"volumes": [3]}, {"image": 3}])
+def test_wrong_values(wrong):
+    with pytest.raises(SpecError) as caught:
+        decide(wrong)
+    assert caught.value.hint
+
+
+def test_secrets_are_in_no_repr(monkeypatch):
+    from windlass.client.warm.secret import Secret
+
+    monkeypatch.setenv("API_KEY", "swordfish")
+    wanted = decide({"secrets": [Secret.from_env(["API_KEY"])]})
+    assert wanted.hidden == {"API_KEY": "swordfish"}
+    assert "swordfish" not in repr(wanted)
+
+
+def test_variables_that_are_set_changed_and_taken_away():
+    before = decide({"env": {"A": "1", "B": "1", "C": "1"}}).make_plan("t", 1, ()).env
+    wanted = decide({"env": {"A": "1", "B": "2", "D": "1"}})
+    assert wanted.compare_env(before) == {"B": "2", "C": None, "D": "1"}
+    assert wanted.compare_env(wanted.make_plan("t", 1, ()).env) == {}
