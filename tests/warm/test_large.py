@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import numpy
@@ -96,6 +97,27 @@ def test_two_hundred_megabytes_are_copied_a_few_times_only(warm, start_client, l
     assert found["got"] < 700 * MB
     assert found["rank"] < 800 * MB
     assert found["agent"] < 500 * MB
+
+
+def test_large_results_of_many_calls_at_once_all_arrive(warm):
+    """More than a lead keeps of calls that have ended: none goes before its caller has it."""
+    remote = kt.fn(tasks.make_numpy, keep="process").to(warm).distribute("spmd", workers=2)
+    sizes, errors = [], []
+
+    def call():
+        try:
+            for _ in range(3):
+                sizes.extend(len(array) for array in remote(60 * MB))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert errors == []
+    assert sizes == [60 * MB] * 18
 
 
 @pytest.mark.local_only("a pod's memory goes with the pod")
