@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cli.process import Ran
+from cluster_space import Space
 from waits import wait_for
 
 Cli = Callable[..., Ran]
@@ -221,3 +222,32 @@ def test_a_compute_says_what_it_is(local: Cli, submit: Callable[..., list[str]])
     assert row.split()[1:5] == ["nodes", "running", "2", "nodes"]
     said = sorted(set(local("logs", "nodes").out.splitlines()))
     assert {"[0/0] adding on 0", "[1/1] adding on 1"} <= set(said)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_the_same_on_a_cluster(
+    windlass: Cli, project: Path, space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in space.settings.items():
+        monkeypatch.setenv(name, value)
+    on = ("-e", "kubernetes")
+    (project / "start.py").write_text(START.replace('engine="local", ', ""))
+    command = [sys.executable, "start.py", "add"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    call = done.stdout.strip()
+    try:
+        assert windlass("wait", call, *on).code == 0
+        assert windlass("result", call, *on).out.splitlines() == ["rank 0: 7", "rank 1: 7"]
+        assert "[1/1] adding on 1" in windlass("logs", call, *on).out
+        assert windlass("call", *on, "add", "1").out.splitlines()[-1] == "rank 1: 3"
+        assert "2 -> 1 nodes; node 0 stays" in windlass("compute", "scale", "nodes", "1", *on).err
+        (found,) = [
+            one for one in windlass("compute", "ls", "--json", *on).json if one["name"] == "nodes"
+        ]
+        assert (found["engine"], found["num_nodes"]) == ("kubernetes", 1)
+        assert found["deployed"] == ["add"]
+    finally:
+        gone = windlass("compute", "rm", "nodes", "--json", *on)
+    assert gone.json == [call.rpartition(".")[0]]
