@@ -149,6 +149,9 @@ class Desk:
         if call_id in self._lead.ledger:  # said twice, over a line that broke
             self._attend(link, call_id)
             return
+        if self._lead.stopped is not None:  # it is for the nodes that come after these
+            link.send({"type": "leaving", "id": call_id})
+            return
         asked = {**visitor.profiles[header["profile"]], **header}
         project = asked["project"]
         if project["digest"] == "as is":  # a callable by name: whatever code is here

@@ -169,6 +169,10 @@ class Calling:
                 continue
             if frame.type == "again":
                 self._say_again(frame)
+            elif frame.type == "leaving":
+                self._lead = ""
+            elif frame.type == "unknown":
+                self._check_lead()
             elif frame.type in ("accepted", "result", "done"):
                 self.let_go()
                 return
@@ -219,6 +223,8 @@ class Calling:
                 say(header["line"])
             elif frame.type == "again":
                 self._say_again(frame)
+            elif frame.type == "leaving":  # it did not take the call, and is about to hang up
+                self._lead = ""
             elif frame.type == "unknown":
                 self._check_lead()
             elif frame.type == "done":
