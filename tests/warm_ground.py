@@ -16,6 +16,7 @@ from waits import wait_for
 import windlass as kt
 from windlass import names
 from windlass.client.warm.talk import Talk, ask_info
+from windlass.kube.api import Api
 from windlass.kube.kinds import PODS
 
 if TYPE_CHECKING:
@@ -90,8 +91,14 @@ class Ground:
             os.kill(agent[1], 9)
             wait_for(lambda: not _is_alive(agent[1]), f"agent {agent[1]} is gone")
             return
-        name = self._pods(compute)[index]["metadata"]["name"]
-        self.space.api.delete(PODS, name)
+        api, about = self.space.api, self._pods(compute)[index]["metadata"]
+        api.delete(PODS, about["name"])
+        # until then it takes calls, and those go with it
+        wait_for(lambda: not _has_pod(api, about["uid"]), f"{about['name']} is gone")
+
+
+def _has_pod(api: Api, uid: str) -> bool:
+    return any(pod["metadata"]["uid"] == uid for pod in api.list(PODS))
 
 
 def _is_alive(pid: int) -> bool:
