@@ -22,7 +22,10 @@ class Run:
         """Run it; a code that is not 0 is an error."""
         words = [*self.words, *(str(word) for word in more)]
         env = {**make_node_env(os.environ), **os.environ}
-        code = subprocess.run(words, env=env, check=False).returncode
+        try:
+            code = subprocess.run(words, env=env, check=False).returncode
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"there is no command {words[0]!r} on this node") from error
         if code:
             raise subprocess.CalledProcessError(code, words)
         return 0

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from urllib.parse import urlencode
 
 from websockets.client import ClientProtocol
-from websockets.exceptions import InvalidHandshake, InvalidStatus
+from websockets.exceptions import InvalidHandshake, InvalidState, InvalidStatus
 from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 from websockets.typing import Subprotocol
@@ -137,7 +137,10 @@ class Wire:
                 yield self._channel, data
 
     def send(self, data: bytes) -> None:
-        self.protocol.send_binary(bytes((DATA,)) + data)
+        try:
+            self.protocol.send_binary(bytes((DATA,)) + data)
+        except InvalidState as error:
+            raise ConnectionResetError("the API server is hanging up") from error
         self.take()
 
     def take(self) -> None:

@@ -81,7 +81,8 @@ class Forward:
     def close(self) -> None:
         """Hang up; the server may take it as it likes."""
         with contextlib.suppress(OSError, ssl.SSLError):
-            self._wire.protocol.send_close(1000)
+            if not self._wire.is_ended:
+                self._wire.protocol.send_close(1000)
             self._wire.take()
             self._wire.flush()
         self._wire.sock.close()

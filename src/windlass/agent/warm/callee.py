@@ -124,8 +124,10 @@ class _Callee:
 
     def _stream(self, header: dict[str, Any], value: Any) -> Any:
         """Send what a generator of rank 0 yields as it comes; what it returns is the result."""
-        if self._rank != 0 or not isinstance(value, Iterator):
-            return value if not isinstance(value, Iterator) else None
+        if not isinstance(value, Iterator):
+            raise TypeError(f"stream=True needs a generator, and this returned {value!r:.80}")
+        if self._rank != 0:
+            return None
         while True:
             try:
                 item = next(value)
@@ -134,18 +136,31 @@ class _Callee:
             self._say(header, "item", parcels.pack(item, name="item"))
 
     def _raised(self, header: dict[str, Any], error: BaseException) -> int:
-        if isinstance(error, SystemExit) and error.code in (None, 0):
-            self._say(header, "answer", parcels.pack(None, name="result"), state="returned")
-            return 0
-        print_error(error)
-        code = error.code if isinstance(error, SystemExit) else 1
+        if isinstance(error, SystemExit):
+            return self._exited(header, error)
+        if isinstance(error, BundleError):  # of ours: its frames say nothing to the user
+            sys.stderr.write(f"{error}\n")
+        else:
+            print_error(error)
         try:
             packed = parcels.pack(error, name="exception")
         except BundleError:
             packed = []
         info = records.to_json(make_error(error, root=self._about["root"]))
         self._say(header, "answer", packed, state="raised", error=info)
-        return code & 0xFF if isinstance(code, int) else 1
+        return 1
+
+    def _exited(self, header: dict[str, Any], error: SystemExit) -> int:
+        """As Python does it: no code is success, a text is printed and a failure."""
+        if error.code is None or error.code == 0:
+            self._say(header, "answer", parcels.pack(None, name="result"), state="returned")
+            return 0
+        code = error.code & 0xFF if isinstance(error.code, int) else 1
+        if not isinstance(error.code, int):
+            sys.stderr.write(f"{error.code}\n")
+        info = records.to_json(make_error(error, root=self._about["root"]))
+        self._say(header, "answer", [], state="exited", exit_code=code, error=info)
+        return code
 
     def _say(
         self, call: dict[str, Any], kind: str, segments: list[parcels.Segment], **fields: Any

@@ -130,6 +130,7 @@ class Call:
             state=header["state"],
             at_s=header["at_s"],
             error=error,
+            exit_code=header.get("exit_code"),
         )
         self.answers[header["rank"]] = answer
         self.add(outcome)

@@ -16,6 +16,7 @@ from typing import Any
 from windlass.client.warm.nodes import LiveNodes
 from windlass.client.warm.spec import decide
 from windlass.client.warm.spread import Spread, make_spread
+from windlass.client.warm.values import check_values
 from windlass.engines.protocol import JobRef
 from windlass.errors import SpecError
 from windlass.settings.durations import read_duration
@@ -31,6 +32,7 @@ _MORE = (
     *("context", "requests", "ephemeral_storage", "gpu_label", "gpu_resource", "spread", "pack"),
     *("pull_secrets", "run_as", "python", "preload", "grace_s", "start", "procs"),
 )
+_OF_SPREAD = ("workers", "replicas", "nodes", "num_nodes", "num_workers")
 _TTL = "1h"
 _LAUNCH_TIMEOUT_S = 900.0
 
@@ -39,6 +41,11 @@ def check_keywords(given: Mapping[str, Any]) -> None:
     """Refuse a keyword that a compute does not have, and name the nearest that it has."""
     known = (*KEYWORDS, *_MORE)
     for name in given:
+        if name in _OF_SPREAD:
+            raise SpecError(
+                f"Compute has no keyword {name!r}: that is said where it is spread",
+                hint=f"Compute(...).distribute(workers={given[name]!r})",
+            )
         if name not in known:
             near = get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(KEYWORDS)}"
@@ -50,6 +57,7 @@ class Compute:
 
     def __init__(self, **keywords: Any) -> None:
         check_keywords(keywords)
+        check_values(keywords)
         self.keywords = keywords
         self.name = str(keywords.get("name") or "")
         self.spread: Spread | None = None

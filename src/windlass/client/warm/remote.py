@@ -9,10 +9,13 @@ What is said to whom is `client.warm.calling`, what a call is made of `client.wa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 from windlass.agent import commands
@@ -25,6 +28,7 @@ from windlass.client.warm.requests import Requests, Work, make_work
 from windlass.client.warm.spread import Spread, make_spread
 from windlass.errors import SpecError
 from windlass.inside import Plain, is_inside
+from windlass.settings.durations import read_duration
 
 _COLLECTS = ("all", "head")
 _KEEPS = ("", "process")
@@ -53,8 +57,11 @@ class Options:
             if value not in known:
                 shown = ", ".join(repr(word) for word in known if word)
                 raise SpecError(f"{name} cannot be {value!r}", hint=f"there is {shown}")
-        if self.timeout is not None and not self.timeout > 0:
-            raise SpecError(f"timeout must be more than 0, not {self.timeout}")
+        if self.timeout is not None:
+            found = read_duration(self.timeout)
+            if not found > 0:
+                raise SpecError(f"timeout must be more than 0, not {self.timeout}")
+            object.__setattr__(self, "timeout", found)
 
 
 def fn(function: Callable[..., Any] | str, *, name: str = "", **options: Any) -> Remote:
@@ -74,6 +81,12 @@ def cls(
     """A class whose object lives on every rank; `init_args` go to its constructor."""
     if is_inside():
         return Plain(target)  # type: ignore[return-value]
+    if not inspect.isclass(target) and not getattr(target, "is_class", False):
+        raise SpecError(f"cls takes a class, not {target!r:.60}", hint="functions go to kt.fn(...)")
+    if not isinstance(init_args, (Mapping, list, tuple)):
+        raise SpecError(
+            f"init_args must be a list or a dict, not {init_args!r:.60}", hint="init_args=[5]"
+        )
     args = () if isinstance(init_args, Mapping) else tuple(init_args)
     kwargs = dict(init_args) if isinstance(init_args, Mapping) else {}
     work = make_work(target, name=name, init=(args, kwargs))
@@ -81,15 +94,25 @@ def cls(
 
 
 def _make_options(given: Mapping[str, Any], before: Options | None = None) -> Options:
-    known = Options.__dataclass_fields__
+    known = ("name", "init_args", *Options.__dataclass_fields__)
     for name in given:
         if name not in known:
-            raise SpecError(f"there is no option {name!r}", hint=f"there are {', '.join(known)}")
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            raise SpecError(f"there is no option {name!r}", hint=hint)
     found = dict(given)
     if found.get("ranks") is not None:
-        found["ranks"] = tuple(found["ranks"])
+        found["ranks"] = _read_ranks(found["ranks"])
     found["keep"] = found.get("keep") or (before.keep if before else "")
     return replace(before or Options(), **found)
+
+
+def _read_ranks(given: Any) -> tuple[int, ...]:
+    ranks = (given,) if isinstance(given, int) else given
+    is_list = isinstance(ranks, (list, tuple, range, set, frozenset))
+    if not is_list or not ranks or not all(type(rank) is int and rank >= 0 for rank in ranks):
+        raise SpecError(f"ranks={given!r:.60} names no ranks", hint="ranks=[0, 3]")
+    return tuple(sorted(set(ranks)))
 
 
 class Remote:
@@ -215,13 +238,21 @@ class Remote:
             raise AttributeError(f"{self._work.name!r} has no attribute {name!r}")
         return Method(self, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            raise AttributeError(
+                f"{name!r} cannot be set from here: the object lives on its ranks; "
+                "give the class a method that sets it"
+            )
+        super().__setattr__(name, value)
+
     def submit(self, *args: Any, **kwargs: Any) -> Job:
         """Call it and return at once; the call goes on when this process ends."""
         return self._submit("", args, kwargs)
 
     async def acall(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it without blocking the event loop."""
-        return await asyncio.to_thread(self._call, "", args, kwargs)
+        """Call it without blocking the event loop; who stops waiting ends the call."""
+        return await self._acall("", args, kwargs)
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         options, kwargs = self._split(method, kwargs)
@@ -237,6 +268,26 @@ class Remote:
         finally:
             echo.close()
             calling.let_go(is_broken=True)  # a line that is still held is in the middle of a story
+        return self._unwrap(reply, options)
+
+    async def _acall(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        options, kwargs = self._split(method, kwargs)
+        calling, echo = self._make(method, args, kwargs, options)
+
+        def follow() -> Reply:
+            calling.say()
+            return calling.follow()
+
+        following = asyncio.ensure_future(asyncio.to_thread(follow))
+        try:
+            reply = await asyncio.shield(following)
+        except asyncio.CancelledError:
+            await asyncio.to_thread(calling.cancel, "its caller stopped waiting")
+            with contextlib.suppress(Exception):
+                await following
+            raise
+        finally:
+            echo.close()
         return self._unwrap(reply, options)
 
     def _stream(self, calling: Calling, echo: Echo) -> Iterator[Any]:
@@ -322,5 +373,5 @@ class Method:
         return self._remote._submit(self._name, args, kwargs)  # noqa: SLF001
 
     async def acall(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it without blocking the event loop."""
-        return await asyncio.to_thread(self, *args, **kwargs)
+        """Call it without blocking the event loop; who stops waiting ends the call."""
+        return await self._remote._acall(self._name, args, kwargs)  # noqa: SLF001

@@ -5,6 +5,7 @@ Most of a call is the same each time and made once; a call adds its arguments. S
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import shlex
@@ -79,7 +80,7 @@ def make_work(
             f"cannot call {target!r:.60}", hint="give a function, a class, or a command as text"
         )
     is_class = inspect.isclass(target) or bool(getattr(target, "is_class", False))
-    plain = inspect.unwrap(target) if not inspect.isclass(target) else target
+    plain = target if inspect.isclass(target) else _unwrap(target)
     module = sys.modules.get(getattr(plain, "__module__", "") or "")
     file = getattr(module, "__file__", None)
     source = Path(file) if file else None
@@ -91,6 +92,13 @@ def make_work(
         source=source,
         preload=_choose_preload(source),
     )
+
+
+def _unwrap(target: Any) -> Any:
+    """The function inside partials and decorators: its module says where the project is."""
+    while isinstance(target, functools.partial):
+        target = target.func
+    return inspect.unwrap(target)
 
 
 def _choose_preload(source: Path | None) -> tuple[str, ...]:
@@ -161,6 +169,7 @@ class Requests:
         work, nodes = self._work, self._nodes
         if options.reload == "auto" or not self._is_checked:
             self._project.refresh()
+        self._check_ranks(options.ranks)
         segments = self._pack(method, args, kwargs)
         project = self._project.about(self._cwd, self._working_dir)
         slot = f"{project['key']}/{work.name}" if options.keep else ""
@@ -202,6 +211,13 @@ class Requests:
             constructor=self._make_constructor() if work.is_class else None,
             was_made=was_made,
         )
+
+    def _check_ranks(self, ranks: tuple[int, ...] | None) -> None:
+        if ranks and ranks[-1] >= self.num_ranks:
+            raise SpecError(
+                f"there is no rank {ranks[-1]} of {self.num_ranks}",
+                hint=f"ranks= chooses of 0 to {self.num_ranks - 1}",
+            )
 
     def _pack(
         self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -277,9 +293,6 @@ def _mentions_compiler(source: Path) -> bool:
 
 
 def _first_method(target: Any) -> str:
-    found = (
-        [name for name in vars(target) if not name.startswith("_")]
-        if inspect.isclass(target)
-        else []
-    )
-    return found[0] if found else "method"
+    found = vars(target).items() if inspect.isclass(target) else ()
+    names = [name for name, value in found if callable(value) and not name.startswith("_")]
+    return names[0] if names else "method"

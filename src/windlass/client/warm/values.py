@@ -1,0 +1,50 @@
+"""The values of a compute's keywords, checked when they are given, on every engine. Pure.
+
+What they mean together is `client.warm.spec`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from windlass.errors import SpecError
+from windlass.spec.quantity import check_bytes, check_cpus
+
+_TABLES = ("env", "node_selector", "labels", "annotations")
+_LISTS = ("secrets", "volumes", "tolerations")
+_TEXTS = ("gpu_type", "namespace", "priority_class", "service_account", "queue", "working_dir")
+_MORE_TEXTS = ("name", "engine", "root")
+
+
+def check_values(given: Mapping[str, Any]) -> None:
+    """Refuse values of another kind than the keyword's."""
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name in _TABLES and not isinstance(value, Mapping):
+            raise _wrong(name, value, "a dict", f'{name}={{"KEY": "value"}}')
+        if name in _LISTS and not isinstance(value, (list, tuple)):
+            raise _wrong(name, value, "a list", f"{name}=[...]")
+        if name in (*_TEXTS, *_MORE_TEXTS) and not isinstance(value, str):
+            raise _wrong(name, value, "text", f'{name}="..."')
+        if name == "gpus" and (type(value) is not int or value < 0):
+            raise _wrong(name, value, "0 or more", "gpus=8")
+        if name in ("cpus", "memory", "shm"):
+            _check_quantity(name, value)
+
+
+def _check_quantity(name: str, value: Any) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number and not isinstance(value, str):
+        raise _wrong(name, value, "a number or text", f'{name}="8"')
+    if is_number and value <= 0:
+        raise _wrong(
+            name, value, "more than 0", f'{name}="8"' if name == "cpus" else f'{name}="8Gi"'
+        )
+    check = check_cpus if name == "cpus" else check_bytes
+    check(name, str(value))
+
+
+def _wrong(name: str, value: Any, wanted: str, example: str) -> SpecError:
+    return SpecError(f"{name} must be {wanted}, not {value!r:.60}", hint=f"write {example}")
