@@ -229,7 +229,7 @@ class Remote:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it and wait: one value without `.distribute`, else a list of every rank's."""
-        return self._call("", args, kwargs)
+        return self._call("__call__" if self._work.has_call else "", args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

@@ -52,6 +52,12 @@ class Work:
         """For names: the last part."""
         return self.name.rpartition(".")[2].strip("<>") or "call"
 
+    @property
+    def has_call(self) -> bool:
+        """Whether its objects can be called themselves."""
+        mro = getattr(self.target, "__mro__", ()) if self.is_class else ()
+        return any("__call__" in vars(base) for base in mro)
+
     def parameters(self, method: str) -> Sequence[str]:
         """The names of the parameters that are the work's own."""
         target = getattr(self.target, method, None) if method else self.target
