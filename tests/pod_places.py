@@ -26,7 +26,8 @@ from windlass.engines.pyz import local_archive
 from windlass.plan.plan import Facts, Input, Plan, make_plan, render_plan
 from windlass.spec.job import JobSpec
 from windlass.spec.work import Command
-from windlass.wire.folder import JobFolder
+from windlass.wire.copying import Piece
+from windlass.wire.folder import JobFolder, write_atomically
 from windlass.wire.messages import Frame
 
 FOLLOWER = Path(__file__).parent / "pod_follower.py"
@@ -197,3 +198,15 @@ def follower_process(tmp_path: Path, plan: Plan, port: int, **constants: float):
         process.kill()
         process.wait(20)
         print((tmp_path / "follower.log").read_text())
+
+
+def put(folder, path, data):
+    """A file in a job's folder."""
+    (folder.path / path).parent.mkdir(exist_ok=True)
+    write_atomically(folder.path / path, data)
+
+
+def send(peer, path, data, offset=0, total_bytes=None):
+    """A piece of a file over a peer's link."""
+    piece = Piece(path=path, offset=offset, body=data, total_bytes=total_bytes)
+    peer.link.send(piece.header, piece.body)
