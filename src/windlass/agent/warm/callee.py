@@ -107,7 +107,8 @@ class _Callee:
         return parcels.cut(whole, header["sizes"])
 
     def _perform(self, header: dict[str, Any], segments: list[memoryview]) -> Any:
-        if header.get("reload") and self._reloader.reload() and self._object is not None:
+        is_due = header.get("reload") or self._reloader.is_broken
+        if is_due and self._reloader.reload() and self._object is not None:
             renew_class(self._object, sys.modules.get)
         if self._constructor is not None:
             made, self._constructor = self._constructor, None

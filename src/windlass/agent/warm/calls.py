@@ -217,9 +217,12 @@ class Ledger:
         self._calls[call.id] = call
         self.num_calls += 1
 
-    def drop_listener(self, link: Link) -> None:
-        for call in self._calls.values():
+    def drop_listener(self, link: Link) -> list[Call]:
+        """Forget a client that is gone; the calls that it listened to."""
+        heard = [c for c in self._calls.values() if any(one.link is link for one in c.listeners)]
+        for call in heard:
             call.listeners = [other for other in call.listeners if other.link is not link]
+        return heard
 
     def recent(self) -> list[Call]:
         return list(self._calls.values())

@@ -95,7 +95,9 @@ class Desk:
         visitor = self._visitors.pop(link, None)
         if visitor is not None:
             visitor.parts.drop()
-        self._lead.ledger.drop_listener(link)
+        for call in self._lead.ledger.drop_listener(link):
+            if call.asked["stream"] and not call.is_final:
+                self._lead.abandon(call)
 
     # -- nodes ---------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ _SETTLE_S = 0.3  # how long a verdict waits for a failure that came earlier but 
 _CLEAR_MARGIN_S = 5.0
 _TOGETHER_S = 0.005  # how long a small answer waits for those of other ranks
 _SMALL_BYTES = 64 << 10
+_ABANDONED_S = 10.0
 
 
 class WarmLead(Crews):
@@ -128,19 +129,29 @@ class WarmLead(Crews):
         Such a call never meets the queue, unless something goes wrong with it.
         """
         self.ledger.add(call)
+        call.timer = self._start_timer(call)
         if self.is_idle and call.asked["slot"] and not call.file:
             world = self.find_world(call)
             if world is not None:
                 self._current = call
                 call.on_trouble = self._take_up
-                call.timer = self._start_timer(call)
                 self._dispatch(world, call)
                 return
+        first = self._current or (self._queue[0] if self._queue else None)
         self._queue.append(call)
         self._asked.set()
-        ahead = len(self._queue) - 1 + (self._current is not None)
-        if ahead:
-            call.tell({"type": "queued", "ahead": ahead})
+        if first is not None:
+            ahead = len(self._queue) - 1 + (self._current is not None)
+            call.tell({"type": "queued", "ahead": ahead, "first": first.id})
+
+    def abandon(self, call: Call) -> None:
+        """Nobody listens to a stream any more: it is ended, unless somebody comes back to it."""
+
+        def look() -> None:
+            if not call.listeners:
+                self.cancel(call, "nobody listened to its stream any more")
+
+        asyncio.get_running_loop().call_later(_ABANDONED_S, look)
 
     def _take_up(self, call: Call) -> None:
         """Something is wrong with a call that never met the queue: it is first in it now."""
@@ -155,12 +166,12 @@ class WarmLead(Crews):
         call.stop = call.stop or make_job_verdict(self.plan, kind, why, at_s=time.time())
         if call in self._queue and call is not self._current:
             self._queue.remove(call)
+            call.stop_timer()
             self._end_call(call, call.stop)
         else:
             call.end()
 
     async def _run_call(self, call: Call) -> None:
-        call.timer = call.timer or self._start_timer(call)
         try:
             world = self._world_of(call) or self.find_world(call)
             if world is None:

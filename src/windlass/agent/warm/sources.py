@@ -70,6 +70,8 @@ class Reloader:
 
     def __init__(self, root: str) -> None:
         self._prefix = os.path.join(os.path.abspath(root), "") if root else ""
+        self.is_broken = False  # a reload failed halfway
+        self._order: dict[str, int] = {}  # of the last reload that was begun
 
     def reload(self) -> list[str]:
         """Reload all of the project that is loaded, if any of it changed; the names of what was.
@@ -79,8 +81,12 @@ class Reloader:
         files are gone are forgotten: who still wants one finds it elsewhere, or not at all.
         """
         own = self._own()
-        if all(_loaded[path] == _stamp(path) for _, path in own):
+        if not self.is_broken and all(_loaded[path] == _stamp(path) for _, path in own):
             return []
+        if self.is_broken:  # one that failed halfway has changed Python's own order
+            own.sort(key=lambda one: self._order.get(one[0], -1))
+        self.is_broken = True  # until all of it has been reloaded
+        self._order = {name: at for at, (name, _) in enumerate(own)}
         _forget_listings()
         for name, path in own:
             if not os.path.exists(path):
@@ -88,6 +94,7 @@ class Reloader:
         for name, _ in own:
             if name in sys.modules:
                 importlib.reload(sys.modules[name])
+        self.is_broken = False
         return [name for name, _ in own]
 
     def _own(self) -> list[tuple[str, str]]:

@@ -215,7 +215,10 @@ class Calling:
             elif frame.type == "part":
                 self._parcels.setdefault(header["parcel"], bytearray()).extend(frame.body)
             elif frame.type == "queued":  # most often for a moment: said only if it lasts
-                waiting = f"{header['ahead']} call(s) before this one"
+                num, first = header["ahead"], header["first"]
+                waiting = (
+                    f"{num} call(s) before this one; windlass status|cancel {first} is the first"
+                )
             elif frame.type == "waiting":
                 waiting = header["what"]
                 self._home.look_after(waiting)
