@@ -253,3 +253,22 @@ def test_redefining_a_cell_and_calling_again_runs_the_new_code(project, warm, ce
 def test_a_function_of_a_script(project, warm, start_client):
     client = start_client(warm, "def twice(x):\n    return 2 * x\nprint(remote(twice)(4))")
     assert client.finish() == "8\n"
+
+
+def test_a_reload_that_failed_is_done_again(project, warm):
+    project.write("{stem}_low.py", "VALUE = 1\n")
+    project.write(
+        "{stem}_top.py",
+        "from {stem}_low import VALUE\nimport {stem}_low as low\n\n"
+        "def both():\n    return VALUE, low.VALUE\n",
+    )
+    remote = kt.fn(project.load("{stem}_top").both, keep="process").to(warm)
+    assert remote() == (1, 1)
+    project.write("{stem}_low.py", "VALUE = 1 / 0\n")
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            remote()
+    project.write("{stem}_low.py", "VALUE = 4\n")
+    assert remote() == (4, 4)
+    project.write("{stem}_low.py", "VALUE = 5\n")
+    assert remote() == (5, 5)

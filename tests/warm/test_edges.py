@@ -1,0 +1,94 @@
+"""Slips and odd endings: what is refused, with which words, and what goes on afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import warm_tasks as tasks
+from waits import wait_for
+
+import windlass as kt
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"memory": "1 gigabyte"}, "memory must be an amount like 512Gi"),
+        ({"cpus": "two"}, "cpus must be a number of processors"),
+        ({"env": ["A=1"]}, "env must be a dict"),
+        ({"secrets": "hf"}, "secrets must be a list"),
+        ({"gpus": -1}, "gpus must be 0 or more"),
+        ({"workers": 3}, r"distribute\(workers=3\)"),
+        ({"memori": "1Gi"}, "did you mean 'memory'"),
+        ({"working_dir": 3}, "working_dir must be text"),
+    ],
+)
+def test_wrong_values_are_refused_when_they_are_given(given, words):
+    with pytest.raises(kt.SpecError, match=words):
+        kt.Compute(engine="local", **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"ranks": "all"}, "names no ranks"),
+        ({"ranks": []}, "names no ranks"),
+        ({"timeout": "soon"}, "is not a duration"),
+        ({"timeout": 0}, "more than 0"),
+        ({"collect": "some"}, "collect cannot be 'some'"),
+    ],
+)
+def test_wrong_options_of_a_call_are_refused_before_it_is_made(warm, given, words):
+    with pytest.raises(kt.SpecError, match=words):
+        kt.fn(tasks.echo).to(warm).options(**given)
+
+
+def test_misspelt_options_and_things_of_another_kind_are_named():
+    with pytest.raises(kt.SpecError, match="did you mean 'keep'"):
+        kt.fn(tasks.echo, kep="process")
+    with pytest.raises(kt.SpecError, match="cls takes a class"):
+        kt.cls(tasks.echo)
+
+
+@pytest.mark.parametrize(("code", "seen"), [(3, 3), ("bye", 1)])
+def test_an_exit_is_told_with_its_code(warm, code, seen, capfd):
+    with pytest.raises(kt.RankFailed, match=f"exited with code {seen}"):
+        kt.fn(tasks.leave_with).to(warm)(code)
+    if isinstance(code, str):
+        assert code in capfd.readouterr().err
+    assert kt.fn(tasks.leave_with).to(warm)(0) is None
+
+
+def test_a_stream_of_what_is_no_generator_is_refused(warm):
+    with pytest.raises(TypeError, match="needs a generator"):
+        list(kt.fn(tasks.echo).to(warm)(1, stream=True))
+
+
+def test_who_stops_waiting_ends_the_call(on, warm):
+    remote = kt.fn(tasks.sleep).to(warm)
+
+    async def give_up():
+        await asyncio.wait_for(remote.acall(600), 1)
+
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(give_up())
+    wait_for(
+        lambda: on.info(warm)["calls"][-1]["state"] == "cancelled", "the call is cancelled", 30
+    )
+    assert kt.fn(tasks.echo).to(warm)(1) == ((1,), {})
+
+
+def test_a_time_limit_counts_while_a_call_waits(on, warm):
+    first = kt.fn(tasks.sleep).to(warm).submit(600)
+    try:
+        with pytest.raises(kt.JobTimeout, match="time limit of 1 s"):
+            kt.fn(tasks.echo).to(warm)(1, timeout=1)
+    finally:
+        first.cancel()
+    assert kt.fn(tasks.echo).to(warm)(1) == ((1,), {})
+
+
+def test_what_lives_on_ranks_is_not_set_from_here(warm):
+    with pytest.raises(AttributeError, match="lives on its ranks"):
+        kt.fn(tasks.echo).to(warm).value = 1
