@@ -85,6 +85,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--only", default=",".join(names), help=f"some of: {','.join(names)}")
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds, after a warm-up")
     parser.add_argument("--calls", type=int, default=300, help="empty calls a round")
+    parser.add_argument("--pause", type=float, default=1.0, help="seconds before each edit")
     parser.add_argument("--quick", action="store_true", help="one short round: does it run")
     parser.add_argument("--monarch", default="", help="a Python that has torchmonarch")
     parser.add_argument("--ray", default="", help="a Python that has ray")
@@ -97,8 +98,8 @@ def read_options() -> argparse.Namespace:
     options.only = options.only.split(",")
     if unknown := set(options.only) - set(names):
         parser.error(f"--only: there is no {', '.join(sorted(unknown))}")
-    if options.rounds < 1 or options.calls < 1:
-        parser.error("--rounds and --calls: at least 1")
+    if options.rounds < 1 or options.calls < 1 or options.pause < 0:
+        parser.error("--rounds and --calls: at least 1; --pause: 0 or more")
     if options.image and shutil.which("kubectl") is None:
         parser.error("kubectl is not on the PATH, and peers in pods are started with it")
     return options
@@ -110,6 +111,7 @@ def make_setup(options: argparse.Namespace, folder: Path) -> Setup:
         rounds=1 if options.quick else options.rounds,
         calls=min(options.calls, 50) if options.quick else options.calls,
         big_bytes=_QUICK_BIG if options.quick else _BIG,
+        pause_s=options.pause,
         pythons={
             "monarch": find_python(options.monarch, "monarch"),
             "ray": find_python(options.ray, "ray"),
@@ -130,6 +132,7 @@ def main() -> None:
         lines = measure(setup, options.only)
     if options.json:
         about |= {"load_1min_after": round(os.getloadavg()[0], 2), "rounds": setup.rounds}
+        about["pause_s"] = setup.pause_s
         options.json.write_text(json.dumps({"about": about, "lines": render_json(lines)}, indent=1))
     print(render_table(lines))
 

@@ -147,7 +147,7 @@ def measure_pods(setup: Setup, grounds: Grounds, only: set[str]) -> list[Line]:
 
 def _measure_edit(setup: Setup, who: list[Contestant]) -> list[Line]:
     case = "edit to first all-reduce, two kept pods"
-    found = time_edits(who, setup.rounds, case, "first_all_reduce")
+    found = time_edits(setup, who, case, "first_all_reduce")
     lines = [
         Line(case=case, who=FORKS, seconds=found[FORKS]),
         Line(case=case, who=STATEFUL_SET, seconds=found[STATEFUL_SET], against=FORKS, times=10.0),
@@ -177,5 +177,5 @@ def measure_pod_spread(setup: Setup, grounds: Grounds) -> list[Line]:
     with ExitStack() as stack:
         who = open_all(stack, [grounds.ours(setup, ranks=8)])
         say(f"{len(grounds.kubectl.run('get', 'pods', '-o', 'name').split())} pods are up")
-        found = time_edits(who, setup.rounds, case, "running")
+        found = time_edits(setup, who, case, "running")
     return [Line(case=case, who=FORKS, seconds=found[FORKS], limit_s=1.0)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from contextlib import ExitStack
 
 from warm_case import Line
@@ -47,7 +46,7 @@ def measure_edit(setup: Setup, ranks: int) -> list[Line]:
     torchrun = Torchrun(setup.torchrun, setup.make_project(), ranks)
     with ExitStack() as stack:
         who: list[Contestant] = [*open_all(stack, starts), torchrun]
-        found = time_edits(who, setup.rounds, case, "first_all_reduce")
+        found = time_edits(setup, who, case, "first_all_reduce")
     limit_s, times = _EDIT_LIMITS_S.get(ranks), _EDIT_TIMES.get(ranks)
     lines = [
         Line(case=case, who=FORKS, seconds=found[FORKS], limit_s=limit_s),
@@ -94,21 +93,21 @@ def measure_arguments(setup: Setup) -> list[Line]:
 
 
 def time_argument(setup: Setup, who: list[Peer], num_bytes: int, where: str) -> list[Line]:
-    """Seconds, and the memory it took at most beside the argument itself."""
+    """Seconds, and the memory that the first took at most beside the argument: later ones find it there."""
     case = f"an array of {num_bytes >> 20} MiB as argument, {where}"
-    taken: dict[str, list[int]] = {}
+    taken: dict[str, int] = {}
 
     def measure(peer: Peer) -> list[float]:
         with watched() as peak:
             seconds = peer.ask("argument", num_bytes=num_bytes)
-        taken.setdefault(peer.name, []).append(max(0, peak[0] - num_bytes))
+        taken.setdefault(peer.name, max(0, peak[0] - num_bytes))
         return seconds
 
     rounds = setup.rounds if num_bytes <= 100 << 20 else min(setup.rounds, 3)
     found = take_turns(who, rounds, case, measure)
     return [
         Line(
-            case=case, who=name, seconds=seconds, grown_bytes=int(statistics.median(taken[name])),
+            case=case, who=name, seconds=seconds, grown_bytes=taken[name],
             against="" if name == KEPT else KEPT,
         )
         for name, seconds in found.items()
@@ -120,5 +119,5 @@ def measure_spread(setup: Setup) -> list[Line]:
     case = "edit to running ranks, 8 nodes"
     with ExitStack() as stack:
         who = open_all(stack, [ours(setup, ranks=8, nodes=8)])
-        found = time_edits(who, setup.rounds, case, "running")
+        found = time_edits(setup, who, case, "running")
     return [Line(case=case, who=FORKS, seconds=found[FORKS], limit_s=0.2)]

@@ -22,7 +22,6 @@ from warm_peer import Peer, Start, opened
 from warm_project import make_project
 
 HERE = Path(__file__).parent
-PAUSE_S = 1.0
 FORKS, KEPT = "windlass", "windlass, kept"
 INSTALL = {
     "monarch": "not here: `pip install torchmonarch torch` into an environment, then `--monarch ITS_PYTHON`",
@@ -47,6 +46,7 @@ class Setup:
     rounds: int
     calls: int  # empty calls a round
     big_bytes: int
+    pause_s: float  # before each edit
     pythons: dict[str, str]  # of peers, by name; empty: not here
     torchrun: Path
     image: str = ""
@@ -112,15 +112,15 @@ _NUMBERS = count()
 
 
 def time_edits(
-    who: Sequence[Contestant], rounds: int, what: str, do: str
+    setup: Setup, who: Sequence[Contestant], what: str, do: str
 ) -> dict[str, list[float]]:
-    """One line is another each time; nobody edits faster than a second after the last call."""
+    """One line is another each time; a pause before it leaves time to make spare ranks."""
 
     def measure(each: Contestant) -> list[float]:
-        time.sleep(PAUSE_S)
+        time.sleep(setup.pause_s)
         return [each.edit(do, 100 + next(_NUMBERS) % 900)]
 
-    return take_turns(who, rounds, what, measure)
+    return take_turns(who, setup.rounds, what, measure)
 
 
 def missing(setup: Setup, case: str, names: Sequence[str]) -> list[Line]:
