@@ -101,6 +101,7 @@ class Call:
     listeners: list[Listener] = field(default_factory=list)
     over: asyncio.Event = field(default_factory=asyncio.Event)
     timer: asyncio.TimerHandle | None = None  # of its time limit
+    telling: asyncio.TimerHandle | None = None  # of answers that wait
     on_trouble: Callable[[Call], None] | None = None  # for one that nobody waits for
 
     @property
@@ -176,6 +177,9 @@ class Call:
         """Tell those that waited; the last one of a call that went well is its end, too."""
         told = [(self._render(answer), answer.body) for answer in self.unsaid]
         self.unsaid.clear()
+        if self.telling is not None:
+            self.telling.cancel()
+            self.telling = None
         if told:
             told[-1][0]["ends"] = ends
             for listener in self.listeners:

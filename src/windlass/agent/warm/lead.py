@@ -282,7 +282,7 @@ class WarmLead(Crews):
             if call.has_returned:  # then its end is told apart
                 call.keep_back(Answer({**answer.header, "sizes": [], "again": True}))
         elif call.keep_back(answer):
-            asyncio.get_running_loop().call_later(_TOGETHER_S, call.tell_unsaid)
+            call.telling = asyncio.get_running_loop().call_later(_TOGETHER_S, call.tell_unsaid)
 
     def _take_log(self, index: int, message: dict[str, Any], body: bytes) -> None:
         call = self._current
