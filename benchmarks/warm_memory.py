@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,15 +40,24 @@ class Marked:
                 continue
 
 
+def read_available() -> int:
+    """How many bytes of the machine's memory could be had now."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit("warm: /proc/meminfo does not say how much memory is available")
+
+
 @contextmanager
-def watched() -> Iterator[list[int]]:
+def watched(available: Callable[[], int] = read_available) -> Iterator[list[int]]:
     """Afterwards the one entry of the list: how many bytes less there were at the worst moment."""
-    before, low = _available(), [_available()]
+    before = available()
+    low = [before]
     is_over = threading.Event()
 
     def look() -> None:
         while not is_over.wait(_LOOK_S):
-            low[0] = min(low[0], _available())
+            low[0] = min(low[0], available())
 
     watcher = threading.Thread(target=look, daemon=True)
     watcher.start()
@@ -58,14 +67,7 @@ def watched() -> Iterator[list[int]]:
     finally:
         is_over.set()
         watcher.join()
-    grown.append(before - min(low[0], _available()))
-
-
-def _available() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise SystemExit("warm: /proc/meminfo does not say how much memory is available")
+    grown.append(before - min(low[0], available()))
 
 
 def _read(path: Path) -> bytes:

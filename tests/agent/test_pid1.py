@@ -59,9 +59,11 @@ def test_it_reaps_and_everything_works(contained):
         ours = os.environ["RANK"]
         found = []
         for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
+            try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                found += [entry.name] if fields[0] == "Z" and fields[1] == "1" else []
+            except OSError:  # no process, or one that has just ended
+                continue
+            found += [entry.name] if fields[:2] == ["Z", "1"] else []
         return ours, found
 
     job = wl.submit(zombies, nodes=2, procs=2, python=contained)

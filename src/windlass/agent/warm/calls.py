@@ -211,6 +211,10 @@ class Ledger:
     def __getitem__(self, call_id: str) -> Call:
         return self._calls[call_id]
 
+    def forget(self, call: Call) -> None:
+        """As if it had never come."""
+        self._calls.pop(call.id, None)
+
     def get(self, call_id: str) -> Call | None:
         return self._calls.get(call_id)
 

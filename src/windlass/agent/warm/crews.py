@@ -31,6 +31,10 @@ SendBody = Callable[..., None]
 Ship = Callable[[str, str], Awaitable[None]]  # a parcel's key and its file
 
 
+class MustMake(Exception):
+    """The object that a call is for is gone, and only its client can make it anew."""
+
+
 class NotReady(Exception):
     """A call cannot start, and why; `node` is the one to blame, if one is."""
 
@@ -219,6 +223,8 @@ class Crews(Members):
 
     async def _make_world(self, call: Call, plan: Plan) -> World:
         asked = call.asked
+        if asked["instance"] and call.constructor is None:
+            raise MustMake
         if self._spare is not None:
             self.dismiss(self._spare, now=True)
             self._spare = None

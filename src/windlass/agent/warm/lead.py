@@ -17,7 +17,7 @@ from windlass import names, records
 from windlass.agent.board import Board
 from windlass.agent.failure import make_job_verdict
 from windlass.agent.warm.calls import Answer, Call, Ledger
-from windlass.agent.warm.crews import Crews, NotReady
+from windlass.agent.warm.crews import Crews, MustMake, NotReady
 from windlass.agent.warm.worlds import World
 from windlass.errors import WindlassError
 from windlass.plan.plan import Plan
@@ -174,6 +174,9 @@ class WarmLead(Crews):
     async def _run_call(self, call: Call) -> None:
         try:
             world = self._world_of(call) or self.find_world(call)
+            if world is None and call.attempt is not None:  # it went with its ranks
+                self._end_call(call, call.stop or call.attempt.make_verdict())
+                return
             if world is None:
                 world = await self._prepare(call)
             if world is None or call.stop is not None:
@@ -206,12 +209,27 @@ class WarmLead(Crews):
     async def _prepare(self, call: Call) -> World | None:
         try:
             return await self.prepare_world(call)
+        except MustMake:
+            self._send_back(call)
+            return None
         except NotReady as why:
             kind = FailureKind.START_FAILED
             call.stop = call.stop or make_job_verdict(
                 self.plan, kind, str(why), at_s=time.time(), node=why.node
             )
             return None
+
+    def _send_back(self, call: Call) -> None:
+        """Have the client say it again with what makes its object; one that nobody listens to fails."""
+        if not call.listeners:
+            why = f"the object of {call.asked['name']} is gone with the processes that held it"
+            kind = FailureKind.START_FAILED
+            call.stop = make_job_verdict(self.plan, kind, why, at_s=time.time())
+            return
+        has = call.asked["project"]["digest"]
+        call.tell({"type": "again", "make": True, "has": has})
+        self.ledger.forget(call)
+        call.state = "cancelled"  # here: it comes again
 
     def _world_of(self, call: Call) -> World | None:
         return None if call.attempt is None else self.worlds.get(call.attempt.number)
