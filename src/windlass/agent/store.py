@@ -15,8 +15,10 @@ from typing import NoReturn
 
 
 def is_possible() -> bool:
-    """Whether torch is here already, with a TCPStore to be had."""
-    return hasattr(sys.modules.get("torch.distributed"), "TCPStore")
+    """Whether torch is here already, with a TCPStore to be had and ranks that can share it."""
+    rendezvous = sys.modules.get("torch.distributed.rendezvous")
+    can_share = hasattr(rendezvous, "_create_c10d_store")
+    return can_share and hasattr(sys.modules.get("torch.distributed"), "TCPStore")
 
 
 def serve_store(address: str, preferred_port: int, tell: Callable[[int], None]) -> NoReturn:

@@ -64,8 +64,8 @@ class _Callee:
         code = 0
         sys.argv = [header["name"]]
         os.environ.update(header["meeting"])
-        self._num_stores = 0
-        if self._about["keep"]:
+        self._part, self._num_stores = header["part"], 0
+        if os.environ[names.TORCHELASTIC_USE_AGENT_STORE] == str(True):
             self._part_stores()
         try:
             segments = self._segments(header, body)
@@ -84,22 +84,22 @@ class _Callee:
         return code
 
     def _part_stores(self) -> None:
-        """Give each process group of a kept rank a part of the store for itself.
+        """Give each process group a part of the compute's store for itself.
 
         torch writes the same keys for each, so that one would else find the addresses of the one before.
         """
-        rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
-        create = getattr(rendezvous, "_create_c10d_store", None)
-        if create is None or hasattr(create, "is_parted"):
+        rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
+        create = rendezvous._create_c10d_store  # noqa: SLF001 - there is no other way in
+        if hasattr(create, "is_parted"):
             return
 
         def create_part(*args: Any, **kwargs: Any) -> Any:
             self._num_stores += 1
-            part = f"{os.environ[names.TORCHELASTIC_RESTART_COUNT]}/{self._num_stores}"
+            part = f"{self._part}/{self._num_stores}"
             return sys.modules["torch.distributed"].PrefixStore(part, create(*args, **kwargs))
 
         create_part.is_parted = True  # type: ignore[attr-defined]
-        rendezvous._create_c10d_store = create_part  # noqa: SLF001 - there is no other way in
+        rendezvous._create_c10d_store = create_part  # noqa: SLF001
 
     @staticmethod
     def _segments(header: dict[str, Any], body: bytearray) -> list[memoryview]:

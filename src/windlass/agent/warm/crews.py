@@ -90,7 +90,7 @@ class Crews(Members):
 
     async def _await_store(self, preload: list[str]) -> None:
         self.open_store(preload)
-        store = self._ready_store
+        store = self._store
         if store is not None:
             await self.until(lambda: store.port is not None, timeout_s=STORE_S)
             if store.port is None:
@@ -218,8 +218,7 @@ class Crews(Members):
     def _drop_worlds(self) -> None:
         for world in self.worlds.values():
             world.is_alive = False
-        self._spare = self._ready_store = None
-        self._stores.clear()
+        self._spare = self._store = None
 
     async def _make_world(self, call: Call, plan: Plan) -> World:
         asked = call.asked
@@ -305,7 +304,7 @@ class Crews(Members):
     def dismiss(self, world: World, *, now: bool) -> None:
         """End a world's ranks."""
         world.is_alive = False
-        self._close_meeting(world)
+        self._leave_meeting(world)
         world.cleared.update(self.missing(world.nodes))
         self.send(world, {"type": "dismiss", "world": world.number, "now": now})
 

@@ -188,9 +188,6 @@ class WarmLead(Crews):
                     await self.send_file(world, self._make_order(world, call), call.file)
             if not world.slot:
                 await self.make_spare(call)
-                if call.asked["store"] and not self.plan.master_port:
-                    # any port will do for the next one; a certain port must be left by this one first
-                    self.open_store(call.asked["preload"])
             await call.over.wait()
             if not call.is_final:
                 await self._break_off(world, call)
@@ -254,6 +251,7 @@ class WarmLead(Crews):
             "stream": asked["stream"],
             "reload": bool(world.slot) and version != before,
             "meeting": self.meet(world),
+            "part": world.meeting.next_part() if world.meeting else 0,
         }
 
     def receive(self, index: int, message: dict[str, Any], body: bytes = b"") -> None:
@@ -370,7 +368,7 @@ class WarmLead(Crews):
             return
         self.dismiss(world, now=False)
         if call.asked["store"]:
-            self.open_store(call.asked["preload"])
+            self.renew_store(self.worlds.values(), call.asked["preload"])
         limit_s = self.plan.grace_s + _CLEAR_MARGIN_S
         if not await self.until(lambda: world.is_cleared, timeout_s=limit_s):
             self.dismiss(world, now=True)

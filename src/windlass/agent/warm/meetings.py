@@ -1,10 +1,11 @@
-"""Where the ranks of worlds meet: stores that are opened ahead on node 0, ports that are held for rank 0.
+"""Where the ranks of worlds meet: a store on node 0, or ports that are held for rank 0.
 
 A base of the lead's crews: knows members only as somebody to send orders to.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from windlass.agent.port import hold_port
@@ -12,16 +13,16 @@ from windlass.agent.warm.worlds import Meeting, World
 from windlass.plan.plan import Plan
 
 STORE_S = 30.0
+_MAX_CALLS = 500
 
 
 class Meetings:
-    """Stores by number; one of them is ready for the next world that wants one."""
+    """One store for all worlds, a part of it for each call; it is renewed when much was left in it."""
 
     def __init__(self, plan: Plan, address: str) -> None:
         self.plan = plan
         self._address = plan.master_addr or address or "127.0.0.1"
-        self._stores: dict[int, Meeting] = {}
-        self._ready_store: Meeting | None = None
+        self._store: Meeting | None = None
         self._next = 0
 
     def _order_node_0(self, order: dict[str, Any]) -> bool:
@@ -29,28 +30,37 @@ class Meetings:
         raise NotImplementedError
 
     def _meet_at_once(self, world: World, *, wants_store: bool) -> bool:
-        """Give a world its meeting; False when its store is not open yet."""
+        """Give a world its meeting; False when the store is not open yet."""
         if wants_store:
-            store = self._ready_store
-            if store is None or store.port is None:
+            if self._store is None or self._store.port is None:
                 return False
-            self._ready_store, world.meeting = None, store
+            world.meeting = self._store
             return True
         world.meeting = Meeting(self._count())
         self._hold(world.meeting)
         return True
 
     def open_store(self, preload: list[str]) -> None:
-        """Have a store opened for the next world that wants one; torch, which it is of, is in `preload`."""
-        if self._ready_store is not None:
+        """Have the store opened, if it is not; torch, which it is of, is in `preload`."""
+        if self._store is not None:
             return
         meeting = Meeting(self._count())
         order = {"type": "open_store", "number": meeting.number, "address": self._address}
         if self._order_node_0({**order, "port": self.plan.master_port, "preload": preload}):
-            self._ready_store = self._stores[meeting.number] = meeting
+            self._store = meeting
+
+    def renew_store(self, worlds: Iterable[World], preload: list[str]) -> None:
+        """Open another store in place of one that has served for long and that no world uses any more."""
+        old = self._store
+        if old is None or old.num_calls < _MAX_CALLS or any(w.meeting is old for w in worlds):
+            return
+        self._order_node_0({"type": "close_store", "number": old.number})
+        self._store = None
+        self.open_store(preload)
 
     def _take_store(self, meeting: Meeting, port: int) -> None:
         """A store is open; where there can be none, rank 0 opens one at a port that is held for it."""
+        meeting.is_shared = True
         if port:
             meeting.port = port
         else:
@@ -60,25 +70,21 @@ class Meetings:
         meeting.held = hold_port(self.plan.master_port)
         meeting.port = meeting.held.number
 
-    def _close_meeting(self, world: World) -> None:
+    @staticmethod
+    def _leave_meeting(world: World) -> None:
         meeting, world.meeting = world.meeting, None
-        if meeting is None:
-            return
-        self._stores.pop(meeting.number, None)
-        if meeting.held is not None:
+        if meeting is not None and meeting.held is not None and not meeting.is_shared:
             meeting.held.release()
-        else:
-            self._order_node_0({"type": "close_store", "number": meeting.number})
 
     def _count(self) -> int:
         self._next += 1
         return self._next - 1
 
     def hear_of_store(self, message: dict[str, Any]) -> None:
-        """What node 0 says of a store: that it is open, or gone."""
-        number = message["number"]
+        """What node 0 says of the store: that it is open, or gone."""
+        if self._store is None or self._store.number != message["number"]:
+            return
         if message["type"] == "store":
-            if number in self._stores:
-                self._take_store(self._stores[number], message["port"])
-        elif self._ready_store is not None and self._ready_store.number == number:
-            self._ready_store = None
+            self._take_store(self._store, message["port"])
+        else:
+            self._store = None

@@ -1,6 +1,6 @@
 """Worlds: generations of ranks that belong together, as the lead keeps them.
 
-A world has its own numbering, its own store and its own life: a fresh one serves one call, a kept one
+A world has its own numbering and its own life: a fresh one serves one call, a kept one
 stays in its slot until it is replaced or one of its ranks dies. Records and arithmetic; no orders.
 """
 
@@ -19,29 +19,31 @@ from windlass.plan.topology import NodePlan, make_nodes
 
 @dataclass(slots=True)
 class Meeting:
-    """Where the ranks of one world find each other: a store on node 0, or a port that rank 0 opens."""
+    """Where ranks find each other: a store on node 0, or a port that rank 0 of one world opens."""
 
     number: int
     port: int | None = None  # None: not told yet
     held: HeldPort | None = None  # where there is no store
     num_calls: int = 0
+    is_shared: bool = False  # by all worlds of a compute
 
     @property
     def has_store(self) -> bool:
         return self.held is None
 
     def render(self, address: str) -> dict[str, str]:
-        """What ranks find in their environment at their next call.
-
-        The count keeps what one call left in the store from the next one, where ranks are kept.
-        """
-        self.num_calls += 1
+        """What ranks find in their environment."""
         return {
-            names.TORCHELASTIC_RESTART_COUNT: str(self.num_calls - 1),
             names.MASTER_ADDR: address,
             names.MASTER_PORT: str(self.port),
+            names.TORCHELASTIC_RESTART_COUNT: "0",  # a call is not a restart of the one before
             names.TORCHELASTIC_USE_AGENT_STORE: str(self.has_store),
         }
+
+    def next_part(self) -> int:
+        """Of the store, for one call alone: what others left in it is not found."""
+        self.num_calls += 1
+        return self.num_calls
 
 
 @dataclass(slots=True)
