@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import os
 import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from windlass import names
 from windlass.bundle.extract import extract
 from windlass.client.in_image import read_in_image
 from windlass.client.target import read_target
-from windlass.client.travel import pack
+from windlass.client.travel import check_modules, pack
 from windlass.errors import BundleError, SpecError
 from windlass.spec.job import JobSpec
 from windlass.spec.resources import PodSpec
@@ -234,3 +235,18 @@ def test_a_folder_in_it_is_fine(tmp_path, monkeypatch):
     found = read_target("train.py", cwd=home / "work")
     luggage = pack_target(found, home / "work", tmp_path)
     assert unpack(luggage, tmp_path / "node") == {"train.py"}
+
+
+def test_installed_modules_are_the_image_s_business_wherever_the_environment_lies(
+    tmp_path, monkeypatch
+):
+    """A virtual environment may lie in a folder that is imported from, beside the project."""
+    for name, folder in (("packed", "env/lib/site-packages"), ("astray", "beside")):
+        module = types.ModuleType(name)
+        module.__file__ = str(tmp_path / folder / f"{name}.py")
+        monkeypatch.setitem(sys.modules, name, module)
+    root = tmp_path / "project"
+    root.mkdir()
+    check_modules(["packed"], root, [str(tmp_path)])
+    with pytest.raises(SpecError, match="the module astray lies in"):
+        check_modules(["astray"], root, [str(tmp_path)])

@@ -75,9 +75,13 @@ def _find_source(target: Target, cwd: Path) -> Path:
     if source is None or not source.exists():
         return cwd
     resolved = source.resolve()
-    installed = any(part in ("site-packages", "dist-packages") for part in resolved.parts)
     inside = resolved.is_relative_to(Path(sys.base_prefix) / "lib")
-    return cwd if installed or inside else resolved
+    return cwd if _is_installed(resolved) or inside else resolved
+
+
+def _is_installed(path: Path) -> bool:
+    """Whether a file belongs to an installed package, wherever its environment lies."""
+    return any(part in ("site-packages", "dist-packages") for part in path.parts)
 
 
 def _move(spec: JobSpec, target: Target, *, root: Path, cwd: Path, code_folder: str) -> JobSpec:
@@ -113,6 +117,8 @@ def check_modules(modules: Iterable[str], root: Path, paths: Iterable[str]) -> N
         if file is None or top == "windlass":
             continue
         found = Path(file).resolve()
+        if _is_installed(found):
+            continue
         is_ours = any(found.is_relative_to(Path(path).resolve()) for path in paths)
         if is_ours and not found.is_relative_to(root):
             raise SpecError(
