@@ -26,6 +26,7 @@ from windlass.kube.kinds import JOBS
 from windlass.kube.pods import PodSeen, read_pods, timeline
 from windlass.kube.refusals import ClusterError, Forbidden
 from windlass.plan.plan import Plan
+from windlass.spec.work import Calls
 from windlass.waiting import wait_until
 from windlass.wire.first import make_first_status, render_status
 from windlass.wire.folder import JobFolder, write_atomically
@@ -144,7 +145,11 @@ class JobView:
         if self._is_past_cancelling():
             self._delete()
             return self._judge_deleted(status)
-        if self._line.is_up and status.phase is not Phase.STARTING:
+        if (
+            self._line.is_up
+            and status.phase is not Phase.STARTING
+            and not self._lacks_nodes(status)
+        ):
             return status
         # a lead that waits for its other nodes cannot know what keeps them
         self._check_sight()
@@ -152,6 +157,11 @@ class JobView:
             raise self._line.forbidden
         status = self._add_blockers(status)
         return self._judge_late(status) if self._is_late(status) else status
+
+    def _lacks_nodes(self, status: JobStatus) -> bool:
+        """Whether a compute, which is up with its first node, has others that are not there."""
+        is_compute = isinstance(self._plan.work, Calls)
+        return is_compute and any(node.state in ("pending", "lost") for node in status.nodes)
 
     def _check_sight(self) -> None:
         """Blind for good, and nobody tells: saying so beats waiting for ever."""

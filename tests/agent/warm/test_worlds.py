@@ -48,13 +48,15 @@ def test_ranks_that_are_not_there(ranks):
         choose(ranks)
 
 
-def test_a_meeting_counts_its_calls():
+def test_every_call_of_a_meeting_has_a_part_of_its_own():
     meeting = Meeting(1, port=29500)
-    first, second = meeting.render("10.0.0.1"), meeting.render("10.0.0.1")
+    first = meeting.render("10.0.0.1")
     assert first["MASTER_ADDR"] == "10.0.0.1"
     assert first["MASTER_PORT"] == "29500"
     assert first["TORCHELASTIC_USE_AGENT_STORE"] == "True"
-    assert [each["TORCHELASTIC_RESTART_COUNT"] for each in (first, second)] == ["0", "1"]
+    assert first["TORCHELASTIC_RESTART_COUNT"] == "0"
+    assert meeting.render("10.0.0.1") == first
+    assert meeting.next_part() != meeting.next_part()
 
 
 def test_a_world_is_cleared_when_all_its_nodes_say_so():
