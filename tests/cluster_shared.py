@@ -6,6 +6,7 @@ folder of a claim.
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Protocol
 
@@ -91,6 +92,13 @@ class ClusterFolder:
 
     def wait_for(self, *names: str) -> None:
         _wait_for(self, names, every_s=0.05)
+
+
+def make_shared(files: Files | None, folder: Path) -> SharedFolder:
+    """One of a test's own: on the cluster whose `files` these are, else below `folder`."""
+    if files is None:
+        return LocalFolder(folder / "shared")
+    return ClusterFolder(files, secrets.token_hex(4))
 
 
 def _wait_for(folder: SharedFolder, names: tuple[str, ...], *, every_s: float) -> None:

@@ -15,7 +15,7 @@ from waits import wait_for
 
 import windlass as kt
 from windlass import names
-from windlass.client.warm.talk import Talk, ask_info
+from windlass.client.warm.talk import ask_at
 from windlass.kube.api import Api
 from windlass.kube.kinds import PODS
 
@@ -67,11 +67,7 @@ class Ground:
         """What its lead says of it."""
         nodes = compute.nodes()
         assert nodes.ref is not None
-        talk = Talk(nodes.wanted.engine.dial(nodes.ref), nodes.ref.job_id)
-        try:
-            return ask_info(talk)
-        finally:
-            talk.close()
+        return ask_at(nodes.wanted.engine, nodes.ref)
 
     def pod_uids(self, compute: kt.Compute) -> dict[int, str]:
         """The pods of a compute's nodes, by index."""

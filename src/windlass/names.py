@@ -136,8 +136,12 @@ REASON_READY = "Ready"
 REASON_QUEUED = "Queued"
 REASON_INACTIVE = "Inactive"
 
+# A frame with a part of a large parcel, which goes ahead of the frame that it belongs to.
+PART_FRAME = "part"
+
 # Limits.
 MAX_HEADER_BYTES = 1 << 20
 MAX_BODY_BYTES = 256 << 20
 MAX_DATAGRAM_BYTES = 60_000
+PART_BYTES = 4 << 20
 MAX_LOG_RECORD_BYTES = 16 << 10

@@ -2,29 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-_FOLDER = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def load() -> Iterator[object]:
-    """Modules of the benchmark by name; programs import each other from their own folder."""
-    before = set(sys.modules)
-    sys.path.insert(0, str(_FOLDER))
-    try:
-        yield importlib.import_module
-    finally:
-        sys.path.remove(str(_FOLDER))
-        for name in set(sys.modules) - before:
-            if name.partition("_")[0] == "kubernetes":
-                del sys.modules[name]
 
 
 @pytest.fixture

@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from waits import wait_for
-
-_FOLDER = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def load() -> Iterator[object]:
-    """Modules of the benchmark by name; programs import each other from their own folder."""
-    before = set(sys.modules)
-    sys.path.insert(0, str(_FOLDER))
-    try:
-        yield importlib.import_module
-    finally:
-        sys.path.remove(str(_FOLDER))
-        for name in set(sys.modules) - before:
-            if name.partition("_")[0] == "warm":
-                del sys.modules[name]
 
 
 @pytest.fixture

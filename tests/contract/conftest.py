@@ -8,13 +8,12 @@ reason.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cluster_shared import ClusterFolder, LocalFolder, SharedFolder
+from cluster_shared import SharedFolder, make_shared
 from waits import find_left_over
 
 import windlass as wl
@@ -107,6 +106,4 @@ def on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 @pytest.fixture
 def shared(on: Runner, tmp_path: Path) -> SharedFolder:
-    if on.space is None:
-        return LocalFolder(tmp_path / "shared")
-    return ClusterFolder(on.space.files, secrets.token_hex(4))
+    return make_shared(on.space.files if on.space else None, tmp_path)

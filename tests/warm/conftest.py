@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import importlib
 import os
-import secrets
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_shared import ClusterFolder, LocalFolder, SharedFolder
+from cluster_shared import SharedFolder, make_shared
 from waits import find_left_over, wait_for
 from warm_ground import PROJECT, Client, Ground, Project
 
@@ -79,9 +78,7 @@ def make(on: Ground) -> Iterator[Callable[..., kt.Compute]]:
 @pytest.fixture
 def shared(on: Ground, tmp_path: Path) -> SharedFolder:
     """A folder that ranks and the test both see."""
-    if on.space is None:
-        return LocalFolder(tmp_path / "shared")
-    return ClusterFolder(on.space.files, secrets.token_hex(4))
+    return make_shared(on.space.files if on.space else None, tmp_path)
 
 
 @pytest.fixture

@@ -179,17 +179,15 @@ class Follower:
             self._has_ended = True
             if self._parts is not None:  # a compute that goes on without this node does not hang up
                 self._start(link.close())
-        elif self._parts is not None and frame.type == "part":
+        elif self._parts is not None and frame.type == names.PART_FRAME:
             self._parts.take(frame)
         else:
             self.node.receive(self._read(frame), frame.body)
 
     def _read(self, frame: Frame) -> dict[str, Any]:
-        header = dict(frame.header)
-        key = header.pop("parcel", None)
-        if key is not None and self._parts is not None:
-            header |= {"file": self._parts.claim(str(key)), "is_ours": True}
-        return header
+        if self._parts is None or "parcel" not in frame.header:
+            return dict(frame.header)
+        return {**self._parts.with_file(frame), "is_ours": True}
 
     def _take_piece(self, frame: Frame) -> None:
         piece = read_piece(frame.header, frame.body)

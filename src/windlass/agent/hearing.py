@@ -5,15 +5,14 @@ Keeps it, and wakes whoever waits for a change. Gives no orders and decides noth
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
 from windlass import names
 from windlass.agent.attempt import Attempt
 from windlass.agent.board import Board
+from windlass.agent.changes import Changes
 from windlass.agent.failure import make_job_verdict
 from windlass.agent.link import Send
 from windlass.agent.memory import Memory
@@ -38,7 +37,7 @@ class Hearing:
         self._flushed: set[int] = set()
         self._stop: Verdict | None = None  # somebody ended the job: cancel, timeout, lease
         self._now = False
-        self._changed = asyncio.Event()
+        self._changed = Changes()
 
     def join(
         self,
@@ -167,18 +166,3 @@ class Hearing:
         """Ranks that are being stopped already are to be killed."""
         for index in self._roster.here():
             self._roster[index].send({"type": "stop", "now": True})
-
-    async def _until(self, is_so: Callable[[], bool], *, timeout_s: float | None) -> bool:
-        """Wait for a condition; whether it came true in time."""
-        loop = asyncio.get_running_loop()
-        deadline = None if timeout_s is None else loop.time() + timeout_s
-        while not is_so():
-            self._changed.clear()
-            left_s = None if deadline is None else deadline - loop.time()
-            if left_s is not None and left_s <= 0:
-                return False
-            try:
-                await asyncio.wait_for(self._changed.wait(), left_s)
-            except asyncio.TimeoutError:
-                return is_so()
-        return True

@@ -83,11 +83,11 @@ class Lead(Hearing):
         timeout_s = join_s if left_s is None else min(join_s, left_s)
         if self._plan.min_nodes < len(self._plan.nodes):
             first_s = min(_FEWER_AFTER_S, timeout_s)
-            if not await self._until(is_over, timeout_s=first_s):
+            if not await self._changed.until(is_over, timeout_s=first_s):
                 enough = lambda: self._roster.is_enough or is_over()  # noqa: E731
-                await self._until(enough, timeout_s=timeout_s - first_s)
+                await self._changed.until(enough, timeout_s=timeout_s - first_s)
         else:
-            await self._until(is_over, timeout_s=timeout_s)
+            await self._changed.until(is_over, timeout_s=timeout_s)
         if timeout_s < join_s and not self._roster.is_enough and not self._is_hopeless():
             self._end_for_time()
         if self._stop is not None:
@@ -204,7 +204,7 @@ class Lead(Hearing):
             return 0
         order = {"type": "open_store", "attempt": self._attempt.number}
         self._roster[0].send({**order, "address": self._address, "port": self._plan.master_port})
-        await self._until(
+        await self._changed.until(
             lambda: (
                 self._attempt.store_port is not None
                 or self._stop is not None
@@ -226,7 +226,7 @@ class Lead(Hearing):
             attempt = self._attempt
             return attempt.is_done or attempt.has_failure or self._stop is not None
 
-        if not await self._until(is_over, timeout_s=self._left_s()):
+        if not await self._changed.until(is_over, timeout_s=self._left_s()):
             self._end_for_time()
 
     def _end_for_time(self) -> None:
@@ -238,15 +238,17 @@ class Lead(Hearing):
         why = self._stop.message if self._stop else "a rank failed"
         self._board.set_phase(Phase.STOPPING, _reason(self._make_verdict()), why)
         self._order({"type": "stop", "now": self._now})
-        await self._until(self._has_stopped, timeout_s=_SETTLE_S)
+        await self._changed.until(self._has_stopped, timeout_s=_SETTLE_S)
         if self._plan.node_restarts and self._attempt.has_only_consequences:
-            await self._until(
+            await self._changed.until(
                 lambda: not self._attempt.has_only_consequences, timeout_s=_SETTLE_LOST_S
             )
         verdict = self._make_verdict()
         if not self._has_stopped() and not (self._stop is None and self._has_budget(verdict)):
             self._board.set_verdict(verdict, final=True)
-        if not await self._until(self._has_stopped, timeout_s=self._plan.grace_s + _STOP_MARGIN_S):
+        if not await self._changed.until(
+            self._has_stopped, timeout_s=self._plan.grace_s + _STOP_MARGIN_S
+        ):
             for index in [i for i in self._roster.here() if i not in self._attempt.stopped]:
                 self.lose(index, "it did not stop its ranks")
         last = self._make_verdict()  # the same, but what became of the others is known by now
@@ -273,7 +275,9 @@ class Lead(Hearing):
         """Wait for what nodes have still to send: logs and results of their ranks."""
         self._flushed.clear()
         self._tell_all({"type": "flush"})
-        await self._until(lambda: self._flushed.issuperset(self._roster.here()), timeout_s=_FLUSH_S)
+        await self._changed.until(
+            lambda: self._flushed.issuperset(self._roster.here()), timeout_s=_FLUSH_S
+        )
 
     def _order(self, message: dict[str, Any]) -> None:
         for index in self._roster.here():

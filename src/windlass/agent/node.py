@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import logging
 import os
 import platform
 import signal
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from windlass.agent import processes
 from windlass.agent.exits import judge_exit, read_error_file
 from windlass.agent.forks import ForkServer
 from windlass.agent.link import Send
+from windlass.agent.reports import Reports
 from windlass.agent.streams import RankStreams
 from windlass.errors import ProtocolError
 from windlass.plan.environ import Meeting, make_rank_env
@@ -71,7 +70,6 @@ class Node:
         self._send = send
         self._echo = echo
         self._loop = asyncio.get_running_loop()
-        self._report_path = run_dir / f"node-{index}.sock"
         self._ranks: dict[int, _Rank] = {}
         self._attempt = 0
         self._imported: set[str] = set()
@@ -80,7 +78,8 @@ class Node:
         self._oom_kills = 0
         self._kill_timer: asyncio.TimerHandle | None = None
         self._emptied = asyncio.Event()
-        self._listen()
+        path = run_dir / f"node-{index}.sock"
+        self._reports = Reports(self._loop, path, self._on_report)
         forks.listen(self._loop, self._on_fork_event)
 
     def receive(self, message: dict[str, Any], _body: bytes = b"") -> None:
@@ -135,7 +134,7 @@ class Node:
                 **self._plan.env,
                 **make_rank_env(self._world, rank, attempt=attempt, meeting=meeting),
             }
-            env[names.REPORT_SOCKET] = str(self._report_path)
+            env[names.REPORT_SOCKET] = str(self._reports.path)
             env[names.TORCHELASTIC_ERROR_FILE] = str(self._folder.error(attempt, rank))
             echo = functools.partial(self._echo, rank, attempt) if self._echo else None
             streams = RankStreams(self._folder.log(attempt, rank), self._on_log_trouble, echo)
@@ -270,17 +269,10 @@ class Node:
 
     # -- reports -------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
-        self._reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._reports.bind(str(self._report_path))
-        self._reports.setblocking(False)
-        self._loop.add_reader(self._reports.fileno(), self._on_report)
-
-    def _on_report(self) -> None:
+    def _on_report(self, message: dict[str, Any]) -> None:
         try:
-            message = json.loads(self._reports.recv(names.MAX_DATAGRAM_BYTES + 1))
             kind, is_current = message["type"], message["attempt"] == self._attempt
-        except (BlockingIOError, ValueError, KeyError, TypeError):
+        except KeyError:
             return
         if not is_current:
             return

@@ -22,7 +22,12 @@ _MAX_FROM_WORK = 24
 def make_job_id(work: Work, name: str = "") -> str:
     """From the job's own name, else from its work, and a few random letters."""
     clean = _clean(name, MAX_ID - _TAIL - 1) or _clean(_name_of(work), _MAX_FROM_WORK) or "job"
-    return f"{clean}-{''.join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(_TAIL))}"
+    return f"{clean}-{make_letters(_TAIL)}"
+
+
+def make_letters(num: int) -> str:
+    """So many random letters and digits, none of which looks like another."""
+    return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(num))
 
 
 def is_made_from(job_id: str, name: str) -> bool:

@@ -64,7 +64,7 @@ def _read_function(
     name = function_name(function)
     check_call(function, args, kwargs, name)
     payload = _dump_call(function, args, kwargs, name)
-    inner = _unwrap(function)
+    inner = unwrap(function)
     module = sys.modules.get(getattr(inner, "__module__", "") or "")
     source = getattr(module, "__file__", None)
     return Target(
@@ -126,11 +126,12 @@ def _choose_for(payload: bytes) -> tuple[str, ...] | None:
 
 def function_name(function: Callable[..., Any]) -> str:
     """What a callable is called in messages."""
-    inner = _unwrap(function)
+    inner = unwrap(function)
     return str(getattr(inner, "__qualname__", type(inner).__qualname__))
 
 
-def _unwrap(function: Any) -> Any:
+def unwrap(function: Any) -> Any:
+    """The function inside partials."""
     while isinstance(function, functools.partial):
         function = function.func
     return function

@@ -55,7 +55,7 @@ def pack(
     minor = f"{sys.version_info[0]}.{sys.version_info[1]}" if contents and contents.by_value else ""
     if spec.pod is not None and spec.pod.in_image:
         return Luggage(spec=spec, inputs=tuple(inputs), python_minor=minor)
-    root = root.resolve() if root else _choose_root(_find_source(target, cwd), cwd)
+    root = root.resolve() if root else choose_root(_find_source(target, cwd), cwd)
     bundle = _pack_root(root, home / "bundles")
     inputs.append(_make_input(names.BUNDLE_FILE, bundle.read_bytes()))
     check_modules(contents.modules if contents else (), root, spec.paths)
@@ -63,7 +63,7 @@ def pack(
     return Luggage(spec=moved, bundle=bundle, inputs=tuple(inputs), python_minor=minor)
 
 
-def _choose_root(source: Path, cwd: Path) -> Path:
+def choose_root(source: Path, cwd: Path) -> Path:
     """The project of the source; where nothing marks one, the current folder if the source is in it."""
     root = find_root(source)
     return root if is_marked(root) or not root.is_relative_to(cwd.resolve()) else find_root(cwd)

@@ -18,7 +18,7 @@ from windlass import names
 from windlass.errors import ProtocolError
 from windlass.wire.identity import NODE, ROLES
 
-_LENGTHS = struct.Struct(">II")
+LENGTHS = struct.Struct(">II")
 _SMALL_BYTES = 4096
 
 Header = Mapping[str, Any]
@@ -48,7 +48,7 @@ def render_frame(header: Header, body: bytes = b"") -> bytes:
 def render_head(header: Header, num_body_bytes: int) -> bytes:
     """The bytes of one frame up to its body, for who sends a large body without copying it."""
     text = _encode(header).encode()
-    return _LENGTHS.pack(len(text), num_body_bytes) + text
+    return LENGTHS.pack(len(text), num_body_bytes) + text
 
 
 @dataclass(slots=True)
@@ -86,15 +86,15 @@ class FrameDecoder:
     def _take_whole(self) -> Frame | None:
         """A frame that has come as a whole, as most do."""
         rest = self._rest
-        if len(rest) < _LENGTHS.size:
+        if len(rest) < LENGTHS.size:
             return None
-        header_length, body_length = _LENGTHS.unpack_from(rest)
+        header_length, body_length = LENGTHS.unpack_from(rest)
         self._check_lengths(header_length, body_length)
-        start = _LENGTHS.size + header_length
+        start = LENGTHS.size + header_length
         end = start + body_length
         if end > len(rest):
             return None
-        header = _read_header(bytes(rest[_LENGTHS.size : start]))
+        header = _read_header(bytes(rest[LENGTHS.size : start]))
         self._rest = rest[end:]
         return Frame(header, bytes(rest[start:end]))
 
@@ -116,13 +116,13 @@ class FrameDecoder:
         return frame
 
     def _take_header(self) -> Header | None:
-        if not self._fill(_LENGTHS.size):
+        if not self._fill(LENGTHS.size):
             return None
-        header_length, body_length = _LENGTHS.unpack_from(self._head)
+        header_length, body_length = LENGTHS.unpack_from(self._head)
         self._check_lengths(header_length, body_length)
-        if not self._fill(_LENGTHS.size + header_length):
+        if not self._fill(LENGTHS.size + header_length):
             return None
-        header = _read_header(bytes(self._head[_LENGTHS.size :]))
+        header = _read_header(bytes(self._head[LENGTHS.size :]))
         self._missing = body_length
         return header
 

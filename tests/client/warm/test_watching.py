@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -76,3 +79,18 @@ def test_a_folder_that_is_not_there(tmp_path):
     watch.follow([str(tmp_path / "none")])
     assert watch.has_changed()
     watch.close()
+
+
+def test_a_watch_that_nobody_holds_is_given_back(tmp_path):
+    def count() -> int:
+        links = [os.readlink(e) for e in Path("/proc/self/fd").iterdir() if e.is_symlink()]
+        return sum("inotify" in link for link in links)
+
+    gc.collect()
+    before = count()
+    watch = Watch(tmp_path)
+    watch.follow([str(tmp_path)])
+    assert count() == before + 1
+    del watch
+    gc.collect()
+    assert count() == before

@@ -9,17 +9,15 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from windlass.errors import ProtocolError
-from windlass.wire.messages import Frame, FrameDecoder, render_head
+from windlass.wire.messages import LENGTHS, Frame, FrameDecoder, render_head
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-_LENGTHS = struct.Struct(">II")
 _READ_BYTES = 64 << 10  # more is taken from the system and given back each time
 _SMALL_BYTES = 256 << 10
 
@@ -36,8 +34,8 @@ class RankEnd:
     def receive(self) -> tuple[dict[str, Any], bytearray] | None:
         """The next frame; None when the node has hung up."""
         try:
-            lengths = self._read(_LENGTHS.size)
-            header_length, body_length = _LENGTHS.unpack(lengths)
+            lengths = self._read(LENGTHS.size)
+            header_length, body_length = LENGTHS.unpack(lengths)
             header = json.loads(self._read(header_length))
             return header, self._read(body_length)
         except (EOFError, ConnectionError):

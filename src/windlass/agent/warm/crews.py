@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from windlass import records
@@ -24,11 +23,6 @@ from windlass.errors import WindlassError
 from windlass.plan.plan import Plan
 
 logger = logging.getLogger(__name__)
-
-_KEPT_WORLDS = 200
-
-SendBody = Callable[..., None]
-Ship = Callable[[str, str], Awaitable[None]]  # a parcel's key and its file
 
 
 class MustMake(Exception):
@@ -51,7 +45,6 @@ class Crews(Members):
         self.worlds: dict[int, World] = {}
         self._slots: dict[str, World] = {}
         self._spare: World | None = None
-        self._sync_errors: dict[int, str] = {}
         self.setup: dict[str, Any] = make_setup({}, list(plan.work.steps))  # type: ignore[union-attr]
         self.projects: Projects | None = None  # node 0's own
 
@@ -71,7 +64,7 @@ class Crews(Members):
         elif kind in ("store", "store_gone"):
             self.hear_of_store(message)
         elif kind == "synced" and message.get("error"):
-            self._sync_errors[index] = message["error"]
+            logger.warning("code for node %s: %s", index, message["error"])
             if index in self._members:
                 self._members[index].digests.pop(message["project"], None)
         elif kind == "set_up" and index in self._members:
@@ -92,7 +85,7 @@ class Crews(Members):
         self.open_store(preload)
         store = self._store
         if store is not None:
-            await self.until(lambda: store.port is not None, timeout_s=STORE_S)
+            await self._changed.until(lambda: store.port is not None, timeout_s=STORE_S)
             if store.port is None:
                 self._take_store(store, 0)
 
@@ -159,7 +152,7 @@ class Crews(Members):
         call.tell({"type": "waiting", "what": f"waiting for {who}"})
         limit_s = call.asked["launch_timeout_s"]
         is_over = lambda: not self.missing(indexes) or call.stop is not None  # noqa: E731
-        if not await self.until(is_over, timeout_s=limit_s):
+        if not await self._changed.until(is_over, timeout_s=limit_s):
             late = self.missing(indexes)
             who = ", ".join(f"node {index}" for index in late)
             raise NotReady(f"{who} did not join within {limit_s:g} s (launch_timeout)")
@@ -170,7 +163,6 @@ class Crews(Members):
         key, digest = project["key"], project["digest"]
         if not digest or self.projects is None:
             return
-        self._sync_errors.clear()
         if self.projects.digest(key) != digest:
             if call.sync is None:
                 raise NotReady("the project's code is not here; call again")
@@ -208,7 +200,7 @@ class Crews(Members):
             pending = [i for i in todo if i in self._members and self._members[i].setup != wanted]
             return not pending or call.stop is not None
 
-        await self.until(is_over, timeout_s=None)
+        await self._changed.until(is_over, timeout_s=None)
         for index in todo:
             member = self._members.get(index)
             if member is not None and member.setup_error:
@@ -249,7 +241,7 @@ class Crews(Members):
         old = self._slots.pop(slot, None) if slot else None
         if old is not None:
             self.dismiss(old, now=False)
-            await self.until(lambda: old.is_cleared, timeout_s=self.plan.grace_s + 5.0)
+            await self._changed.until(lambda: old.is_cleared, timeout_s=self.plan.grace_s + 5.0)
             self.worlds.pop(old.number, None)
 
     def _muster(self, world: World, asked: Any) -> None:
@@ -313,4 +305,6 @@ class Crews(Members):
         for world in live:
             self.dismiss(world, now=now)
         limit_s = self.plan.grace_s + 5.0
-        await self.until(lambda: all(world.is_cleared for world in live), timeout_s=limit_s)
+        await self._changed.until(
+            lambda: all(world.is_cleared for world in live), timeout_s=limit_s
+        )

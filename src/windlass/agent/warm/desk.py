@@ -21,7 +21,7 @@ from windlass.agent.warm.callview import make_call_status, read_call_logs
 from windlass.agent.warm.lead import WarmLead
 from windlass.agent.warm.members import make_setup
 from windlass.agent.warm.node import WarmNode
-from windlass.agent.warm.parts import PART, PartStore, send_parts
+from windlass.agent.warm.parts import PartStore, send_parts
 from windlass.agent.warm.shapes import shape_of
 from windlass.bundle.manifest import EMPTY
 from windlass.errors import ProtocolError
@@ -62,10 +62,10 @@ class Desk:
 
     def _take(self, link: Link, visitor: _Visitor, frame: Frame) -> None:
         header = dict(frame.header)
-        if frame.type == PART:
+        if frame.type == names.PART_FRAME:
             visitor.parts.take(frame)
         elif frame.type == "sync":
-            self._take_sync(link, visitor, header, frame.body)
+            self._take_sync(visitor, header, frame.body)
         elif frame.type == "make":
             visitor.constructor = (header, frame.body)
         elif frame.type == "profile":
@@ -112,32 +112,24 @@ class Desk:
 
     def take_part(self, link: Link, frame: Frame) -> bool:
         """Keep a part of a parcel; whether it was one."""
-        if frame.type != PART:
+        if frame.type != names.PART_FRAME:
             return False
         self._visitor(link).parts.take(frame)
         return True
 
     def with_file(self, link: Link, frame: Frame) -> dict[str, Any]:
         """What a node says, with the file of the parcel that came ahead of it."""
-        header = dict(frame.header)
-        key = header.pop("parcel", None)
-        if key is not None:
-            header["file"] = self._visitor(link).parts.claim(str(key))
-        return header
+        return self._visitor(link).parts.with_file(frame)
 
     def _visitor(self, link: Link) -> _Visitor:
         return self._visitors.setdefault(link, _Visitor(PartStore(self._node.spill)))
 
     # -- calls ---------------------------------------------------------------------------------
 
-    def _take_sync(
-        self, link: Link, visitor: _Visitor, header: dict[str, Any], body: bytes
-    ) -> None:
-        key, base = header["project"], header["base"]
-        if base not in (self._expected(key), EMPTY.digest):
-            link.send({"type": "stale", "project": key, "has": self._expected(key)})
-            return
-        visitor.sync = (header, body)
+    def _take_sync(self, visitor: _Visitor, header: dict[str, Any], body: bytes) -> None:
+        """Keep it for the call that follows; one that does not fit what is here is told with that call."""
+        if header["base"] in (self._expected(header["project"]), EMPTY.digest):
+            visitor.sync = (header, body)
 
     def _expected(self, key: str) -> str:
         return self._promised.get(key) or self._node.projects.digest(key)

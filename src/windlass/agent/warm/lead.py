@@ -336,11 +336,11 @@ class WarmLead(Crews):
             return
         if world.slot and world.is_alive and call.stop is None:
             # ranks that are kept are given the chance to fail together, and stay
-            await self.until(lambda: attempt.is_done, timeout_s=2 * _SETTLE_S)
+            await self._changed.until(lambda: attempt.is_done, timeout_s=2 * _SETTLE_S)
         if not (world.slot and world.is_alive and attempt.is_done):
             self.dismiss(world, now=call.stop is not None and self.must_hurry)
             if not attempt.is_done:
-                await self.until(lambda: attempt.is_done, timeout_s=_SETTLE_S)
+                await self._changed.until(lambda: attempt.is_done, timeout_s=_SETTLE_S)
         verdict = attempt.make_verdict()
         if call.stop is not None and (verdict is None or verdict.at_s > call.stop.at_s):
             verdict = call.stop
@@ -370,7 +370,7 @@ class WarmLead(Crews):
         if call.asked["store"]:
             self.renew_store(self.worlds.values(), call.asked["preload"])
         limit_s = self.plan.grace_s + _CLEAR_MARGIN_S
-        if not await self.until(lambda: world.is_cleared, timeout_s=limit_s):
+        if not await self._changed.until(lambda: world.is_cleared, timeout_s=limit_s):
             self.dismiss(world, now=True)
             for index in set(world.nodes) - world.cleared:
                 self.lose(index, "it did not end its ranks")

@@ -5,7 +5,6 @@ A base of its crews. Worlds and calls are not known here.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import logging
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windlass.agent.board import Board
+from windlass.agent.changes import Changes
 from windlass.agent.failure import make_job_verdict
 from windlass.agent.warm.meetings import Meetings
 from windlass.plan.plan import Plan
@@ -51,7 +51,7 @@ class Members(Meetings):
         self._board = board
         self._first_nodes = plan.nodes  # as the plan's file has them
         self._members: dict[int, Member] = {}
-        self._changed = asyncio.Event()
+        self._changed = Changes()
         self.keeps_logs = False  # of other nodes, where they do not share a folder
         self.stopped: Verdict | None = None
         self.must_hurry = False
@@ -119,21 +119,6 @@ class Members(Meetings):
 
     def prune_logs(self, number: int) -> None:
         shutil.rmtree(self._board.folder.attempt(number - _KEPT_WORLDS), ignore_errors=True)
-
-    async def until(self, is_so: Callable[[], bool], *, timeout_s: float | None) -> bool:
-        """Wait for a condition; whether it came true in time."""
-        loop = asyncio.get_running_loop()
-        deadline = None if timeout_s is None else loop.time() + timeout_s
-        while not is_so():
-            self._changed.clear()
-            left_s = None if deadline is None else deadline - loop.time()
-            if left_s is not None and left_s <= 0:
-                return False
-            try:
-                await asyncio.wait_for(self._changed.wait(), left_s)
-            except asyncio.TimeoutError:
-                return is_so()
-        return True
 
 
 def make_setup(env: dict[str, str], steps: list[Any]) -> dict[str, Any]:

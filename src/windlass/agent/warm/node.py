@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import logging
 import os
 import platform
 import signal
-import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -20,6 +18,7 @@ from windlass import names
 from windlass.agent import parcels, processes
 from windlass.agent.forks import ForkServer
 from windlass.agent.node import Echo
+from windlass.agent.reports import Reports
 from windlass.agent.station import Station
 from windlass.agent.streams import RankStreams
 from windlass.agent.warm.channel import NodeEnd
@@ -63,15 +62,14 @@ class WarmNode:
         self._closing: set[int] = set()
         self._unborn: set[int] = set()
         self._openings: list[dict[str, Any]] = []
-        self._paths: list[str] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: dict[str, Any] | None = None
         self._emptied = asyncio.Event()
         self.spill = parcels.make_spill(f"{self._plan.job_id}-{station.index}", station.run_dir)
         self.projects = Projects(station)
         self._setup = Setup(station, forks)
-        self._report_path = station.run_dir / f"node-{station.index}.sock"
-        self._listen()
+        path = station.run_dir / f"node-{station.index}.sock"
+        self._reports = Reports(self._loop, path, self._on_report)
         forks.listen(self._loop, self._on_fork_event)
         forks.extend(_OURS)
 
@@ -130,7 +128,7 @@ class WarmNode:
             env = {
                 **make_rank_env(world, rank, attempt=number, meeting=meeting),
                 **order["env"],
-                names.REPORT_SOCKET: str(self._report_path),
+                names.REPORT_SOCKET: str(self._reports.path),
             }
             self._start_rank(crew, rank, env, about)
 
@@ -308,19 +306,8 @@ class WarmNode:
 
     # -- small things --------------------------------------------------------------------------
 
-    def _listen(self) -> None:
-        self._reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._report_path.unlink(missing_ok=True)  # of a node that was here before
-        self._reports.bind(str(self._report_path))
-        self._reports.setblocking(False)
-        self._loop.add_reader(self._reports.fileno(), self._on_report)
-
-    def _on_report(self) -> None:
-        try:
-            message = json.loads(self._reports.recv(names.MAX_DATAGRAM_BYTES + 1))
-        except (BlockingIOError, ValueError):
-            return
-        if isinstance(message, dict) and message.get("type") == "report":
+    def _on_report(self, message: dict[str, Any]) -> None:
+        if message.get("type") == "report":
             self._tell(message)
 
     def _start(self, work: Any) -> None:

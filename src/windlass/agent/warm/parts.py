@@ -7,13 +7,12 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from typing import Any
 
+from windlass import names
 from windlass.agent import parcels
 from windlass.agent.link import Link
 from windlass.wire.messages import Frame
-
-PART = "part"
-PART_BYTES = 4 << 20
 
 
 class PartStore:
@@ -31,6 +30,12 @@ class PartStore:
         with open(self._paths[key], "ab") as file:
             file.write(frame.body)
 
+    def with_file(self, frame: Frame) -> dict[str, Any]:
+        """What a frame says, with the file of the parcel that came ahead of it."""
+        header = dict(frame.header)
+        key = header.pop("parcel", None)
+        return header if key is None else {**header, "file": self.claim(str(key))}
+
     def claim(self, key: str) -> str:
         """The file of a parcel that has come whole; it is the caller's from now on."""
         return self._paths.pop(key)
@@ -45,8 +50,8 @@ class PartStore:
 async def send_parts(link: Link, key: str, path: str) -> None:
     """Send a file, no faster than the other side reads."""
     with open(path, "rb") as file:
-        while data := file.read(PART_BYTES):
-            link.send({"type": PART, "parcel": key}, data)
+        while data := file.read(names.PART_BYTES):
+            link.send({"type": names.PART_FRAME, "parcel": key}, data)
             await link.drain()
 
 

@@ -25,7 +25,7 @@ class FreshLoader(importlib.machinery.SourceFileLoader):
 
     def get_code(self, fullname: str) -> types.CodeType | None:
         path = self.get_filename(fullname)
-        _loaded[path] = _stamp(path)  # before it is read: an edit meanwhile is a change
+        _loaded[path] = stamp(path)  # before it is read: an edit meanwhile is a change
         if _is_compiled_later(path):
             return super().get_code(fullname)
         return self.source_to_code(self.get_data(path), path)
@@ -81,7 +81,7 @@ class Reloader:
         files are gone are forgotten: who still wants one finds it elsewhere, or not at all.
         """
         own = self._own()
-        if not self.is_broken and all(_loaded[path] == _stamp(path) for _, path in own):
+        if not self.is_broken and all(_loaded[path] == stamp(path) for _, path in own):
             return []
         if self.is_broken:  # one that failed halfway has changed Python's own order
             own.sort(key=lambda one: self._order.get(one[0], -1))
@@ -113,7 +113,8 @@ def _forget_listings() -> None:
             finder.invalidate_caches()
 
 
-def _stamp(path: str) -> _Stamp:
+def stamp(path: str) -> _Stamp:
+    """What changes when a file does; zeros for one that is gone."""
     try:
         found = os.stat(path)
     except OSError:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from windlass import records
+from windlass import names, records
 from windlass.agent import parcels
 from windlass.agent.parcels import Segment
 from windlass.client.values import load_error, make_failure
@@ -32,11 +32,14 @@ class Home(Protocol):
     is_remote: bool
     spill: str
 
-    def take_talk(self, timeout_s: float | None) -> tuple[Talk, str]:
-        """A connection, and which lead is at its end."""
+    def take_talk(self, timeout_s: float | None) -> Talk:
+        """A connection to the lead."""
 
     def give_talk(self, talk: Talk) -> None:
         """It is free again."""
+
+    def ask(self, question: dict[str, Any], *, timeout_s: float | None = None) -> Frame:
+        """One question, one answer."""
 
     def look_after(self, what: str) -> None:
         """A call waits: do what can be done about it, and say what it is."""
@@ -127,13 +130,17 @@ class Calling:
 
     def say(self, *, timeout_s: float | None = None) -> None:
         """Ask for it."""
-        self._talk, self._lead = self._home.take_talk(timeout_s)
+        self._take_talk(timeout_s)
         self._say()
 
     def attend(self, *, timeout_s: float | None = None) -> None:
         """Take up one that was asked for before, perhaps by another process."""
-        self._talk, self._lead = self._home.take_talk(timeout_s)
-        self._talk.send({"type": "attend", "id": self._request.id})
+        self._take_talk(timeout_s).send({"type": "attend", "id": self._request.id})
+
+    def _take_talk(self, timeout_s: float | None) -> Talk:
+        talk = self._home.take_talk(timeout_s)
+        self._talk, self._lead = talk, talk.lead
+        return talk
 
     def _say(self) -> None:
         request, talk = self._request, self._talk
@@ -189,14 +196,13 @@ class Calling:
         """What a generator yields, as it comes, until the call has ended."""
         deadline = None if wait_s is None else time.monotonic() + wait_s
         waiting = ""
-        num_items = 0
         while True:
             frame = self._hear(deadline, is_waiting=bool(waiting))
             if frame is None:
                 self._home.look_after(waiting)
                 continue
             header = frame.header
-            if header.get("id") != self._request.id and frame.type not in ("part", "stale"):
+            if header.get("id") != self._request.id and frame.type != names.PART_FRAME:
                 continue
             if frame.type == "log":
                 self._on_log(header["rank"], frame.body)
@@ -210,9 +216,8 @@ class Calling:
                         self.let_go()
                         return
                 else:
-                    num_items += 1
                     yield parcels.unpack(segments)
-            elif frame.type == "part":
+            elif frame.type == names.PART_FRAME:
                 self._parcels.setdefault(header["parcel"], bytearray()).extend(frame.body)
             elif frame.type == "queued":  # most often for a moment: said only if it lasts
                 num, first = header["ahead"], header["first"]
@@ -236,33 +241,31 @@ class Calling:
 
     def _hear(self, deadline: float | None, *, is_waiting: bool) -> Frame | None:
         """The next frame, over another line if this one breaks; None now and then while it waits."""
-        left_s = None if deadline is None else deadline - time.monotonic()
-        if left_s is not None and left_s <= 0:
-            raise WaitTimeout(
-                f"the call {self._request.id} is not done yet", hint="it goes on; wait again"
-            )
-        limit_s = _LOOK_S if is_waiting else left_s
-        try:
-            if self._talk is None:
-                raise LineBroke("there is no line")
-            frame = self._talk.receive(limit_s)
-        except (LineBroke, ProtocolError):
-            self._reconnect(left_s)
-            return self._hear(deadline, is_waiting=is_waiting)
-        if frame is None and not is_waiting:
-            return self._hear(deadline, is_waiting=is_waiting)
-        return frame
+        while True:
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                raise WaitTimeout(
+                    f"the call {self._request.id} is not done yet", hint="it goes on; wait again"
+                )
+            try:
+                if self._talk is None:
+                    raise LineBroke("there is no line")
+                frame = self._talk.receive(_LOOK_S if is_waiting else left_s)
+            except (LineBroke, ProtocolError):
+                self._reconnect(left_s)
+                continue
+            if frame is not None or is_waiting:
+                return frame
 
     def _reconnect(self, timeout_s: float | None) -> None:
         if self._talk is not None:
             self._talk.close()
             self._talk = None
-        before = self._lead
-        self._talk, self._lead = self._home.take_talk(timeout_s)
+        before, talk = self._lead, self._take_talk(timeout_s)
         if before and self._lead != before:
             raise self._lost()
         self._parcels.clear()
-        self._talk.send({"type": "attend", "id": self._request.id})
+        talk.send({"type": "attend", "id": self._request.id})
 
     def _check_lead(self) -> None:
         """The lead that answers never heard of it: it was not said whole."""
@@ -320,6 +323,4 @@ class Calling:
 
     def cancel(self, why: str) -> None:
         """End it; its end is heard as any other."""
-        talk, _ = self._home.take_talk(5.0)
-        talk.ask({"type": "end_call", "id": self._request.id, "why": why})
-        self._home.give_talk(talk)
+        self._home.ask({"type": "end_call", "id": self._request.id, "why": why}, timeout_s=5.0)

@@ -37,9 +37,7 @@ class CallJob(Job):
         self._reply: Reply | None = None
 
     def _ask(self, kind: str, **fields: Any) -> dict[str, Any]:
-        talk, lead = self._nodes.take_talk(30.0)
-        frame = talk.ask({"type": kind, "id": self.id, **fields})
-        self._nodes.give_talk(talk, lead)
+        frame = self._nodes.ask({"type": kind, "id": self.id, **fields}, timeout_s=30.0)
         if frame.type == "unknown":
             raise JobNotFound(
                 f"the call {self.id} is not known any more",

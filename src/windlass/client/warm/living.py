@@ -13,7 +13,7 @@ from typing import Any
 
 from windlass.client.warm.nodes import find_computes
 from windlass.client.warm.spec import Wanted, decide
-from windlass.client.warm.talk import Talk, ask_info
+from windlass.client.warm.talk import ask_at
 from windlass.client.warm.where import choose_where
 from windlass.engines.protocol import JobRef
 from windlass.errors import JobNotFound, SpecError, WindlassError
@@ -80,11 +80,7 @@ def look(found: Found) -> Living:
         "num_nodes": status.num_nodes,
     }
     try:
-        talk = Talk(where.engine.dial(ref), ref.job_id)
-        try:
-            info = ask_info(talk)
-        finally:
-            talk.close()
+        info = ask_at(where.engine, ref)
     except (OSError, WindlassError) as error:
         return Living(**about, **_explain(status, error))
     active = [call for call in info["calls"] if call["state"] in ("queued", "running")]

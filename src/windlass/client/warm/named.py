@@ -16,7 +16,7 @@ from windlass.client.warm.compute import Compute
 from windlass.client.warm.nodes import find_computes
 from windlass.client.warm.remote import Remote
 from windlass.client.warm.spec import decide
-from windlass.client.warm.talk import Talk, ask_info
+from windlass.client.warm.talk import ask_at
 from windlass.engines.protocol import JobRef
 from windlass.errors import JobNotFound, WindlassError
 
@@ -40,9 +40,7 @@ def record(remote: Remote) -> None:
     header = remote.describe()
     segments = parcels.pack(remote.work.target, name=remote.name)
     header["target"] = base64.b64encode(b"".join(bytes(s) for s in segments[:1])).decode()
-    talk, lead = nodes.take_talk(None)
-    talk.ask({"type": "configure", "record": {remote.name: header}})
-    nodes.give_talk(talk, lead)
+    nodes.ask({"type": "configure", "record": {remote.name: header}})
 
 
 def get(name: str, **where: Any) -> Remote:
@@ -51,7 +49,7 @@ def get(name: str, **where: Any) -> Remote:
     known: list[str] = []
     for ref in find_computes(wanted):
         try:
-            info = _ask(wanted.engine, ref)
+            info = ask_at(wanted.engine, ref)
         except (OSError, WindlassError):
             continue
         known += info["record"]
@@ -60,14 +58,6 @@ def get(name: str, **where: Any) -> Remote:
     near = get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "windlass deploy SCRIPT.py brings it up"
     raise JobNotFound(f"nothing is deployed under the name {name!r}", hint=hint)
-
-
-def _ask(engine: Any, ref: JobRef) -> dict[str, Any]:
-    talk = Talk(engine.dial(ref), ref.job_id)
-    try:
-        return ask_info(talk)
-    finally:
-        talk.close()
 
 
 def _make(name: str, found: dict[str, Any], ref: JobRef, where: dict[str, Any]) -> Remote:

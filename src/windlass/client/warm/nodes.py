@@ -17,7 +17,7 @@ from typing import Any
 from windlass import names
 from windlass.client.ids import is_made_from
 from windlass.client.warm.spec import Wanted, describe_change
-from windlass.client.warm.talk import LineBroke, Talk, ask_info
+from windlass.client.warm.talk import LineBroke, Talk, ask_at, ask_info
 from windlass.client.warm.where import say
 from windlass.engines.protocol import JobRef
 from windlass.errors import EngineError, JobNotFound, ProtocolError, SpecError, WindlassError
@@ -26,6 +26,7 @@ from windlass.kube.naming import object_name
 from windlass.plan.plan import Plan
 from windlass.spec.work import Calls
 from windlass.waiting import wait_until
+from windlass.wire.messages import Frame
 from windlass.wire.status import JobStatus, Phase
 
 _RETRY_S = 0.1
@@ -46,16 +47,19 @@ class LiveNodes:
         self.num_nodes = 0
         self.python = ""  # of the nodes, such as 3.11
         self.has: dict[str, str] = {}  # digests of projects that the lead has
-        self._idle: list[tuple[Talk, str]] = []
+        self._idle: list[Talk] = []
         self._lock = threading.RLock()
-        self._busy: dict[int, str] = {}
         self._said = ("", 0.0)
         self._preload: tuple[str, ...] = ()
         self._is_adopted = False
 
     def __del__(self) -> None:
-        for talk, _ in self._idle:
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        for talk in self._idle:
             talk.close()
+        self._idle.clear()
 
     # -- being there ---------------------------------------------------------------------------
 
@@ -126,17 +130,10 @@ class LiveNodes:
     def _is_at_work(self, ref: JobRef) -> bool:
         """Whether calls run or wait there; nodes that do not answer have none to lose."""
         try:
-            calls = self._ask_at(ref)["calls"]
+            calls = ask_at(self.wanted.engine, ref)["calls"]
         except (OSError, WindlassError):
             return False
         return any(call["state"] in ("queued", "running") for call in calls)
-
-    def _ask_at(self, ref: JobRef) -> dict[str, Any]:
-        talk = Talk(self.wanted.engine.dial(ref), ref.job_id)
-        try:
-            return ask_info(talk)
-        finally:
-            talk.close()
 
     def _start(self, num_nodes: int) -> None:
         wanted = self.wanted
@@ -175,9 +172,9 @@ class LiveNodes:
                 + (f": {blocked}" if blocked else ""),
                 hint=f"windlass why {ref.job_id}; it goes on trying",
             )
-        talk, lead = self._connect()
-        self.num_nodes = talk.ask({"type": "info"}).header["nodes"]
-        self.give_talk(talk, lead)
+        talk, info = self._connect()
+        self.num_nodes = info["nodes"]
+        self.give_talk(talk)
         engine.let_go(ref)
 
     def _is_up(self) -> bool:
@@ -213,30 +210,20 @@ class LiveNodes:
         """Tell live nodes what may have changed: variables, steps, how long they stay."""
         wanted = self.wanted
         env = wanted.compare_env(wanted.engine.plan(self._here()).env)
-        talk, lead = self.take_talk(None)
-        talk.ask(
-            {
-                "type": "configure",
-                "env": env,
-                "steps": list(wanted.steps),
-                "ttl_s": wanted.ttl_s,
-            }
-        )
-        self.give_talk(talk, lead)
+        changed = {"env": env, "steps": list(wanted.steps), "ttl_s": wanted.ttl_s}
+        self.ask({"type": "configure", **changed})
 
     def scale(self, num_nodes: int) -> None:
         """So many nodes; node 0 stays in any case."""
         ref, engine = self._here(), self.wanted.engine
         for volume in self.wanted.volumes if self.is_remote else ():
             volume.check_nodes(num_nodes)
-        talk, lead = self.take_talk(None)
-        info = talk.ask({"type": "info"}).header
+        info = self.ask({"type": "info"}).header
         new = range(info["nodes"], num_nodes)
         if num_nodes < info["nodes"] or new:
-            talk.ask({"type": "scale", "nodes": num_nodes})
+            self.ask({"type": "scale", "nodes": num_nodes})
             engine.grow(ref, list(new), num_nodes, hidden=self.wanted.hidden)
             say(f"{self.name}: {info['nodes']} -> {num_nodes} nodes; node 0 stays")
-        self.give_talk(talk, lead)
         self.num_nodes = num_nodes
 
     def _here(self) -> JobRef:
@@ -246,37 +233,40 @@ class LiveNodes:
 
     # -- talking -------------------------------------------------------------------------------
 
-    def take_talk(self, timeout_s: float | None) -> tuple[Talk, str]:
-        """A connection to the lead, and which lead that is; nodes that are gone are started anew."""
+    def ask(self, question: dict[str, Any], *, timeout_s: float | None = None) -> Frame:
+        """One question to the lead, one answer; `timeout_s` is for reaching it."""
+        talk = self.take_talk(timeout_s)
+        answer = talk.ask(question)
+        self.give_talk(talk)
+        return answer
+
+    def take_talk(self, timeout_s: float | None) -> Talk:
+        """A connection to the lead; nodes that are gone are started anew."""
         while True:
             with self._lock:
                 if not self._idle:
                     break
-                talk, lead = self._idle.pop()
+                talk = self._idle.pop()
             if talk.is_alive():
-                self._busy[id(talk)] = lead
-                return talk, lead
+                return talk
             talk.close()
-        found = self._reconnect(timeout_s)
-        self._busy[id(found[0])] = found[1]
-        return found
+        return self._reconnect(timeout_s)
 
-    def give_talk(self, talk: Talk, lead: str | None = None) -> None:
+    def give_talk(self, talk: Talk) -> None:
         talk.used_s = time.monotonic()
-        lead = lead or self._busy.get(id(talk), "")
-        self._busy.pop(id(talk), None)
-        self._idle.append((talk, lead))
+        self._idle.append(talk)
 
-    def _connect(self) -> tuple[Talk, str]:
+    def _connect(self) -> tuple[Talk, dict[str, Any]]:
+        """A new connection, and what the lead says of itself."""
         ref = self._here()
         talk = Talk(self.wanted.engine.dial(ref), ref.job_id)
         info = ask_info(talk)
         self.spill = info["spill"]
         self.python = info["python"]
         self.has.update(info["projects"])
-        return talk, str(info["born"])
+        return talk, info
 
-    def _reconnect(self, timeout_s: float | None) -> tuple[Talk, str]:
+    def _reconnect(self, timeout_s: float | None) -> Talk:
         limit_s = self.launch_timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit_s
         while True:
@@ -285,7 +275,7 @@ class LiveNodes:
                     self.bring_up(max(self.num_nodes, 1))
                     return self._idle.pop()
             try:
-                return self._connect()
+                return self._connect()[0]
             except (OSError, LineBroke, ProtocolError) as error:
                 trouble: Exception = error
             with self._lock:
@@ -305,7 +295,7 @@ class LiveNodes:
         except JobNotFound:
             return True
 
-    def _start_anew(self) -> tuple[Talk, str]:
+    def _start_anew(self) -> Talk:
         if self._is_adopted:
             raise JobNotFound(
                 f"the nodes of {self.name} are gone", hint="deploy it again, or .to(compute) again"
@@ -313,9 +303,7 @@ class LiveNodes:
         say(f"{self.name}: its nodes are gone, starting others")
         num_nodes, self.ref, self.num_nodes = self.num_nodes, None, 0
         self.has.clear()
-        for talk, _ in self._idle:
-            talk.close()
-        self._idle.clear()
+        self._hang_up()
         self._start(num_nodes)
         return self._idle.pop()
 
@@ -326,7 +314,7 @@ class LiveNodes:
             return
         ref, engine = self._here(), self.wanted.engine
         with contextlib.suppress(OSError, WindlassError):
-            if self._ask_at(ref)["nodes"] < self.num_nodes:  # somebody took nodes away since
+            if ask_at(engine, ref)["nodes"] < self.num_nodes:  # somebody took nodes away since
                 self.scale(self.num_nodes)
             if not self.is_remote:
                 self._restart_lost(ref)
@@ -337,7 +325,7 @@ class LiveNodes:
 
     def _restart_lost(self, ref: JobRef) -> None:
         """Nodes of this machine that died are started again by whoever misses them."""
-        info = self._ask_at(ref)
+        info = ask_at(self.wanted.engine, ref)
         missing = [i for i in range(info["nodes"]) if i not in info["here"]]
         lost = {node.index for node in self.wanted.engine.status(ref).nodes if node.state == "lost"}
         if todo := [index for index in missing if index in lost]:
@@ -349,9 +337,7 @@ class LiveNodes:
     def teardown(self) -> None:
         """End the nodes, whoever started them."""
         with self._lock:
-            for talk, _ in self._idle:
-                talk.close()
-            self._idle.clear()
+            self._hang_up()
             engine = self.wanted.engine
             for ref in [self.ref] if self.ref else find_computes(self.wanted, self.name):
                 end_job(self.wanted, ref)

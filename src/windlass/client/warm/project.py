@@ -16,12 +16,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from windlass.agent.warm.sources import stamp
 from windlass.bundle.archive import write_archive
 from windlass.bundle.collect import collect
 from windlass.bundle.manifest import EMPTY, Manifest, make_delta
-from windlass.bundle.root import find_root, is_marked
+from windlass.bundle.root import find_root
 from windlass.bundle.scan import StatCache
 from windlass.client.target import import_paths
+from windlass.client.travel import choose_root
 from windlass.client.warm.watching import MAX_FOLDERS, Watch
 from windlass.errors import SpecError
 
@@ -82,12 +84,12 @@ class Project:
             path = getattr(module, "__file__", None)
             if not path or not path.startswith(prefix) or not path.endswith(".py"):
                 continue
-            stamp = _stamp(path)
-            if self._stamps.get(path) != stamp:
+            found = stamp(path)
+            if self._stamps.get(path) != found:
                 if path in self._stamps:
                     self.is_edited = True
                     compile(Path(path).read_bytes(), path, "exec")
-                self._stamps[path] = stamp
+                self._stamps[path] = found
 
     def about(self, cwd: Path, working_dir: str) -> dict[str, Any]:
         """What a call says of it: digest, folder and import paths, as the nodes see them."""
@@ -152,10 +154,7 @@ def find_project(source: Path | None, cwd: Path, root: str) -> Path:
         if not found.is_dir():
             raise SpecError(f"root={root!r} is not a folder", hint="name the project's folder")
         return found
-    if source is None:
-        return find_root(cwd)
-    found = find_root(source)
-    return found if is_marked(found) or not found.is_relative_to(cwd.resolve()) else find_root(cwd)
+    return find_root(cwd) if source is None else choose_root(source, cwd)
 
 
 def _make_key(root: Path) -> str:
@@ -178,11 +177,3 @@ def _find_folders(root: Path) -> set[str]:
 def _is_own_folder(entry: os.DirEntry[str]) -> bool:
     is_hidden = entry.name.startswith(".") or entry.name in _SKIPPED
     return not is_hidden and entry.is_dir(follow_symlinks=False)
-
-
-def _stamp(path: str) -> tuple[int, int]:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return (0, 0)
-    return (found.st_mtime_ns, found.st_size)

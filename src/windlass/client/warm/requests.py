@@ -5,9 +5,7 @@ Most of a call is the same each time and made once; a call adds its arguments. S
 
 from __future__ import annotations
 
-import functools
 import inspect
-import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from windlass.agent import commands, parcels
 from windlass.bundle.functions import read_contents
+from windlass.client.ids import make_letters
 from windlass.client.preload import TORCH, TORCH_AND_COMPILER, choose_preload, needs_compiler
 from windlass.client.run import current_folder
-from windlass.client.target import check_bound, function_name, import_paths, read_signature
+from windlass.client.target import check_bound, function_name, import_paths, read_signature, unwrap
 from windlass.client.travel import check_modules
 from windlass.client.warm.calling import Request
 from windlass.client.warm.project import PlacedProject, Project, find_project
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from windlass.client.warm.compute import Compute
     from windlass.client.warm.nodes import LiveNodes
     from windlass.client.warm.remote import Options
-
-_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +42,7 @@ class Work:
     init: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     source: Path | None = None
     preload: tuple[str, ...] = ()
-    instance: str = field(default_factory=lambda: make_id(12))
+    instance: str = field(default_factory=lambda: make_letters(12))
 
     @property
     def label(self) -> str:
@@ -102,19 +99,13 @@ def make_work(
 
 def _unwrap(target: Any) -> Any:
     """The function inside partials and decorators: its module says where the project is."""
-    while isinstance(target, functools.partial):
-        target = target.func
-    return inspect.unwrap(target)
+    return inspect.unwrap(unwrap(target))
 
 
 def _choose_preload(source: Path | None) -> tuple[str, ...]:
     if source is None or not source.is_file():
         return TORCH if "torch" in sys.modules else ()
     return choose_preload(source)
-
-
-def make_id(length: int) -> str:
-    return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(length))
 
 
 class Requests:
@@ -202,8 +193,8 @@ class Requests:
             "detach": detach,
         }
         if profile != self._profile:
-            self._profile, self._profile_key = profile, make_id(12)
-        call_id = f"{nodes.ref.job_id if nodes.ref else nodes.name}.{make_id(6)}"
+            self._profile, self._profile_key = profile, make_letters(12)
+        call_id = f"{nodes.ref.job_id if nodes.ref else nodes.name}.{make_letters(6)}"
         header = {"type": "call", "id": call_id, "profile": self._profile_key}
         has = nodes.has.get(self._project.key, "")
         nodes.has[self._project.key] = project["digest"]

@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from windlass import names
 from windlass.agent.parcels import Segment
-from windlass.engines.protocol import Stream
+from windlass.engines.protocol import Engine, JobRef, Stream
 from windlass.errors import ProtocolError
 from windlass.wire.messages import Frame, FrameDecoder, Header, make_hello, refusal, render_head
 
-PART_BYTES = 4 << 20
 _READ_BYTES = 64 << 10  # more is taken from the system and given back each time
 _HELLO_S = 10.0
 _PING_S = 5.0
@@ -40,6 +40,7 @@ class Talk:
         self._decoder = FrameDecoder()
         self._come: deque[Frame] = deque()
         self.used_s = time.monotonic()
+        self.lead = ""  # which lead is at its end, once it was asked
         self.profiles: set[str] = set()  # of calls, that were said over it
         try:
             self.send(make_hello(role="client", job_id=job_id))
@@ -73,8 +74,11 @@ class Talk:
         """A large parcel, in parts."""
         for segment in segments:
             view = memoryview(segment)
-            for start in range(0, len(view), PART_BYTES):
-                self.send({"type": "part", "parcel": key}, [view[start : start + PART_BYTES]])
+            for start in range(0, len(view), names.PART_BYTES):
+                self.send(
+                    {"type": names.PART_FRAME, "parcel": key},
+                    [view[start : start + names.PART_BYTES]],
+                )
 
     def receive(self, timeout_s: float | None) -> Frame | None:
         """The next frame but heartbeats; None when there is none in time."""
@@ -139,5 +143,16 @@ class Talk:
 
 
 def ask_info(talk: Talk) -> dict[str, Any]:
-    """What the lead says of its compute."""
-    return dict(talk.ask({"type": "info"}).header)
+    """What the lead says of its compute, and of itself."""
+    info = dict(talk.ask({"type": "info"}).header)
+    talk.lead = str(info["born"])
+    return info
+
+
+def ask_at(engine: Engine, ref: JobRef) -> dict[str, Any]:
+    """The same of a compute that is not talked to otherwise."""
+    talk = Talk(engine.dial(ref), ref.job_id)
+    try:
+        return ask_info(talk)
+    finally:
+        talk.close()

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import sys
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -50,6 +51,8 @@ class Watch:
             if fd < 0:
                 return
             self._fd = fd
+            # a user has few of them (128 here and there): one that nobody holds is given back
+            self._closing = weakref.finalize(self, os.close, fd)
         for folder in wanted - self._folders:
             if self._libc.inotify_add_watch(self._fd, os.fsencode(folder), _MASK) < 0:
                 self.close()
@@ -69,7 +72,7 @@ class Watch:
     def close(self) -> None:
         """Watch nothing; everything may have changed from now on."""
         if self._fd is not None:
-            os.close(self._fd)
+            self._closing()
             self._fd = None
         self._folders.clear()
 

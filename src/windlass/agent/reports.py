@@ -1,0 +1,37 @@
+"""Where ranks of a node send their reports: a datagram socket beside it. What they mean is for the node."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from windlass import names
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+
+class Reports:
+    """Hands each report that is one to `take`."""
+
+    def __init__(
+        self, loop: AbstractEventLoop, path: Path, take: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self.path = path
+        self._take = take
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        path.unlink(missing_ok=True)  # of a node that was here before
+        self._socket.bind(str(path))
+        self._socket.setblocking(False)
+        loop.add_reader(self._socket.fileno(), self._read)
+
+    def _read(self) -> None:
+        try:
+            message = json.loads(self._socket.recv(names.MAX_DATAGRAM_BYTES + 1))
+        except (BlockingIOError, ValueError):
+            return
+        if isinstance(message, dict):
+            self._take(message)
