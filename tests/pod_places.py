@@ -14,12 +14,12 @@ from typing import Any
 
 from tls_peers import JOB, settle, write_certificates
 
-from windlass.agent import link as links
-from windlass.agent import tls
+from windlass.agent import links, tls
 from windlass.agent.board import Board
 from windlass.agent.door import Door, beat
 from windlass.agent.inputs import Inputs
 from windlass.agent.lead import Lead
+from windlass.agent.link import Link
 from windlass.agent.station import Station
 from windlass.agent.tcp import TlsPlace
 from windlass.engines.pyz import local_archive
@@ -48,7 +48,7 @@ def make_job(*, inputs: tuple[Input, ...] = (), **spec: Any) -> Plan:
 class Peer:
     """One end of a link: what it has heard, and a way to speak."""
 
-    link: links.Link
+    link: Link
     heard: list[Frame] = field(default_factory=list)
     has_hung_up: bool = False
     reading: asyncio.Task[None] | None = None
@@ -161,7 +161,7 @@ class HandMadeLead:
     refuses: int = 0  # how many visits are refused first
     visits: list[Peer] = field(default_factory=list)
 
-    async def take(self, link: links.Link, _hello: Any, frames: Any) -> None:
+    async def take(self, link: Link, _hello: Any, frames: Any) -> None:
         if self.refuses:
             from windlass.errors import ProtocolError
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from windlass.agent import link as links
-from windlass.agent import tls
+from windlass.agent import links, tls
 from windlass.agent.tcp import TlsPlace
 from windlass.kube import certificates
 

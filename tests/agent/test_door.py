@@ -92,7 +92,7 @@ def test_a_broken_link_is_a_lost_node(tmp_path, caplog):
     async def visit(scene):
         peer = await scene.join(1)
         await until(lambda: scene.lead.is_here(1), "node 1 has joined")
-        peer.link._writer.transport.abort()
+        peer.link._transport.abort()
         await until(lambda: scene.state(1) == "lost", "node 1 is lost")
 
     run_at_door(tmp_path, visit)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from windlass import names
-from windlass.agent import link as links
+from windlass.agent import links
 from windlass.errors import ProtocolError
 from windlass.wire.messages import FrameDecoder, make_hello, refusal, render_frame
 

@@ -22,8 +22,7 @@ from tls_peers import (
     write_with_expired_client,
 )
 
-from windlass.agent import link as links
-from windlass.agent import refusals, tcp
+from windlass.agent import links, refusals, tcp
 from windlass.wire.messages import FrameDecoder, make_hello, render_frame
 
 

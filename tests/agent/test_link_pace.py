@@ -28,7 +28,7 @@ def test_who_is_paced_keeps_memory_small(files):
         for number in range(64):
             link.send({"type": "last" if number == 63 else "piece"}, bytes(1 << 20))
             await link.drain()
-            most = max(most, link._writer.transport.get_write_buffer_size())
+            most = max(most, link._transport.get_write_buffer_size())
         frames = link.frames()
         assert (await frames.__anext__()).type == "welcome"
         answer = await asyncio.wait_for(frames.__anext__(), 20)
@@ -77,11 +77,11 @@ def test_a_peer_that_never_says_goodbye_is_left(files):
 
     async def visit(listener):
         link = await join(files, listener.port)
-        link._writer.transport.pause_reading()
+        link._transport.pause_reading()
         link.send({"type": "leave me"})
         started_s = time.monotonic()
         await asyncio.wait_for(closed.wait(), 20)
-        link._writer.transport.resume_reading()
+        link._transport.resume_reading()
         await link.close()
         return time.monotonic() - started_s
 

@@ -33,7 +33,7 @@ PYTHONS = _find_pythons()
 PEER = """
 import asyncio, sys
 from pathlib import Path
-from windlass.agent import link as links, tls
+from windlass.agent import links, tls
 from windlass.agent.tcp import TlsPlace
 
 async def echo(link, hello, frames):

@@ -10,8 +10,7 @@ import time
 import pytest
 from tls_peers import JOB, ask, echo, join, run_with_lead, settle, until, write_certificates
 
-from windlass.agent import link as links
-from windlass.agent import tls
+from windlass.agent import links, tls
 from windlass.agent.tcp import TlsPlace
 from windlass.errors import EngineError, ProtocolError
 
@@ -116,12 +115,14 @@ def test_sockets_are_tuned_on_both_sides(files):
     found = []
 
     def look(link):
-        connection = link._writer.get_extra_info("socket")
+        connection = link._transport.get_extra_info("socket")
         found.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0)
         found.append(connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) != 0)
 
-    async def take(link, _hello, _frames):
+    async def take(link, _hello, frames):
         look(link)
+        async for _ in frames:  # until it hangs up: a link that has ended has no socket
+            pass
 
     async def visit(listener):
         link = await join(files, listener.port)

@@ -72,7 +72,7 @@ class Client:
     def cut(self):
         """As a port-forward that breaks."""
         for link in list(self.scene.door._links):
-            link._writer.transport.abort()
+            link._transport.abort()
 
     async def close(self):
         await asyncio.to_thread(self.line.close)

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from windlass import names
-from windlass.agent import link as links
-from windlass.agent import processes
+from windlass.agent import links, processes
 from windlass.agent.board import Board
 from windlass.agent.door import Door
 from windlass.agent.follower import Follower

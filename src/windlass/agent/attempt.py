@@ -20,6 +20,8 @@ class Attempt:
     def __init__(self, number: int, world: Plan) -> None:
         self.number = number
         self.world = world
+        self.num_ranks = world.num_ranks
+        self.has_failure = False
         self.outcomes: dict[int, Outcome] = {}
         self.exited: set[int] = set()
         self.running: set[int] = set()
@@ -28,12 +30,13 @@ class Attempt:
 
     def add(self, outcome: Outcome, *, exited: bool) -> bool:
         """Hear how a rank ended; False when it was one of another attempt."""
-        if outcome.attempt != self.number or not 0 <= outcome.rank < self.world.num_ranks:
+        if outcome.attempt != self.number or not 0 <= outcome.rank < self.num_ranks:
             return False
         known = self.outcomes.get(outcome.rank)
         # what a rank said itself is not overwritten by its exit
         if known is None or not known.is_failure:
             self.outcomes[outcome.rank] = outcome
+            self.has_failure |= outcome.is_failure
         if exited:
             self.exited.add(outcome.rank)
         return True
@@ -59,11 +62,7 @@ class Attempt:
 
     @property
     def is_done(self) -> bool:
-        return len(self.exited) == self.world.num_ranks
-
-    @property
-    def has_failure(self) -> bool:
-        return any(outcome.is_failure for outcome in self.outcomes.values())
+        return len(self.exited) == self.num_ranks
 
     @property
     def has_only_consequences(self) -> bool:
@@ -73,7 +72,7 @@ class Attempt:
 
     def make_verdict(self) -> Verdict | None:
         """Who failed first; None when nobody did."""
-        running = self.world.num_ranks - len(self.outcomes)
+        running = self.num_ranks - len(self.outcomes)
         return make_verdict(
             self.world, self.outcomes.values(), attempt=self.number, running=running
         )

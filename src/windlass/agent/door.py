@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from windlass import names, records
-from windlass.agent import link as links
 from windlass.agent.inputs import Inputs
 from windlass.agent.lead import Lead
+from windlass.agent.link import Link
 from windlass.agent.memory import Memory
 from windlass.agent.pump import Pump
 from windlass.agent.station import HEARTBEAT_S, Station
@@ -55,28 +55,28 @@ class Door:
         self._inputs = inputs
         self._num_leases = 0
         self._lease_changed = asyncio.Event()
-        self._links: set[links.Link] = set()
+        self._links: set[Link] = set()
         self._nodes: set[int] = set()
-        self._readers: dict[links.Link, Pump] = {}  # clients that are sent everything
+        self._readers: dict[Link, Pump] = {}  # clients that are sent everything
         self._reader_came = asyncio.Event()
         self._reader_left = asyncio.Event()
 
-    async def take(self, link: links.Link, hello: Header, frames: AsyncIterator[Frame]) -> None:
+    async def take(self, link: Link, hello: Header, _frames: AsyncIterator[Frame]) -> None:
         """One peer, until it hangs up."""
         self._links.add(link)
         heart = asyncio.ensure_future(beat(link))
         try:
             if hello["role"] == "node":
-                await self._take_node(link, int(hello["node"]), frames)
+                await self._take_node(link, int(hello["node"]))
             else:
-                await self._take_client(link, hello, frames)
+                await self._take_client(link, hello)
         finally:
             heart.cancel()
             self._links.discard(link)
 
     # -- nodes ---------------------------------------------------------------------------------
 
-    async def _take_node(self, link: links.Link, index: int, frames: AsyncIterator[Frame]) -> None:
+    async def _take_node(self, link: Link, index: int) -> None:
         if index == 0 or not self._lead.knows(index):
             raise ProtocolError(f"there is no node {index} in this job")
         # also while it leaves: its ranks may still be running
@@ -87,24 +87,29 @@ class Door:
         receiver = Receiver(self._station.folder, is_from_ranks)
         why, is_leaving = "its link broke", False
         link.watch(self._station.silence_s)
+
+        def take(frame: Frame) -> None:
+            nonlocal is_leaving
+            kind = frame.type
+            if kind == PIECE:
+                receiver.take(read_piece(frame.header, frame.body))
+            elif self._desk is not None and self._desk.take_part(link, frame):
+                return
+            elif kind == "join":
+                self._join(link, index, frame.header)
+                pumps.extend(self._start_pumps(link, index, frame.header))
+            elif kind == "prepared":
+                self._lead.prepare(index)
+            elif kind == "leaving":
+                is_leaving = True
+                self._lead.lose(index, str(frame.header.get("why", ""))[:200])
+            elif self._lead.is_here(index):
+                self._lead.receive(index, self._read(link, frame), frame.body)
+            elif not is_leaving:  # given up on: it may come back with a new link
+                link.stop_listening()
+
         try:
-            async for frame in frames:
-                if frame.type == PIECE:
-                    receiver.take(read_piece(frame.header, frame.body))
-                elif self._desk is not None and self._desk.take_part(link, frame):
-                    continue
-                elif frame.type == "join":
-                    self._join(link, index, frame.header)
-                    pumps += self._start_pumps(link, index, frame.header)
-                elif frame.type == "prepared":
-                    self._lead.prepare(index)
-                elif frame.type == "leaving":
-                    is_leaving = True
-                    self._lead.lose(index, str(frame.header.get("why", ""))[:200])
-                elif self._lead.is_here(index):
-                    self._lead.receive(index, self._read(link, frame), frame.body)
-                elif not is_leaving:  # given up on: it may come back with a new link
-                    return
+            await link.listen(take)
             if link.is_silent:
                 why = f"it has said nothing for {self._station.silence_s:g} s"
         except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -116,12 +121,12 @@ class Door:
             self._nodes.discard(index)
             self._lead.lose(index, why)
 
-    def _read(self, link: links.Link, frame: Frame) -> dict[str, Any]:
+    def _read(self, link: Link, frame: Frame) -> dict[str, Any]:
         if self._desk is not None:
             return self._desk.with_file(link, frame)
         return dict(frame.header)
 
-    def _join(self, link: links.Link, index: int, about: Header) -> None:
+    def _join(self, link: Link, index: int, about: Header) -> None:
         if self._desk is not None:
             self._desk.join(link, index, about)
             return
@@ -136,7 +141,7 @@ class Door:
             memory=records.read(Memory, memory) if memory else None,
         )
 
-    def _start_pumps(self, link: links.Link, index: int, about: Header) -> list[Pump]:
+    def _start_pumps(self, link: Link, index: int, about: Header) -> list[Pump]:
         """What this node is sent, where nodes do not share a folder."""
         if not self._station.is_pod or self._desk is not None:
             return []
@@ -153,13 +158,27 @@ class Door:
 
     # -- clients -------------------------------------------------------------------------------
 
-    async def _take_client(
-        self, link: links.Link, hello: Header, frames: AsyncIterator[Frame]
-    ) -> None:
+    async def _take_client(self, link: Link, hello: Header) -> None:
         holds_lease = bool(hello.get("lease"))
         self._change_leases(holds_lease)
         pump: Pump | None = None
         receiver = Receiver(self._station.folder, is_input)
+
+        def take(frame: Frame) -> None:
+            nonlocal holds_lease
+            kind = frame.type
+            if kind == PIECE:
+                self._take_input(receiver, frame)
+            elif kind == "lease":
+                self._change_leases(bool(frame.header.get("held")) - holds_lease)
+                holds_lease = bool(frame.header.get("held"))
+            elif kind == "cancel":
+                why = str(frame.header.get("why") or "cancelled by a client")
+                self._lead.end(FailureKind.CANCELLED, why, now=bool(frame.header.get("now")))
+                link.send({"type": "ok"})
+            elif self._desk is not None:
+                self._desk.take(link, frame)
+
         try:
             if "has" in hello:
                 link.send({"type": "wants", "inputs": not self._inputs.is_ready})
@@ -168,18 +187,7 @@ class Door:
                 self._reader_came.set()
             if pump is not None:  # one that reads files beats
                 link.watch(_READER_SILENCE_S)
-            async for frame in frames:
-                if frame.type == PIECE:
-                    self._take_input(receiver, frame)
-                elif frame.type == "lease":
-                    self._change_leases(bool(frame.header.get("held")) - holds_lease)
-                    holds_lease = bool(frame.header.get("held"))
-                elif frame.type == "cancel":
-                    why = str(frame.header.get("why") or "cancelled by a client")
-                    self._lead.end(FailureKind.CANCELLED, why, now=bool(frame.header.get("now")))
-                    link.send({"type": "ok"})
-                elif self._desk is not None:
-                    self._desk.take(link, frame)
+            await link.listen(take)
         finally:
             if pump is not None:
                 pump.close()
@@ -266,7 +274,7 @@ def _read_has(header: Header) -> dict[str, int]:
     return has
 
 
-async def beat(link: links.Link) -> None:
+async def beat(link: Link) -> None:
     """Be heard, whatever else there is to say."""
     while True:
         link.send({"type": "heartbeat"})

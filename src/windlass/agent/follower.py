@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from windlass import names
-from windlass.agent import link as links
+from windlass.agent import links
 from windlass.agent.door import beat
 from windlass.agent.forks import ForkServer
 from windlass.agent.inputs import Inputs
+from windlass.agent.link import Link
 from windlass.agent.node import Echo, Node
 from windlass.agent.pump import Pump
 from windlass.agent.station import FENCE_S, Station
@@ -50,7 +51,7 @@ class Follower:
     ) -> None:
         self._station = station
         self._inputs = inputs
-        self._link: links.Link | None = None
+        self._link: Link | None = None
         self._pump: Pump | None = None
         self._has_ended = False
         self._must_go = asyncio.Event()
@@ -132,7 +133,7 @@ class Follower:
             if code:
                 await asyncio.sleep(_REFUSED_RETRY_S)
 
-    async def _connect(self) -> links.Link:
+    async def _connect(self) -> Link:
         plan = self._station.plan
         return await links.connect(
             self._station.place,
@@ -142,24 +143,23 @@ class Follower:
             timeout_s=plan.join_timeout_s,
         )
 
-    async def _serve(self, link: links.Link) -> int:
+    async def _serve(self, link: Link) -> int:
         self._link = link
         has = measure_files(self._station.folder, is_input) if self._station.is_pod else {}
         about = {"host": self._station.host, "is_prepared": self._inputs.is_ready, "has": has}
         about["address"] = self._station.address
         self.node.introduce(**about)
+        heart = asyncio.ensure_future(beat(link))
+        link.watch(FENCE_S)
         try:
-            async for frame in _heard(link):
-                if refused := refusal(frame.header):
-                    logger.error("%s", refused)
-                    return 1
-                self._take(link, frame)
+            await link.listen(functools.partial(self._take, link))
             if link.is_silent:
                 logger.error("the lead has said nothing for %g s", FENCE_S)
         except (ProtocolError, BundleError) as error:
             logger.error("%s", error)
             return 1
         finally:
+            heart.cancel()
             self._link = None
             if self._pump is not None:
                 self._pump.close()
@@ -167,7 +167,9 @@ class Follower:
             await link.close()
         return 0
 
-    def _take(self, link: links.Link, frame: Frame) -> None:
+    def _take(self, link: Link, frame: Frame) -> None:
+        if refused := refusal(frame.header):
+            raise refused
         if frame.type == PIECE:
             self._take_piece(frame)
         elif frame.type == "has":
@@ -206,14 +208,3 @@ class Follower:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-async def _heard(link: links.Link) -> AsyncIterator[Frame]:
-    """Frames from the lead, with heartbeats sent meanwhile; silence ends it."""
-    heart = asyncio.ensure_future(beat(link))
-    link.watch(FENCE_S)
-    try:
-        async for frame in link.frames():
-            yield frame
-    finally:
-        heart.cancel()

@@ -28,11 +28,14 @@ Segment = bytes | bytearray | memoryview
 SPILL_BYTES = 1 << 20  # more than this goes by file
 _IN_BAND_BYTES = 32 << 10  # less than this is not worth a segment of its own
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108
+_PLAIN = frozenset({type(None), bool, int, float, str})
 _numbers = itertools.count()
 
 
 def pack(value: Any, *, name: str) -> list[Segment]:
     """The segments of a value; what cannot travel is named by its path, starting at `name`."""
+    if type(value) in _PLAIN:
+        return [pickle.dumps(value, protocol=5)]
     import cloudpickle
 
     buffers: list[Segment] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from windlass.agent.link import Place
+from windlass.agent.links import Place
 from windlass.plan.plan import Plan
 from windlass.wire.folder import JobFolder
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -114,6 +115,7 @@ class RankStreams:
         self._lost_bytes = 0
         self._readers: dict[int, LineCutter] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._poll = select.poll()  # one question for both pipes
 
     def open(self) -> tuple[int, int]:
         """Make the pipes; the ends returned belong to the rank, and to whoever closes them here."""
@@ -126,6 +128,7 @@ class RankStreams:
             read_end, write_end = os.pipe()
             os.set_blocking(read_end, False)
             self._readers[read_end] = LineCutter(stream)
+            self._poll.register(read_end, select.POLLIN)
             self._loop.add_reader(read_end, self._read, read_end)
             ends.append(write_end)
         return ends[0], ends[1]
@@ -178,10 +181,13 @@ class RankStreams:
             timer.cancel()
         self._write(cutter.flush(time.time(), tag=FULL))
         self._loop.remove_reader(fd)
+        self._poll.unregister(fd)
         os.close(fd)
 
     def settle(self) -> None:
         """Read what is in the pipes now; a line without an end is written out as far as it is."""
+        if not self._timers and not self._poll.poll(0):
+            return
         for fd in list(self._readers):
             while fd in self._readers and self._take_now(fd):
                 pass

@@ -1,8 +1,8 @@
 """TCP with mutual TLS: how the machines of a job reach each other.
 
-Gives streams of bytes to and from peers whose certificate is of the job's own CA. Strangers are reckoned
-with: each must introduce itself in time, few may be about it at once, and who does not is named in the
-log. What is said on a stream is `agent.link`'s business. Standard library only.
+Connects protocols with peers whose certificate is of the job's own CA. Strangers are reckoned with: each
+must introduce itself in time, few may be about it at once, and who does not is named in the log. What is
+said is `agent.link`'s business. Standard library only.
 """
 
 from __future__ import annotations
@@ -30,15 +30,13 @@ _PATIENCE_S = 0.5  # what the oldest stranger is left when all places are taken
 _CONNECT_TIMEOUT_S = 2.0
 _NAME_TIMEOUT_S = 2.0
 _BACKLOG = 1024
-_BUFFER_BYTES = 256 << 10
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 _LATER: dict[str, Any] = (  # what Python 3.10 does not know
     {"ssl_shutdown_timeout": SHUTDOWN_TIMEOUT_S} if sys.version_info >= (3, 11) else {}
 )
 
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Introduced = Callable[[], None]
-Greet = Callable[[asyncio.StreamReader, asyncio.StreamWriter, Introduced], Awaitable[None]]
+Greet = Callable[[socket.socket, Introduced], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +76,6 @@ class Listener:
     """Takes connections. `greet` hosts each to its end, and says when its guest is introduced."""
 
     def __init__(self, place: TlsPlace, greet: Greet, *, hello_timeout_s: float) -> None:
-        self._context = place.context
         self._greet = greet
         self._hello_timeout_s = hello_timeout_s
         self._socket = _listen(place)
@@ -144,8 +141,7 @@ class Listener:
             return
         try:
             _tune(connection)
-            streams = await _shake_hands(connection, self._context, self._hello_timeout_s)
-            await self._greet(*streams, partial(self._introduce, task))
+            await self._greet(connection, partial(self._introduce, task))
         except OSError as error:
             if (stranger := self._strangers.get(task)) is not None:
                 self._refusals.log(stranger.peer, render_trouble(error))
@@ -184,36 +180,37 @@ def _listen(place: TlsPlace) -> socket.socket:
     return listening
 
 
-async def _shake_hands(
-    connection: socket.socket, context: ssl.SSLContext, timeout_s: float
-) -> Streams:
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=_BUFFER_BYTES, loop=loop)
-    protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
-    transport, _ = await loop.connect_accepted_socket(
+async def shake_hands(
+    protocol: asyncio.Protocol,
+    connection: socket.socket,
+    context: ssl.SSLContext,
+    timeout_s: float,
+) -> None:
+    """Let a guest in, if it can show a certificate."""
+    await asyncio.get_running_loop().connect_accepted_socket(
         lambda: protocol, connection, ssl=context, ssl_handshake_timeout=timeout_s, **_LATER
     )
-    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
 async def dial(
+    protocol: asyncio.Protocol,
     place: TlsPlace,
     *,
     server_hostname: str,
     timeout_s: float,
     connect_s: float = _CONNECT_TIMEOUT_S,
-) -> Streams:
+) -> None:
     """One try to reach a node; OSError or asyncio.TimeoutError when it fails."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     connection = await _connect(place.host, place.port, min(connect_s, timeout_s))
     _tune(connection)
-    return await asyncio.open_connection(
+    await loop.create_connection(
+        lambda: protocol,
         sock=connection,
         ssl=place.context,
         server_hostname=server_hostname,
         ssl_handshake_timeout=max(0.05, deadline - loop.time()),
-        limit=_BUFFER_BYTES,
         **_LATER,
     )
 

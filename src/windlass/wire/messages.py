@@ -12,7 +12,7 @@ import json
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from windlass import names
 from windlass.errors import ProtocolError
@@ -28,8 +28,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 _decode = json.JSONDecoder().decode
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """One message: what it says, and the bytes it carries."""
 
     header: Header
@@ -94,7 +93,7 @@ class FrameDecoder:
         end = start + body_length
         if end > len(rest):
             return None
-        header = _read_header(bytes(rest[LENGTHS.size : start]))
+        header = read_header(bytes(rest[LENGTHS.size : start]))
         self._rest = rest[end:]
         return Frame(header, bytes(rest[start:end]))
 
@@ -122,7 +121,7 @@ class FrameDecoder:
         self._check_lengths(header_length, body_length)
         if not self._fill(LENGTHS.size + header_length):
             return None
-        header = _read_header(bytes(self._head[LENGTHS.size :]))
+        header = read_header(bytes(self._head[LENGTHS.size :]))
         self._missing = body_length
         return header
 
@@ -155,7 +154,8 @@ class FrameDecoder:
             self._pieces.append(bytearray(piece))
 
 
-def _read_header(text: bytes) -> Header:
+def read_header(text: bytes | bytearray) -> Header:
+    """What a frame says."""
     try:
         header = _decode(text.decode())
     except (ValueError, RecursionError) as error:

@@ -23,6 +23,7 @@ from windlass.agent.rank import leave, step_aside
 from windlass.agent.warm.channel import RankEnd
 from windlass.agent.warm.sources import Reloader, import_freshly, renew_class
 from windlass.errors import BundleError
+from windlass.wire.messages import Header
 
 
 def serve(fd: int, about: dict[str, Any]) -> NoReturn:
@@ -59,14 +60,13 @@ class _Callee:
                 break
         leave(code)
 
-    def _take(self, header: dict[str, Any], body: bytearray) -> int:
+    def _take(self, header: Header, body: bytearray) -> int:
         """Run one call and answer it; what the process should exit with if this was its last."""
         code = 0
         sys.argv = [header["name"]]
-        os.environ.update(header["meeting"])
+        if header["meeting"]:
+            self._meet(header["meeting"])
         self._part, self._num_stores = header["part"], 0
-        if os.environ[names.TORCHELASTIC_USE_AGENT_STORE] == str(True):
-            self._part_stores()
         try:
             segments = self._segments(header, body)
             value = self._perform(header, segments)
@@ -82,6 +82,12 @@ class _Callee:
         except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is the answer
             code = self._raised(header, error)
         return code
+
+    def _meet(self, meeting: dict[str, str]) -> None:
+        """Take up where the ranks of this world find each other."""
+        os.environ.update(meeting)
+        if meeting.get(names.TORCHELASTIC_USE_AGENT_STORE) == str(True):
+            self._part_stores()
 
     def _part_stores(self) -> None:
         """Give each process group a part of the compute's store for itself.
@@ -102,11 +108,11 @@ class _Callee:
         rendezvous._create_c10d_store = create_part  # noqa: SLF001
 
     @staticmethod
-    def _segments(header: dict[str, Any], body: bytearray) -> list[memoryview]:
+    def _segments(header: Header, body: bytearray) -> list[memoryview]:
         whole = parcels.map_file(header["file"]) if header.get("file") else body
         return parcels.cut(whole, header["sizes"])
 
-    def _perform(self, header: dict[str, Any], segments: list[memoryview]) -> Any:
+    def _perform(self, header: Header, segments: list[memoryview]) -> Any:
         is_due = header.get("reload") or self._reloader.is_broken
         if is_due and self._reloader.reload() and self._object is not None:
             renew_class(self._object, sys.modules.get)
@@ -123,7 +129,7 @@ class _Callee:
             value = function(*args, **kwargs)
         return value
 
-    def _stream(self, header: dict[str, Any], value: Any) -> Any:
+    def _stream(self, header: Header, value: Any) -> Any:
         """Send what a generator of rank 0 yields as it comes; what it returns is the result."""
         if not isinstance(value, Iterator):
             raise TypeError(f"stream=True needs a generator, and this returned {value!r:.80}")
@@ -136,7 +142,7 @@ class _Callee:
                 return end.value
             self._say(header, "item", parcels.pack(item, name="item"))
 
-    def _raised(self, header: dict[str, Any], error: BaseException) -> int:
+    def _raised(self, header: Header, error: BaseException) -> int:
         if isinstance(error, SystemExit):
             return self._exited(header, error)
         if isinstance(error, BundleError):  # of ours: its frames say nothing to the user
@@ -151,7 +157,7 @@ class _Callee:
         self._say(header, "answer", packed, state="raised", error=info)
         return 1
 
-    def _exited(self, header: dict[str, Any], error: SystemExit) -> int:
+    def _exited(self, header: Header, error: SystemExit) -> int:
         """As Python does it: no code is success, a text is printed and a failure."""
         if error.code is None or error.code == 0:
             self._say(header, "answer", parcels.pack(None, name="result"), state="returned")
@@ -163,9 +169,7 @@ class _Callee:
         self._say(header, "answer", [], state="exited", exit_code=code, error=info)
         return code
 
-    def _say(
-        self, call: dict[str, Any], kind: str, segments: list[parcels.Segment], **fields: Any
-    ) -> None:
+    def _say(self, call: Header, kind: str, segments: list[parcels.Segment], **fields: Any) -> None:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
@@ -173,7 +177,7 @@ class _Callee:
         answer = {"type": kind, "call": call["id"], "sizes": sizes, "at_s": time.time(), **fields}
         if sum(sizes) > parcels.SPILL_BYTES:
             try:
-                answer["file"] = parcels.write_file(call["spill"], segments)
+                answer["file"] = parcels.write_file(self._about["spill"], segments)
                 segments = []
             except OSError as error:
                 what = f"the result of {sum(sizes)} bytes could not be kept: {error.strerror}"

@@ -7,18 +7,18 @@ the frames say is `agent.warm.callee` and `agent.warm.crew`.
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from windlass.errors import ProtocolError
-from windlass.wire.messages import LENGTHS, Frame, FrameDecoder, render_head
+from windlass.wire.messages import LENGTHS, Frame, FrameDecoder, Header, read_header, render_head
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
 _READ_BYTES = 64 << 10  # more is taken from the system and given back each time
+_AHEAD_BYTES = 4 << 10  # most frames are smaller as a whole, and so read in one go
 _SMALL_BYTES = 256 << 10
 
 Buffer = bytes | bytearray | memoryview
@@ -30,20 +30,27 @@ class RankEnd:
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(True)
+        self._ahead = b""  # read with what came before it
 
-    def receive(self) -> tuple[dict[str, Any], bytearray] | None:
+    def receive(self) -> tuple[Header, bytearray] | None:
         """The next frame; None when the node has hung up."""
         try:
             lengths = self._read(LENGTHS.size)
             header_length, body_length = LENGTHS.unpack(lengths)
-            header = json.loads(self._read(header_length))
+            header = read_header(self._read(header_length))
             return header, self._read(body_length)
         except (EOFError, ConnectionError):
             return None
 
     def _read(self, length: int) -> bytearray:
+        if length and not self._ahead:
+            self._ahead = self._socket.recv(_AHEAD_BYTES)
+            if not self._ahead:
+                raise EOFError
         data = bytearray(length)
-        view = memoryview(data)
+        have, self._ahead = self._ahead[:length], self._ahead[length:]
+        data[: len(have)] = have
+        view = memoryview(data)[len(have) :]
         while view:
             num = self._socket.recv_into(view)
             if not num:

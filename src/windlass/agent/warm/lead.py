@@ -239,7 +239,8 @@ class WarmLead(Crews):
     def _make_order(self, world: World, call: Call) -> dict[str, Any]:
         asked = call.asked
         version, before = asked.get("version", ""), world.version
-        world.version = version
+        meeting, met = self.meet(world), world.met
+        world.version, world.met = version, meeting
         return {
             "type": "call",
             "id": call.id,
@@ -250,7 +251,7 @@ class WarmLead(Crews):
             "collect": asked["collect"],
             "stream": asked["stream"],
             "reload": bool(world.slot) and version != before,
-            "meeting": self.meet(world),
+            "meeting": meeting if meeting != met else {},
             "part": world.meeting.next_part() if world.meeting else 0,
         }
 

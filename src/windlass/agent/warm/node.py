@@ -87,7 +87,7 @@ class WarmNode:
         if kind in ("call", "make"):
             crew = self._crews.get(header["world"])
             if crew is not None:
-                crew.send({**header, "spill": str(self.spill)}, body)
+                crew.send(header, body)
                 crew.file = header["file"] if header.get("is_ours") else ""
         elif kind == "muster":
             self._muster(header)
@@ -122,7 +122,7 @@ class WarmNode:
         crew = Crew(number, keep=keep, grace_s=self._plan.grace_s, tell=self._tell_of_rank)
         self._crews[number] = crew
         self._station.folder.attempt(number).mkdir(exist_ok=True)
-        about = {**order["about"], "start": self._plan.start}
+        about = {**order["about"], "start": self._plan.start, "spill": str(self.spill)}
         about["paths"] = [*about["paths"], *self._setup.paths]
         for rank in here.ranks:
             env = {

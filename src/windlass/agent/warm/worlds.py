@@ -57,12 +57,13 @@ class World:
     instance: str = ""  # which object lives in it
     version: str = ""  # of the project, when it was last called
     meeting: Meeting | None = None  # where its ranks find each other, from its first call on
+    met: dict[str, str] = field(default_factory=dict)  # what they were last told of it
     is_alive: bool = True
     cleared: set[int] = field(default_factory=set)  # nodes on which none of it is left
+    nodes: list[int] = field(init=False)
 
-    @property
-    def nodes(self) -> list[int]:
-        return [node.index for node in self.plan.nodes]
+    def __post_init__(self) -> None:
+        self.nodes = [node.index for node in self.plan.nodes]
 
     @property
     def is_cleared(self) -> bool:

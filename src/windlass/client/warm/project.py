@@ -46,6 +46,7 @@ class Project:
         self._num_changes = 0
         self.is_edited = False  # a module that this process has loaded is not what it was
         self._about: dict[str, Any] = {}
+        self._about_what: tuple[Any, ...] = ()
 
     @property
     def version(self) -> str:
@@ -93,11 +94,12 @@ class Project:
 
     def about(self, cwd: Path, working_dir: str) -> dict[str, Any]:
         """What a call says of it: digest, folder and import paths, as the nodes see them."""
-        key = f"{cwd}\0{working_dir}\0{len(sys.path)}"
-        if self._about.get("for") != key:
-            self._about = {"for": key, **self._place(cwd, working_dir)}
         digest = self._manifest.digest if self.travels else ""
-        return {**self._about, "digest": digest}
+        what = (cwd, working_dir, len(sys.path), digest)
+        if what != self._about_what:
+            self._about_what = what
+            self._about = {**self._place(cwd, working_dir), "digest": digest}
+        return self._about
 
     def _place(self, cwd: Path, working_dir: str) -> dict[str, Any]:
         paths = [*import_paths()]

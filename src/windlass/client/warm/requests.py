@@ -142,6 +142,8 @@ class Requests:
         self._was_made = False
         self._profile: dict[str, Any] = {}
         self._profile_key = ""
+        self._profiled: tuple[Any, ...] = ()
+        self._bound: set[Any] = set()
         self._signature = read_signature(work.target) if not work.is_command else None
         self._preload = self._choose_preload()
 
@@ -163,17 +165,39 @@ class Requests:
         detach: bool,
     ) -> Request:
         """One call; TypeError and SyntaxError are raised here, before anything is said."""
-        work, nodes = self._work, self._nodes
+        nodes = self._nodes
         if options.reload == "auto" or not self._is_checked:
             self._project.refresh()
         self._check_ranks(options.ranks)
         segments = self._pack(method, args, kwargs)
+        self._choose_profile(method, options, detach=detach)
+        call_id = f"{nodes.ref.job_id if nodes.ref else nodes.name}.{make_letters(6)}"
+        header = {"type": "call", "id": call_id, "profile": self._profile_key}
+        has = nodes.has.get(self._project.key, "")
+        nodes.has[self._project.key] = self._profile["project"]["digest"]
+        was_made, self._was_made = self._was_made, True
+        return Request(
+            header,
+            segments,
+            self._profile,
+            self._project.make_sync,
+            has=has,
+            constructor=self._make_constructor() if self._work.is_class else None,
+            was_made=was_made,
+        )
+
+    def _choose_profile(self, method: str, options: Options, *, detach: bool) -> None:
+        """What this call has in common with others; most often it is that of the last one."""
         project = self._project.about(self._cwd, self._working_dir)
-        slot = f"{project['key']}/{work.name}" if options.keep else ""
-        preload = self._preload
-        profile = {
+        version, limit_s = self._project.version, self._nodes.launch_timeout_s
+        what = (method, options, detach, project, version, limit_s)
+        if what == self._profiled:
+            return
+        work, preload = self._work, self._preload
+        self._profiled, self._profile_key = what, make_letters(12)
+        self._profile = {
             "name": work.name,
-            "slot": slot,
+            "slot": f"{project['key']}/{work.name}" if options.keep else "",
             "instance": work.instance if work.is_class else "",
             "world": {
                 "nodes": self._spread.workers,
@@ -184,30 +208,14 @@ class Requests:
             "preload": list(preload),
             "env": {},
             "project": project,
-            "version": self._project.version,
+            "version": version,
             "method": method,
             "collect": options.collect,
             "stream": options.stream,
             "timeout_s": options.timeout,
-            "launch_timeout_s": nodes.launch_timeout_s,
+            "launch_timeout_s": limit_s,
             "detach": detach,
         }
-        if profile != self._profile:
-            self._profile, self._profile_key = profile, make_letters(12)
-        call_id = f"{nodes.ref.job_id if nodes.ref else nodes.name}.{make_letters(6)}"
-        header = {"type": "call", "id": call_id, "profile": self._profile_key}
-        has = nodes.has.get(self._project.key, "")
-        nodes.has[self._project.key] = project["digest"]
-        was_made, self._was_made = self._was_made, True
-        return Request(
-            header,
-            segments,
-            profile,
-            self._project.make_sync,
-            has=has,
-            constructor=self._make_constructor() if work.is_class else None,
-            was_made=was_made,
-        )
 
     def _check_ranks(self, ranks: tuple[int, ...] | None) -> None:
         if ranks and ranks[-1] >= self.num_ranks:
@@ -226,16 +234,24 @@ class Requests:
                 hint=f"remote.{_first_method(work.target)}(...)",
             )
         target = _as_defined_now(work.target)
-        if self._signature is not None and not method and not self._project.is_edited:
-            is_same = target is work.target
-            signature = self._signature if is_same else read_signature(target) or self._signature
-            check_bound(signature, args, kwargs, work.name)
+        if not method and not self._project.is_edited:
+            self._check_bound(target, args, kwargs)
         value = (args, dict(kwargs)) if method else (target, args, dict(kwargs))
         segments = parcels.pack(value, name=work.name)
         if not self._is_checked:
             self._check(bytes(segments[0]))
             self._is_checked = True
         return segments
+
+    def _check_bound(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Refuse arguments that the function does not take; how many there are, and which, is all of it."""
+        form = (target, len(args), *kwargs)
+        if self._signature is None or form in self._bound:
+            return
+        is_same = target is self._work.target
+        signature = self._signature if is_same else read_signature(target) or self._signature
+        check_bound(signature, args, kwargs, self._work.name)
+        self._bound.add(form)
 
     def _make_constructor(self) -> list[parcels.Segment]:
         if self._constructor is None:

@@ -24,8 +24,7 @@ _HELLO_S = 10.0
 _PING_S = 5.0
 _FRESH_S = 1.0  # a connection that was used so lately is taken to be alive
 _SMALL_BYTES = 64 << 10
-_SEND_S = 60.0
-_LONG_S = 3600.0  # and then again: to change between blocking and not costs more than to look
+_PATIENCE_S = 60.0  # to send; to receive, and then again: a change is a call of the system
 
 
 class LineBroke(OSError):
@@ -37,6 +36,7 @@ class Talk:
 
     def __init__(self, connection: Stream, job_id: str) -> None:
         self._socket = connection
+        self._timeout_s = -1.0  # of the socket, as it was last set
         self._decoder = FrameDecoder()
         self._come: deque[Frame] = deque()
         self.used_s = time.monotonic()
@@ -60,7 +60,7 @@ class Talk:
         size = sum(len(segment) for segment in segments)
         head = render_head(header, size)
         try:
-            self._socket.settimeout(_SEND_S)
+            self._set_timeout(_PATIENCE_S)
             if size <= _SMALL_BYTES:
                 self._socket.sendall(b"".join((head, *segments)))
                 return
@@ -93,6 +93,11 @@ class Talk:
                 return None
             self._come.extend(self._read(left_s))
 
+    def _set_timeout(self, timeout_s: float) -> None:
+        if timeout_s != self._timeout_s:
+            self._socket.settimeout(timeout_s)
+            self._timeout_s = timeout_s
+
     @staticmethod
     def _check(frame: Frame) -> Frame:
         if refused := refusal(frame.header):
@@ -101,7 +106,7 @@ class Talk:
 
     def _read(self, timeout_s: float | None) -> Iterator[Frame]:
         try:
-            self._socket.settimeout(_LONG_S if timeout_s is None else timeout_s)
+            self._set_timeout(_PATIENCE_S if timeout_s is None else timeout_s)
             data = self._socket.recv(_READ_BYTES)
         except (TimeoutError, ssl.SSLWantReadError, BlockingIOError):
             return iter(())

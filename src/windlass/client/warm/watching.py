@@ -6,7 +6,6 @@ answer is always yes. What did change is for whoever reads the files.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 _MASK = 0x8 | 0x40 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800 | 0x4
 _NONBLOCK = os.O_NONBLOCK
 _CLOEXEC = os.O_CLOEXEC
+_READ_BYTES = 4096
 MAX_FOLDERS = 2000
 # file systems whose changes are made on this machine, and so are told: magic numbers of statfs
 _LOCAL = frozenset(
@@ -64,10 +64,12 @@ class Watch:
         if self._fd is None:
             return True
         found, self._is_dirty = self._is_dirty, False
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._fd, 65536):
+        try:
+            while os.read(self._fd, _READ_BYTES):
                 found = True
-        return found
+        except BlockingIOError:
+            return found
+        return True
 
     def close(self) -> None:
         """Watch nothing; everything may have changed from now on."""
