@@ -79,7 +79,7 @@ class FrameDecoder:
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Add bytes, yield each frame that is now complete."""
         self._rest = memoryview(bytes(self._rest) + data if self._rest else data)
-        while (frame := self._take()) is not None:
+        while self._rest and (frame := self._take()) is not None:
             yield frame
 
     def _take_whole(self) -> Frame | None:
