@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from windlass import names
@@ -106,11 +106,6 @@ class Link(asyncio.Protocol):
         else:
             self._transport.write(render_head(header, len(body)))
             self._transport.write(body)
-
-    def send_all(self, frames: Iterable[tuple[Header, bytes]]) -> None:
-        """Several small frames in one write."""
-        if not self._transport.is_closing():
-            self._transport.write(b"".join(render_frame(header, body) for header, body in frames))
 
     async def drain(self, *, timeout_s: float = _DRAIN_TIMEOUT_S) -> None:
         """Wait while more than a little is unsent. ConnectionError when the peer will never take it.

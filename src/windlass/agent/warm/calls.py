@@ -48,14 +48,6 @@ class Listener:
         self._waiting: list[tuple[dict[str, Any], bytes, str]] = []
         self._task: asyncio.Task[None] | None = None
 
-    def tell_all(self, told: list[tuple[dict[str, Any], bytes]]) -> None:
-        """Small frames that belong together, in one go: each write wakes the other side."""
-        if self._waiting:
-            for header, body in told:
-                self.tell(header, body)
-        else:
-            self.link.send_all(told)
-
     def tell(self, header: dict[str, Any], body: bytes = b"", file: str = "") -> None:
         if self._waiting or (file and self._is_remote):
             self._waiting.append((header, body, file))
@@ -166,7 +158,8 @@ class Call:
 
     def tell_answer(self, listener: Listener, answer: Answer) -> None:
         """One rank's answer, or one of the things it yields."""
-        listener.tell(self._render(answer), answer.body, answer.file)
+        about = {**answer.header, "type": "result", "id": self.id}
+        listener.tell(about, answer.body, answer.file)
 
     def keep_back(self, answer: Answer) -> bool:
         """Small answers wait for each other, for a moment; whether this is the first that does."""
@@ -174,19 +167,17 @@ class Call:
         return len(self.unsaid) == 1
 
     def tell_unsaid(self, *, ends: bool = False) -> None:
-        """Tell those that waited; the last one of a call that went well is its end, too."""
-        told = [(self._render(answer), answer.body) for answer in self.unsaid]
-        self.unsaid.clear()
+        """Tell those that waited in one frame, which is the end of a call that went well, too."""
+        unsaid, self.unsaid = self.unsaid, []
         if self.telling is not None:
             self.telling.cancel()
             self.telling = None
-        if told:
-            told[-1][0]["ends"] = ends
+        if unsaid or ends:
+            headers = [answer.header for answer in unsaid]
+            about = {"type": "results", "id": self.id, "ends": ends, "answers": headers}
+            body = b"".join([answer.body for answer in unsaid])
             for listener in self.listeners:
-                listener.tell_all(told)
-
-    def _render(self, answer: Answer) -> dict[str, Any]:
-        return {**answer.header, "type": "result", "id": self.id}
+                listener.tell(about, body)
 
     def tell_end(self, listener: Listener) -> None:
         verdict = records.to_json(self.verdict) if self.verdict else None

@@ -272,18 +272,20 @@ class WarmLead(Crews):
             super().receive(index, message, body)
 
     def _take_answer(self, message: dict[str, Any], body: bytes) -> None:
-        call = self.ledger.get(message["call"])
+        call = self.ledger.get(message.pop("call"))
         if call is None or call.is_final:
             return
+        is_item = message.pop("type") == "item"
+        del message["world"]
         answer = Answer(message, body, message.pop("file", ""))
-        if message["type"] == "item":
+        if is_item:
             call.yielded(answer)
         else:
             call.answered(answer)
         has_ended = call.has_returned and call.stop is None
         is_wanted = call.asked["collect"] == "all" or message["rank"] == 0
-        if is_wanted or has_ended or message.get("state") == "raised":
-            self._tell_answer(call, answer)
+        if is_wanted or message.get("state") == "raised":
+            self._tell_answer(call, answer, at_once=is_item)
         if has_ended:
             call.tell_unsaid(ends=True)
             self._end_call(call, None, is_told=True)
@@ -292,12 +294,10 @@ class WarmLead(Crews):
                 self._rest()
 
     @staticmethod
-    def _tell_answer(call: Call, answer: Answer) -> None:
-        if answer.file or len(answer.body) > _SMALL_BYTES or answer.header["type"] == "item":
+    def _tell_answer(call: Call, answer: Answer, *, at_once: bool) -> None:
+        if at_once or answer.file or len(answer.body) > _SMALL_BYTES:
             for listener in call.listeners:
                 call.tell_answer(listener, answer)
-            if call.has_returned:  # then its end is told apart
-                call.keep_back(Answer({**answer.header, "sizes": [], "again": True}))
         elif call.keep_back(answer):
             call.telling = asyncio.get_running_loop().call_later(_TOGETHER_S, call.tell_unsaid)
 

@@ -19,7 +19,7 @@ from windlass.client.values import load_error, make_failure
 from windlass.client.warm.talk import LineBroke, Talk
 from windlass.client.warm.where import say
 from windlass.errors import NodeLost, ProtocolError, RemoteError, WaitTimeout
-from windlass.wire.messages import Frame
+from windlass.wire.messages import Frame, Header
 from windlass.wire.results import ErrorInfo, ResultHeader
 from windlass.wire.status import Verdict
 
@@ -67,7 +67,7 @@ class Request:
 class Reply:
     """What came back."""
 
-    results: dict[int, tuple[dict[str, Any], list[memoryview]]] = field(default_factory=dict)
+    results: dict[int, tuple[Header, list[memoryview]]] = field(default_factory=dict)
     state: str = ""
     verdict: Verdict | None = None
 
@@ -180,7 +180,7 @@ class Calling:
                 self._lead = ""
             elif frame.type == "unknown":
                 self._check_lead()
-            elif frame.type in ("accepted", "result", "done"):
+            elif frame.type in ("accepted", "result", "results", "done"):
                 self.let_go()
                 return
 
@@ -201,41 +201,42 @@ class Calling:
             if frame is None:
                 self._home.look_after(waiting)
                 continue
-            header = frame.header
-            if header.get("id") != self._request.id and frame.type != names.PART_FRAME:
+            header, kind = frame.header, frame.type
+            if header.get("id") != self._request.id and kind != names.PART_FRAME:
                 continue
-            if frame.type == "log":
+            if kind == "results":
+                self._take_results(header, frame.body)
+                if header["ends"]:
+                    self.reply.state = "returned"
+                    self.let_go()
+                    return
+            elif kind == "log":
                 self._on_log(header["rank"], frame.body)
-            elif frame.type == "result":
-                segments = self._segments(frame)
-                if "state" in header:
-                    if not header.get("again"):
-                        self.reply.results[header["rank"]] = (dict(header), segments)
-                    if header.get("ends"):
-                        self.reply.state = "returned"
-                        self.let_go()
-                        return
-                else:
+            elif kind == "result":  # one that is large, or a thing that was yielded
+                segments = self._segments(header, frame.body)
+                if "state" not in header:
                     yield parcels.unpack(segments)
-            elif frame.type == names.PART_FRAME:
+                else:
+                    self.reply.results[header["rank"]] = (header, segments)
+            elif kind == names.PART_FRAME:
                 self._parcels.setdefault(header["parcel"], bytearray()).extend(frame.body)
-            elif frame.type == "queued":  # most often for a moment: said only if it lasts
+            elif kind == "queued":  # most often for a moment: said only if it lasts
                 num, first = header["ahead"], header["first"]
                 waiting = (
                     f"{num} call(s) before this one; windlass status|cancel {first} is the first"
                 )
-            elif frame.type == "waiting":
+            elif kind == "waiting":
                 waiting = header["what"]
                 self._home.look_after(waiting)
-            elif frame.type == "said":
+            elif kind == "said":
                 say(header["line"])
-            elif frame.type == "again":
+            elif kind == "again":
                 self._say_again(frame)
-            elif frame.type == "leaving":  # it did not take the call, and is about to hang up
+            elif kind == "leaving":  # it did not take the call, and is about to hang up
                 self._lead = ""
-            elif frame.type == "unknown":
+            elif kind == "unknown":
                 self._check_lead()
-            elif frame.type == "done":
+            elif kind == "done":
                 self._end(frame)
                 return
 
@@ -294,9 +295,15 @@ class Calling:
             )
         self._say()
 
-    def _segments(self, frame: Frame) -> list[memoryview]:
-        header = frame.header
-        body: Any = frame.body
+    def _take_results(self, header: Header, body: bytes) -> None:
+        """Small answers of several ranks, one after another."""
+        start = 0
+        for said in header["answers"]:
+            end = start + sum(said["sizes"])
+            self.reply.results[said["rank"]] = (said, self._segments(said, body[start:end]))
+            start = end
+
+    def _segments(self, header: Header, body: Any) -> list[memoryview]:
         if header.get("parcel"):
             body = self._parcels.pop(header["parcel"], bytearray())
         elif header.get("file"):

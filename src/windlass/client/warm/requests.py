@@ -144,6 +144,7 @@ class Requests:
         self._profile_key = ""
         self._profiled: tuple[Any, ...] = ()
         self._bound: set[Any] = set()
+        self._bare: dict[str, list[parcels.Segment]] = {}  # calls without arguments, by method
         self._signature = read_signature(work.target) if not work.is_command else None
         self._preload = self._choose_preload()
 
@@ -236,11 +237,15 @@ class Requests:
         target = _as_defined_now(work.target)
         if not method and not self._project.is_edited:
             self._check_bound(target, args, kwargs)
+        if not args and not kwargs and (bare := self._bare.get(method)) is not None:
+            return bare
         value = (args, dict(kwargs)) if method else (target, args, dict(kwargs))
         segments = parcels.pack(value, name=work.name)
         if not self._is_checked:
             self._check(bytes(segments[0]))
             self._is_checked = True
+        if not args and not kwargs and not read_contents(bytes(segments[0])).by_value:
+            self._bare[method] = segments
         return segments
 
     def _check_bound(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
