@@ -87,13 +87,12 @@ class Call:
     answers: dict[int, Answer] = field(default_factory=dict)
     items: list[Answer] = field(default_factory=list)
     item_bytes: int = 0
-    unsaid: list[Answer] = field(default_factory=list)  # answers that wait to be told together
+    unsaid: list[Answer] = field(default_factory=list)  # small ones, told together at the end
     verdict: Verdict | None = None
     stop: Verdict | None = None  # somebody ended it: cancel, timeout
     listeners: list[Listener] = field(default_factory=list)
     over: asyncio.Event = field(default_factory=asyncio.Event)
     timer: asyncio.TimerHandle | None = None  # of its time limit
-    telling: asyncio.TimerHandle | None = None  # of answers that wait
     on_trouble: Callable[[Call], None] | None = None  # for one that nobody waits for
 
     @property
@@ -161,17 +160,9 @@ class Call:
         about = {**answer.header, "type": "result", "id": self.id}
         listener.tell(about, answer.body, answer.file)
 
-    def keep_back(self, answer: Answer) -> bool:
-        """Small answers wait for each other, for a moment; whether this is the first that does."""
-        self.unsaid.append(answer)
-        return len(self.unsaid) == 1
-
     def tell_unsaid(self, *, ends: bool = False) -> None:
         """Tell those that waited in one frame, which is the end of a call that went well, too."""
         unsaid, self.unsaid = self.unsaid, []
-        if self.telling is not None:
-            self.telling.cancel()
-            self.telling = None
         if unsaid or ends:
             headers = [answer.header for answer in unsaid]
             about = {"type": "results", "id": self.id, "ends": ends, "answers": headers}

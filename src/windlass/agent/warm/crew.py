@@ -74,7 +74,7 @@ class Crew:
             if self.file and not any(other.call for other in self.hands.values()):
                 forget(self.file)
                 self.file = ""
-        self._tell({**frame.header, "rank": rank, "world": self.number}, frame.body)
+        self._tell({**frame.header, "rank": rank}, frame.body)
 
     # -- starting and ending -------------------------------------------------------------------
 

@@ -61,32 +61,32 @@ class Desk:
             raise ProtocolError(f"a client said something malformed: {error!r}") from error
 
     def _take(self, link: Link, visitor: _Visitor, frame: Frame) -> None:
-        header = dict(frame.header)
-        if frame.type == names.PART_FRAME:
-            visitor.parts.take(frame)
-        elif frame.type == "sync":
-            self._take_sync(visitor, header, frame.body)
-        elif frame.type == "make":
-            visitor.constructor = (header, frame.body)
-        elif frame.type == "profile":
-            visitor.profiles[header["key"]] = self._read_profile(header["profile"])
-        elif frame.type == "call":
+        header, kind = dict(frame.header), frame.type
+        if kind == "call":
             self._take_call(link, visitor, header, frame.body)
-        elif frame.type == "attend":
+        elif kind == names.PART_FRAME:
+            visitor.parts.take(frame)
+        elif kind == "sync":
+            self._take_sync(visitor, header, frame.body)
+        elif kind == "make":
+            visitor.constructor = (header, frame.body)
+        elif kind == "profile":
+            visitor.profiles[header["key"]] = self._read_profile(header["profile"])
+        elif kind == "attend":
             self._attend(link, header["id"])
-        elif frame.type == "end_call":
+        elif kind == "end_call":
             if header["id"] in self._lead.ledger:
                 why = str(header.get("why") or "cancelled by a client")
                 self._lead.cancel(self._lead.ledger[header["id"]], why)
             link.send({"type": "ok", "id": header["id"]})
-        elif frame.type in ("call_status", "call_logs"):
-            self._tell_of_call(link, frame.type, header)
-        elif frame.type == "info":
+        elif kind in ("call_status", "call_logs"):
+            self._tell_of_call(link, kind, header)
+        elif kind == "info":
             link.send(self._render_info())
-        elif frame.type == "scale":
+        elif kind == "scale":
             self._lead.scale(int(header["nodes"]))
             link.send(self._render_info())
-        elif frame.type == "configure":
+        elif kind == "configure":
             self._configure(header)
             link.send(self._render_info())
 
@@ -122,7 +122,10 @@ class Desk:
         return self._visitor(link).parts.with_file(frame)
 
     def _visitor(self, link: Link) -> _Visitor:
-        return self._visitors.setdefault(link, _Visitor(PartStore(self._node.spill)))
+        visitor = self._visitors.get(link)
+        if visitor is None:
+            visitor = self._visitors[link] = _Visitor(PartStore(self._node.spill))
+        return visitor
 
     # -- calls ---------------------------------------------------------------------------------
 

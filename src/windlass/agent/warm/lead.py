@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 _SETTLE_S = 0.3  # how long a verdict waits for a failure that came earlier but is heard of later
 _CLEAR_MARGIN_S = 5.0
-_TOGETHER_S = 0.005  # how long a small answer waits for those of other ranks
 _SMALL_BYTES = 64 << 10
 _ABANDONED_S = 10.0
 
@@ -276,7 +275,6 @@ class WarmLead(Crews):
         if call is None or call.is_final:
             return
         is_item = message.pop("type") == "item"
-        del message["world"]
         answer = Answer(message, body, message.pop("file", ""))
         if is_item:
             call.yielded(answer)
@@ -298,8 +296,8 @@ class WarmLead(Crews):
         if at_once or answer.file or len(answer.body) > _SMALL_BYTES:
             for listener in call.listeners:
                 call.tell_answer(listener, answer)
-        elif call.keep_back(answer):
-            call.telling = asyncio.get_running_loop().call_later(_TOGETHER_S, call.tell_unsaid)
+        else:
+            call.unsaid.append(answer)
 
     def _take_log(self, index: int, message: dict[str, Any], body: bytes) -> None:
         call = self._current

@@ -45,8 +45,7 @@ class Project:
         self._known: dict[str, Manifest] = {EMPTY.digest: EMPTY}
         self._num_changes = 0
         self.is_edited = False  # a module that this process has loaded is not what it was
-        self._about: dict[str, Any] = {}
-        self._about_what: tuple[Any, ...] = ()
+        self._about: tuple[Any, dict[str, Any]] = (None, {})  # of what, and what is said of it
 
     @property
     def version(self) -> str:
@@ -96,10 +95,11 @@ class Project:
         """What a call says of it: digest, folder and import paths, as the nodes see them."""
         digest = self._manifest.digest if self.travels else ""
         what = (cwd, working_dir, len(sys.path), digest)
-        if what != self._about_what:
-            self._about_what = what
-            self._about = {**self._place(cwd, working_dir), "digest": digest}
-        return self._about
+        known, about = self._about
+        if what != known:
+            about = {**self._place(cwd, working_dir), "digest": digest}
+            self._about = (what, about)  # at once: other threads call, too
+        return about
 
     def _place(self, cwd: Path, working_dir: str) -> dict[str, Any]:
         paths = [*import_paths()]

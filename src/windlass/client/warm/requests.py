@@ -140,9 +140,7 @@ class Requests:
         self._constructor: list[parcels.Segment] | None = None
         self._is_checked = False
         self._was_made = False
-        self._profile: dict[str, Any] = {}
-        self._profile_key = ""
-        self._profiled: tuple[Any, ...] = ()
+        self._profiled: tuple[Any, tuple[str, dict[str, Any]]] = (None, ("", {}))
         self._bound: set[Any] = set()
         self._bare: dict[str, list[parcels.Segment]] = {}  # calls without arguments, by method
         self._signature = read_signature(work.target) if not work.is_command else None
@@ -171,32 +169,34 @@ class Requests:
             self._project.refresh()
         self._check_ranks(options.ranks)
         segments = self._pack(method, args, kwargs)
-        self._choose_profile(method, options, detach=detach)
+        key, profile = self._choose_profile(method, options, detach=detach)
         call_id = f"{nodes.ref.job_id if nodes.ref else nodes.name}.{make_letters(6)}"
-        header = {"type": "call", "id": call_id, "profile": self._profile_key}
+        header = {"type": "call", "id": call_id, "profile": key}
         has = nodes.has.get(self._project.key, "")
-        nodes.has[self._project.key] = self._profile["project"]["digest"]
+        nodes.has[self._project.key] = profile["project"]["digest"]
         was_made, self._was_made = self._was_made, True
         return Request(
             header,
             segments,
-            self._profile,
+            profile,
             self._project.make_sync,
             has=has,
             constructor=self._make_constructor() if self._work.is_class else None,
             was_made=was_made,
         )
 
-    def _choose_profile(self, method: str, options: Options, *, detach: bool) -> None:
-        """What this call has in common with others; most often it is that of the last one."""
+    def _choose_profile(
+        self, method: str, options: Options, *, detach: bool
+    ) -> tuple[str, dict[str, Any]]:
+        """What this call has in common with others, and a key to it; most often those of the last one."""
         project = self._project.about(self._cwd, self._working_dir)
         version, limit_s = self._project.version, self._nodes.launch_timeout_s
         what = (method, options, detach, project, version, limit_s)
-        if what == self._profiled:
-            return
+        known, found = self._profiled
+        if what == known:
+            return found
         work, preload = self._work, self._preload
-        self._profiled, self._profile_key = what, make_letters(12)
-        self._profile = {
+        profile = {
             "name": work.name,
             "slot": f"{project['key']}/{work.name}" if options.keep else "",
             "instance": work.instance if work.is_class else "",
@@ -217,6 +217,9 @@ class Requests:
             "launch_timeout_s": limit_s,
             "detach": detach,
         }
+        found = (make_letters(12), profile)
+        self._profiled = (what, found)  # at once: other threads call, too
+        return found
 
     def _check_ranks(self, ranks: tuple[int, ...] | None) -> None:
         if ranks and ranks[-1] >= self.num_ranks:
