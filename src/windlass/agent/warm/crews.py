@@ -272,7 +272,8 @@ class Crews(Members):
     # -- orders --------------------------------------------------------------------------------
 
     def send(self, world: World, header: dict[str, Any], body: bytes = b"") -> None:
-        for index in world.nodes:
+        """Node 0 last: it is here, and its ranks would keep this processor from telling the others."""
+        for index in reversed(world.nodes):
             member = self._members.get(index)
             if member is not None:
                 member.send(header, body)
