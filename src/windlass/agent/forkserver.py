@@ -8,6 +8,7 @@ Requests and events are JSON lines of `agent.forks`. No asyncio here: the ranks 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import importlib
 import json
@@ -24,7 +25,7 @@ from typing import Any, NoReturn
 from windlass.agent import processes, snapshot, store
 from windlass.agent.forks import read_request, send_event
 from windlass.agent.lent import lend_package
-from windlass.agent.openblas import restore_threads
+from windlass.agent.openblas import Threads
 from windlass.agent.prelude import run_prelude
 from windlass.wire.folder import JobFolder
 
@@ -60,7 +61,8 @@ def _preload(modules: Sequence[str], control: socket.socket) -> bool:
             missing[name] = f"{type(error).__name__}: {error}"
         if not culprit and processes.count_threads() > 1:
             culprit = name
-    importlib.import_module("windlass.agent.rank")  # once here, rather than once in each rank
+    rank = importlib.import_module("windlass.agent.rank")  # once here, not once in each rank
+    rank.note_modules()
     _spare_finalizers()
     gc.freeze()
     gc.enable()
@@ -93,6 +95,7 @@ class _ForkServer:
     def __init__(self, control: socket.socket, *, is_safe: bool) -> None:
         self._control = control
         self._is_safe = is_safe
+        self._threads = Threads()
         self._wake_read, self._wake_write = os.pipe()
         for end in (self._wake_read, self._wake_write):
             os.set_blocking(end, False)
@@ -115,6 +118,7 @@ class _ForkServer:
                     return
                 if request[0]["kind"] == "preload":
                     self._is_safe &= _preload(request[0]["modules"], self._control)
+                    self._threads = Threads()
                 else:
                     self._fork(*request)
 
@@ -138,6 +142,9 @@ class _ForkServer:
             "rank": self._enter_rank,
             "callee": self._enter_callee,
         }[request["kind"]]
+        if self._is_safe and request["kind"] != "store":
+            kept = {k: v for k, v in os.environ.items() if k not in request["forget"]}
+            self._threads.promise({**kept, **request["env"]})
         # an order to end that comes right after the fork must find a process that hears it
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         pid = os.fork()
@@ -245,12 +252,9 @@ def enter_python(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt:
 
 def _settle_python() -> None:
     """What a forked interpreter needs before user code runs in it."""
-    import faulthandler
-
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable()
-    restore_threads()
     if "numpy.random" in sys.modules:  # torchrun's ranks do not share a generator's state
         sys.modules["numpy.random"].seed()
 

@@ -1,13 +1,16 @@
 """OpenBLAS, which numpy loads, starts its threads while it loads; a fork server may have only one.
 
-So it is loaded with one thread, and each rank gives it back the number it would have had.
+So it is loaded with one thread, and told before a fork how many the rank would have had. It ends its own
+threads before a fork and starts them anew when they are first needed: ranks that need none have none.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from windlass import names
 
@@ -19,26 +22,38 @@ _SETTERS = (
 )
 
 
-def restore_threads() -> None:
-    """In a rank: as many threads as OpenBLAS would have chosen by itself."""
-    if names.OPENBLAS_NUM_THREADS in os.environ:
-        return
+class Threads:
+    """How many threads OpenBLAS has in the ranks that are forked next."""
+
+    def __init__(self) -> None:
+        self._setters = _find_setters()
+        self._num_threads = 1
+
+    def promise(self, env: Mapping[str, str]) -> None:
+        """As many as it would choose by itself in this environment."""
+        wanted = _choose(env)
+        if self._setters and wanted != self._num_threads:
+            for set_threads in self._setters:
+                set_threads(wanted)
+            self._num_threads = wanted
+
+
+def _choose(env: Mapping[str, str]) -> int:
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    wanted = os.environ.get(names.OMP_NUM_THREADS, "")
-    num_threads = int(wanted) if wanted.isdigit() else num_cores
-    if num_threads == 1:
-        return
-    for path in _loaded_libraries():
-        library = ctypes.CDLL(path)
-        for name in _SETTERS:
-            if hasattr(library, name):
-                getattr(library, name)(num_threads)
-                break
+    for name in (names.OPENBLAS_NUM_THREADS, names.OMP_NUM_THREADS):
+        if name in env:
+            return int(env[name]) if env[name].isdigit() else num_cores
+    return num_cores
 
 
-def _loaded_libraries() -> set[str]:
+def _find_setters() -> list[Any]:
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
-        return set()
-    return {line.split()[-1] for line in maps.splitlines() if "openblas" in line}
+        return []
+    paths = {line.split()[-1] for line in maps.splitlines() if "openblas" in line}
+    libraries = [ctypes.CDLL(path) for path in paths]
+    found = [
+        [getattr(library, n) for n in _SETTERS if hasattr(library, n)] for library in libraries
+    ]
+    return [setters[0] for setters in found if setters]

@@ -12,6 +12,7 @@ import builtins
 import contextlib
 import importlib
 import importlib.util
+import itertools
 import os
 import pickle
 import platform
@@ -33,6 +34,13 @@ from windlass.wire.folder import JobFolder
 from windlass.wire.results import ResultHeader, write_result
 
 _MAX_TEXT = 10_000
+_held: list[
+    types.ModuleType
+] = []  # to take our modules apart would take a rank longer than to keep them
+_noted: tuple[int, list[str]] = (
+    0,
+    [],
+)  # modules there were when it was last looked, and which are ours
 
 
 def run_rank(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> NoReturn:
@@ -180,8 +188,21 @@ def step_aside(paths: list[str]) -> None:
     sys.path[:0] = [path for path in paths if path not in sys.path]
     if archive:
         sys.path.append(archive)
-        for name in [n for n in sys.modules if n.partition(".")[0] == "windlass"]:
-            del sys.modules[name]
+        for name in _find_ours():
+            _held.append(sys.modules.pop(name))
+
+
+def note_modules() -> None:
+    """In the fork server: which modules are ours. A rank that looked at all would copy half of memory."""
+    global _noted
+    _noted = (0, [])
+    _noted = (len(sys.modules), _find_ours())
+
+
+def _find_ours() -> list[str]:
+    num_known, known = _noted
+    new = itertools.islice(reversed(sys.modules), len(sys.modules) - num_known)
+    return [*known, *(name for name in list(new) if name.partition(".")[0] == "windlass")]
 
 
 def describe(value: Any) -> tuple[str, bool, Any]:
