@@ -114,6 +114,23 @@ def test_secrets_stay_when_the_set_up_changes(on, make, monkeypatch):
     assert read("API_KEY", "COLOUR") == {"API_KEY": "word", "COLOUR": "red"}
 
 
+def test_a_secret_that_changed_reaches_live_nodes_and_nobody_else(on, make, home, monkeypatch):
+    old, new = secrets.token_hex(16), secrets.token_hex(16)
+    monkeypatch.setenv("API_KEY", old)
+    compute = make(secrets=[kt.Secret.from_env(["API_KEY"])])
+    read = kt.fn(tasks.environment).to(compute).distribute("spmd", workers=2)
+    assert read("API_KEY") == [{"API_KEY": old}] * 2
+    ref = compute.nodes().ref
+    monkeypatch.setenv("API_KEY", new)
+    again = make(name=compute.name, secrets=[kt.Secret.from_env(["API_KEY"])])
+    read = kt.fn(tasks.environment).to(again).distribute("spmd", workers=2)
+    assert read("API_KEY") == [{"API_KEY": new}] * 2
+    assert again.nodes().ref == ref
+    assert new not in str(on.info(again))
+    for path in Path(home).rglob("*"):
+        assert not path.is_file() or new.encode() not in path.read_bytes(), path
+
+
 def test_a_secret_that_is_not_set_is_refused_before_anything_starts(on, monkeypatch):
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     compute = on.make(secrets=[kt.Secret.from_env(["NO_SUCH_KEY"])])

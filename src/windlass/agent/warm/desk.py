@@ -229,11 +229,11 @@ class Desk:
     # -- the compute ---------------------------------------------------------------------------
 
     def _configure(self, header: Header) -> None:
-        if "env" in header or "steps" in header:
-            setup = self._lead.setup
-            self._lead.setup = make_setup(
-                dict(header.get("env", setup["env"])), list(header.get("steps", setup["steps"]))
-            )
+        if "env" in header or "steps" in header or "hidden" in header:
+            asked = {**self._lead.setup, **header}
+            # every node has what this one was started with
+            new = {k: v for k, v in asked["hidden"].items() if os.environ.get(k) != v}
+            self._lead.setup = make_setup(dict(asked["env"]), list(asked["steps"]), new)
         if "ttl_s" in header:
             self._lead.set_ttl(header["ttl_s"])
         self._lead.record.update(header.get("record", {}))

@@ -121,8 +121,14 @@ class Members(Meetings):
         shutil.rmtree(self._board.folder.attempt(number - _KEPT_WORLDS), ignore_errors=True)
 
 
-def make_setup(env: dict[str, str], steps: list[Any]) -> dict[str, Any]:
-    """The order to set up nodes; nothing to do has an empty digest."""
-    text = json.dumps([env, steps], sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest() if env or steps else ""
-    return {"type": "setup", "env": env, "steps": steps, "digest": digest}
+def make_setup(
+    env: dict[str, str], steps: list[Any], hidden: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """The order to set up nodes; nothing to do has an empty digest.
+
+    `hidden` are values of secrets that changed since the nodes started: told to nodes, shown to nobody.
+    """
+    told = {"env": env, "steps": steps, "hidden": hidden or {}}
+    text = json.dumps(told, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest() if any(told.values()) else ""
+    return {"type": "setup", **told, "digest": digest}

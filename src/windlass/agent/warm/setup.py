@@ -23,18 +23,19 @@ class Setup:
         self._forks = forks
         self._env: dict[str, str | None] = {}  # None: one of the plan's that is taken away
         self._steps: list[Any] = []
+        self._hidden: dict[str, str] = {}
         self.paths: list[str] = []  # of what the steps installed
 
     async def apply(self, order: dict[str, Any], say: Callable[[str], None]) -> bool:
         """Run the steps that were not run yet; whether the fork server was started anew."""
-        env, steps = dict(order["env"]), list(order["steps"])
-        if (env, steps) == (self._env, self._steps):
+        env, steps, hidden = dict(order["env"]), list(order["steps"]), dict(order["hidden"])
+        if (env, steps, hidden) == (self._env, self._steps, self._hidden):
             return False
-        given = {**os.environ, **self._station.plan.env, **env}
+        given = {**os.environ, **self._station.plan.env, **env, **hidden}
         ranks_env = {name: value for name, value in given.items() if value is not None}
         if steps != self._steps:
             self.paths = await self._run(steps, order["cwd"], ranks_env, say) if steps else []
-        self._env, self._steps = env, steps
+        self._env, self._steps, self._hidden = env, steps, hidden
         self._forks.close()
         paths = os.pathsep.join((*self.paths, ranks_env.get("PYTHONPATH", ""))).strip(os.pathsep)
         paths_env = {"PYTHONPATH": paths} if paths else {}

@@ -207,11 +207,11 @@ class LiveNodes:
     # -- changing in place ---------------------------------------------------------------------
 
     def _configure(self) -> None:
-        """Tell live nodes what may have changed: variables, steps, how long they stay."""
+        """Tell live nodes what may have changed: variables, steps, secrets, how long they stay."""
         wanted = self.wanted
         env = wanted.compare_env(wanted.engine.plan(self._here()).env)
         changed = {"env": env, "steps": list(wanted.steps), "ttl_s": wanted.ttl_s}
-        self.ask({"type": "configure", **changed})
+        self.ask({"type": "configure", **changed, "hidden": dict(wanted.hidden)})
 
     def scale(self, num_nodes: int) -> None:
         """So many nodes; node 0 stays in any case."""
