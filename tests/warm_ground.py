@@ -86,6 +86,8 @@ class Ground:
         if self.space is None:
             os.kill(agent[1], 9)
             wait_for(lambda: not _is_alive(agent[1]), f"agent {agent[1]} is gone")
+            if index:  # a call that the lead takes before it knows is lost with the node
+                wait_for(lambda: index not in self.info(compute)["here"], "the lead knows")
             return
         api, about = self.space.api, self._pods(compute)[index]["metadata"]
         api.delete(PODS, about["name"])
