@@ -18,13 +18,14 @@ from typing import Any
 
 _Stamp = tuple[int, int]
 _loaded: dict[str, _Stamp] = {}  # files of the project, as they were when they were loaded
+_files: dict[str, str] = {}  # those of each module
 
 
 class FreshLoader(importlib.machinery.SourceFileLoader):
     """Loads a file as it is now."""
 
     def get_code(self, fullname: str) -> types.CodeType | None:
-        path = self.get_filename(fullname)
+        path = _files[fullname] = self.get_filename(fullname)
         _loaded[path] = stamp(path)  # before it is read: an edit meanwhile is a change
         if _is_compiled_later(path):
             return super().get_code(fullname)
@@ -98,12 +99,14 @@ class Reloader:
         return [name for name, _ in own]
 
     def _own(self) -> list[tuple[str, str]]:
-        found = []
-        for name, module in list(sys.modules.items()):
-            path = getattr(module, "__file__", None)
-            if path in _loaded and self._prefix and path.startswith(self._prefix):
-                found.append((name, path))
-        return found
+        found = [(name, _files[name]) for name in list(sys.modules) if name in _files]
+        return [
+            (name, path)
+            for name, path in found
+            if self._prefix
+            and path.startswith(self._prefix)
+            and getattr(sys.modules[name], "__file__", None) == path
+        ]
 
 
 def _forget_listings() -> None:

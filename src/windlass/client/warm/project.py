@@ -81,7 +81,8 @@ class Project:
         """Compile the modules of the project that this process has loaded and that changed since."""
         prefix = f"{self.root}{os.sep}"
         for module in list(sys.modules.values()):
-            path = getattr(module, "__file__", None)
+            # not getattr: what some modules do for a name that they lack takes long
+            path = getattr(module, "__dict__", {}).get("__file__")
             if not path or not path.startswith(prefix) or not path.endswith(".py"):
                 continue
             found = stamp(path)
