@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -94,3 +95,14 @@ def test_a_damaged_snapshot_is_replaced(project, tmp_path, content):
 def test_a_cache_that_cannot_be_written_does_no_harm(project, tmp_path):
     (tmp_path / "file").touch()
     assert _import(project, tmp_path / "file")["value"] == 1
+
+
+def test_snapshots_of_environments_that_are_no_longer_used_go(project, tmp_path):
+    for number in range(6):
+        copy = tmp_path / f"copy-{number}"
+        shutil.copytree(project, copy)
+        _import(copy, tmp_path)
+        _import(project, tmp_path)  # this one is used all the time
+    found = list(tmp_path.glob("import-pkg.inner-*.bin"))
+    assert len(found) == 4
+    assert _import(project, tmp_path)["loader"] == "_Loader"

@@ -22,6 +22,8 @@ from typing import Any
 from windlass import names
 from windlass.wire.folder import write_atomically
 
+_MOST = 4  # of one module: for so many environments
+
 # origin, whether it is a package, mtime in ns and size of the source, byte code
 _Entry = tuple[str, bool, int, int, bytes]
 
@@ -32,9 +34,10 @@ def import_module(name: str) -> None:
     if not cache or name in sys.modules:
         importlib.import_module(name)
         return
-    path = Path(
-        cache, f"import-{name}-{zlib.crc32(repr((sys.version, sys.path)).encode()):08x}.bin"
-    )
+    # our own archive has another name with each version, and is looked at with the other folders
+    found_in = [folder for folder in sys.path if not folder.endswith(".pyz")]
+    key = zlib.crc32(repr((sys.version, found_in)).encode())
+    path = Path(cache, f"import-{name}-{key:08x}.bin")
     finder = _Finder(_read(path))
     before = set(sys.modules)
     sys.meta_path.insert(0, finder)
@@ -48,6 +51,14 @@ def import_module(name: str) -> None:
             OSError, ValueError
         ):  # a full or read-only disk: there is no snapshot
             write_atomically(path, marshal.dumps((_folders(), _collect(loaded))))
+            _prune(path.parent, name)
+
+
+def _prune(cache: Path, name: str) -> None:
+    """Snapshots of environments that are no longer used would stay for ever, and torch's have 20 MB."""
+    found = sorted(cache.glob(f"import-{name}-????????.bin"), key=lambda path: path.stat().st_mtime)
+    for path in found[:-_MOST]:
+        path.unlink(missing_ok=True)
 
 
 class _Finder:
@@ -92,6 +103,7 @@ class _Loader(SourceFileLoader):
 def _read(path: Path) -> dict[str, _Entry]:
     try:
         folders, entries = marshal.loads(path.read_bytes())  # noqa: S302 - as above
+        os.utime(path)  # those that are used stay
     except (OSError, ValueError, EOFError, TypeError):
         return {}
     return entries if folders == _folders() else {}
