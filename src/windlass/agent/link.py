@@ -48,6 +48,7 @@ class Link(asyncio.Protocol):
         self._take: Callable[[Frame], None] | None = None
         self._news = asyncio.Event()  # something came, or it is over
         self._is_over = False
+        self._is_deaf = False  # somebody has heard enough
         self._error: Exception | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -71,6 +72,8 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard_s = self._loop.time()
+        if self._is_deaf:
+            return
         if self._take is not None:
             self._hand_over(self._take, data)
             return
@@ -163,6 +166,7 @@ class Link(asyncio.Protocol):
 
     def stop_listening(self) -> None:
         """Hear no more; what comes later is nobody's."""
+        self._is_deaf = True
         self._end()
 
     async def first(self) -> Frame:
@@ -181,7 +185,7 @@ class Link(asyncio.Protocol):
         try:
             for frame in self._decoder.feed(data):
                 take(frame)
-                if self._is_over:
+                if self._is_deaf:
                     return
         except Exception as error:  # noqa: BLE001 - whoever listens raises it
             self._end(error)

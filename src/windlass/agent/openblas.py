@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,12 @@ class Threads:
 
 
 def _choose(env: Mapping[str, str]) -> int:
+    """As OpenBLAS reads its variables: the first that begins with a number, of cores at most."""
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    for name in (names.OPENBLAS_NUM_THREADS, names.OMP_NUM_THREADS):
-        if name in env:
-            return int(env[name]) if env[name].isdigit() else num_cores
+    for name in (names.OPENBLAS_NUM_THREADS, "GOTO_NUM_THREADS", names.OMP_NUM_THREADS):
+        found = re.match(r"\s*\+?(\d+)", env.get(name, ""))
+        if found and int(found[1]) > 0:
+            return min(int(found[1]), num_cores)
     return num_cores
 
 

@@ -83,6 +83,13 @@ def write_file(folder: str, segments: Iterable[Segment]) -> str:
     return path
 
 
+def forget(path: str) -> None:
+    """A parcel's file is no longer needed; it may be gone already."""
+    if path:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
 def new_path(folder: str) -> str:
     return os.path.join(folder, f"parcel-{os.getpid()}-{next(_numbers)}")
 

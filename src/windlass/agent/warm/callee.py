@@ -32,6 +32,14 @@ def serve(fd: int, about: dict[str, Any]) -> NoReturn:
     _Callee(RankEnd(fd), about).loop()
 
 
+def _enter(folder: str) -> None:
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        what = f"{error.strerror}: {folder} (working_dir, or the folder of the call)"
+        raise BundleError(what) from error
+
+
 class _Callee:
     """One rank's calls."""
 
@@ -43,7 +51,7 @@ class _Callee:
         self._object: Any = None
         self._constructor: list[memoryview] | None = None
         if about["cwd"]:
-            os.chdir(about["cwd"])
+            _enter(about["cwd"])
         step_aside(about["paths"])
         import_freshly([about["root"], *about["paths"]])
         sys.modules["__main__"] = types.ModuleType("__main__")
@@ -117,9 +125,9 @@ class _Callee:
         if is_due and self._reloader.reload() and self._object is not None:
             renew_class(self._object, sys.modules.get)
         if self._constructor is not None:
-            made, self._constructor = self._constructor, None
-            cls, args, kwargs = parcels.unpack(made)
+            cls, args, kwargs = parcels.unpack(self._constructor)
             self._object = cls(*args, **kwargs)
+            self._constructor = None  # one that raised is tried again with the next call
         if header["method"]:
             args, kwargs = parcels.unpack(segments)
             found = getattr(self._object, header["method"])

@@ -7,16 +7,19 @@ orders.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from os.path import exists
 from typing import Any
 
 from windlass import records
 from windlass.agent.attempt import Attempt
 from windlass.agent.link import Link
-from windlass.agent.warm.parts import forget, send_parts
+from windlass.agent.parcels import forget
+from windlass.agent.warm.parts import send_parts
 from windlass.plan.plan import Plan
 from windlass.wire.results import ErrorInfo, Outcome
 from windlass.wire.status import Verdict
@@ -61,9 +64,15 @@ class Listener:
             while self._waiting:
                 header, body, file = self._waiting[0]
                 if file:
-                    await send_parts(self.link, file, file)
-                    header = {**header, "parcel": file}
-                self.link.send(header, body)
+                    with contextlib.suppress(
+                        FileNotFoundError
+                    ):  # an item that another one has read
+                        await send_parts(self.link, file, file)
+                        self.link.send({**header, "parcel": file}, body)
+                    if "state" not in header:
+                        forget(file)
+                else:
+                    self.link.send(header, body)
                 del self._waiting[0]
         except (OSError, ConnectionError):
             self._waiting.clear()
@@ -87,6 +96,7 @@ class Call:
     answers: dict[int, Answer] = field(default_factory=dict)
     items: list[Answer] = field(default_factory=list)
     item_bytes: int = 0
+    unread: list[str] = field(default_factory=list)  # files of items that are no longer kept
     unsaid: list[Answer] = field(default_factory=list)  # small ones, told together at the end
     verdict: Verdict | None = None
     stop: Verdict | None = None  # somebody ended it: cancel, timeout
@@ -108,7 +118,10 @@ class Call:
         self.items.append(answer)
         self.item_bytes += answer.num_bytes
         while self.item_bytes > _KEPT_ITEM_BYTES and len(self.items) > 1:
-            self.item_bytes -= self.items.pop(0).num_bytes
+            oldest = self.items.pop(0)
+            self.item_bytes -= oldest.num_bytes
+            if oldest.file:  # who listens may be slow: who reads it removes it
+                self.unread = [path for path in (*self.unread, oldest.file) if exists(path)]
 
     def answered(self, answer: Answer) -> None:
         """A rank has answered; the first failure and the last answer end the call."""
@@ -177,9 +190,8 @@ class Call:
     def release(self) -> None:
         """What it brought is no longer needed."""
         self.body, self.sync, self.constructor = b"", None, None
-        if self.file:
-            forget(self.file)
-            self.file = ""
+        forget(self.file)
+        self.file = ""
 
 
 class Ledger:
@@ -235,5 +247,5 @@ class Ledger:
         del self._calls[call.id]
         for answer in call.answers.values():
             self._held -= answer.num_bytes
-            if answer.file:
-                forget(answer.file)
+        for path in (*(a.file for a in (*call.answers.values(), *call.items)), *call.unread):
+            forget(path)

@@ -17,9 +17,9 @@ from typing import Any
 from windlass import names, records
 from windlass.agent import processes
 from windlass.agent.exits import judge_exit
+from windlass.agent.parcels import forget
 from windlass.agent.streams import RankStreams
 from windlass.agent.warm.channel import NodeEnd
-from windlass.agent.warm.parts import forget
 from windlass.wire.messages import Frame, render_frame
 
 Tell = Callable[[dict[str, Any], bytes], None]

@@ -269,6 +269,15 @@ class Crews(Members):
         if self._spare is None and not self.missing([node.index for node in plan.nodes]):
             self._spare = await self._make_world(call, plan)
 
+    def put_back(self, world: World | None) -> None:
+        """A world that a call took and did not use waits for the next one."""
+        if world is None or world.slot:
+            return
+        if self._spare is None and world.is_alive:
+            self._spare = world
+        else:
+            self.dismiss(world, now=True)
+
     # -- orders --------------------------------------------------------------------------------
 
     def send(self, world: World, header: dict[str, Any], body: bytes = b"") -> None:

@@ -204,7 +204,8 @@ class Desk:
             return
         call = self._lead.ledger[call_id]
         listener = self._make_listener(link)
-        for answer in (*call.items, *(call.answers[rank] for rank in sorted(call.answers))):
+        items = [item for item in call.items if not item.file or os.path.exists(item.file)]
+        for answer in (*items, *(call.answers[rank] for rank in sorted(call.answers))):
             call.tell_answer(listener, answer)
         if call.is_final:
             call.tell_end(listener)
@@ -231,8 +232,9 @@ class Desk:
     def _configure(self, header: Header) -> None:
         if "env" in header or "steps" in header or "hidden" in header:
             asked = {**self._lead.setup, **header}
+            hidden = {**self._lead.setup["hidden"], **asked["hidden"]}
             # every node has what this one was started with
-            new = {k: v for k, v in asked["hidden"].items() if os.environ.get(k) != v}
+            new = {k: v for k, v in hidden.items() if os.environ.get(k) != v}
             self._lead.setup = make_setup(dict(asked["env"]), list(asked["steps"]), new)
         if "ttl_s" in header:
             self._lead.set_ttl(header["ttl_s"])

@@ -16,6 +16,7 @@ from typing import Any
 from windlass import names, records
 from windlass.agent.board import Board
 from windlass.agent.failure import make_job_verdict
+from windlass.agent.parcels import forget
 from windlass.agent.warm.calls import Answer, Call, Ledger
 from windlass.agent.warm.crews import Crews, MustMake, NotReady
 from windlass.agent.warm.worlds import World
@@ -178,7 +179,8 @@ class WarmLead(Crews):
                 return
             if world is None:
                 world = await self._prepare(call)
-            if world is None or call.stop is not None:
+            if world is None or (call.stop is not None and call.attempt is None):
+                self.put_back(world)
                 self._end_call(call, call.stop)
                 return
             if call.attempt is None:
@@ -273,6 +275,7 @@ class WarmLead(Crews):
     def _take_answer(self, message: dict[str, Any], body: bytes) -> None:
         call = self.ledger.get(message.pop("call"))
         if call is None or call.is_final:
+            forget(message.get("file", ""))
             return
         is_item = message.pop("type") == "item"
         answer = Answer(message, body, message.pop("file", ""))
@@ -280,6 +283,8 @@ class WarmLead(Crews):
             call.yielded(answer)
         else:
             call.answered(answer)
+            if call.over.is_set():  # perhaps somebody waits for the others of a call that failed
+                self._changed.set()
         has_ended = call.has_returned and call.stop is None
         is_wanted = call.asked["collect"] == "all" or message["rank"] == 0
         if is_wanted or message.get("state") == "raised":

@@ -4,8 +4,6 @@ a file there until somebody claims it. What is in it is nobody's business here.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +41,7 @@ class PartStore:
     def drop(self) -> None:
         """Forget those that nobody claimed."""
         for path in self._paths.values():
-            forget(path)
+            parcels.forget(path)
         self._paths.clear()
 
 
@@ -53,8 +51,3 @@ async def send_parts(link: Link, key: str, path: str) -> None:
         while data := file.read(names.PART_BYTES):
             link.send({"type": names.PART_FRAME, "parcel": key}, data)
             await link.drain()
-
-
-def forget(path: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path)

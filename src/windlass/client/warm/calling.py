@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from windlass import names, records
 from windlass.agent import parcels
-from windlass.agent.parcels import Segment
+from windlass.agent.parcels import Segment, forget
 from windlass.client.values import load_error, make_failure
 from windlass.client.warm.talk import LineBroke, Talk
 from windlass.client.warm.where import say
@@ -129,9 +129,13 @@ class Calling:
         return self._request.id
 
     def say(self, *, timeout_s: float | None = None) -> None:
-        """Ask for it."""
-        self._take_talk(timeout_s)
-        self._say()
+        """Ask for it; over a line that breaks meanwhile it is said again by who follows it."""
+        talk = self._take_talk(timeout_s)
+        try:
+            self._say()
+        except LineBroke:
+            talk.close()
+            self._talk = None
 
     def attend(self, *, timeout_s: float | None = None) -> None:
         """Take up one that was asked for before, perhaps by another process."""
@@ -215,6 +219,7 @@ class Calling:
             elif kind == "result":  # one that is large, or a thing that was yielded
                 segments = self._segments(header, frame.body)
                 if "state" not in header:
+                    forget(header.get("file", ""))  # it is mapped, and nobody else wants it
                     yield parcels.unpack(segments)
                 else:
                     self.reply.results[header["rank"]] = (header, segments)

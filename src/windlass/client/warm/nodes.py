@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from windlass import names
+from windlass.agent.parcels import remove_spills
 from windlass.client.ids import is_made_from
 from windlass.client.warm.spec import Wanted, describe_change
 from windlass.client.warm.talk import LineBroke, Talk, ask_at, ask_info
@@ -32,6 +35,9 @@ from windlass.wire.status import JobStatus, Phase
 _RETRY_S = 0.1
 _SAY_AGAIN_S = 10.0
 _END_S = 120.0
+
+_all: weakref.WeakSet[LiveNodes] = weakref.WeakSet()
+_left: list[Talk] = []  # of the process that this one was forked from
 
 
 class LiveNodes:
@@ -52,9 +58,16 @@ class LiveNodes:
         self._said = ("", 0.0)
         self._preload: tuple[str, ...] = ()
         self._is_adopted = False
+        _all.add(self)
 
     def __del__(self) -> None:
         self._hang_up()
+
+    def part(self) -> None:
+        """In a fork: leave the connections to the process that made them, untouched."""
+        self._lock = threading.RLock()
+        _left.extend(self._idle)
+        self._idle = []
 
     def _hang_up(self) -> None:
         for talk in self._idle:
@@ -301,6 +314,8 @@ class LiveNodes:
                 f"the nodes of {self.name} are gone", hint="deploy it again, or .to(compute) again"
             )
         say(f"{self.name}: its nodes are gone, starting others")
+        if not self.is_remote and self.ref is not None:
+            remove_spills(self.ref.job_id)  # a lead that was killed could not
         num_nodes, self.ref, self.num_nodes = self.num_nodes, None, 0
         self.has.clear()
         self._hang_up()
@@ -344,6 +359,14 @@ class LiveNodes:
                 engine.let_go(ref)
             self.ref = None  # how many there were is known to the next call
             self.has.clear()
+
+
+def _part_all() -> None:
+    for nodes in _all:
+        nodes.part()
+
+
+os.register_at_fork(after_in_child=_part_all)
 
 
 def find_computes(wanted: Wanted, name: str = "") -> list[JobRef]:

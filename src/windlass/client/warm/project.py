@@ -12,6 +12,7 @@ import io
 import os
 import socket
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,25 @@ from windlass.bundle.collect import collect
 from windlass.bundle.manifest import EMPTY, Manifest, make_delta
 from windlass.bundle.root import find_root
 from windlass.bundle.scan import StatCache
+from windlass.client.ids import make_letters
 from windlass.client.target import import_paths
 from windlass.client.travel import choose_root
 from windlass.client.warm.watching import MAX_FOLDERS, Watch
 from windlass.errors import SpecError
 
 _KEPT_MANIFESTS = 16
+_projects: dict[tuple[Path, bool], Project] = {}
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "build", "dist"})
+
+
+def project_at(root: Path, *, travels: bool) -> Project:
+    """The project of a folder: one for all that is called from here, so that all see the same edits."""
+    return _projects.setdefault((root, travels), Project(root, travels=travels))
+
+
+def _renew_all() -> None:
+    for project in _projects.values():
+        project.renew()
 
 
 class Project:
@@ -40,6 +53,7 @@ class Project:
         self.key = _make_key(root) if travels else ""
         self._cache = StatCache()
         self._watch = Watch(root)
+        self.renew()
         self._stamps: dict[str, tuple[int, int]] = {}
         self._manifest = EMPTY
         self._known: dict[str, Manifest] = {EMPTY.digest: EMPTY}
@@ -47,22 +61,31 @@ class Project:
         self.is_edited = False  # a module that this process has loaded is not what it was
         self._about: tuple[Any, dict[str, Any]] = (None, {})  # of what, and what is said of it
 
+    def renew(self) -> None:
+        """Look with eyes of its own: what the kernel tells would else be shared with a fork's parent."""
+        self._lock = threading.Lock()
+        self._born = make_letters(8)  # its changes are counted by itself
+        self._watch.close()
+
     @property
     def version(self) -> str:
         """Changes with the code."""
-        return self._manifest.digest if self.travels else f"{os.getpid()}-{self._num_changes}"
+        return self._manifest.digest if self.travels else f"{self._born}-{self._num_changes}"
 
     def refresh(self) -> None:
         """Look at what changed; SyntaxError for a module that does not compile any more."""
-        if not self._watch.has_changed():
-            return
+        with self._lock:  # who finds nothing new knows that the others have looked already
+            if self._watch.has_changed():
+                self._look()
+
+    def _look(self) -> None:
         self._num_changes += 1
         try:
-            self._check_modules()
+            used = self._check_modules()
             if self.travels:
                 self._scan()
             else:
-                self._watch.follow(_find_folders(self.root))
+                self._watch.follow(_find_folders(self.root) | used)
         except BaseException:
             self._watch.close()  # look again next time
             raise
@@ -77,20 +100,22 @@ class Project:
         while len(self._known) > _KEPT_MANIFESTS:
             del self._known[next(key for key in self._known if key != EMPTY.digest)]
 
-    def _check_modules(self) -> None:
-        """Compile the modules of the project that this process has loaded and that changed since."""
-        prefix = f"{self.root}{os.sep}"
+    def _check_modules(self) -> set[str]:
+        """Compile the modules of the project that this process has loaded and that changed; their folders."""
+        prefix, folders = f"{self.root}{os.sep}", set()
         for module in list(sys.modules.values()):
             # not getattr: what some modules do for a name that they lack takes long
             path = getattr(module, "__dict__", {}).get("__file__")
             if not path or not path.startswith(prefix) or not path.endswith(".py"):
                 continue
+            folders.add(os.path.dirname(path))
             found = stamp(path)
             if self._stamps.get(path) != found:
                 if path in self._stamps:
                     self.is_edited = True
                     compile(Path(path).read_bytes(), path, "exec")
                 self._stamps[path] = found
+        return folders
 
     def about(self, cwd: Path, working_dir: str) -> dict[str, Any]:
         """What a call says of it: digest, folder and import paths, as the nodes see them."""
@@ -180,3 +205,6 @@ def _find_folders(root: Path) -> set[str]:
 def _is_own_folder(entry: os.DirEntry[str]) -> bool:
     is_hidden = entry.name.startswith(".") or entry.name in _SKIPPED
     return not is_hidden and entry.is_dir(follow_symlinks=False)
+
+
+os.register_at_fork(after_in_child=_renew_all)

@@ -229,7 +229,11 @@ class Remote:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it and wait: one value without `.distribute`, else a list of every rank's."""
-        return self._call("__call__" if self._work.has_call else "", args, kwargs)
+        return self._call(self._own_method, args, kwargs)
+
+    @property
+    def _own_method(self) -> str:
+        return "__call__" if self._work.has_call else ""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -248,11 +252,11 @@ class Remote:
 
     def submit(self, *args: Any, **kwargs: Any) -> Job:
         """Call it and return at once; the call goes on when this process ends."""
-        return self._submit("", args, kwargs)
+        return self._submit(self._own_method, args, kwargs)
 
     async def acall(self, *args: Any, **kwargs: Any) -> Any:
         """Call it without blocking the event loop; who stops waiting ends the call."""
-        return await self._acall("", args, kwargs)
+        return await self._acall(self._own_method, args, kwargs)
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         options, kwargs = self._split(method, kwargs)

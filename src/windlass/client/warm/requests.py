@@ -5,7 +5,9 @@ Most of a call is the same each time and made once; a call adds its arguments. S
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from windlass import names
 from windlass.agent import commands, parcels
 from windlass.bundle.functions import read_contents
 from windlass.client.ids import make_letters
@@ -21,7 +24,7 @@ from windlass.client.run import current_folder
 from windlass.client.target import check_bound, function_name, import_paths, read_signature, unwrap
 from windlass.client.travel import check_modules
 from windlass.client.warm.calling import Request
-from windlass.client.warm.project import PlacedProject, Project, find_project
+from windlass.client.warm.project import PlacedProject, Project, find_project, project_at
 from windlass.client.warm.spread import Spread
 from windlass.errors import SpecError
 
@@ -73,7 +76,12 @@ def make_work(
 ) -> Work:
     """The work a user means."""
     if isinstance(target, str):
-        words = shlex.split(target)
+        try:
+            words = shlex.split(target)
+        except ValueError as error:
+            raise SpecError(
+                f"the command cannot be read: {error}", hint="mind its quotes"
+            ) from error
         if not words:
             raise SpecError("the command is empty", hint='fn("nvidia-smi")')
         run = commands.Run(words)
@@ -129,7 +137,7 @@ class Requests:
             self._project = PlacedProject(placed)
         else:
             root = find_project(work.source, self._cwd, str(compute.keywords.get("root") or ""))
-            self._project = Project(root, travels=nodes.is_remote)
+            self._project = project_at(root, travels=nodes.is_remote)
         self._spread = spread or Spread(framework="pytorch", workers=1)
         if work.is_command or self._spread.framework == "command" or spread is None:
             procs = 1
@@ -140,7 +148,7 @@ class Requests:
         self._constructor: list[parcels.Segment] | None = None
         self._is_checked = False
         self._was_made = False
-        self._profiled: tuple[Any, tuple[str, dict[str, Any]]] = (None, ("", {}))
+        self._profiles: dict[Any, tuple[Any, tuple[str, dict[str, Any]]]] = {}
         self._bound: set[Any] = set()
         self._bare: dict[str, list[parcels.Segment]] = {}  # calls without arguments, by method
         self._signature = read_signature(work.target) if not work.is_command else None
@@ -188,11 +196,11 @@ class Requests:
     def _choose_profile(
         self, method: str, options: Options, *, detach: bool
     ) -> tuple[str, dict[str, Any]]:
-        """What this call has in common with others, and a key to it; most often those of the last one."""
+        """What this call has in common with others, and a key to it; most often there is nothing new."""
         project = self._project.about(self._cwd, self._working_dir)
         version, limit_s = self._project.version, self._nodes.launch_timeout_s
-        what = (method, options, detach, project, version, limit_s)
-        known, found = self._profiled
+        kind, what = (method, options, detach), (project, version, limit_s)
+        known, found = self._profiles.get(kind, (None, ("", {})))
         if what == known:
             return found
         work, preload = self._work, self._preload
@@ -217,8 +225,10 @@ class Requests:
             "launch_timeout_s": limit_s,
             "detach": detach,
         }
-        found = (make_letters(12), profile)
-        self._profiled = (what, found)  # at once: other threads call, too
+        # equal ones have equal keys: the lead keeps each once
+        text = json.dumps(profile, sort_keys=True)
+        found = (hashlib.sha256(text.encode()).hexdigest()[:16], profile)
+        self._profiles[kind] = (what, found)  # at once: other threads call, too
         return found
 
     def _check_ranks(self, ranks: tuple[int, ...] | None) -> None:
@@ -247,26 +257,39 @@ class Requests:
         if not self._is_checked:
             self._check(bytes(segments[0]))
             self._is_checked = True
-        if not args and not kwargs and not read_contents(bytes(segments[0])).by_value:
+        if not args and not kwargs and (method or self._is_constant(target, bytes(segments[0]))):
             self._bare[method] = segments
         return segments
 
+    @staticmethod
+    def _is_constant(target: Any, payload: bytes) -> bool:
+        """Whether it travels by its name alone; a partial or a bound method has values inside."""
+        return inspect.isfunction(target) and not read_contents(payload).by_value
+
     def _check_bound(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Refuse arguments that the function does not take; how many there are, and which, is all of it."""
-        form = (target, len(args), *kwargs)
+        form = (id(target), len(args), *kwargs)
         if self._signature is None or form in self._bound:
             return
         is_same = target is self._work.target
         signature = self._signature if is_same else read_signature(target) or self._signature
         check_bound(signature, args, kwargs, self._work.name)
-        self._bound.add(form)
+        if is_same:
+            self._bound.add(form)
 
     def _make_constructor(self) -> list[parcels.Segment]:
         if self._constructor is None:
             args, kwargs = self._work.init
             value = (self._work.target, args, kwargs)
-            self._constructor = parcels.pack(value, name=self._work.name)
-            self._check(bytes(self._constructor[0]))
+            made = parcels.pack(value, name=self._work.name)
+            num_bytes = sum(map(len, made))
+            if num_bytes > names.MAX_BODY_BYTES:
+                raise SpecError(
+                    f"init_args of {num_bytes >> 20} MiB are too large ({names.MAX_BODY_BYTES >> 20} MiB)",
+                    hint="give large values to a method, or a path that ranks can read",
+                )
+            self._check(bytes(made[0]))
+            self._constructor = made
         return self._constructor
 
     def _check(self, payload: bytes) -> None:

@@ -24,6 +24,7 @@ _HELLO_S = 10.0
 _PING_S = 5.0
 _FRESH_S = 1.0  # a connection that was used so lately is taken to be alive
 _SMALL_BYTES = 64 << 10
+_PIECE_BYTES = 1 << 20
 _PATIENCE_S = 60.0  # to send; to receive, and then again: a change is a call of the system
 
 
@@ -66,7 +67,9 @@ class Talk:
                 return
             self._socket.sendall(head)
             for segment in segments:
-                self._socket.sendall(segment)  # type: ignore[arg-type]
+                view = memoryview(segment)
+                for start in range(0, len(view), _PIECE_BYTES):  # each has the time
+                    self._socket.sendall(view[start : start + _PIECE_BYTES])  # type: ignore[arg-type]
         except OSError as error:
             raise LineBroke(str(error)) from error
 

@@ -13,8 +13,8 @@ import weakref
 from collections.abc import Iterable
 from pathlib import Path
 
-# written and closed, moved, made, deleted, changed in mode
-_MASK = 0x8 | 0x40 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800 | 0x4
+# written, written and closed, moved, made, deleted, changed in mode
+_MASK = 0x2 | 0x8 | 0x40 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800 | 0x4
 _NONBLOCK = os.O_NONBLOCK
 _CLOEXEC = os.O_CLOEXEC
 _READ_BYTES = 4096
