@@ -194,3 +194,56 @@ def test_sending_to_who_hung_up_is_no_error(socket_path):
 
 def test_other_frames_are_no_refusal():
     assert refusal({"type": "welcome"}) is None
+
+
+# -- frames that are handed over as they come ----------------------------------------------------
+
+
+def listening(take_on, *, wait=False):
+    """A handler that listens; with `wait` only once the peer has said everything and hung up."""
+    ended = []
+
+    async def handler(link, _frames):
+        if wait:
+            while not link._is_over:
+                await asyncio.sleep(0.001)
+        try:
+            await link.listen(lambda frame: take_on(link, frame))
+            ended.append("quietly")
+        except ProtocolError as error:
+            ended.append(error.message)
+
+    return handler, ended
+
+
+@pytest.mark.parametrize("wait", [False, True], ids=["at once", "later"])
+def test_all_frames_are_handed_over_in_order(socket_path, wait):
+    heard = []
+    handler, ended = listening(lambda _link, frame: heard.append(frame.type), wait=wait)
+    frames = [render_frame({"type": str(number)}, b"x" * number) for number in range(40)]
+    serve_and(socket_path, lambda: say(socket_path, hello(), *frames, hang_up=True), handler)
+    assert heard == [str(number) for number in range(40)]
+    assert ended == ["quietly"]
+
+
+def test_what_the_listener_raises_ends_the_link(socket_path):
+    def take(_link, frame):
+        raise ProtocolError(f"not {frame.type}")
+
+    handler, ended = listening(take)
+    serve_and(socket_path, lambda: say(socket_path, hello(), render_frame({"type": "a"})), handler)
+    assert ended == ["not a"]
+
+
+def test_who_has_heard_enough_hears_no_more(socket_path):
+    heard = []
+
+    def take(link, frame):
+        heard.append(frame.type)
+        link.stop_listening()
+
+    handler, ended = listening(take)
+    frames = [render_frame({"type": str(number)}) for number in range(3)]
+    serve_and(socket_path, lambda: say(socket_path, hello(), *frames), handler)
+    assert heard == ["0"]
+    assert ended == ["quietly"]

@@ -206,6 +206,23 @@ class Counter:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Callable:
+    """An object that can be called itself."""
+
+    def __call__(self, number: int) -> int:
+        return number + 1
+
+
+class Held:
+    """An object whose method is called elsewhere: it travels with it."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def read(self) -> int:
+        return self.value
+
+
 def leave_with(code: int | str) -> None:
     sys.exit(code)
 
