@@ -185,6 +185,30 @@ def test_a_stream_nobody_reads_to_its_end_is_cancelled(warm, shared):
     assert kt.fn(tasks.echo).to(warm)(1) == ((1,), {})
 
 
+def test_a_stream_waits_for_a_slow_reader(on, project, warm, shared):
+    """What it yields ahead is bounded: 4 MiB, and what lies in sockets."""
+    project.write(
+        "{stem}.py",
+        """
+        def pieces(path):
+            for number in range(400):
+                with open(path, "a") as file:
+                    file.write(".")
+                yield bytes(256 << 10)
+        """,
+    )
+    pieces = kt.fn(project.load("{stem}").pieces).to(warm)(f"{shared.path}/yielded", stream=True)
+    next(pieces)
+    for _ in range(300):  # in this time it would come to its end
+        on.info(warm)
+    assert 0 < yielded(shared) < 150
+    assert sum(1 for _ in pieces) == 399
+
+
+def yielded(shared):
+    return len(shared.read("yielded"))
+
+
 # -- what is raised ------------------------------------------------------------------------------
 
 

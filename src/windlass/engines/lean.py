@@ -14,8 +14,8 @@ from collections.abc import Iterator
 _HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def strip_source(data: bytes) -> bytes:
-    """The same program, with empty lines for what was taken out."""
+def strip_source(data: bytes, *, keeps_notice: bool = False) -> bytes:
+    """The same program, with empty lines for what was taken out; the module's docstring may be a notice."""
     text = data.decode()
     lines = text.splitlines(keepends=True)
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -27,6 +27,8 @@ def strip_source(data: bytes) -> bytes:
         line = lines[row - 1].encode()
         lines[row - 1] = (line[:start] + line[end:]).decode()
     for node in ast.walk(tree):
+        if node is tree and keeps_notice:
+            continue
         if isinstance(node, _HAVE_DOCSTRINGS) and ast.get_docstring(node, clean=False) is not None:
             first = node.body[0]
             is_alone = len(node.body) == 1 and not isinstance(node, ast.Module)

@@ -83,8 +83,9 @@ def build_archive(*, compiled: bool = False) -> bytes:
         with open(path, "rb") as file:
             data = file.read()
         # what others wrote keeps its licence, and the program says what it is
-        is_lean = name.startswith("windlass/") and not name.endswith("__main__.py")
-        files[name] = strip_source(data) if is_lean else data
+        is_ours = name.startswith("windlass/")
+        is_lean = name.endswith(".py") and not name.endswith("__main__.py")
+        files[name] = strip_source(data, keeps_notice=not is_ours) if is_lean else data
     if compiled:
         files |= {f"{name}c": _compile(name, data) for name, data in files.items()}
     buffer = io.BytesIO()

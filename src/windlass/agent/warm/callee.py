@@ -25,6 +25,9 @@ from windlass.agent.warm.sources import Reloader, import_freshly, renew_class
 from windlass.errors import BundleError
 from windlass.wire.messages import Header
 
+_AHEAD_BYTES = 4 << 20  # of a stream, before its readers must have caught up
+_ITEM_BYTES = 1 << 10  # what an item costs besides its own bytes
+
 
 def serve(fd: int, about: dict[str, Any]) -> NoReturn:
     """Take calls until the node hangs up. `about` says where the project is, and whether to stay."""
@@ -62,6 +65,7 @@ class _Callee:
             header, body = received
             if header["type"] == "make":
                 self._constructor = parcels.cut(body, header["sizes"])
+            if header["type"] != "call":
                 continue
             code = self._take(header, body)
             if not self._about["keep"]:
@@ -143,12 +147,18 @@ class _Callee:
             raise TypeError(f"stream=True needs a generator, and this returned {value!r:.80}")
         if self._rank != 0:
             return None
+        ahead = 0
         while True:
             try:
                 item = next(value)
             except StopIteration as end:
                 return end.value
-            self._say(header, "item", parcels.pack(item, name="item"))
+            packed = parcels.pack(item, name="item")
+            ahead += _ITEM_BYTES + sum(map(len, packed))
+            self._say(header, "item", packed, waits=ahead > _AHEAD_BYTES)
+            if ahead > _AHEAD_BYTES:
+                ahead = 0
+                self._end.receive()  # "more": whoever reads has caught up
 
     def _raised(self, header: Header, error: BaseException) -> int:
         if isinstance(error, SystemExit):

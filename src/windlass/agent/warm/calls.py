@@ -24,6 +24,7 @@ from windlass.plan.plan import Plan
 from windlass.wire.results import ErrorInfo, Outcome
 from windlass.wire.status import Verdict
 
+_SLOW_S = 24 * 3600.0
 _KEPT_CALLS = 200
 _KEPT_BYTES = 256 << 20
 _KEPT_ITEM_BYTES = 16 << 20
@@ -58,6 +59,13 @@ class Listener:
                 self._task = asyncio.ensure_future(self._send())
         else:
             self.link.send({**header, "file": file} if file else header, body)
+
+    async def catch_up(self) -> None:
+        """Until what was told has left, or nobody is there to read it."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        with contextlib.suppress(OSError):
+            await self.link.drain(timeout_s=_SLOW_S)
 
     async def _send(self) -> None:
         try:
@@ -103,6 +111,7 @@ class Call:
     listeners: list[Listener] = field(default_factory=list)
     over: asyncio.Event = field(default_factory=asyncio.Event)
     timer: asyncio.TimerHandle | None = None  # of its time limit
+    pacing: asyncio.Future[None] | None = None  # of a stream
     on_trouble: Callable[[Call], None] | None = None  # for one that nobody waits for
 
     @property

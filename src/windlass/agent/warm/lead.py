@@ -280,6 +280,8 @@ class WarmLead(Crews):
         is_item = message.pop("type") == "item"
         answer = Answer(message, body, message.pop("file", ""))
         if is_item:
+            if message.pop("waits"):
+                call.pacing = asyncio.ensure_future(self._keep_pace(call))
             call.yielded(answer)
         else:
             call.answered(answer)
@@ -295,6 +297,14 @@ class WarmLead(Crews):
             if call.on_trouble is not None:  # it never met the queue
                 call.stop_timer()
                 self._rest()
+
+    async def _keep_pace(self, call: Call) -> None:
+        """Have a stream go on once all its readers have caught up: what they lack is held here."""
+        for listener in list(call.listeners):
+            await listener.catch_up()
+        world = self._world_of(call)
+        if world is not None:
+            self.send(world, {"type": "more", "world": world.number})
 
     @staticmethod
     def _tell_answer(call: Call, answer: Answer, *, at_once: bool) -> None:

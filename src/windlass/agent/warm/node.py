@@ -84,7 +84,7 @@ class WarmNode:
     def receive(self, header: dict[str, Any], body: bytes = b"") -> None:
         """An order of the lead."""
         kind = header["type"]
-        if kind in ("call", "make"):
+        if kind in ("call", "make", "more"):
             crew = self._crews.get(header["world"])
             if crew is not None:
                 crew.send(header, body)

@@ -38,8 +38,8 @@ class Home(Protocol):
     def give_talk(self, talk: Talk) -> None:
         """It is free again."""
 
-    def ask(self, question: dict[str, Any], *, timeout_s: float | None = None) -> Frame:
-        """One question, one answer."""
+    def tell(self, what: dict[str, Any]) -> None:
+        """Say something to the lead, if it lives."""
 
     def look_after(self, what: str) -> None:
         """A call waits: do what can be done about it, and say what it is."""
@@ -335,4 +335,4 @@ class Calling:
 
     def cancel(self, why: str) -> None:
         """End it; its end is heard as any other."""
-        self._home.ask({"type": "end_call", "id": self._request.id, "why": why}, timeout_s=5.0)
+        self._home.tell({"type": "end_call", "id": self._request.id, "why": why})

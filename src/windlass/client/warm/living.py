@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from windlass.client.warm.nodes import find_computes
+from windlass.client.warm.computes import find_computes
 from windlass.client.warm.spec import Wanted, decide
 from windlass.client.warm.talk import ask_at
 from windlass.client.warm.where import choose_where

@@ -13,7 +13,7 @@ from typing import Any
 
 from windlass.agent import parcels
 from windlass.client.warm.compute import Compute
-from windlass.client.warm.nodes import find_computes
+from windlass.client.warm.computes import find_computes
 from windlass.client.warm.remote import Remote
 from windlass.client.warm.spec import decide
 from windlass.client.warm.talk import ask_at

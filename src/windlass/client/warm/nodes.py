@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sys
 import threading
 import time
 import weakref
@@ -19,6 +20,7 @@ from typing import Any
 from windlass import names
 from windlass.agent.parcels import remove_spills
 from windlass.client.ids import is_made_from
+from windlass.client.warm.computes import end_job, find_computes
 from windlass.client.warm.spec import Wanted, describe_change
 from windlass.client.warm.talk import LineBroke, Talk, ask_at, ask_info
 from windlass.client.warm.where import say
@@ -34,7 +36,7 @@ from windlass.wire.status import JobStatus, Phase
 
 _RETRY_S = 0.1
 _SAY_AGAIN_S = 10.0
-_END_S = 120.0
+_TELL_S = 5.0
 
 _all: weakref.WeakSet[LiveNodes] = weakref.WeakSet()
 _left: list[Talk] = []  # of the process that this one was forked from
@@ -253,6 +255,17 @@ class LiveNodes:
         self.give_talk(talk)
         return answer
 
+    def tell(self, what: dict[str, Any]) -> None:
+        """Say something to the lead, if it lives: nothing is started to hear it."""
+        if self.ref is None or sys.is_finalizing():
+            return
+        with contextlib.suppress(OSError, WindlassError):
+            talk = Talk(self.wanted.engine.dial(self.ref), self.ref.job_id)
+            try:
+                talk.ask(what, timeout_s=_TELL_S)
+            finally:
+                talk.close()
+
     def take_talk(self, timeout_s: float | None) -> Talk:
         """A connection to the lead; nodes that are gone are started anew."""
         while True:
@@ -367,23 +380,3 @@ def _part_all() -> None:
 
 
 os.register_at_fork(after_in_child=_part_all)
-
-
-def find_computes(wanted: Wanted, name: str = "") -> list[JobRef]:
-    """The computes that live, or those of one name."""
-    found = []
-    for ref in wanted.engine.jobs():
-        if name and not is_made_from(ref.job_id, name):
-            continue
-        with contextlib.suppress(WindlassError):
-            is_compute = isinstance(wanted.engine.plan(ref).work, Calls)
-            if is_compute and not wanted.engine.status(ref).phase.is_final:
-                found.append(ref)
-    return found
-
-
-def end_job(wanted: Wanted, ref: JobRef) -> None:
-    """End a compute and wait until it is gone."""
-    engine = wanted.engine
-    engine.cancel(ref, now=True, why="taken down")
-    wait_until(lambda: engine.status(ref).phase.is_final, timeout_s=_END_S, every_s=0.02)
