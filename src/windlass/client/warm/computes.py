@@ -1,4 +1,4 @@
-"""Computes as an engine knows them, which is as jobs: found, and ended. What they say is `client.warm.talk`."""
+"""Computes as an engine knows them, as jobs: found, and ended. What they say is `client.warm.talk`."""
 
 from __future__ import annotations
 
