@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 
 import pytest
 import warm_tasks as tasks
@@ -92,3 +93,23 @@ def test_a_time_limit_counts_while_a_call_waits(on, warm):
 def test_what_lives_on_ranks_is_not_set_from_here(warm):
     with pytest.raises(AttributeError, match="lives on its ranks"):
         kt.fn(tasks.echo).to(warm).value = 1
+
+
+@pytest.mark.parametrize(
+    ("command", "error", "said"),
+    [
+        ("no-such-command", FileNotFoundError, "there is no command 'no-such-command'"),
+        ("false", subprocess.CalledProcessError, "returned non-zero exit status 1"),
+    ],
+)
+def test_a_command_that_fails_says_so_without_our_own_lines(warm, capfd, command, error, said):
+    with pytest.raises(error):
+        kt.fn(command).to(warm)()
+    shown = capfd.readouterr().err
+    assert said in shown
+    assert "Traceback" not in shown
+
+
+def test_a_command_with_an_open_quote_is_refused():
+    with pytest.raises(kt.SpecError, match="quotation"):
+        kt.fn('echo "a')

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from windlass import names, records
-from windlass.agent import parcels
+from windlass.agent import commands, parcels
 from windlass.agent.raised import make_error, print_error
 from windlass.agent.rank import leave, step_aside
 from windlass.agent.warm.channel import RankEnd
@@ -52,6 +52,7 @@ class _Callee:
         self._about = about
         self._reloader = Reloader(about["root"])
         self._object: Any = None
+        self._is_command = False
         self._constructor: list[memoryview] | None = None
         if about["cwd"]:
             _enter(about["cwd"])
@@ -138,6 +139,7 @@ class _Callee:
             value = found(*args, **kwargs) if callable(found) else found
         else:
             function, args, kwargs = parcels.unpack(segments)
+            self._is_command = type(function).__module__ == commands.__name__
             value = function(*args, **kwargs)
         return value
 
@@ -163,7 +165,7 @@ class _Callee:
     def _raised(self, header: Header, error: BaseException) -> int:
         if isinstance(error, SystemExit):
             return self._exited(header, error)
-        if isinstance(error, BundleError):  # of ours: its frames say nothing to the user
+        if isinstance(error, BundleError) or self._is_command:  # our frames say nothing to the user
             sys.stderr.write(f"{error}\n")
         else:
             print_error(error)
