@@ -188,6 +188,7 @@ class Link(asyncio.Protocol):
                 if self._is_deaf:
                     return
         except Exception as error:  # noqa: BLE001 - whoever listens raises it
+            self._is_deaf = True
             self._end(error)
 
     def _take_unread(self) -> bytes:
