@@ -194,6 +194,27 @@ def report_steps(total: int, flag: str = "") -> None:
         wait_for_file(flag)
 
 
+def report_to_a_sleeping_agent() -> None:
+    """Say something and end while the agent is stopped; it is woken when this process is gone."""
+    me, agent = os.getpid(), _read_parent(os.getppid())
+    if os.fork() == 0:
+        while _read_parent(me):
+            time.sleep(0.01)
+        os.kill(agent, signal.SIGCONT)
+        os._exit(0)
+    os.kill(agent, signal.SIGSTOP)
+    for step in range(1, 8):
+        wl.report(step=step, total=step)  # the last of so many is sent at once
+
+
+def _read_parent(pid: int) -> int:
+    """0 when there is no such process."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
 def wait_and_return(flag: str) -> str:
     wait_for_file(flag)
     return "done"

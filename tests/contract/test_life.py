@@ -162,6 +162,13 @@ def test_a_detached_job_outlives_its_client(on, shared):
     assert job.results() == ["done"]
 
 
+@pytest.mark.local_only("the agent of a pod cannot be stopped by its own ranks")
+def test_what_was_reported_last_counts_however_late_it_is_read(on):
+    job = on.submit(work.report_to_a_sleeping_agent)
+    job.wait(60)
+    assert job.status().progress.step == 7
+
+
 def test_progress_is_reported(on, shared):
     job = on.submit(work.report_steps, (20, f"{shared.path}/flag"), procs=2)
     wait_for(

@@ -157,6 +157,7 @@ class Node:
         elif event["event"] == "exited":
             rank = next((r for r in self._ranks.values() if r.pid == event["pid"]), None)
             if rank is not None:
+                self._reports.drain()
                 self._on_exit(rank, event["code"])
         elif event["event"] == "store":
             self._tell("store", attempt=event["attempt"], port=event["port"])

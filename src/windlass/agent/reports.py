@@ -28,10 +28,20 @@ class Reports:
         self._socket.setblocking(False)
         loop.add_reader(self._socket.fileno(), self._read)
 
-    def _read(self) -> None:
+    def drain(self) -> None:
+        """Take what has come: a rank that is gone has said what it said before it went."""
+        while self._read():
+            pass
+
+    def _read(self) -> bool:
         try:
-            message = json.loads(self._socket.recv(names.MAX_DATAGRAM_BYTES + 1))
-        except (BlockingIOError, ValueError):
-            return
+            data = self._socket.recv(names.MAX_DATAGRAM_BYTES + 1)
+        except BlockingIOError:
+            return False
+        try:
+            message = json.loads(data)
+        except ValueError:
+            return True
         if isinstance(message, dict):
             self._take(message)
+        return True

@@ -219,6 +219,7 @@ class WarmNode:
             else:
                 processes.kill_group(event["pid"], signal.SIGKILL)
         elif kind == "exited":
+            self._reports.drain()
             self._on_exit(event["pid"], event["code"])
         elif kind == "storing":
             self._on_store(event["attempt"], event["pid"])
