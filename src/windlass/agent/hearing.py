@@ -106,7 +106,7 @@ class Hearing:
         is_current = message.get("attempt", self._attempt.number) == self._attempt.number
         if kind == "outcome":
             self._take_outcome(read_outcome(message), exited=message["exited"])
-        elif kind == "started" and 0 <= message["rank"] < self._attempt.world.num_ranks:
+        elif kind == "started" and 0 <= message["rank"] < self._attempt.num_ranks:
             self._board.set_rank(message["rank"], pid=message["pid"], state="running")
         elif kind == "running" and is_current:
             self._take_running(message)
@@ -126,7 +126,7 @@ class Hearing:
 
     def _take_running(self, message: dict[str, Any]) -> None:
         self._attempt.running.add(message["rank"])
-        if len(self._attempt.running) == self._attempt.world.num_ranks:
+        if len(self._attempt.running) == self._attempt.num_ranks:
             self._board.mark("ranks running", message["at_s"])
 
     def _take_outcome(self, outcome: Outcome, *, exited: bool) -> None:

@@ -52,7 +52,7 @@ class Lead(Hearing):
             self._board.set_verdict(verdict, final=True)
         await self._flush()
         if verdict is None:
-            message = f"all {self._attempt.world.num_ranks} ranks returned"
+            message = f"all {self._attempt.num_ranks} ranks returned"
             self._board.set_phase(Phase.SUCCEEDED, names.REASON_ALL_RETURNED, message)
             return
         phase = Phase.CANCELLED if verdict.kind is FailureKind.CANCELLED else Phase.FAILED

@@ -34,13 +34,8 @@ from windlass.wire.folder import JobFolder
 from windlass.wire.results import ResultHeader, write_result
 
 _MAX_TEXT = 10_000
-_held: list[
-    types.ModuleType
-] = []  # to take our modules apart would take a rank longer than to keep them
-_noted: tuple[int, list[str]] = (
-    0,
-    [],
-)  # modules there were when it was last looked, and which are ours
+# how many modules there were when it was last looked, and which are ours
+_noted: tuple[int, list[str]] = (0, [])
 
 
 def run_rank(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> NoReturn:
@@ -189,7 +184,7 @@ def step_aside(paths: list[str]) -> None:
     if archive:
         sys.path.append(archive)
         for name in _find_ours():
-            _held.append(sys.modules.pop(name))
+            del sys.modules[name]
 
 
 def note_modules() -> None:

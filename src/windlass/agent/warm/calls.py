@@ -72,9 +72,8 @@ class Listener:
             while self._waiting:
                 header, body, file = self._waiting[0]
                 if file:
-                    with contextlib.suppress(
-                        FileNotFoundError
-                    ):  # an item that another one has read
+                    # an item that another one has read is gone
+                    with contextlib.suppress(FileNotFoundError):
                         await send_parts(self.link, file, file)
                         self.link.send({**header, "parcel": file}, body)
                     if "state" not in header:

@@ -26,6 +26,7 @@ from windlass.client.target import Target
 from windlass.client.torchrun import check_num_nodes, read_num_nodes
 from windlass.client.warm.keywords import check_keywords
 from windlass.client.warm.spec import Wanted, decide
+from windlass.client.warm.values import read_words
 from windlass.client.warm.where import say
 from windlass.engines.protocol import Engine
 from windlass.errors import JobNotFound, SpecError
@@ -202,14 +203,7 @@ def _split(command: str) -> tuple[str, ...]:
             f"cli_command must be text, found {given!r:.60}",
             hint='cli_command="torchrun --nproc_per_node=8 train.py"',
         )
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise SpecError(
-            f"cli_command cannot be read: {error}", hint="close its quotes, as in a shell"
-        ) from error
-    if not words:
-        raise SpecError("cli_command is empty", hint='cli_command="python train.py"')
+    words = read_words(command, "cli_command", example='cli_command="python train.py"')
     return ("sh", "-c", command) if _SHELL.search(command) else tuple(words)
 
 

@@ -260,11 +260,9 @@ class LiveNodes:
         if self.ref is None or sys.is_finalizing():
             return
         with contextlib.suppress(OSError, WindlassError):
-            talk = Talk(self.wanted.engine.dial(self.ref), self.ref.job_id)
-            try:
+            line = Talk(self.wanted.engine.dial(self.ref), self.ref.job_id)
+            with contextlib.closing(line) as talk:
                 talk.ask(what, timeout_s=_TELL_S)
-            finally:
-                talk.close()
 
     def take_talk(self, timeout_s: float | None) -> Talk:
         """A connection to the lead; nodes that are gone are started anew."""

@@ -36,7 +36,8 @@ _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "b
 
 def project_at(root: Path, *, travels: bool) -> Project:
     """The project of a folder: one for all that is called from here, so that all see the same edits."""
-    return _projects.setdefault((root, travels), Project(root, travels=travels))
+    found = _projects.get((root, travels))
+    return found or _projects.setdefault((root, travels), Project(root, travels=travels))
 
 
 def _renew_all() -> None:

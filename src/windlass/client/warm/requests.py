@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from windlass.client.travel import check_modules
 from windlass.client.warm.calling import Request
 from windlass.client.warm.project import PlacedProject, Project, find_project, project_at
 from windlass.client.warm.spread import Spread
+from windlass.client.warm.values import read_words
 from windlass.errors import SpecError
 
 if TYPE_CHECKING:
@@ -76,14 +76,7 @@ def make_work(
 ) -> Work:
     """The work a user means."""
     if isinstance(target, str):
-        try:
-            words = shlex.split(target)
-        except ValueError as error:
-            raise SpecError(
-                f"the command cannot be read: {error}", hint="mind its quotes"
-            ) from error
-        if not words:
-            raise SpecError("the command is empty", hint='fn("nvidia-smi")')
+        words = read_words(target, "the command", example='fn("nvidia-smi")')
         run = commands.Run(words)
         return Work(target=run, name=name or Path(words[0]).stem, is_command=True)
     if not callable(target):

@@ -6,6 +6,7 @@ Blocking, and as thin as can be: an empty call spends most of its time here. Who
 
 from __future__ import annotations
 
+import contextlib
 import select
 import ssl
 import time
@@ -159,8 +160,5 @@ def ask_info(talk: Talk) -> dict[str, Any]:
 
 def ask_at(engine: Engine, ref: JobRef) -> dict[str, Any]:
     """The same of a compute that is not talked to otherwise."""
-    talk = Talk(engine.dial(ref), ref.job_id)
-    try:
+    with contextlib.closing(Talk(engine.dial(ref), ref.job_id)) as talk:
         return ask_info(talk)
-    finally:
-        talk.close()

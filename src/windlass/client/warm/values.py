@@ -1,10 +1,11 @@
-"""The values of a compute's keywords, checked when they are given, on every engine. Pure.
+"""Values that users give, checked when they are given, on every engine: keywords, commands. Pure.
 
 What they mean together is `client.warm.spec`.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,19 @@ _TABLES = ("env", "node_selector", "labels", "annotations")
 _LISTS = ("secrets", "volumes", "tolerations")
 _TEXTS = ("gpu_type", "namespace", "priority_class", "service_account", "queue", "working_dir")
 _MORE_TEXTS = ("name", "engine", "root")
+
+
+def read_words(command: str, what: str, *, example: str) -> list[str]:
+    """The words of a command; `what` is its name in messages."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise SpecError(
+            f"{what} cannot be read: {error}", hint="close its quotes, as in a shell"
+        ) from error
+    if not words:
+        raise SpecError(f"{what} is empty", hint=example)
+    return words
 
 
 def check_values(given: Mapping[str, Any]) -> None:
