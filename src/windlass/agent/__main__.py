@@ -64,8 +64,19 @@ def _take_socket(fd: str) -> socket.socket:
 def run_rank(plan_path: str, rank: str, attempt: str) -> NoReturn:
     """One rank in a fresh interpreter, for `--start spawn`."""
     from windlass.agent.forkserver import enter_python, load_job
+    from windlass.agent.rank_exit import leave
 
-    enter_python(*load_job(plan_path), rank=int(rank), attempt=int(attempt))
+    leave(enter_python(*load_job(plan_path), rank=int(rank), attempt=int(attempt)))
+
+
+def run_callee(fd: str, about: str) -> NoReturn:
+    """The same for a rank that takes calls."""
+    import json
+
+    from windlass.agent.forkserver import enter_callee
+    from windlass.agent.rank_exit import leave
+
+    leave(enter_callee(int(fd), json.loads(about)))
 
 
 def main() -> int:
@@ -84,11 +95,7 @@ def main() -> int:
     if program == "rank":
         run_rank(*args)
     if program == "callee":
-        import json
-
-        from windlass.agent.forkserver import enter_callee
-
-        enter_callee(int(args[0]), json.loads(args[1]))
+        run_callee(*args)
     sys.stderr.write(__doc__ or "")
     return 2
 

@@ -25,6 +25,7 @@ class Attempt:
         self.outcomes: dict[int, Outcome] = {}
         self.exited: set[int] = set()
         self.running: set[int] = set()
+        self.done: set[int] = set()  # ranks whose work has returned; they wait for the others
         self.stopped: set[int] = set()  # nodes
         self.store_port: int | None = None
 
@@ -63,6 +64,11 @@ class Attempt:
     @property
     def is_done(self) -> bool:
         return len(self.exited) == self.num_ranks
+
+    @property
+    def are_all_done(self) -> bool:
+        """Whether no rank's work is still running."""
+        return len(self.done | self.exited | self.outcomes.keys()) == self.num_ranks
 
     @property
     def has_only_consequences(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import signal
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -174,7 +175,9 @@ class Door:
                 holds_lease = bool(frame.header.get("held"))
             elif kind == "cancel":
                 why = str(frame.header.get("why") or "cancelled by a client")
-                self._lead.end(FailureKind.CANCELLED, why, now=bool(frame.header.get("now")))
+                signum = signal.SIGINT if frame.header.get("interrupt") else signal.SIGTERM
+                is_now = bool(frame.header.get("now"))
+                self._lead.end(FailureKind.CANCELLED, why, now=is_now, signum=signum)
                 link.send({"type": "ok"})
             elif self._desk is not None:
                 self._desk.take(link, frame)

@@ -22,16 +22,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from windlass.agent import processes, snapshot, store
+from windlass.agent import processes, rank_exit, snapshot, store
 from windlass.agent.forks import read_request, send_event
 from windlass.agent.lent import lend_package
 from windlass.agent.openblas import Threads
 from windlass.agent.prelude import run_prelude
 from windlass.wire.folder import JobFolder
 
+# Libraries that may end with the process. Others are taken apart in each rank: they might be the user's.
+_SPARED = frozenset({"torch", "numpy"})
+
 
 def serve(control_fd: int, preload: Sequence[str]) -> NoReturn:
-    """Import, then fork on request until the agent hangs up."""
+    """Import, then fork on request until the agent hangs up. A fork that has ended unwinds from here."""
+    rank_exit.prepare()
     control = socket.socket(fileno=control_fd)
     processes.become_subreaper()
     signal.signal(signal.SIGTERM, _end_now)
@@ -55,15 +59,16 @@ def _preload(modules: Sequence[str], control: socket.socket) -> bool:
     culprit = ""
     gc.disable()  # a tenth of the time of importing torch
     for name in modules:
+        is_spared = name.partition(".")[0] in _SPARED
         try:
-            snapshot.import_module(name)
+            with rank_exit.sparing() if is_spared else contextlib.nullcontext():
+                snapshot.import_module(name)
         except Exception as error:  # noqa: BLE001 - the rank that needs it will say so, at the user's line
             missing[name] = f"{type(error).__name__}: {error}"
         if not culprit and processes.count_threads() > 1:
             culprit = name
     rank = importlib.import_module("windlass.agent.rank")  # once here, not once in each rank
     rank.note_modules()
-    _spare_finalizers()
     gc.freeze()
     gc.enable()
     event = {
@@ -76,17 +81,6 @@ def _preload(modules: Sequence[str], control: socket.socket) -> bool:
     }
     send_event(control, event)
     return not culprit
-
-
-def _spare_finalizers() -> None:
-    """What modules want done when the interpreter ends is not each rank's to do.
-
-    torch takes its operators apart one by one, which costs every rank 40 ms at its end.
-    """
-    import weakref
-
-    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
-        finalizer.atexit = False
 
 
 class _ForkServer:
@@ -159,14 +153,15 @@ class _ForkServer:
             told = {"event": "started", "rank": request["rank"], "pid": pid}
         send_event(self._control, {**told, "attempt": request["attempt"]})
 
-    def _become(self, enter: Callable[..., NoReturn], *args: Any) -> NoReturn:
+    def _become(self, enter: Callable[..., int], *args: Any) -> NoReturn:
+        """Be a rank, and then unwind to the top of the process, which ends as any interpreter does."""
         try:
-            enter(*args)
+            code = enter(*args)
         except BaseException as error:  # noqa: BLE001 - nothing may unwind into the server's own loop
             sys.stderr.write(f"windlass: cannot start this rank: {type(error).__name__}: {error}\n")
             sys.stderr.flush()
-        finally:
             os._exit(126)
+        rank_exit.leave(code)
 
     def _leave_server(self, server: int) -> None:
         """What every child does first: a session of its own, a life no longer than the server's."""
@@ -194,7 +189,7 @@ class _ForkServer:
             os._exit(0)
         store.serve_store(request["address"], request["port"], tell)
 
-    def _enter_rank(self, server: int, request: dict[str, Any], fds: list[int]) -> NoReturn:
+    def _enter_rank(self, server: int, request: dict[str, Any], fds: list[int]) -> int:
         self._leave_server(server)
         _connect_streams(fds)
         self._control.close()
@@ -209,9 +204,9 @@ class _ForkServer:
         if plan["start"] == "spawn" or not self._is_safe:
             rank = (str(request["rank"]), str(request["attempt"]))
             os.execv(sys.executable, [sys.executable, sys.argv[0], "rank", request["plan"], *rank])
-        enter_python(plan, folder, rank=request["rank"], attempt=request["attempt"])
+        return enter_python(plan, folder, rank=request["rank"], attempt=request["attempt"])
 
-    def _enter_callee(self, server: int, request: dict[str, Any], fds: list[int]) -> NoReturn:
+    def _enter_callee(self, server: int, request: dict[str, Any], fds: list[int]) -> int:
         self._leave_server(server)
         *streams, channel = fds
         _connect_streams(streams)
@@ -222,15 +217,15 @@ class _ForkServer:
             about = json.dumps(request["about"])
             argv = [sys.executable, sys.argv[0], "callee", str(channel), about]
             os.execv(sys.executable, argv)
-        enter_callee(channel, request["about"])
+        return enter_callee(channel, request["about"])
 
 
-def enter_callee(fd: int, about: dict[str, Any]) -> NoReturn:
-    """From a prepared process, forked or spawned, into one that takes calls."""
+def enter_callee(fd: int, about: dict[str, Any]) -> int:
+    """From a prepared process, forked or spawned, into one that takes calls; its exit code."""
     from windlass.agent.warm.callee import serve as serve_calls
 
     _settle_python()
-    serve_calls(fd, about)
+    return serve_calls(fd, about)
 
 
 def load_job(plan_path: str) -> tuple[dict[str, Any], JobFolder]:
@@ -242,12 +237,12 @@ def load_job(plan_path: str) -> tuple[dict[str, Any], JobFolder]:
     return json.loads(folder.plan.read_bytes()), folder
 
 
-def enter_python(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> NoReturn:
-    """From a prepared process, forked or spawned, into the user's Python."""
+def enter_python(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> int:
+    """From a prepared process, forked or spawned, into the user's Python; its exit code."""
     from windlass.agent.rank import run_rank
 
     _settle_python()
-    run_rank(plan, folder, rank=rank, attempt=attempt)
+    return run_rank(plan, folder, rank=rank, attempt=attempt)
 
 
 def _settle_python() -> None:
@@ -255,8 +250,17 @@ def _settle_python() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable()
-    if "numpy.random" in sys.modules:  # torchrun's ranks do not share a generator's state
+    _draw_seeds()
+
+
+def _draw_seeds() -> None:
+    """Seed anew what a fresh interpreter seeds for itself; Python's own `random` does it at each fork."""
+    if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
+    if "multiprocessing.process" in sys.modules:
+        sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
 
 
 def _connect_streams(fds: list[int]) -> None:

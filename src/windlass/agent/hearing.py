@@ -6,6 +6,7 @@ Keeps it, and wakes whoever waits for a change. Gives no orders and decides noth
 from __future__ import annotations
 
 import logging
+import signal
 import time
 from typing import Any
 
@@ -36,6 +37,7 @@ class Hearing:
         self._attempt = Attempt(-1, plan)
         self._flushed: set[int] = set()
         self._stop: Verdict | None = None  # somebody ended the job: cancel, timeout, lease
+        self._stop_signal: int = signal.SIGTERM
         self._now = False
         self._changed = Changes()
 
@@ -88,9 +90,12 @@ class Hearing:
             self._take_outcome(outcome, exited=True)
         self._changed.set()
 
-    def end(self, kind: FailureKind, message: str, *, now: bool = False) -> None:
-        """Somebody wants the job to end; asking a second time may make it end at once."""
+    def end(
+        self, kind: FailureKind, message: str, *, now: bool = False, signum: int = signal.SIGTERM
+    ) -> None:
+        """Somebody wants the job to end, which ranks hear as `signum`; asked again, it may end at once."""
         if self._stop is None:
+            self._stop_signal = signum
             self._stop = make_job_verdict(
                 self._plan, kind, message, at_s=time.time(), attempt=max(0, self._attempt.number)
             )
@@ -110,6 +115,8 @@ class Hearing:
             self._board.set_rank(message["rank"], pid=message["pid"], state="running")
         elif kind == "running" and is_current:
             self._take_running(message)
+        elif kind == "done" and is_current and 0 <= message["rank"] < self._attempt.num_ranks:
+            self._attempt.done.add(message["rank"])
         elif kind == "report" and is_current:
             self._board.report(message)
         elif kind == "stopped" and is_current:
@@ -162,7 +169,10 @@ class Hearing:
             )
             self.end(FailureKind.START_FAILED, message)
 
+    def _make_stop(self, *, now: bool) -> dict[str, Any]:
+        return {"type": "stop", "now": now, "signal": self._stop_signal}
+
     def _stop_now(self) -> None:
         """Ranks that are being stopped already are to be killed."""
         for index in self._roster.here():
-            self._roster[index].send({"type": "stop", "now": True})
+            self._roster[index].send(self._make_stop(now=True))

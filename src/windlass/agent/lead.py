@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,9 +25,7 @@ from windlass.wire.status import FailureKind, Phase, Verdict
 logger = logging.getLogger(__name__)
 
 _SETTLE_S = 0.3  # how long a verdict waits for a failure that came earlier but is heard of later
-_SETTLE_LOST_S = (
-    6.0  # the same where all that failed lost a peer: a silent node takes so long to be missed
-)
+_SETTLE_LOST_S = 6.0  # a silent node takes so long to be missed
 _STOP_MARGIN_S = 5.0
 _FLUSH_S = 30.0
 _FEWER_AFTER_S = 30.0  # how long an attempt waits for all nodes when fewer would do
@@ -222,10 +221,17 @@ class Lead(Hearing):
     async def _watch(self) -> None:
         """Until all ranks have returned, one has failed, or somebody ends the job."""
 
+        attempt = self._attempt
+
         def is_over() -> bool:
-            attempt = self._attempt
             return attempt.is_done or attempt.has_failure or self._stop is not None
 
+        def is_over_or_done() -> bool:
+            return is_over() or attempt.are_all_done
+
+        await self._changed.until(is_over_or_done, timeout_s=self._left_s())
+        if not is_over() and attempt.are_all_done:
+            self._order({"type": "release"})
         if not await self._changed.until(is_over, timeout_s=self._left_s()):
             self._end_for_time()
 
@@ -237,12 +243,10 @@ class Lead(Hearing):
         """End the attempt everywhere at once; the verdict does not wait for the slowest rank."""
         why = self._stop.message if self._stop else "a rank failed"
         self._board.set_phase(Phase.STOPPING, _reason(self._make_verdict()), why)
-        self._order({"type": "stop", "now": self._now})
+        await self._hear_cause(lambda: self._attempt.are_all_done, timeout_s=self._plan.grace_s)
+        self._order(self._make_stop(now=self._now))
         await self._changed.until(self._has_stopped, timeout_s=_SETTLE_S)
-        if self._plan.node_restarts and self._attempt.has_only_consequences:
-            await self._changed.until(
-                lambda: not self._attempt.has_only_consequences, timeout_s=_SETTLE_LOST_S
-            )
+        await self._hear_cause(self._has_stopped, timeout_s=max(self._plan.grace_s, _SETTLE_LOST_S))
         verdict = self._make_verdict()
         if not self._has_stopped() and not (self._stop is None and self._has_budget(verdict)):
             self._board.set_verdict(verdict, final=True)
@@ -253,6 +257,18 @@ class Lead(Hearing):
                 self.lose(index, "it did not stop its ranks")
         last = self._make_verdict()  # the same, but what became of the others is known by now
         return last if verdict.rank in (None, last.rank) else verdict
+
+    async def _hear_cause(self, is_in_vain: Callable[[], bool], *, timeout_s: float) -> None:
+        """While all that failed have only lost a peer, wait for who failed before them.
+
+        First before anything is stopped: a rank that is stopped now could not say any more what it raised.
+        """
+
+        def is_over() -> bool:
+            is_known = not self._attempt.has_only_consequences
+            return is_known or self._stop is not None or is_in_vain()
+
+        await self._changed.until(is_over, timeout_s=timeout_s)
 
     def _has_stopped(self) -> bool:
         return all(

@@ -23,6 +23,7 @@ from windlass.agent import processes
 from windlass.agent.exits import judge_exit, read_error_file
 from windlass.agent.forks import ForkServer
 from windlass.agent.link import Send
+from windlass.agent.peer_release import release
 from windlass.agent.reports import Reports
 from windlass.agent.streams import RankStreams
 from windlass.errors import ProtocolError
@@ -44,6 +45,7 @@ class _Rank:
     number: int
     streams: RankStreams
     pid: int | None = None
+    is_done: bool = False  # its outcome is told; it waits for its peers
 
 
 class Node:
@@ -74,6 +76,7 @@ class Node:
         self._attempt = 0
         self._imported: set[str] = set()
         self._stopped_at_s: float | None = None
+        self._stop_signal: int = signal.SIGTERM
         self._has_killed = False
         self._oom_kills = 0
         self._kill_timer: asyncio.TimerHandle | None = None
@@ -91,8 +94,10 @@ class Node:
             self._forks.open_store(
                 attempt=message["attempt"], address=message["address"], port=message["port"]
             )
+        elif message["type"] == "release":
+            self._release_done()
         elif message["type"] == "stop":
-            self.stop(now=message["now"])
+            self.stop(now=message["now"], signum=message["signal"])
         elif message["type"] == "remember":
             self._memory = message["memory"]
 
@@ -153,7 +158,7 @@ class Node:
             if self._has_killed:  # the order to stop overtook the fork
                 self._kill_all()
             elif self._stopped_at_s is not None:
-                processes.kill(event["pid"], signal.SIGTERM)
+                processes.kill(event["pid"], self._stop_signal)
         elif event["event"] == "exited":
             rank = next((r for r in self._ranks.values() if r.pid == event["pid"]), None)
             if rank is not None:
@@ -225,13 +230,15 @@ class Node:
 
     # -- ending --------------------------------------------------------------------------------
 
-    def stop(self, *, now: bool) -> None:
-        """End every rank: ask, and after the grace, make it so. `now` leaves the asking out."""
+    def stop(self, *, now: bool, signum: int = signal.SIGTERM) -> None:
+        """End every rank: ask with `signum`, and after the grace, make it so. `now` leaves the asking out."""
+        self._reports.drain()  # a rank that is done already ends by itself, and loses nothing
         if self._stopped_at_s is None:
-            self._stopped_at_s = time.time()
+            self._stopped_at_s, self._stop_signal = time.time(), signum
             for rank in self._ranks.values():
-                if rank.pid is not None:
-                    processes.kill(rank.pid, signal.SIGTERM)
+                if rank.pid is not None and not rank.is_done:
+                    processes.kill(rank.pid, signum)
+            self._release_done()
         if self._kill_timer is not None:
             self._kill_timer.cancel()
         if now:
@@ -239,6 +246,12 @@ class Node:
         else:
             self._kill_timer = self._loop.call_later(self._plan.grace_s, self._kill_all)
         self._check_stopped()
+
+    def _release_done(self) -> None:
+        """Let ranks that wait for their peers go on to their end."""
+        for rank in self._ranks.values():
+            if rank.is_done:
+                release(self._reports.path.parent, rank=rank.number, attempt=self._attempt)
 
     async def idle(self) -> None:
         """Until no rank of this node is left."""
@@ -277,11 +290,15 @@ class Node:
             return
         if not is_current:
             return
+        if kind in ("outcome", "done") and message["rank"] in self._ranks:
+            self._ranks[message["rank"]].is_done = True
+            if self._stopped_at_s is not None:
+                self._release_done()
         if kind == "outcome":
             outcome = records.read(ResultHeader, message["header"]).outcome()
             if self._stopped_at_s is None or outcome.at_s < self._stopped_at_s:
                 self._tell("outcome", outcome=records.to_json(outcome), exited=False)
-        elif kind in ("running", "report"):
+        elif kind in ("running", "done", "report"):
             self._send(message)
 
     def _tell(self, kind: str, **fields: Any) -> None:

@@ -1,10 +1,11 @@
 """An exception as a person wants to read it: our own frames cut off, the user's line found.
 
-Runs inside ranks, on the user's exceptions. Pure but for printing to stderr.
+Runs inside ranks, on the user's exceptions. Pure but for what Python itself does with one that nobody caught.
 """
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import sys
@@ -43,10 +44,28 @@ def format_error(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, _trim(error.__traceback__)))
 
 
-def print_error(error: BaseException) -> None:
-    """What Python prints before it exits with 1."""
-    sys.stderr.write(format_error(error))
-    sys.stderr.flush()
+def report_uncaught(error: BaseException, *, is_last: bool) -> None:
+    """What Python does with an exception that nobody caught: `sys.last_*`, then `sys.excepthook`.
+
+    A process that goes on afterwards does not keep the exception: with it go its frames and all they hold.
+    """
+    tb = _trim(error.__traceback__)
+    error.__traceback__ = tb
+    if is_last:
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, tb
+        if sys.version_info >= (3, 12):
+            sys.last_exc = error
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    try:
+        sys.excepthook(type(error), error, tb)
+    except BaseException as bad:  # noqa: BLE001 - a hook of the user's
+        bad.__traceback__ = _trim(bad.__traceback__)
+        sys.stderr.write(f"Error in sys.excepthook:\n{format_error(bad)}\n")
+        sys.stderr.write(f"Original exception was:\n{format_error(error)}")
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.flush()
 
 
 def _message(error: BaseException) -> str:

@@ -1,122 +1,44 @@
 """One rank: the process that runs the user's work.
 
 The environment and the pipes are set before this is entered. User code finds what it would find under
-`python script.py`: its own `__main__`, `sys.argv`, `sys.path`, the main thread. What it returns or raises is
-written to the rank's result file. Nothing here outlives the rank.
+`python script.py`: its own `__main__`, `sys.argv`, `sys.path`, the main thread. What becomes of it is told in
+`agent.rank_outcome`, how the process ends in `agent.rank_exit`.
 """
 
 from __future__ import annotations
 
-import atexit
 import builtins
-import contextlib
 import importlib
 import importlib.util
 import itertools
 import os
 import pickle
-import platform
 import runpy
-import socket
 import sys
-import threading
-import time
 import types
 from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from windlass import names, records
-from windlass.agent import report, values
-from windlass.agent.raised import make_error, print_error
-from windlass.errors import BundleError
+from windlass.agent.rank_outcome import RankOutcome
 from windlass.wire.folder import JobFolder
-from windlass.wire.results import ResultHeader, write_result
 
-_MAX_TEXT = 10_000
 # how many modules there were when it was last looked, and which are ours
 _noted: tuple[int, list[str]] = (0, [])
 
 
-def run_rank(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> NoReturn:
-    """Run the work of one rank, leave its result, and end the process as Python would."""
-    me = _Rank(plan, folder, rank, attempt)
+def run_rank(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> int:
+    """Run the work of one rank, leave its result, and wait for its peers; what to exit with."""
+    outcome = RankOutcome(
+        folder.result(attempt, rank), rank=rank, attempt=attempt, root=plan["cwd"]
+    )
     call = _make_call(plan, folder)
     step_aside(plan["paths"])
-    me.notify({"type": "running"})
-    try:
-        value = call()
-    except SystemExit as error:
-        code = me.exited(error)
-    except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is its outcome
-        code = me.raised(error)
-    else:
-        code = me.returned(value)
-    leave(code)
-
-
-class _Rank:
-    """What one rank says of itself: to its result file, and to its agent."""
-
-    def __init__(self, plan: dict[str, Any], folder: JobFolder, rank: int, attempt: int) -> None:
-        self._path = folder.result(attempt, rank)
-        self._who: dict[str, Any] = {"rank": rank, "attempt": attempt}
-        self._root = plan["cwd"]
-
-    def notify(self, message: dict[str, Any]) -> None:
-        path = os.environ.get(names.REPORT_SOCKET, "")
-        if path:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-                sender.settimeout(1.0)
-                report.send(sender, path, {**message, **self._who, "at_s": time.time()})
-
-    def returned(self, value: Any) -> int:
-        try:
-            payload = values.dump(value, name="result")
-        except BundleError as error:
-            return self.raised(error)
-        try:
-            text, is_json, plain = describe(value)
-            self._write(payload, state="returned", repr=text, is_json=is_json, json=plain)
-        except OSError as error:
-            what = f"the result of {len(payload)} bytes could not be kept: {error.strerror}"
-            return self.raised(OSError(error.errno, what, str(self._path)))
-        return 0
-
-    def exited(self, error: SystemExit) -> int:
-        if error.code is None or error.code == 0:
-            return self.returned(None)
-        code = error.code if isinstance(error.code, int) else 1
-        if not isinstance(error.code, int):
-            print(error.code, file=sys.stderr)  # noqa: T201 - as Python does
-        info = make_error(error, root=self._root)
-        self._tell(b"", state="exited", exit_code=code & 0xFF, error=info)
-        return code & 0xFF
-
-    def raised(self, error: BaseException) -> int:
-        info = make_error(error, root=self._root)
-        print_error(error)
-        try:
-            payload = values.dump(error, name="exception")
-        except BundleError:
-            payload = b""
-        self._tell(payload, state="raised", error=info)
-        return 1
-
-    def _tell(self, payload: bytes, **fields: Any) -> None:
-        header = ResultHeader(
-            at_s=time.time(), python=platform.python_version(), **self._who, **fields
-        )
-        with contextlib.suppress(OSError):  # a full disk: the agent is told all the same
-            write_result(self._path, header, payload)
-        # last, since from here on this rank is being stopped
-        self.notify({"type": "outcome", "header": records.to_json(header)})
-
-    def _write(self, payload: bytes, **fields: Any) -> None:
-        header = ResultHeader(
-            at_s=time.time(), python=platform.python_version(), **self._who, **fields
-        )
-        write_result(self._path, header, payload)
+    outcome.notify({"type": "running"})
+    code = outcome.take(call)
+    outcome.wait_for_peers(plan["peer_wait_s"])
+    return code
 
 
 def _make_call(plan: dict[str, Any], folder: JobFolder) -> Callable[[], Any]:
@@ -136,22 +58,33 @@ def _make_call(plan: dict[str, Any], folder: JobFolder) -> Callable[[], Any]:
 def _run_script(path: Path, argv: list[str]) -> None:
     sys.argv = argv
     sys.path.insert(0, str(path.resolve().parent))
-    code = compile(path.read_bytes(), str(path), "exec")
-    main = types.ModuleType("__main__")
+    code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    main = make_main()
     main.__file__ = str(path)
-    main.__builtins__ = builtins  # type: ignore[attr-defined]
-    sys.modules["__main__"] = main
+    main.__loader__ = SourceFileLoader("__main__", str(path))
+    main.__cached__ = None  # type: ignore[attr-defined]
     exec(code, main.__dict__)  # noqa: S102 - running the user's script is the point
 
 
 def _run_module(name: str, args: list[str]) -> None:
-    sys.argv = [name, *args]
+    sys.argv = ["-m", *args]
     sys.path.insert(0, os.getcwd())
-    runpy.run_module(name, run_name="__main__", alter_sys=True)
+    make_main()
+    runpy._run_module_as_main(name)  # type: ignore[attr-defined]  # noqa: SLF001 - as `python -m` does
+
+
+def make_main() -> types.ModuleType:
+    """A `__main__` as the interpreter makes it, in the place of ours."""
+    main = types.ModuleType("__main__")
+    main.__builtins__ = builtins  # type: ignore[attr-defined]
+    if sys.version_info < (3, 14):
+        main.__annotations__ = {}
+    sys.modules["__main__"] = main
+    return main
 
 
 def _call_function(name: str, file: Path | None, payload: bytes) -> Any:
-    sys.modules["__main__"] = types.ModuleType("__main__")
+    make_main()
     sys.argv = [name]
     target = _import_file(file) if file else None
     function, args, kwargs = pickle.loads(payload)  # noqa: S301 - written by this job's own client
@@ -198,31 +131,3 @@ def _find_ours() -> list[str]:
     num_known, known = _noted
     new = itertools.islice(reversed(sys.modules), len(sys.modules) - num_known)
     return [*known, *(name for name in list(new) if name.partition(".")[0] == "windlass")]
-
-
-def describe(value: Any) -> tuple[str, bool, Any]:
-    """A result for people (bounded text) and for programs (JSON, when it is that and small)."""
-    import json
-
-    try:
-        text = repr(value)
-    except Exception as error:  # noqa: BLE001 - a user's __repr__ may raise anything
-        text = f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
-    try:
-        plain = json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        return text[:_MAX_TEXT], False, None
-    is_json = len(plain) <= _MAX_TEXT
-    return text[:_MAX_TEXT], is_json, value if is_json else None
-
-
-def leave(code: int) -> NoReturn:
-    """End as Python does, threads joined, exit handlers run, but without tearing modules down."""
-    try:
-        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - what the interpreter calls
-        atexit._run_exitfuncs()  # noqa: SLF001
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(code)

@@ -41,7 +41,7 @@ def call(name: str, words: tuple[str, ...], as_json: bool) -> int:
         view = LiveView(out=sys.stderr) if as_json else LiveView()  # stdout is JSON then
         status = follow(job, view, lease=False)
     except KeyboardInterrupt:
-        job.cancel(why="Ctrl-C")
+        job.cancel(why="Ctrl-C", interrupt=True)
         return names.EXIT_INTERRUPTED
     sys.stdout.flush()
     _show(job, as_json=as_json)

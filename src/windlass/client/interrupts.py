@@ -26,6 +26,7 @@ class Interrupts:
         self._job: Job | None = None
         self._num = 0
         self._why = ""
+        self._first: int | None = None
         self._before: list[object] = []
 
     def __enter__(self) -> Interrupts:
@@ -46,19 +47,25 @@ class Interrupts:
     def was_heard(self) -> bool:
         return self._num > 0
 
+    def pass_on(self) -> None:
+        """The job has ended: now the signal means here what it would have meant without one."""
+        if self._first is not None:
+            signal.raise_signal(self._first)
+
     def watch(self, job: Job) -> None:
         """The job there is now to end; at once if that was asked for meanwhile."""
         self._job = job
         if self._num:
-            job.cancel(now=False, why=self._why)
+            job.cancel(now=False, why=self._why, interrupt=self._first == signal.SIGINT)
 
     def _hear(self, number: int, _frame: FrameType | None) -> None:
         self._num += 1
         is_second = self._num > 1
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         self._why = f"{name} in its client"
+        self._first = self._first or number
         if self._job is not None:
             self.to_show.append(is_second)
-            self._job.cancel(now=is_second, why=self._why)
+            self._job.cancel(now=is_second, why=self._why, interrupt=self._first == signal.SIGINT)
         elif is_second:  # the starting itself takes too long
             raise KeyboardInterrupt

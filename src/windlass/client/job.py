@@ -124,9 +124,13 @@ class Job:
         """Who failed first, why, and what to do; None while there is nothing to blame."""
         return self.status().verdict
 
-    def cancel(self, *, now: bool = False, why: str = "") -> None:
-        """End it: ranks get SIGTERM, and SIGKILL after the grace; `now` leaves out the asking."""
-        self._engine.cancel(self.ref, now=now, why=why)
+    def cancel(self, *, now: bool = False, why: str = "", interrupt: bool = False) -> None:
+        """End it: ranks get SIGTERM, and SIGKILL after the grace.
+
+        now: leave out the asking. why: what the verdict says. interrupt: ask with SIGINT, as Ctrl-C does,
+        which is a KeyboardInterrupt in the ranks.
+        """
+        self._engine.cancel(self.ref, now=now, why=why, interrupt=interrupt)
 
     def remove(self) -> None:
         """Forget an ended job: logs, results, everything."""

@@ -61,6 +61,7 @@ def run(
     `target` is a function, "train.py", "train.py::function", "-m module" or a command as a list of words.
     Keywords are the settings: nodes, procs, env, restarts, timeout_s, start, preload, python, name ...
     What a rank raises is raised here, of its own type. Logs are shown as they come unless `quiet`.
+    Ctrl-C ends the job first, and is a KeyboardInterrupt here and in the ranks.
     """
     from windlass.client.follow import follow
     from windlass.client.view import LiveView, QuietView
@@ -71,6 +72,7 @@ def run(
         job = prepared.start()
         interrupts.watch(job)
         follow(job, view, interrupts=interrupts)
+    interrupts.pass_on()
     return job.results()
 
 
@@ -175,6 +177,7 @@ def make_spec(
         node_restarts=settings.node_restarts,
         timeout_s=settings.timeout_s,
         grace_s=settings.grace_s,
+        peer_wait_s=settings.peer_wait_s,
         lease_s=settings.lease_s,
         join_timeout_s=settings.join_timeout_s,
         detach=detach,

@@ -283,11 +283,13 @@ class ClusterEngine:
 
     # -- ending --------------------------------------------------------------------------------
 
-    def cancel(self, ref: JobRef, *, now: bool = False, why: str = "") -> None:
+    def cancel(
+        self, ref: JobRef, *, now: bool = False, why: str = "", interrupt: bool = False
+    ) -> None:
         if self._kept(ref) is not None:
             return
         try:
-            self._view(ref).cancel(now=now, why=why)
+            self._view(ref).cancel(now=now, why=why, interrupt=interrupt)
         except BrokenSubmit:
             self.remove(ref)
 

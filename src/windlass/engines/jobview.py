@@ -109,11 +109,11 @@ class JobView:
             lambda: self._line.is_synced.is_set() or self._sight.has_ended, timeout_s=timeout_s
         )
 
-    def cancel(self, *, now: bool, why: str) -> None:
+    def cancel(self, *, now: bool, why: str, interrupt: bool) -> None:
         """Ask the lead; a job without one is deleted when its status is next looked at."""
         self._cancelled_s = self._cancelled_s or time.monotonic()
         self._cancelled_why = why or "cancelled by a client"
-        self._line.cancel(now=now, why=why)
+        self._line.cancel(now=now, why=why, interrupt=interrupt)
 
     # -- status --------------------------------------------------------------------------------
 

@@ -74,8 +74,8 @@ class Line:
         self._holds_lease = held
         self._order({"type": "lease", "held": held})
 
-    def cancel(self, *, now: bool, why: str) -> None:
-        self._order({"type": "cancel", "now": now, "why": why})
+    def cancel(self, *, now: bool, why: str, interrupt: bool) -> None:
+        self._order({"type": "cancel", "now": now, "why": why, "interrupt": interrupt})
 
     def _order(self, order: Header) -> None:
         self._orders.append(order)

@@ -225,7 +225,9 @@ class LocalEngine:
 
     # -- ending --------------------------------------------------------------------------------
 
-    def cancel(self, ref: JobRef, *, now: bool = False, why: str = "") -> None:
+    def cancel(
+        self, ref: JobRef, *, now: bool = False, why: str = "", interrupt: bool = False
+    ) -> None:
         folder = self._folder(ref)
         if self.status(ref).phase.is_final:
             _kill_marked(ref.job_id)
@@ -234,7 +236,7 @@ class LocalEngine:
             if not call.connect(is_needed=lambda: _is_lead_alive(folder)):
                 _kill_marked(ref.job_id)
                 return
-            call.send({"type": "cancel", "now": now, "why": why})
+            call.send({"type": "cancel", "now": now, "why": why, "interrupt": interrupt})
 
     @contextlib.contextmanager
     def hold(self, ref: JobRef) -> Iterator[None]:

@@ -92,7 +92,9 @@ class Engine(Protocol):
     def results(self, ref: JobRef) -> list[tuple[ResultHeader, bytes] | None]:
         """What each rank left in the last attempt, in rank order."""
 
-    def cancel(self, ref: JobRef, *, now: bool = False, why: str = "") -> None:
+    def cancel(
+        self, ref: JobRef, *, now: bool = False, why: str = "", interrupt: bool = False
+    ) -> None:
         """End the job; twice is once."""
 
     def hold(self, ref: JobRef) -> AbstractContextManager[None]:

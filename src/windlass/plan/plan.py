@@ -65,6 +65,7 @@ class Plan:
     restarts: int
     timeout_s: float | None
     grace_s: float
+    peer_wait_s: float
     lease_s: float
     join_timeout_s: float
     detach: bool
@@ -123,6 +124,7 @@ def make_plan(
         restarts=spec.restarts,
         timeout_s=spec.timeout_s,
         grace_s=spec.grace_s,
+        peer_wait_s=spec.peer_wait_s,
         lease_s=facts.lease_s if spec.lease_s is None else spec.lease_s,
         join_timeout_s=(
             facts.join_timeout_s if spec.join_timeout_s is None else spec.join_timeout_s

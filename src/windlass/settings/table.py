@@ -45,6 +45,9 @@ class Settings:
         "duration", None, "end the job this long after its first start", above=0
     )
     grace_s: float = _is("duration", 10.0, "from SIGTERM to SIGKILL")
+    peer_wait_s: float = _is(
+        "duration", 60.0, "how long a rank that is done keeps its connections for the others"
+    )
     lease_s: float | None = _is(
         "duration", None, "how long a job outlives a client that went away; none: the engine's own"
     )

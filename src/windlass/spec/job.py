@@ -39,6 +39,7 @@ class JobSpec:
     node_restarts: int = 3  # for lost nodes, where the engine replaces them
     timeout_s: float | None = None
     grace_s: float = 10.0
+    peer_wait_s: float = 60.0  # how long a rank that is done stays for the others
     lease_s: float | None = None  # None: as long as is good where the nodes are
     join_timeout_s: float | None = None  # None: likewise
     detach: bool = False
@@ -70,7 +71,7 @@ def _check_times(spec: JobSpec) -> None:
             f"--timeout must be more than 0, not {spec.timeout_s:g}",
             hint="leave it out for no limit",
         )
-    for name in ("grace_s", "lease_s", "join_timeout_s"):
+    for name in ("grace_s", "peer_wait_s", "lease_s", "join_timeout_s"):
         value = getattr(spec, name)
         if value is not None and not value >= 0:
             raise SpecError(f"{name} must be 0 or more, not {value}")

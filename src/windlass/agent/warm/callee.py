@@ -12,14 +12,15 @@ import inspect
 import os
 import sys
 import time
-import types
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 from windlass import names, records
 from windlass.agent import commands, parcels
-from windlass.agent.raised import make_error, print_error
-from windlass.agent.rank import leave, step_aside
+from windlass.agent.raised import make_error, report_uncaught
+from windlass.agent.rank import make_main, step_aside
+from windlass.agent.rank_exit import INTERRUPTED
+from windlass.agent.rank_outcome import read_exit_code
 from windlass.agent.warm.channel import RankEnd
 from windlass.agent.warm.sources import Reloader, import_freshly, renew_class
 from windlass.errors import BundleError
@@ -29,10 +30,13 @@ _AHEAD_BYTES = 4 << 20  # of a stream, before its readers must have caught up
 _ITEM_BYTES = 1 << 10  # what an item costs besides its own bytes
 
 
-def serve(fd: int, about: dict[str, Any]) -> NoReturn:
-    """Take calls until the node hangs up. `about` says where the project is, and whether to stay."""
+def serve(fd: int, about: dict[str, Any]) -> int:
+    """Take calls until the node hangs up; what to exit with.
+
+    `about` says where the project is, and whether to stay.
+    """
     importlib.import_module("cloudpickle")  # the one that travels with us made the payloads
-    _Callee(RankEnd(fd), about).loop()
+    return _Callee(RankEnd(fd), about).loop()
 
 
 def _enter(folder: str) -> None:
@@ -58,9 +62,9 @@ class _Callee:
             _enter(about["cwd"])
         step_aside(about["paths"])
         import_freshly([about["root"], *about["paths"]])
-        sys.modules["__main__"] = types.ModuleType("__main__")
+        make_main()
 
-    def loop(self) -> NoReturn:
+    def loop(self) -> int:
         code = 0
         while (received := self._end.receive()) is not None:
             header, body = received
@@ -69,9 +73,11 @@ class _Callee:
             if header["type"] != "call":
                 continue
             code = self._take(header, body)
+            del header, body, received  # what came with the call ends with it
             if not self._about["keep"]:
+                self._end.wait_for_hangup(self._about["peer_wait_s"])
                 break
-        leave(code)
+        return code
 
     def _take(self, header: Header, body: bytearray) -> int:
         """Run one call and answer it; what the process should exit with if this was its last."""
@@ -168,21 +174,21 @@ class _Callee:
         if isinstance(error, BundleError) or self._is_command:  # our frames say nothing to the user
             sys.stderr.write(f"{error}\n")
         else:
-            print_error(error)
+            report_uncaught(error, is_last=not self._about["keep"])
         try:
             packed = parcels.pack(error, name="exception")
         except BundleError:
             packed = []
         info = records.to_json(make_error(error, root=self._about["root"]))
         self._say(header, "answer", packed, state="raised", error=info)
-        return 1
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
     def _exited(self, header: Header, error: SystemExit) -> int:
         """As Python does it: no code is success, a text is printed and a failure."""
-        if error.code is None or error.code == 0:
+        code = read_exit_code(error)
+        if code == 0:
             self._say(header, "answer", parcels.pack(None, name="result"), state="returned")
             return 0
-        code = error.code & 0xFF if isinstance(error.code, int) else 1
         if not isinstance(error.code, int):
             sys.stderr.write(f"{error.code}\n")
         info = records.to_json(make_error(error, root=self._about["root"]))

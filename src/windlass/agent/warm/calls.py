@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -107,6 +108,7 @@ class Call:
     unsaid: list[Answer] = field(default_factory=list)  # small ones, told together at the end
     verdict: Verdict | None = None
     stop: Verdict | None = None  # somebody ended it: cancel, timeout
+    stop_signal: int = signal.SIGTERM  # how its ranks hear of that
     listeners: list[Listener] = field(default_factory=list)
     over: asyncio.Event = field(default_factory=asyncio.Event)
     timer: asyncio.TimerHandle | None = None  # of its time limit

@@ -42,6 +42,15 @@ class RankEnd:
         except (EOFError, ConnectionError):
             return None
 
+    def wait_for_hangup(self, limit_s: float) -> None:
+        """Until the node has hung up, or the limit: its peers may still be meeting this rank."""
+        self._socket.settimeout(limit_s)
+        try:
+            while self._socket.recv(_AHEAD_BYTES):
+                pass
+        except BaseException:  # noqa: BLE001, S110 - the limit, or what a signal handler of the user's raised
+            pass
+
     def _read(self, length: int) -> bytearray:
         if length and not self._ahead:
             self._ahead = self._socket.recv(_AHEAD_BYTES)

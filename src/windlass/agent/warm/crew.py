@@ -50,6 +50,7 @@ class Crew:
         self._tell = tell
         self._oom_kills = processes.read_oom_kills()
         self._stopped_at_s: float | None = None
+        self._stop_signal: int = signal.SIGTERM
         self._has_killed = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -87,7 +88,7 @@ class Crew:
         if self._has_killed:
             self._kill_all()
         elif self._stopped_at_s is not None:
-            processes.kill(pid, signal.SIGTERM)
+            processes.kill(pid, self._stop_signal)
 
     def exited(self, hand: Hand, code: int) -> None:
         """A rank's process is gone; what it said last is heard first."""
@@ -118,15 +119,15 @@ class Crew:
         about = {"type": "gone", "world": self.number, "call": hand.call}
         self._tell({**about, "outcome": records.to_json(outcome)}, b"")
 
-    def stop(self, *, now: bool) -> None:
+    def stop(self, *, now: bool, signum: int = signal.SIGTERM) -> None:
         """End every rank: those that wait for calls at once, the others after asking and a grace."""
         if self._stopped_at_s is None:
-            self._stopped_at_s = time.time()
+            self._stopped_at_s, self._stop_signal = time.time(), signum
             for hand in self.hands.values():
                 if not hand.call:
                     hand.channel.close()  # it ends by itself, exit handlers and all
                 elif hand.pid is not None:
-                    processes.kill(hand.pid, signal.SIGTERM)
+                    processes.kill(hand.pid, signum)
         if self._timer is not None:
             self._timer.cancel()
         if now:

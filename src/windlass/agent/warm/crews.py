@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 from typing import Any
 
 from windlass import records
@@ -303,12 +304,13 @@ class Crews(Members):
                 await member.ship(path, path)
                 member.send({**header, "parcel": path})
 
-    def dismiss(self, world: World, *, now: bool) -> None:
-        """End a world's ranks."""
+    def dismiss(self, world: World, *, now: bool, signum: int = signal.SIGTERM) -> None:
+        """End a world's ranks; those that work are asked with `signum`."""
         world.is_alive = False
         self._leave_meeting(world)
         world.cleared.update(self.missing(world.nodes))
-        self.send(world, {"type": "dismiss", "world": world.number, "now": now})
+        order = {"type": "dismiss", "world": world.number, "now": now, "signal": signum}
+        self.send(world, order)
 
     async def dismiss_all(self, *, now: bool) -> None:
         live = list(self.worlds.values())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import time
 from dataclasses import dataclass, field
@@ -77,7 +78,8 @@ class Desk:
         elif kind == "end_call":
             if header["id"] in self._lead.ledger:
                 why = str(header.get("why") or "cancelled by a client")
-                self._lead.cancel(self._lead.ledger[header["id"]], why)
+                signum = signal.SIGINT if header.get("interrupt") else signal.SIGTERM
+                self._lead.cancel(self._lead.ledger[header["id"]], why, signum=signum)
             link.send({"type": "ok", "id": header["id"]})
         elif kind in ("call_status", "call_logs"):
             self._tell_of_call(link, kind, header)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
 from collections import deque
 from typing import Any
@@ -113,12 +114,15 @@ class WarmLead(Crews):
         loop = asyncio.get_running_loop()
         self._ttl_timer = loop.call_later(self.ttl_s - idle_s, self._check_ttl)
 
-    def end(self, kind: FailureKind, message: str, *, now: bool = False) -> None:
+    def end(
+        self, kind: FailureKind, message: str, *, now: bool = False, signum: int = signal.SIGTERM
+    ) -> None:
         """Somebody wants the compute to end."""
-        super().end(kind, message, now=now)
+        super().end(kind, message, now=now, signum=signum)
         self._asked.set()
         if self._current is not None:
             self._current.stop = self._current.stop or self.stopped
+            self._current.stop_signal = self.stop_signal
             self._current.end()
 
     # -- calls ---------------------------------------------------------------------------------
@@ -159,10 +163,19 @@ class WarmLead(Crews):
             self._queue.appendleft(call)
             self._asked.set()
 
-    def cancel(self, call: Call, why: str, *, kind: FailureKind = FailureKind.CANCELLED) -> None:
+    def cancel(
+        self,
+        call: Call,
+        why: str,
+        *,
+        kind: FailureKind = FailureKind.CANCELLED,
+        signum: int = signal.SIGTERM,
+    ) -> None:
         """End a call, wherever it is; its compute stays."""
         if call.is_final:
             return
+        if call.stop is None:
+            call.stop_signal = signum
         call.stop = call.stop or make_job_verdict(self.plan, kind, why, at_s=time.time())
         if call in self._queue and call is not self._current:
             self._queue.remove(call)
@@ -352,7 +365,8 @@ class WarmLead(Crews):
             # ranks that are kept are given the chance to fail together, and stay
             await self._changed.until(lambda: attempt.is_done, timeout_s=2 * _SETTLE_S)
         if not (world.slot and world.is_alive and attempt.is_done):
-            self.dismiss(world, now=call.stop is not None and self.must_hurry)
+            must_hurry = call.stop is not None and self.must_hurry
+            self.dismiss(world, now=must_hurry, signum=call.stop_signal)
             if not attempt.is_done:
                 await self._changed.until(lambda: attempt.is_done, timeout_s=_SETTLE_S)
         verdict = attempt.make_verdict()

@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import shutil
+import signal
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ class Members(Meetings):
         self.keeps_logs = False  # of other nodes, where they do not share a folder
         self.stopped: Verdict | None = None
         self.must_hurry = False
+        self.stop_signal: int = signal.SIGTERM
 
     def knows(self, index: int) -> bool:
         return 0 <= index < len(self.plan.nodes)
@@ -95,9 +97,12 @@ class Members(Meetings):
             self._members[index].send({"type": "end"})  # pods are ended by whoever made them
         self._changed.set()
 
-    def end(self, kind: FailureKind, message: str, *, now: bool = False) -> None:
-        """Somebody wants all of it to end."""
+    def end(
+        self, kind: FailureKind, message: str, *, now: bool = False, signum: int = signal.SIGTERM
+    ) -> None:
+        """Somebody wants all of it to end, which ranks hear as `signum`."""
         if self.stopped is None:
+            self.stop_signal = signum
             self.stopped = make_job_verdict(self.plan, kind, message, at_s=time.time())
         self.must_hurry |= now
         self._changed.set()

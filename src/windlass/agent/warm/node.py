@@ -92,7 +92,7 @@ class WarmNode:
         elif kind == "muster":
             self._muster(header)
         elif kind == "dismiss":
-            self._dismiss(header["world"], now=header["now"])
+            self._dismiss(header["world"], now=header["now"], signum=header["signal"])
         elif kind == "open_store":
             self._openings.append(header)
             self._open_stores()
@@ -123,6 +123,7 @@ class WarmNode:
         self._crews[number] = crew
         self._station.folder.attempt(number).mkdir(exist_ok=True)
         about = {**order["about"], "start": self._plan.start, "spill": str(self.spill)}
+        about["peer_wait_s"] = self._plan.peer_wait_s
         about["paths"] = [*about["paths"], *self._setup.paths]
         for rank in here.ranks:
             env = {
@@ -148,12 +149,12 @@ class WarmNode:
         for end in ends:
             os.close(end)
 
-    def _dismiss(self, number: int, *, now: bool) -> None:
+    def _dismiss(self, number: int, *, now: bool, signum: int) -> None:
         crew = self._crews.get(number)
         if crew is None:
             self._tell({"type": "cleared", "world": number})
             return
-        crew.stop(now=now)
+        crew.stop(now=now, signum=signum)
         self._check_cleared(crew)
 
     def _check_cleared(self, crew: Crew) -> None:

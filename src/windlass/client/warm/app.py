@@ -131,9 +131,9 @@ class App:
         """Until the command has ended on every node, in whatever way."""
         return self.job.wait(timeout_s)
 
-    def cancel(self, *, now: bool = False, why: str = "") -> None:
+    def cancel(self, *, now: bool = False, why: str = "", interrupt: bool = False) -> None:
         """End it."""
-        self.job.cancel(now=now, why=why)
+        self.job.cancel(now=now, why=why, interrupt=interrupt)
 
     # -- deciding ------------------------------------------------------------------------------
 

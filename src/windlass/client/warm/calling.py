@@ -333,6 +333,7 @@ class Calling:
                 self._home.give_talk(self._talk)
             self._talk = None
 
-    def cancel(self, why: str) -> None:
-        """End it; its end is heard as any other."""
-        self._home.tell({"type": "end_call", "id": self._request.id, "why": why})
+    def cancel(self, why: str, *, interrupt: bool = False) -> None:
+        """End it; its end is heard as any other. `interrupt`: its ranks hear it as Ctrl-C."""
+        order = {"type": "end_call", "id": self._request.id, "why": why, "interrupt": interrupt}
+        self._home.tell(order)

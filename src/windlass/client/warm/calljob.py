@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from windlass import records
-from windlass.agent.rank import describe
+from windlass.agent.rank_outcome import describe
 from windlass.client.job import Job
 from windlass.client.warm.calling import Calling, Reply, Request, of_call
 from windlass.client.warm.calllogs import CallLogs
@@ -89,9 +89,9 @@ class CallJob(Job):
         """Who failed first, and why; None while nobody did."""
         return self.status().verdict
 
-    def cancel(self, *, now: bool = False, why: str = "") -> None:
+    def cancel(self, *, now: bool = False, why: str = "", interrupt: bool = False) -> None:
         """End the call; the compute stays."""
-        self._ask("end_call", now=now, why=why)
+        self._ask("end_call", now=now, why=why, interrupt=interrupt)
 
     def reader(self, query: LogQuery) -> CallLogs:
         """The lines of the call's ranks, as they are on its compute."""

@@ -30,7 +30,7 @@ KEYWORDS = (
 # also there, for those who know the settings
 _MORE = (
     *("context", "requests", "ephemeral_storage", "gpu_label", "gpu_resource", "spread", "pack"),
-    *("pull_secrets", "run_as", "python", "preload", "grace_s", "start", "procs"),
+    *("pull_secrets", "run_as", "python", "preload", "grace_s", "peer_wait_s", "start", "procs"),
 )
 _OF_SPREAD = ("workers", "replicas", "nodes", "num_nodes", "num_workers")
 _TTL = "1h"

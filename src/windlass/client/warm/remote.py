@@ -267,7 +267,7 @@ class Remote:
         try:
             reply = calling.follow()
         except KeyboardInterrupt:
-            calling.cancel("Ctrl-C in its client")
+            calling.cancel("Ctrl-C in its client", interrupt=True)
             raise
         finally:
             echo.close()

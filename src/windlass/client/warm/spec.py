@@ -96,6 +96,7 @@ class Wanted:
             preload=settings.preload if settings.preload is not None else preload,
             node_restarts=_RESTARTS,
             grace_s=settings.grace_s,
+            peer_wait_s=settings.peer_wait_s,
             join_timeout_s=settings.join_timeout_s,
             detach=True,
             pod=None if self.pod is None else replace(self.pod, ttl_s=_GONE_S),
