@@ -24,7 +24,7 @@ def make_spiral() -> TensorDataset:
     return TensorDataset(torch.stack([radius * angle.sin(), radius * angle.cos()], dim=1), arm)
 
 
-def main() -> DistributedDataParallel:
+def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     data = make_spiral()
@@ -52,8 +52,7 @@ def main() -> DistributedDataParallel:
     if right < 0.95:
         raise RuntimeError(f"did not converge: only {right:.1%} of the points right")
     dist.destroy_process_group()
-    return model  # freeing it here may wait forever for gloo's threads
 
 
 if __name__ == "__main__":
-    model = main()
+    main()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from windlass.client.preload import TORCH, TORCH_AND_COMPILER, choose_preload, needs_compiler
+from windlass.client.preload import TORCH, choose_preload
 
 
 @pytest.fixture
@@ -83,16 +83,10 @@ def test_through_relative_imports_of_a_package(write):
     assert choose_preload(script) == TORCH
 
 
-def test_the_compiler(write):
+def test_the_compiler_is_left_to_the_ranks(write):
     ddp = "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP"
-    assert choose_preload(write(train=ddp)) == TORCH_AND_COMPILER
-    assert (
-        choose_preload(write(train="import model, torch", model="x = torch.compile"))
-        == TORCH_AND_COMPILER
-    )
-    assert choose_preload(write(train="fully_shard = 1")) == ()
-    assert needs_compiler(b"\x80\x04fully_shard")
-    assert not needs_compiler(b"\x80\x04torch")
+    assert choose_preload(write(train=ddp)) == TORCH
+    assert choose_preload(write(train="import model, torch", model="x = torch.compile")) == TORCH
 
 
 @pytest.fixture

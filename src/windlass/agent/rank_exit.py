@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import gc
 import io
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -59,9 +60,10 @@ def _leave_libraries() -> None:
     libc.on_exit(libc._exit, None)  # noqa: SLF001 - the name that C gives it
     at_exit = getattr(libc, "__cxa_atexit")
     with contextlib.suppress(OSError, AttributeError, ValueError):
-        cxx = ctypes.CDLL("libstdc++.so.6")
+        cxx = ctypes.CDLL("libstdc++.so.6", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
         cout = ctypes.addressof(ctypes.c_char.in_dll(cxx, "_ZSt4cout"))
-        at_exit(cxx._ZNSo5flushEv, ctypes.c_void_p(cout), None)  # noqa: SLF001 - std::cout.flush()
+        if ctypes.c_void_p.from_address(cout).value:  # somebody uses it, and so has made it
+            at_exit(cxx._ZNSo5flushEv, ctypes.c_void_p(cout), None)  # noqa: SLF001 - std::cout.flush()
     at_exit(libc.fflush, None, None)
 
 

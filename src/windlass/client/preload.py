@@ -2,8 +2,8 @@
 
 Read from the source without running it: the imports of the script, and of the project's files that it
 imports. Nothing but torch is preloaded unasked, since other libraries read a rank's variables when they load.
-Wrapping a model for data-parallel training imports torch's compiler, which takes as long as torch itself:
-that is done ahead too, once a node instead of once a rank.
+Nor is torch's compiler, though wrapping a model for data-parallel training imports it: where it was imported
+ahead, such a model is freed as its function returns, which deadlocks with gloo's threads every few runs.
 """
 
 from __future__ import annotations
@@ -18,40 +18,25 @@ _MAX_FILES = 200
 
 
 TORCH = ("torch",)
-TORCH_AND_COMPILER = ("torch", "torch._dynamo")
 
 _IS_TORCH = re.compile(r"torch(?![\w.-])", re.IGNORECASE)  # and not torchvision, torch-geometric
-_NEEDS_COMPILER = re.compile(
-    rb"DistributedDataParallel|FullyShardedDataParallel|fully_shard|torch\.compile"
-)
-
-
-def needs_compiler(source: bytes) -> bool:
-    """Whether source, or a pickled function, names something that imports torch's compiler when used."""
-    return _NEEDS_COMPILER.search(source) is not None
 
 
 def choose_preload(script: Path) -> tuple[str, ...]:
     """What to import ahead for a script, judged by it and by the files of the project that it imports."""
-    chosen: tuple[str, ...] = ()
     todo, seen = [script], {script}
-    while todo and len(seen) < _MAX_FILES and chosen != TORCH_AND_COMPILER:
+    while todo and len(seen) < _MAX_FILES:
         path = todo.pop()
-        source = _read(path)
-        imported = list(_imports(source))
+        imported = list(_imports(_read(path)))
         tops = dict.fromkeys(name.partition(".")[0] for name, level in imported if level == 0)
-        if not chosen and (
-            "torch" in tops or any(_needs_torch(top, script.parent) for top in tops)
-        ):
-            chosen = TORCH
-        if chosen and needs_compiler(source):
-            chosen = TORCH_AND_COMPILER
+        if "torch" in tops or any(_needs_torch(top, script.parent) for top in tops):
+            return TORCH
         for name, level in imported:
             for root in (script.parent, *path.parents)[level : level + 1]:
                 new = [found for found in _find_files(name, root) if found not in seen]
                 seen.update(new)
                 todo += new
-    return chosen
+    return ()
 
 
 def _read(path: Path) -> bytes:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.agent import values
-from windlass.client.preload import TORCH, TORCH_AND_COMPILER, needs_compiler
+from windlass.client.preload import TORCH
 from windlass.errors import BundleError, SpecError
 from windlass.spec.work import Command, Function, Module, Script, Work
 
@@ -119,8 +119,6 @@ def _dump_call(
 
 
 def _choose_for(payload: bytes) -> tuple[str, ...] | None:
-    if needs_compiler(payload):
-        return TORCH_AND_COMPILER
     return TORCH if "torch" in sys.modules or b"torch" in payload else None
 
 

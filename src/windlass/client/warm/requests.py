@@ -18,7 +18,7 @@ from windlass import names
 from windlass.agent import commands, parcels
 from windlass.bundle.functions import read_contents
 from windlass.client.ids import make_letters
-from windlass.client.preload import TORCH, TORCH_AND_COMPILER, choose_preload, needs_compiler
+from windlass.client.preload import TORCH, choose_preload
 from windlass.client.run import current_folder
 from windlass.client.target import check_bound, function_name, import_paths, read_signature, unwrap
 from windlass.client.travel import check_modules
@@ -302,8 +302,7 @@ class Requests:
     def _choose_preload(self) -> tuple[str, ...]:
         if self._spread.framework != "pytorch" or self._work.is_command:
             return ()
-        source = self._work.source
-        return TORCH_AND_COMPILER if source and _mentions_compiler(source) else TORCH
+        return TORCH
 
 
 def _as_defined_now(target: Any) -> Any:
@@ -320,13 +319,6 @@ def _is_of_main(thing: Any) -> bool:
         "__main__",
         thing.__name__,
     )
-
-
-def _mentions_compiler(source: Path) -> bool:
-    try:
-        return needs_compiler(source.read_bytes())
-    except OSError:
-        return False
 
 
 def _first_method(target: Any) -> str:
