@@ -55,6 +55,32 @@ def test_a_client_brings_the_inputs_and_nodes_get_them(tmp_path):
     run_at_door(tmp_path, visit, plan, is_ready=False)
 
 
+def test_two_clients_that_bring_the_same_do_not_get_in_each_others_way(tmp_path):
+    """Piece by piece in turn, and the slower one finds that it is not needed any more."""
+    data = bytes(range(256)) * 4
+
+    async def visit(scene):
+        first, second = [await scene.visit(None, has={}) for _ in range(2)]
+        for offset in (0, 256, 512):
+            for client in (first, second):
+                piece = data[offset : offset + 256]
+                send(client, names.PAYLOAD_FILE, piece, offset=offset, total_bytes=1024)
+        send(second, names.PAYLOAD_FILE, data[768:], offset=768, total_bytes=1024)
+        await until(lambda: scene.lead._roster.prepared() == [0], "the lead has it")
+        send(first, names.PAYLOAD_FILE, data[768:], offset=768, total_bytes=1024)
+        for client in (first, second):
+            client.say("cancel")
+            await until(lambda client=client: client.find("ok"), "it is still heard")
+            assert client.find("refused") is None
+        assert scene.folder.payload.read_bytes() == data
+        for client in (first, second):
+            await client.close()
+        await until(lambda: not list(scene.folder.path.glob(".*.part")), "nothing half is left")
+
+    plan = make_job(inputs=(make_input(names.PAYLOAD_FILE, data),))
+    run_at_door(tmp_path, visit, plan, is_ready=False)
+
+
 def test_a_client_that_brings_something_else_is_told_so(tmp_path):
     async def visit(scene):
         client = await scene.visit(None, has={})

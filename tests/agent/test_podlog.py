@@ -8,12 +8,11 @@ import fcntl
 import json
 import os
 import threading
-from types import SimpleNamespace
 
 import pytest
 from kube.plans import make_pod_plan
 
-from windlass.agent import pod, podlog
+from windlass.agent import leaving, podlog
 from windlass.agent.board import Board
 from windlass.agent.podlog import PodLog
 from windlass.wire.folder import JobFolder
@@ -130,7 +129,7 @@ def test_the_last_word_comes_after_all_that_waits(pipe):
 
 def leave_last_word(tmp_path, monkeypatch, plan, fill):
     """What an agent whose job has ended leaves: its last word, and its termination message."""
-    monkeypatch.setattr(pod, "_MESSAGE_FILE", tmp_path / "message")
+    monkeypatch.setattr(leaving, "_MESSAGE_FILE", tmp_path / "message")
     folder = JobFolder(tmp_path)
 
     async def run():
@@ -139,7 +138,7 @@ def leave_last_word(tmp_path, monkeypatch, plan, fill):
         board.set_phase(Phase.SUCCEEDED, "AllRanksReturned", "all ranks returned")
         with (tmp_path / "log").open("wb") as file:
             log = PodLog(file.fileno())
-            pod._leave_last_word(SimpleNamespace(board=board), folder, log)
+            leaving.leave_last_word(board.status, folder, log)
 
     asyncio.run(run())
     said = read_last_word((tmp_path / "log").read_bytes())

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import random
+import resource
 import socket
 import threading
 
@@ -19,6 +20,7 @@ from windlass.agent import door
 from windlass.engines import line as lines
 from windlass.engines.line import Line, is_final
 from windlass.errors import EngineError
+from windlass.kube.refusals import Unreachable
 from windlass.plan.plan import Input
 from windlass.wire.copying import find_files
 from windlass.wire.folder import JobFolder, write_atomically
@@ -182,6 +184,71 @@ def test_it_is_not_up_while_it_is_down(tmp_path):
         await until(lambda: not client.line.is_up, "the line is down")
         client.dials.clear()
         await until(lambda: client.line.is_up, "the line is up again")
+
+    on_line(tmp_path, visit)
+
+
+@pytest.fixture
+def room():
+    """Takes the room for files away from this process, and gives it back."""
+    _, most = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(num_bytes):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most if num_bytes is None else num_bytes, most))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_what_does_not_fit_here_is_told_and_comes_once_there_is_room(
+    tmp_path, monkeypatch, caplog, room
+):
+    monkeypatch.setattr(lines, "_NO_ROOM_PAUSE_S", 0.01)
+
+    async def visit(scene, client):
+        await until(lambda: client.line.is_up, "the line is up")
+        put(scene.folder, RESULT, b"v" * 3_000_000)
+        room(1_500_000)
+        put(scene.folder, names.STATUS_FILE, SUCCEEDED)
+        await until(lambda: client.line.cannot_keep is not None, "it says what it lacks")
+        error = client.line.cannot_keep
+        assert error.message == f"cannot write to {tmp_path}/client: File too large"
+        assert names.HOME in error.hint
+        await until(lambda: client.num_dials > 3, "it tries again")
+        assert caplog.text.count("cannot write to") == 1
+        assert client.read(names.STATUS_FILE) != SUCCEEDED  # which would say that all is here
+        room(None)
+        await until(lambda: client.read(names.STATUS_FILE) == SUCCEEDED, "the last status")
+        assert client.read(RESULT) == b"v" * 3_000_000
+        await until(lambda: client.line.cannot_keep is None, "nothing is missing any more")
+        assert not list(client.folder.path.rglob("*.part"))
+
+    on_line(tmp_path, visit)
+
+
+def test_the_lead_is_told_that_all_was_read(tmp_path):
+    async def visit(scene, client):
+        await until(lambda: client.line.is_up, "the line is up")
+        put(scene.folder, names.STATUS_FILE, RUNNING)
+        await until(client.line.is_synced.is_set, "a status")
+        assert not scene.door._is_read
+        put(scene.folder, RESULT, b"v" * 3_000_000)
+        put(scene.folder, names.STATUS_FILE, SUCCEEDED)
+        await until(lambda: scene.door._is_read, "the lead knows")
+        assert client.read(RESULT) == b"v" * 3_000_000
+
+    on_line(tmp_path, visit)
+
+
+def test_that_nobody_answers_is_known_until_somebody_does(tmp_path):
+    async def visit(_scene, client):
+        await until(lambda: client.line.is_up, "the line is up")
+        client.dials += [Unreachable("cannot reach it: connection refused")] * 3
+        client.cut()
+        await until(lambda: client.line.unreachable is not None, "nobody answers")
+        assert client.line.unreachable.message == "cannot reach it: connection refused"
+        await until(lambda: client.line.is_up, "the line is up again")
+        assert client.line.unreachable is None
 
     on_line(tmp_path, visit)
 

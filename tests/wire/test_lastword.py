@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windlass.wire.lastword import LastWord, num_lines, read_last_word, render_last_word
+from windlass.wire.lastword import (
+    LastWord,
+    choose_files,
+    num_lines,
+    read_last_word,
+    render_last_word,
+)
 
 PATHS = st.from_regex(r"attempt-[0-9]/rank-[0-9]{1,3}\.result", fullmatch=True)
 
@@ -80,3 +86,10 @@ def test_the_status_goes_along_whatever_its_size():
     assert read_last_word(render_last_word(files, max_bytes=0)) == LastWord(
         files={"status.json": b"s" * 500}, omitted={"a": 1}
     )
+
+
+def test_what_fits_is_known_by_sizes_alone():
+    sizes = {"a.result": 1 << 40, "b.result": 50, "c.log": 10, "d.result": 49}
+    assert choose_files(sizes, max_bytes=100) == {"d.result", "b.result"}
+    said = render_last_word({"status.json": b"{}"}, omitted={"a.result": 1 << 40})
+    assert read_last_word(said).omitted == {"a.result": 1 << 40}

@@ -26,19 +26,20 @@ from windlass.agent.follower import Follower
 from windlass.agent.forks import ForkServer
 from windlass.agent.inputs import Inputs
 from windlass.agent.lead import Lead
+from windlass.agent.leaving import loses_results
 from windlass.agent.memory import make_memory
 from windlass.agent.node import Echo, Node
 from windlass.agent.station import Station
 from windlass.plan.plan import Plan, read_plan
 from windlass.spec.work import Calls
-from windlass.wire.copying import is_from_ranks, measure_files
 from windlass.wire.folder import JobFolder
-from windlass.wire.lastword import MAX_BYTES
 from windlass.wire.status import FailureKind
 
 if TYPE_CHECKING:
     from windlass.agent.warm.lead import WarmLead
     from windlass.agent.warm.node import WarmNode
+
+logger = logging.getLogger(__name__)
 
 _PATIENCE_S = 30.0  # with clients that read no more
 _FIRST_READER_S = 20.0
@@ -71,6 +72,7 @@ class LeadAgent:
             )
             self.door = Door(station, self.lead, inputs)
         self._leading: asyncio.Task[None] | None = None
+        self._must_go = asyncio.Event()
 
     def _hear(self, message: dict[str, Any], body: bytes = b"") -> None:
         if message["type"] != "join":
@@ -88,12 +90,39 @@ class LeadAgent:
             self.lead.end(FailureKind.CANCELLED, "the lead's agent was told to stop (SIGTERM)")
         elif self._leading is not None:
             self._leading.cancel()
+        self._must_go.set()
 
-    def _is_awaited(self) -> bool:
-        """Whether a client will surely come, or would miss what a pod's log cannot keep."""
+    async def _part(self) -> None:
+        """Let clients read what is left, and send everybody home.
+
+        The job has ended: an agent that failed of anything here would have it run once more.
+        """
+        try:
+            if self._station.is_pod:
+                reading = asyncio.ensure_future(self._let_clients_read())
+                told = asyncio.ensure_future(self._must_go.wait())
+                await asyncio.wait({reading, told}, return_when=asyncio.FIRST_COMPLETED)
+                told.cancel()
+                if not reading.cancel():
+                    reading.result()
+            else:
+                await self.door.see_off(patience_s=0)
+        except Exception:
+            logger.exception("clients may not have read everything")
+        try:
+            await self.door.dismiss({"type": "end"})
+        except Exception:
+            logger.exception("not everybody was told of the end")
+
+    async def _let_clients_read(self) -> None:
+        """Wait for those that surely come, and for those that would miss what a pod's log cannot keep."""
         plan, folder = self._station.plan, self._station.folder
-        left = measure_files(folder, is_from_ranks).values()
-        return not plan.detach or sum(left) > MAX_BYTES
+        is_needed = loses_results(self.board.status, folder)
+        await self.door.serve_readers(
+            first_s=_FIRST_READER_S if is_needed or not plan.detach else 0.0,
+            again_s=plan.lease_s if is_needed else 0.0,
+            patience_s=_PATIENCE_S,
+        )
 
     async def run(self) -> int:
         """Lead the job to its end; the exit code of the agent."""
@@ -111,10 +140,7 @@ class LeadAgent:
         self._leading = asyncio.ensure_future(self.lead.run())
         try:
             await self._leading
-            if self._station.is_pod and self._is_awaited():
-                await self.door.wait_for_reader(timeout_s=_FIRST_READER_S)
-            await self.door.see_off(patience_s=_PATIENCE_S if self._station.is_pod else 0)
-            await self.door.dismiss({"type": "end"})
+            await self._part()
             return 0
         except asyncio.CancelledError:
             server.close()  # whoever comes now is for the next lead
@@ -143,10 +169,7 @@ async def run_agent(
         if client is not None:
             leading.door.hold_until_closed(client)
         _handle_signals(leading.told_to_stop)
-        code = await leading.run()
-        if at_end is not None and leading.board.status.phase.is_final:
-            at_end(leading)
-        return code
+        return await _lead_and_leave(leading, at_end)
     if client is not None:
         client.close()
     follower = Follower(station, forks, inputs, echo)
@@ -155,6 +178,23 @@ async def run_agent(
         return await follower.run()
     finally:
         forks.close()
+
+
+async def _lead_and_leave(leading: LeadAgent, at_end: Callable[[LeadAgent], None] | None) -> int:
+    """Once the status is final, nothing that fails is a reason to have the job run again."""
+    code = 0
+    try:
+        code = await leading.run()
+    except Exception:
+        if not leading.board.status.phase.is_final:
+            raise
+        logger.exception("the job had ended, but its agent failed")
+    try:
+        if at_end is not None and leading.board.status.phase.is_final:
+            at_end(leading)
+    except Exception:
+        logger.exception("what the job left could not be kept")
+    return code
 
 
 def _handle_signals(on_term: Any) -> None:

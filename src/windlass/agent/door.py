@@ -24,6 +24,7 @@ from windlass.agent.station import HEARTBEAT_S, Station
 from windlass.errors import BundleError, ProtocolError
 from windlass.wire.copying import (
     PIECE,
+    READ_ALL,
     Receiver,
     Sender,
     is_from_lead,
@@ -59,6 +60,8 @@ class Door:
         self._links: set[Link] = set()
         self._nodes: set[int] = set()
         self._readers: dict[Link, Pump] = {}  # clients that are sent everything
+        self._had_reader = False
+        self._is_read = False  # one of them has everything, the last status included
         self._reader_came = asyncio.Event()
         self._reader_left = asyncio.Event()
 
@@ -119,6 +122,7 @@ class Door:
         finally:
             for pump in pumps:
                 pump.close()
+            receiver.drop_parts()
             self._nodes.discard(index)
             self._lead.lose(index, why)
 
@@ -179,6 +183,8 @@ class Door:
                 is_now = bool(frame.header.get("now"))
                 self._lead.end(FailureKind.CANCELLED, why, now=is_now, signum=signum)
                 link.send({"type": "ok"})
+            elif kind == READ_ALL:
+                self._is_read = True
             elif self._desk is not None:
                 self._desk.take(link, frame)
 
@@ -187,6 +193,7 @@ class Door:
                 link.send({"type": "wants", "inputs": not self._inputs.is_ready})
                 pump = Pump(link, Sender(self._station.folder, is_from_lead, has=_read_has(hello)))
                 self._readers[link] = pump
+                self._had_reader = True
                 self._reader_came.set()
             if pump is not None:  # one that reads files beats
                 link.watch(_READER_SILENCE_S)
@@ -194,6 +201,7 @@ class Door:
         finally:
             if pump is not None:
                 pump.close()
+            receiver.drop_parts()
             if self._desk is not None:
                 self._desk.leave(link)
             self._readers.pop(link, None)
@@ -201,8 +209,11 @@ class Door:
             self._change_leases(-holds_lease)
 
     def _take_input(self, receiver: Receiver, frame: Frame) -> None:
+        """Several clients may bring the same: the first that is complete counts."""
         piece = read_piece(frame.header, frame.body)
-        if self._inputs.is_ready or not receiver.take(piece):
+        if is_input(piece.path) and not self._inputs.lacks(piece.path):
+            return
+        if not receiver.take(piece):
             return
         try:
             if self._inputs.arrived(piece.path):
@@ -244,10 +255,23 @@ class Door:
 
     # -- the end -------------------------------------------------------------------------------
 
-    async def wait_for_reader(self, *, timeout_s: float) -> None:
-        """Wait for the first client that reads, if none ever did: there is something it must not miss."""
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._reader_came.wait(), timeout_s)
+    async def serve_readers(self, *, first_s: float, again_s: float, patience_s: float) -> None:
+        """Until a client has read everything; one whose line broke may come back and go on.
+
+        `first_s` is for the first one that ever comes, `again_s` for one that left too soon.
+        """
+        while not self._is_read:
+            self._reader_came.clear()
+            if not self._readers:
+                timeout_s = again_s if self._had_reader else first_s
+                try:
+                    await asyncio.wait_for(self._reader_came.wait(), timeout_s)
+                except asyncio.TimeoutError:
+                    return
+            await self.see_off(patience_s=patience_s)
+            if self._readers:  # and nothing moves
+                return
+        await self.see_off(patience_s=patience_s)
 
     async def see_off(self, *, patience_s: float) -> None:
         """Wait for clients to have read everything: they hang up once they have.

@@ -57,6 +57,9 @@ class Follower:
         self._must_go = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._parts: PartStore | None = None
+        self._receiver = Receiver(
+            station.folder, lambda path: is_input(path) or is_from_ranks(path)
+        )
         self.node = self._make_node(forks, echo)
 
     def _make_node(self, forks: ForkServer, echo: Echo | None) -> Node | WarmNode:
@@ -164,6 +167,7 @@ class Follower:
             if self._pump is not None:
                 self._pump.close()
                 self._pump = None
+            self._receiver.drop_parts()
             await link.close()
         return 0
 
@@ -193,10 +197,7 @@ class Follower:
 
     def _take_piece(self, frame: Frame) -> None:
         piece = read_piece(frame.header, frame.body)
-        receiver = Receiver(
-            self._station.folder, lambda path: is_input(path) or is_from_ranks(path)
-        )
-        if receiver.take(piece) and is_input(piece.path) and self._inputs.arrived(piece.path):
+        if self._receiver.take(piece) and is_input(piece.path) and self._inputs.arrived(piece.path):
             self._send({"type": "prepared"})
 
     async def _flush(self) -> None:

@@ -27,6 +27,10 @@ class Inputs:
     def is_ready(self) -> bool:
         return not self._waiting
 
+    def lacks(self, name: str) -> bool:
+        """Whether it is wanted, and not here yet."""
+        return name in self._waiting
+
     def find(self, where: Path) -> None:
         """Take those that lie in `where`."""
         for name, wanted in list(self._waiting.items()):

@@ -22,12 +22,8 @@ if TYPE_CHECKING:
 
     from windlass.agent.agent import LeadAgent
     from windlass.agent.forks import ForkServer
-    from windlass.agent.podlog import PodLog
     from windlass.agent.station import Station
     from windlass.wire.folder import JobFolder
-
-_MESSAGE_FILE = Path("/dev/termination-log")
-_MESSAGE_BYTES = 4000
 
 
 def run_pod() -> NoReturn:
@@ -74,8 +70,11 @@ def _make_folder(plan: bytes) -> JobFolder:
 
 
 async def _run(secret: Path, folder: JobFolder, forks: ForkServer) -> NoReturn:
+    import contextlib
+
     from windlass.agent.agent import run_agent
     from windlass.agent.inputs import Inputs
+    from windlass.agent.leaving import leave_last_word
     from windlass.agent.podlog import PodLog
 
     station = _make_station(secret, folder)
@@ -84,11 +83,12 @@ async def _run(secret: Path, folder: JobFolder, forks: ForkServer) -> NoReturn:
     log = PodLog()
 
     def last_word(leading: LeadAgent) -> None:
-        _leave_last_word(leading, folder, log)
+        leave_last_word(leading.board.status, folder, log)
 
     code = await run_agent(station, forks, inputs, echo=log.add, at_end=last_word)
-    log.finish(b"")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError, ValueError):
+        log.finish(b"")
+        sys.stderr.flush()
     os._exit(code)  # all is said: nothing that is left in the loop may keep the pod
 
 
@@ -117,23 +117,3 @@ def _make_station(secret: Path, folder: JobFolder) -> Station:
         incarnation=os.environ.get(names.POD_UID, ""),
         num_losses=int(os.environ.get(names.NODE_FAILURES) or 0),
     )
-
-
-def _leave_last_word(leading: LeadAgent, folder: JobFolder, log: PodLog) -> None:
-    """Status, results and logs of the last attempt, where they outlive the pod."""
-    from windlass.wire.copying import find_files
-    from windlass.wire.lastword import MAX_BYTES, render_last_word
-
-    status = leading.board.status
-    files = {names.STATUS_FILE: folder.status.read_bytes()}
-    for name in find_files(folder):
-        path = folder.path / name
-        is_small = not name.endswith(".log") or path.stat().st_size <= MAX_BYTES
-        if path.parent == folder.attempt(status.attempt) and is_small:
-            files[name] = path.read_bytes()
-    log.finish(render_last_word(files))
-    said = status.verdict.message if status.verdict else status.conditions[-1].message
-    try:
-        _MESSAGE_FILE.write_bytes(f"{status.phase.value}: {said}".encode()[:_MESSAGE_BYTES])
-    except OSError:
-        return

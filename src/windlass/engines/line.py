@@ -20,9 +20,11 @@ from typing import Any
 from windlass import names
 from windlass.agent.tls import client_context_from, server_name
 from windlass.errors import EngineError, ProtocolError
-from windlass.kube.refusals import Forbidden
+from windlass.kube.refusals import Forbidden, Unreachable
 from windlass.wire.copying import (
     PIECE,
+    READ_ALL,
+    Piece,
     Receiver,
     Sender,
     is_from_lead,
@@ -41,9 +43,14 @@ _BEAT_S = 5.0
 _HANG_UP_S = 2.0
 _LOOK_S = 0.05
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.25, 1.0  # each try costs the cluster something
+_NO_ROOM_PAUSE_S = 5.0
 _READ_BYTES = 1 << 20
 
 Dial = Callable[[], socket.socket | None]  # a socket to the lead; None while there is no lead
+
+
+class CannotKeep(EngineError):
+    """What comes from the lead cannot be written down here."""
 
 
 class Line:
@@ -59,12 +66,15 @@ class Line:
         self._receiver = Receiver(folder, is_from_lead)
         self._orders: collections.deque[Header] = collections.deque()
         self._holds_lease = False
+        self._has_last = False  # a final status has come
         self._wake, self._waker = socket.socketpair()
         self._stop = threading.Event()
         self.is_up = False
         self.is_synced = threading.Event()  # a status has come over this line
         self.was_refused: ProtocolError | None = None
         self.forbidden: Forbidden | None = None  # we may not reach it at all
+        self.unreachable: Unreachable | None = None  # nobody answers there
+        self.cannot_keep: CannotKeep | None = None  # nothing more fits here
         self._thread = threading.Thread(target=self._run, name="windlass-line", daemon=True)
         self._thread.start()
 
@@ -88,6 +98,11 @@ class Line:
         """Hang up, after what was ordered has been said."""
         self.let_go()
         self._thread.join(timeout=5.0)
+
+    def finish(self) -> None:
+        """Of a job that has ended: wait until its lead knows that all was read."""
+        if self._has_last:
+            self._thread.join(timeout=2 * _HANG_UP_S)
 
     def let_go(self) -> None:
         """Hang up soon."""
@@ -123,12 +138,23 @@ class Line:
                 self.was_refused = error
             except Forbidden as error:
                 self.forbidden = error
+            except Unreachable as error:
+                self.unreachable = error
+            except CannotKeep as error:
+                self._note_cannot_keep(error)
+                pause_s = _NO_ROOM_PAUSE_S
             except (OSError, EngineError) as error:
                 logger.debug("line to %s: %s", self._job_id, error)
             finally:
                 self.is_up = False
+                self._receiver.drop_parts()
             self._stop.wait(pause_s)
             pause_s = min(_LAST_PAUSE_S, pause_s * 1.5)
+
+    def _note_cannot_keep(self, error: CannotKeep) -> None:
+        if self.cannot_keep is None:  # said once: it is tried again all the time
+            logger.warning("%s: %s", self._job_id, error.message)
+        self.cannot_keep = error
 
     def _serve(self, connection: ssl.SSLSocket) -> bool:
         """Copy until the line breaks; whether there is nothing more to come."""
@@ -151,6 +177,8 @@ class Line:
                 heard_s = time.monotonic()
                 for frame in decoder.feed(data):
                     if self._take(connection, frame):
+                        with contextlib.suppress(OSError):  # all is here, whatever breaks now
+                            self._hang_up(connection)
                         return True
             while self._orders and self.is_up:
                 self._say(connection, self._orders[0])  # one that could not be said is said again
@@ -196,17 +224,31 @@ class Line:
         if refused := refusal(frame.header):
             raise refused
         if frame.type == "welcome":
-            self.is_up, self.forbidden = True, None
+            self.is_up, self.forbidden, self.unreachable = True, None, None
         elif frame.type == "wants" and frame.header["inputs"]:
             for piece in Sender(self._folder, is_input, has={}).pieces():
                 self._say(connection, piece.header, piece.body)
         elif frame.type == PIECE:
-            piece = read_piece(frame.header, frame.body)
-            self._receiver.take(piece)
-            if piece.path == names.STATUS_FILE:
-                self.is_synced.set()
-                return is_final(piece.body)
+            return self._take_piece(connection, read_piece(frame.header, frame.body))
         return False
+
+    def _take_piece(self, connection: ssl.SSLSocket, piece: Piece) -> bool:
+        is_status = piece.path == names.STATUS_FILE
+        is_last = is_status and is_final(piece.body)
+        if is_last:  # said before anybody here sees the end, and perhaps ends this process
+            self._has_last = True
+            self._say(connection, {"type": READ_ALL})
+        try:
+            self._receiver.take(piece)
+        except OSError as error:
+            raise CannotKeep(
+                f"cannot write to {self._folder.path}: {error.strerror or error}",
+                hint=f"make room or make it writable; {names.HOME} names another folder",
+            ) from error
+        if is_status:  # which comes last, so all before it has been kept
+            self.cannot_keep = None
+            self.is_synced.set()
+        return is_last
 
 
 def is_final(status: bytes) -> bool:

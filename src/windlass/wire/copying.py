@@ -8,7 +8,9 @@ elsewhere.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -21,12 +23,14 @@ from windlass.wire.folder import JobFolder, write_atomically
 from windlass.wire.messages import Header
 
 PIECE = "piece"
+READ_ALL = "read_all"  # said by a client that has a final status, and so all it speaks of
 PIECE_BYTES = 1 << 20
 _LOG = re.compile(r"attempt-[0-9]{1,9}/rank-[0-9]{1,9}\.log\Z")
 _WHOLE = re.compile(r"attempt-[0-9]{1,9}/(rank-[0-9]{1,9}\.(result|error\.json)|world\.json)\Z")
 INPUTS = frozenset({names.PAYLOAD_FILE, names.BUNDLE_FILE})
 STATUS = frozenset({names.STATUS_FILE})
 Choice = Callable[[str], bool]
+_NUMBERS = itertools.count()
 
 
 def is_from_ranks(path: str) -> bool:
@@ -140,11 +144,16 @@ class Sender:
 
 
 class Receiver:
-    """Puts pieces where they belong; nothing but what was agreed on is taken."""
+    """Puts pieces where they belong; nothing but what was agreed on is taken.
+
+    One for each peer: several may send the same file at the same time, and none gets in another's way.
+    """
 
     def __init__(self, folder: JobFolder, takes: Choice) -> None:
         self._folder = folder
         self._takes = takes
+        self._mark = f"{os.getpid()}-{next(_NUMBERS)}"
+        self._parts: set[Path] = set()
 
     def take(self, piece: Piece) -> bool:
         """Write one piece; whether its file is whole now (a log never is)."""
@@ -160,7 +169,29 @@ class Receiver:
         if piece.offset == 0 and len(piece.body) == piece.total_bytes:
             write_atomically(path, piece.body)
             return True
-        return _add_part(path, piece)
+        return self._add_part(path, piece)
+
+    def _add_part(self, path: Path, piece: Piece) -> bool:
+        part = path.with_name(f".{path.name}.{self._mark}.part")
+        self._parts.add(part)
+        with part.open("wb" if piece.offset == 0 else "ab") as file:
+            if file.tell() != piece.offset:
+                raise ProtocolError(
+                    f"{piece.path} goes on at {piece.offset}, but ends at {file.tell()}"
+                )
+            file.write(piece.body)
+        if piece.offset + len(piece.body) < (piece.total_bytes or 0):
+            return False
+        part.replace(path)
+        self._parts.discard(part)
+        return True
+
+    def drop_parts(self) -> None:
+        """Remove what never became whole: the peer is gone, and starts anew when it comes back."""
+        for part in self._parts:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+        self._parts.clear()
 
 
 def _append(path: Path, piece: Piece) -> None:
@@ -171,20 +202,6 @@ def _append(path: Path, piece: Piece) -> None:
         if piece.offset > known:
             raise ProtocolError(f"{piece.path} goes on at {piece.offset}, but ends at {known}")
         file.write(piece.body[known - piece.offset :])
-
-
-def _add_part(path: Path, piece: Piece) -> bool:
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with part.open("wb" if piece.offset == 0 else "ab") as file:
-        if file.tell() != piece.offset:
-            raise ProtocolError(
-                f"{piece.path} goes on at {piece.offset}, but ends at {file.tell()}"
-            )
-        file.write(piece.body)
-    if piece.offset + len(piece.body) < (piece.total_bytes or 0):
-        return False
-    part.replace(path)
-    return True
 
 
 def find_files(folder: JobFolder) -> Iterator[str]:
@@ -203,4 +220,9 @@ def find_files(folder: JobFolder) -> Iterator[str]:
 
 def measure_files(folder: JobFolder, wants: Choice) -> dict[str, int]:
     """How much of each file is here: what one tells the other side before it sends."""
-    return {path: (folder.path / path).stat().st_size for path in find_files(folder) if wants(path)}
+    sizes = {}
+    for path in find_files(folder):
+        if wants(path):
+            with contextlib.suppress(OSError):  # one that cannot be looked at is not here
+                sizes[path] = (folder.path / path).stat().st_size
+    return sizes

@@ -29,21 +29,35 @@ class LastWord:
     omitted: Mapping[str, int] = field(default_factory=dict)
 
 
-def render_last_word(files: Mapping[str, bytes], *, max_bytes: int = MAX_BYTES) -> bytes:
-    """Lines for the log. The first file always goes along, others while there is room.
+def choose_files(sizes: Mapping[str, int], *, max_bytes: int = MAX_BYTES) -> set[str]:
+    """Those for which there is room, by their sizes alone: nobody reads a file that does not fit.
 
     Small ones come first, and logs last: those may be had from the pods themselves.
     """
+    kept, left = set(), max_bytes
+    for path in sorted(sizes, key=lambda path: (path.endswith(".log"), sizes[path])):
+        if sizes[path] <= left:
+            kept.add(path)
+            left -= sizes[path]
+    return kept
+
+
+def render_last_word(
+    files: Mapping[str, bytes],
+    *,
+    omitted: Mapping[str, int] | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> bytes:
+    """Lines for the log. The first file always goes along, others while there is room.
+
+    `omitted` are the sizes of files that were not even read.
+    """
     first, *others = files
-    kept, left = {first: files[first]}, max_bytes
-    omitted: dict[str, int] = {}
-    for path in sorted(others, key=lambda path: (path.endswith(".log"), len(files[path]))):
-        if len(files[path]) <= left:
-            kept[path] = files[path]
-            left -= len(files[path])
-        else:
-            omitted[path] = len(files[path])
-    text = base64.b64encode(_pack(kept, omitted))
+    sizes = {path: len(files[path]) for path in others}
+    kept = choose_files(sizes, max_bytes=max_bytes)
+    left_out = {path: size for path, size in sizes.items() if path not in kept}
+    chosen = {path: data for path, data in files.items() if path == first or path in kept}
+    text = base64.b64encode(_pack(chosen, {**(omitted or {}), **left_out}))
     parts = [text[at : at + _LINE_BYTES] for at in range(0, len(text), _LINE_BYTES)]
     return b"".join(
         b"windlass-last-word %d/%d %s\n" % (number, len(parts), part)

@@ -1,0 +1,64 @@
+"""A lead in a process of its own, as node 0's agent in a pod is, but here: run by `test_leaving`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import sys
+from pathlib import Path
+
+from windlass.agent import agent, leaving
+from windlass.agent.agent import prepare_forks, run_agent, start_logging
+from windlass.agent.forks import ForkServer
+from windlass.agent.inputs import Inputs
+from windlass.agent.podlog import PodLog
+from windlass.agent.processes import become_subreaper
+from windlass.agent.station import Station
+from windlass.agent.tcp import TlsPlace
+from windlass.agent.tls import server_context
+from windlass.plan.plan import read_plan
+from windlass.wire.folder import JobFolder
+
+
+async def lead(station: Station, forks: ForkServer) -> int:
+    log = PodLog()
+
+    def at_end(leading: agent.LeadAgent) -> None:
+        leaving.leave_last_word(leading.board.status, station.folder, log)
+
+    inputs = Inputs(station.plan, station.folder)
+    return await run_agent(station, forks, inputs, echo=log.add, at_end=at_end)
+
+
+def main(about: dict) -> int:
+    sys.argv[0] = about["archive"]  # what fork servers are started from
+    for name, value in about["constants"].items():
+        setattr(agent, name, value)
+    leaving._MESSAGE_FILE = Path(about["message"])
+    start_logging()
+    become_subreaper()
+    folder = JobFolder(Path(about["folder"]))
+    plan = read_plan(folder.plan.read_text())
+    context = server_context(Path(about["certificates"]))
+    station = Station(
+        plan=plan,
+        folder=folder,
+        index=0,
+        run_dir=folder.path / "run",
+        place=TlsPlace(host="127.0.0.1", port=about["port"], context=context),
+        is_pod=True,
+        address="127.0.0.1",
+    )
+    forks = ForkServer()
+    prepare_forks(plan, forks)
+    if about["memory_bytes"]:
+        resource.setrlimit(resource.RLIMIT_AS, (about["memory_bytes"], about["memory_bytes"]))
+    code = asyncio.run(lead(station, forks))
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
