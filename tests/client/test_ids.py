@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spec.strategies import works
 
-from windlass.client.ids import make_job_id
+from windlass.client.ids import make_call_id, make_job_id, split_call
 from windlass.spec.work import Command, Function, Module, Script
 
 
@@ -73,3 +73,24 @@ def test_an_id_reads_like_the_work(work, name):
 def test_two_ids_differ():
     work = Script(path="train.py")
     assert len({make_job_id(work) for _ in range(200)}) == 200
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("nodes-abcde.abcdef", ("nodes-abcde", "abcdef")),
+        ("a.b.abc234", ("a.b", "abc234")),
+        ("local://nodes-abcde.abcdef", ("local://nodes-abcde", "abcdef")),
+        ("exp-v1.2", ("", "")),
+        ("lr-0.001", ("", "")),
+        ("nodes.ABCDEF", ("", "")),
+        (".abcdef", ("", "")),
+        ("abcdef", ("", "")),
+    ],
+)
+def test_which_texts_could_be_calls(text, parts):
+    assert split_call(text) == parts
+
+
+def test_a_call_is_found_in_its_own_id():
+    assert split_call(make_call_id("nodes-abcde"))[0] == "nodes-abcde"

@@ -17,6 +17,7 @@ MAX_ID = 50
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 _LETTERS = bytes(ord(_ALPHABET[byte % len(_ALPHABET)]) for byte in range(256))
 _TAIL = 5
+_CALL = 6
 _MAX_FROM_WORK = 24
 
 
@@ -29,6 +30,18 @@ def make_job_id(work: Work, name: str = "") -> str:
 def make_letters(num: int) -> str:
     """So many random letters and digits, none of which looks like another."""
     return os.urandom(num).translate(_LETTERS).decode()
+
+
+def make_call_id(compute: str) -> str:
+    """COMPUTE.CALL, where the second is letters of our own choosing."""
+    return f"{compute}.{make_letters(_CALL)}"
+
+
+def split_call(text: str) -> tuple[str, str]:
+    """Compute and call, where `text` could be the id of a call, else twice nothing: names have dots too."""
+    compute, _, call = text.rpartition(".")
+    is_call = bool(compute) and len(call) == _CALL and set(call) <= set(_ALPHABET)
+    return (compute, call) if is_call else ("", "")
 
 
 def is_made_from(job_id: str, name: str) -> bool:

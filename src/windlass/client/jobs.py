@@ -10,7 +10,7 @@ import os
 import re
 
 from windlass import names
-from windlass.client.ids import is_made_from
+from windlass.client.ids import is_made_from, split_call
 from windlass.client.job import Job
 from windlass.engines.protocol import Engine, JobRef, engine_names, make_engine
 from windlass.errors import JobNotFound, SpecError, WindlassError
@@ -48,24 +48,32 @@ def list_jobs_here(settings: Settings) -> list[Job]:
 
 
 def find_job(text: str, settings: Settings) -> Job:
-    """The one job `text` means; COMPUTE.CALL is a call on a compute."""
-    compute, dot, call = text.rpartition(".")
-    if dot and compute and call.isalnum():
+    """The one job `text` means; COMPUTE.CALL is a call on a compute, unless a job has that name."""
+    name, separator, job_id = text.rpartition("://")
+    if not job_id:
+        raise SpecError("which job?", hint="windlass ls shows them")
+    found = None if separator else _find_here(job_id, settings)
+    if found is not None:
+        return found
+    compute, call = split_call(text)
+    if call:
         from windlass.client.warm.calljob import attach_call
 
         job = find_job(compute, settings)
         return attach_call(job, f"{job.id}.{call}")
-    name, separator, job_id = text.rpartition("://")
     if separator:
         return _find_at(make_engine(name, settings), job_id)
-    if not job_id:
-        raise SpecError("which job?", hint="windlass ls shows them")
+    engine = make_engine(settings.engine, settings)
+    return _choose(engine, _match(engine, engine.jobs(), job_id), job_id)
+
+
+def _find_here(job_id: str, settings: Settings) -> Job | None:
+    """Among the jobs that this machine has a folder of."""
     for name in dict.fromkeys((settings.engine, *engine_names())):
         engine = make_engine(name, settings)
         if matches := _match(engine, engine.jobs_here(), job_id):
             return _choose(engine, matches, job_id)
-    engine = make_engine(settings.engine, settings)
-    return _choose(engine, _match(engine, engine.jobs(), job_id), job_id)
+    return None
 
 
 def _find_at(engine: Engine, job_id: str) -> Job:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from windlass import names
 from windlass.agent import commands, parcels
 from windlass.bundle.functions import read_contents
-from windlass.client.ids import make_letters
+from windlass.client.ids import make_call_id, make_letters
 from windlass.client.preload import TORCH, choose_preload
 from windlass.client.run import current_folder
 from windlass.client.target import check_bound, function_name, import_paths, read_signature, unwrap
@@ -171,7 +171,7 @@ class Requests:
         self._check_ranks(options.ranks)
         segments = self._pack(method, args, kwargs)
         key, profile = self._choose_profile(method, options, detach=detach)
-        call_id = f"{nodes.ref.job_id if nodes.ref else nodes.name}.{make_letters(6)}"
+        call_id = make_call_id(nodes.ref.job_id if nodes.ref else nodes.name)
         header = {"type": "call", "id": call_id, "profile": key}
         has = nodes.has.get(self._project.key, "")
         nodes.has[self._project.key] = profile["project"]["digest"]
