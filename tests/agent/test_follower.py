@@ -95,6 +95,21 @@ def test_it_joins_runs_ranks_and_ends(tmp_path):
     follow(tmp_path, visit, make_job(nodes=2, work=PRINT))
 
 
+def test_a_result_that_it_cannot_read_is_told_before_it_has_sent_all(tmp_path):
+    async def visit(lead, _process):
+        peer = await meet(lead)
+        (tmp_path / "follower" / "attempt-0" / "rank-1.result").mkdir(parents=True)
+        peer.say("has", files={})
+        peer.say("flush")
+        await until(lambda: peer.find("flushed"), "all is sent")
+        told = peer.find("trouble")
+        assert told["reason"] == "ResultMissing"
+        path, why = "attempt-0/rank-1.result", "Is a directory"
+        assert told["message"] == f"train-ab12c-node-1 could not send {path}: {why}"
+
+    follow(tmp_path, visit, make_job(nodes=2))
+
+
 def test_inputs_come_over_the_link(tmp_path):
     data = b"pickled"
     wanted = Input(

@@ -117,3 +117,20 @@ def test_a_file_that_cannot_be_read_is_tried_again(files, folder, caplog):
         await until(lambda: pieces == [(LOG, 0, b"one\n")], "the line")
 
     pump_to(files, folder, visit)
+
+
+def test_a_file_that_cannot_be_read_keeps_no_other_back(files, folder, caplog):
+    """The status least of all: who waits for the end would wait for ever."""
+    folder.result(0, 0).mkdir()
+    write_atomically(folder.result(0, 1), b"value")
+    write_atomically(folder.status, b"{}")
+
+    async def visit(pump, pieces):
+        await until(lambda: len(pieces) == 2, "all that can be read")
+        assert [path for path, _, _ in pieces] == ["attempt-0/rank-1.result", names.STATUS_FILE]
+        await pump.round()
+        await pump.round()
+        assert pump.troubles == {"attempt-0/rank-0.result": "Is a directory"}
+        assert caplog.text.count("Is a directory") == 1
+
+    pump_to(files, folder, visit)

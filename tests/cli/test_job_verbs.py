@@ -97,6 +97,30 @@ def test_result(windlass: Cli, ended: str) -> None:
     assert windlass("result", ended, "--json", "--rank", "0").json == rows[0] | {"rank": 0}
 
 
+def test_a_result_that_is_gone_is_named(windlass: Cli, ended: str, home: Path) -> None:
+    (home / "jobs" / ended / "attempt-0" / "rank-1.result").unlink()
+    ran = windlass("result", ended)
+    first, second = ran.out.splitlines()
+    assert (ran.code, first) == (3, "rank 0: 3")
+    assert second.startswith("rank 1: the result of rank 1 is missing: ")
+    assert "the result of rank 1 is missing" in ran.err
+    assert windlass("result", ended, "--rank", "0").code == 0
+    assert windlass("result", ended, "--json").json[1]["state"] == "missing"
+
+
+def test_a_name_with_a_dot_is_no_call(windlass: Cli) -> None:
+    """Not that of a compute `exp-v1` either, which could be there as well."""
+    for name in ("exp-v1.2", "exp-v1.abcdef", "v.1.2.3"):
+        job_id = windlass("run", "work.py::add", "1", "--name", name).job_id
+        for verb in ("status", "result", "why", "logs"):
+            ran = windlass(verb, name)
+            assert ran.code == 0, ran.err
+        assert windlass("status", name, "--json").json["job_id"] == job_id
+    missing = windlass("status", "exp-v1.9")
+    assert missing.code == 2
+    assert "there is no job 'exp-v1.9'" in missing.err
+
+
 def test_result_of_a_failure(windlass: Cli, failed: str) -> None:
     ran = windlass("result", failed)
     assert ran.code == 1

@@ -142,3 +142,14 @@ def test_result_of_one_rank(on):
         job.result(2)
     assert job.exception() is None
     assert job.verdict() is None
+
+
+@pytest.mark.local_only("the folder is looked into")
+@pytest.mark.parametrize("procs", [1, 3])
+def test_a_result_that_is_gone_is_an_error_that_names_its_rank(on, home, procs):
+    job = on.submit(work.rank, procs=procs)
+    job.wait(60)
+    (home / "jobs" / job.id / "attempt-0" / f"rank-{procs - 1}.result").unlink()
+    with pytest.raises(wl.EngineError, match=f"the result of rank {procs - 1} is missing"):
+        job.results()
+    assert [left.state for left in job.outcomes()][-1] == "missing"

@@ -97,6 +97,7 @@ class Door:
             kind = frame.type
             if kind == PIECE:
                 receiver.take(read_piece(frame.header, frame.body))
+                self._lead.receive(index, {"type": PIECE})
             elif self._desk is not None and self._desk.take_part(link, frame):
                 return
             elif kind == "join":

@@ -203,6 +203,11 @@ class Follower:
     async def _flush(self) -> None:
         if self._pump is not None:
             await self._pump.round()
+            name = self._station.plan.nodes[self._station.index].name
+            for path, why in self._pump.troubles.items():
+                message = f"{name} could not send {path}: {why}"
+                told = {"reason": names.REASON_RESULT_MISSING, "message": message}
+                self._send({"type": "trouble", **told})
         self._send({"type": "flushed"})
 
     def _start(self, work: Any) -> None:

@@ -20,6 +20,7 @@ from windlass.agent.memory import Memory
 from windlass.agent.node import read_outcome
 from windlass.agent.roster import Member, Roster
 from windlass.plan.plan import Plan
+from windlass.wire.copying import PIECE
 from windlass.wire.results import Outcome
 from windlass.wire.status import FailureKind, Phase, Verdict
 
@@ -36,6 +37,7 @@ class Hearing:
         self._roster = Roster(plan)
         self._attempt = Attempt(-1, plan)
         self._flushed: set[int] = set()
+        self._num_pieces = 0  # of files that nodes have sent
         self._stop: Verdict | None = None  # somebody ended the job: cancel, timeout, lease
         self._stop_signal: int = signal.SIGTERM
         self._now = False
@@ -127,6 +129,8 @@ class Hearing:
             self._attempt.store_port = message["port"]
         elif kind == "flushed":
             self._flushed.add(index)
+        elif kind == PIECE:
+            self._num_pieces += 1
         elif kind == "trouble":
             self._board.add_condition("warning", message["reason"], message["message"])
         self._changed.set()

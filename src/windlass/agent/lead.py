@@ -19,7 +19,9 @@ from windlass.agent.failure import make_job_verdict
 from windlass.agent.hearing import Hearing
 from windlass.agent.memory import Memory, choose_memory
 from windlass.agent.port import hold_port
+from windlass.agent.roster import Member
 from windlass.plan.plan import Plan
+from windlass.spec.work import Function
 from windlass.wire.status import FailureKind, Phase, Verdict
 
 logger = logging.getLogger(__name__)
@@ -27,7 +29,7 @@ logger = logging.getLogger(__name__)
 _SETTLE_S = 0.3  # how long a verdict waits for a failure that came earlier but is heard of later
 _SETTLE_LOST_S = 6.0  # a silent node takes so long to be missed
 _STOP_MARGIN_S = 5.0
-_FLUSH_S = 30.0
+_STALL_S = 60.0  # how long nodes may send nothing of what their ranks left
 _FEWER_AFTER_S = 30.0  # how long an attempt waits for all nodes when fewer would do
 _LOOPBACK = "127.0.0.1"
 
@@ -49,7 +51,7 @@ class Lead(Hearing):
         verdict = await self._run_attempts()
         if verdict is not None:
             self._board.set_verdict(verdict, final=True)
-        await self._flush()
+        await self._flush(is_complete=verdict is None)
         if verdict is None:
             message = f"all {self._attempt.num_ranks} ranks returned"
             self._board.set_phase(Phase.SUCCEEDED, names.REASON_ALL_RETURNED, message)
@@ -287,13 +289,51 @@ class Lead(Hearing):
 
     # -- orders --------------------------------------------------------------------------------
 
-    async def _flush(self) -> None:
-        """Wait for what nodes have still to send: logs and results of their ranks."""
+    async def _flush(self, *, is_complete: bool) -> None:
+        """Wait for what nodes have still to send, logs and results of their ranks, while anything comes.
+
+        Where all ranks have returned, a node that is gone and owes a result may come back with it.
+        """
         self._flushed.clear()
-        self._tell_all({"type": "flush"})
-        await self._changed.until(
-            lambda: self._flushed.issuperset(self._roster.here()), timeout_s=_FLUSH_S
-        )
+        asked: dict[int, Member] = {}
+        owing: set[int] = set()
+
+        def is_over() -> bool:
+            for index in self._roster.here():  # also one that has just come back
+                if asked.get(index) is not self._roster[index]:
+                    asked[index] = self._roster[index]
+                    self._flushed.discard(index)
+                    self._roster[index].send({"type": "flush"})
+            gone = {index for index in self._find_owing() if index not in self._roster}
+            owing.update(gone if is_complete else ())
+            return self._flushed.issuperset(self._roster.here()) and not (is_complete and gone)
+
+        num_pieces = -1
+        while num_pieces != self._num_pieces:
+            num_pieces = self._num_pieces
+            if await self._changed.until(is_over, timeout_s=_STALL_S):
+                break
+        owing.update(set(self._roster.here()) - self._flushed)
+        self._tell_missing({i: r for i, r in self._find_owing().items() if i in owing})
+
+    def _find_owing(self) -> dict[int, list[int]]:
+        """Nodes of this attempt, and those of their ranks whose results are not here."""
+        if not isinstance(self._plan.work, Function) or self._attempt.number < 0:
+            return {}
+        folder, number = self._board.folder, self._attempt.number
+        missing = {
+            node.index: [r for r in node.ranks if not folder.result(number, r).exists()]
+            for node in self._attempt.world.nodes
+        }
+        return {index: ranks for index, ranks in missing.items() if ranks}
+
+    def _tell_missing(self, owing: dict[int, list[int]]) -> None:
+        for index, ranks in owing.items():
+            name = self._plan.nodes[index].name
+            why = f"sent nothing more for {_STALL_S:g} s" if index in self._roster else "was lost"
+            what = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+            message = f"the result of {what} is missing: {name} {why} before it had sent it"
+            self._board.add_condition("warning", names.REASON_RESULT_MISSING, message)
 
     def _order(self, message: dict[str, Any]) -> None:
         for index in self._roster.here():

@@ -25,6 +25,7 @@ class Pump:
         self._sender = sender
         self._turn = asyncio.Lock()
         self._is_closed = False
+        self._told: dict[str, str] = {}
         self.moved_s = time.monotonic()  # when something was last sent
         self._task = asyncio.ensure_future(self._run())
 
@@ -46,6 +47,18 @@ class Pump:
                 self._is_closed = True
             except OSError as error:
                 logger.warning("files for %s: %s", self._link.peer, error)
+            self._tell_troubles()
+
+    @property
+    def troubles(self) -> dict[str, str]:
+        """Files that cannot be read, and why."""
+        return self._sender.troubles
+
+    def _tell_troubles(self) -> None:
+        """Each once: it is tried again many times a second."""
+        for path, why in self.troubles.items() - self._told.items():
+            logger.warning("%s for %s: %s", path, self._link.peer, why)
+        self._told = dict(self.troubles)
 
     def close(self) -> None:
         self._is_closed = True

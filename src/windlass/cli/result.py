@@ -40,4 +40,5 @@ def result(job_text: str, rank: int | None, as_json: bool) -> int:
     else:
         for line in returned.render_lines(status, outcomes, only=rank):
             click.echo(line)
+    returned.check_missing(outcomes if rank is None else outcomes[rank : rank + 1])
     return exit_code_of(status)

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from windlass.client.terminal import clean
-from windlass.wire.results import ResultHeader
+from windlass.client.values import make_missing_error
+from windlass.wire.results import MISSING, ResultHeader
 from windlass.wire.status import JobStatus
 
 
@@ -44,11 +45,20 @@ def render_lines(
     ]
 
 
+def check_missing(outcomes: Sequence[ResultHeader | None]) -> None:
+    """Raise what is to be said of the first result that a rank left and that is not here."""
+    for header in outcomes:
+        if header is not None and header.state == MISSING:
+            raise make_missing_error(header)
+
+
 def _render_one(header: ResultHeader | None, state: str, *, in_full: bool) -> str:
     if header is None:
         return "no result (a command has none)" if state == "returned" else f"no result ({state})"
     if header.state == "returned":
         return clean(header.repr, colour=False)
+    if header.state == MISSING:
+        return clean(make_missing_error(header).message, colour=False)
     if header.error is None:
         return f"{header.state}, exit code {header.exit_code}"
     if in_full and header.error.traceback:

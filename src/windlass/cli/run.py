@@ -135,6 +135,7 @@ def _show_end(
         sys.stderr.write(render_verdict(status, folder=str(start_folder())) + "\n")
     elif not quiet:
         sys.stderr.write(f"{_render_success(status)}\n{render_timeline(status)}\n")
+    returned.check_missing(outcomes)
 
 
 def _render_success(status: JobStatus) -> str:

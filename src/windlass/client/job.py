@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from windlass.client.values import load_error, load_value, make_failure
+from windlass.client.values import load_error, load_value, make_failure, make_missing_error
 from windlass.engines.protocol import Engine, JobRef, LogReader
 from windlass.errors import RankFailed, SpecError, WaitTimeout
 from windlass.waiting import wait_until
 from windlass.wire.logs import LogLine, LogQuery
-from windlass.wire.results import ResultHeader
+from windlass.wire.results import MISSING, ResultHeader
 from windlass.wire.status import JobStatus, Phase, Verdict
 
 _POLL_S = 0.05
@@ -142,8 +142,10 @@ class Job:
 
     @staticmethod
     def _load(rank: int, found: tuple[ResultHeader, bytes] | None) -> Any:
-        if found is None:  # a command has no result; a job that succeeded lacks none else
+        if found is None:  # only functions have one
             return None
+        if found[0].state == MISSING:
+            raise make_missing_error(found[0])
         if found[0].state != "returned":
             raise RankFailed(f"rank {rank} left no result")
         return load_value(*found)

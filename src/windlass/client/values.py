@@ -71,3 +71,10 @@ def make_failure(verdict: Verdict) -> errors.WindlassError:
     """The error for a verdict without a Python exception in it."""
     cls = _BY_KIND.get(verdict.kind, errors.RankFailed)
     return cls(verdict.message, hint=verdict.next)
+
+
+def make_missing_error(header: ResultHeader) -> errors.EngineError:
+    """The error for a result that a rank left and that is not here; it names the rank."""
+    told = header.error.message if header.error else f"the result of rank {header.rank} is missing"
+    message, _, hint = told.partition("\n  hint: ")
+    return errors.EngineError(message, hint=hint)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from windlass import names
 from windlass.engines.hidden import NO_HIDDEN, check_hidden
+from windlass.engines.outcomes import read_outcomes
 from windlass.engines.protocol import JobRef, Stream
 from windlass.engines.pyz import local_archive
 from windlass.engines.reach import dial_lead
@@ -35,7 +36,7 @@ from windlass.wire.folder import JobFolder, write_atomically
 from windlass.wire.identity import CERTIFICATES
 from windlass.wire.logfiles import LogFiles
 from windlass.wire.logs import LogQuery
-from windlass.wire.results import ResultHeader, read_results
+from windlass.wire.results import ResultHeader
 from windlass.wire.status import JobStatus
 from windlass.wire.statusfile import StatusFile
 
@@ -220,20 +221,7 @@ class ClusterEngine:
 
     def results(self, ref: JobRef) -> list[tuple[ResultHeader, bytes] | None]:
         status = self.status(ref)
-        folder = JobFolder(self._home / ref.job_id)
-        self._check_kept(folder)
-        return read_results(folder, attempt=status.attempt, num_ranks=status.num_ranks)
-
-    @staticmethod
-    def _check_kept(folder: JobFolder) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            omitted = json.loads((folder.path / names.OMITTED_FILE).read_bytes())
-            for path, size in omitted.items():
-                if path.endswith(".result") and not (folder.path / path).exists():
-                    raise EngineError(
-                        f"a result of {size} bytes ({path}) was too large to outlive its pod",
-                        hint="stay attached, or have the code write it to a volume (--volume)",
-                    )
+        return read_outcomes(JobFolder(self._home / ref.job_id), self.plan(ref), status)
 
     def jobs(self) -> list[JobRef]:
         api = self._api()

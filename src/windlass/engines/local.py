@@ -27,6 +27,7 @@ from windlass.agent.parcels import remove_spills
 from windlass.engines.call import LeadCall
 from windlass.engines.hidden import NO_HIDDEN, check_hidden
 from windlass.engines.launch import AgentProcess, make_command, reap_agents, take_head_start
+from windlass.engines.outcomes import read_outcomes
 from windlass.engines.protocol import JobRef
 from windlass.engines.pyz import local_archive
 from windlass.errors import EngineError, JobNotFound, SpecError
@@ -37,7 +38,7 @@ from windlass.wire.first import make_first_status, render_status
 from windlass.wire.folder import JobFolder, write_atomically
 from windlass.wire.logfiles import LogFiles
 from windlass.wire.logs import LogQuery
-from windlass.wire.results import ResultHeader, read_results
+from windlass.wire.results import ResultHeader
 from windlass.wire.status import FailureKind, JobStatus, Phase
 from windlass.wire.statusfile import StatusFile
 
@@ -213,7 +214,7 @@ class LocalEngine:
     def results(self, ref: JobRef) -> list[tuple[ResultHeader, bytes] | None]:
         folder = self._folder(ref)
         status = self.status(ref)
-        return read_results(folder, attempt=status.attempt, num_ranks=status.num_ranks)
+        return read_outcomes(folder, self._plan(folder), status)
 
     def jobs(self) -> list[JobRef]:
         found = [path for path in self._jobs.glob("*") if (path / names.PLAN_FILE).exists()]

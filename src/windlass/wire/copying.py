@@ -85,14 +85,23 @@ class Sender:
         self._offsets = {path: size for path, size in has.items() if _LOG.match(path)}
         self._sizes = {path: size for path, size in has.items() if path not in STATUS}
         self._stamps: dict[str, tuple[int, int, int]] = {}
+        self.troubles: dict[str, str] = {}  # why files could not be read, by their paths
 
     def pieces(self) -> Iterator[Piece]:
-        """One round: everything that is new now. What is read is read when it is asked for."""
+        """One round: everything that is new now. What is read is read when it is asked for.
+
+        A file that cannot be read keeps no other back.
+        """
         status = self._read_status()
         for path in find_files(self._folder):
             if path in STATUS or not self._wants(path):
                 continue
-            yield from self._new_of_log(path) if _LOG.match(path) else self._whole(path)
+            try:
+                yield from self._new_of_log(path) if _LOG.match(path) else self._whole(path)
+                self.troubles.pop(path, None)
+            except OSError as error:
+                self._stamps.pop(path, None)
+                self.troubles[path] = error.strerror or str(error)
         if status is not None:
             yield Piece(path=names.STATUS_FILE, offset=0, body=status, total_bytes=len(status))
 

@@ -15,6 +15,8 @@ from windlass import records
 from windlass.errors import ProtocolError
 from windlass.wire.folder import JobFolder, write_atomically
 
+MISSING = "missing"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorInfo:
@@ -58,7 +60,7 @@ class ResultHeader:
 
     rank: int
     attempt: int
-    state: str  # returned or raised
+    state: str  # returned or raised; missing, where what a rank returned has not come here
     at_s: float
     python: str = ""
     repr: str = ""
@@ -109,6 +111,12 @@ def read_results(
 ) -> list[tuple[ResultHeader, bytes] | None]:
     """What each rank left in one attempt, in rank order."""
     return [read_result(folder.result(attempt, rank)) for rank in range(num_ranks)]
+
+
+def make_missing(rank: int, attempt: int, why: str) -> tuple[ResultHeader, bytes]:
+    """In the place of a result that was there once: never to be taken for None."""
+    error = ErrorInfo(type="windlass.errors.EngineError", message=why)
+    return ResultHeader(rank=rank, attempt=attempt, state=MISSING, at_s=0.0, error=error), b""
 
 
 def _parse(path: Path, line: bytes) -> ResultHeader:
