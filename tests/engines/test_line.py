@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import json
 import random
-import resource
 import socket
 import threading
 
@@ -186,18 +185,6 @@ def test_it_is_not_up_while_it_is_down(tmp_path):
         await until(lambda: client.line.is_up, "the line is up again")
 
     on_line(tmp_path, visit)
-
-
-@pytest.fixture
-def room():
-    """Takes the room for files away from this process, and gives it back."""
-    _, most = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def limit(num_bytes):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most if num_bytes is None else num_bytes, most))
-
-    yield limit
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_what_does_not_fit_here_is_told_and_comes_once_there_is_room(

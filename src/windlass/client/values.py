@@ -64,6 +64,7 @@ _BY_KIND: dict[FailureKind, type[errors.WindlassError]] = {
     FailureKind.TIMEOUT: errors.JobTimeout,
     FailureKind.CANCELLED: errors.JobCancelled,
     FailureKind.START_FAILED: errors.EngineError,
+    FailureKind.UNKNOWN: errors.EngineError,
 }
 
 

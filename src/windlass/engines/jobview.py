@@ -15,13 +15,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from windlass import names
-from windlass.agent.failure import make_job_verdict
+from windlass.engines.judging import end_job, show_ending
 from windlass.engines.leftovers import read_leftovers
-from windlass.engines.line import Dial, Line
+from windlass.engines.line import Dial, Line, keeping
+from windlass.engines.outages import Outage
 from windlass.engines.sight import Sight
 from windlass.kube.api import Api
 from windlass.kube.blocker import CONDITION, VOLUME, Blocker
 from windlass.kube.blockers import find_blockers, make_condition
+from windlass.kube.fields import index_of, name_of
 from windlass.kube.kinds import JOBS
 from windlass.kube.pods import PodSeen, read_pods, timeline
 from windlass.kube.refusals import ClusterError, Forbidden
@@ -39,6 +41,7 @@ _SETTLE_S = 15.0
 _PATIENCE_S = 1.0  # a job that is younger is not called blocked, and none is asked about more often
 _CANCEL_S = 5.0  # how long a lead that cannot be reached is given before its Job is deleted
 _BINDING_S = 10.0
+_AWAY_S = 5.0  # an API server that is away for less is not worth a word
 _JOB_GRACE_S = 3.0  # a Job may end a moment before its last word has been read
 _ENDING_S = 120.0  # how far apart a loss and a pod's end may be to be the same
 
@@ -75,6 +78,18 @@ class JobView:
         self._cancelled_why = ""
         self._has_leftovers = False
         self._may_delete = True
+        self._api_outage = Outage(
+            away=names.REASON_API_AWAY,
+            back=names.REASON_API_BACK,
+            over="the API server answers again",
+            patience_s=_AWAY_S,
+        )
+        self._disk_outage = Outage(
+            away=names.REASON_CANNOT_KEEP,
+            back=names.REASON_KEEPS_AGAIN,
+            over=f"what comes is written to {folder.path} again",
+            patience_s=0.0,
+        )
         self._blocked_s = -_PATIENCE_S
         self._blocked_by: tuple[Condition, ...] = ()
 
@@ -125,7 +140,22 @@ class JobView:
         status = self._explain(self._add_moments(status))
         if status.phase.is_final:
             self._keep(status)
-        return status
+            self._line.finish()
+        return replace(status, conditions=(*self._note_outages(), *status.conditions))
+
+    def _note_outages(self) -> tuple[Condition, ...]:
+        """What this client cannot reach or write: the job goes on, but who watches it must know."""
+        away, full = self._find_away(), self._line.cannot_keep
+        waits = "the job goes on, and this client waits for it"
+        room = f"{full.message}; {full.hint}; it is tried again" if full else ""
+        return (
+            *self._api_outage.look(f"{away.message}; {waits}" if away else ""),
+            *self._disk_outage.look(room),
+        )
+
+    def _find_away(self) -> ClusterError | None:
+        """Why the API server cannot be asked now; a line that is up goes through it."""
+        return None if self._line.is_up else self._line.unreachable or self._sight.away
 
     def _read_status(self) -> JobStatus:
         try:
@@ -153,6 +183,8 @@ class JobView:
             return status
         # a lead that waits for its other nodes cannot know what keeps them
         self._check_sight()
+        if self._find_away() is not None:  # each question would wait ten seconds for no answer
+            return status
         if self._line.forbidden is not None and not self._line.is_up:
             raise self._line.forbidden
         status = self._add_blockers(status)
@@ -187,59 +219,66 @@ class JobView:
         message = f"it had no nodes after {self._start_timeout_s:g} s (--join-timeout)"
         if blocked:
             message = f"{message}: {blocked[0]}"
-        return self._end(status, Phase.FAILED, FailureKind.START_FAILED, message)
+        return self._end(status, FailureKind.START_FAILED, message)
 
     def _judge_ended(self, status: JobStatus) -> JobStatus:
         """The Job is over: its last word, or else what its pods show."""
         if not self._has_leftovers:
-            read_leftovers(self._api, self._plan, self._sight.pods, self.folder)
+            with keeping(self.folder):
+                read_leftovers(self._api, self._plan, self._sight.pods, self.folder)
             self._has_leftovers = True
             status = self._read_status()
-        if status.phase.is_final or time.time() - self._sight.ended_at_s < _JOB_GRACE_S:
+        at_s = self._sight.ended_at_s
+        if status.phase.is_final:
             return status
+        if time.time() - at_s < _JOB_GRACE_S:
+            return show_ending(status, at_s=at_s)
+        if self._sight.has_completed:
+            return self._end(status, FailureKind.UNKNOWN, self._describe_lost_outcome(), at_s=at_s)
         seen = read_pods(self._sight.all_pods, self._sight.read_events())
         last = seen.dead[-1] if seen.dead else None
-        message = _message_of(last) or "its pods ended without a word"
+        message = _message_of(last) or "its pods failed and are gone"
+        if last is None and (told := self._sight.describe_failure()):
+            message = f"{message} ({told})"
         if last is not None and (said := self._sight.read_last_line(last.name)):
             message = f"{message}: {said}"
-        kind = last.ending.kind if last and last.ending else FailureKind.START_FAILED
-        node, at_s = (last.index if last else None), self._sight.ended_at_s
-        return self._end(status, Phase.FAILED, kind, message, node=node, at_s=at_s)
+        kind = last.ending.kind if last and last.ending else FailureKind.LOST_NODE
+        node = last.index if last else None
+        return self._end(status, kind, message, node=node, at_s=at_s)
+
+    def _describe_lost_outcome(self) -> str:
+        lead = next((name_of(pod) for pod in self._sight.pods if index_of(pod) == 0), "")
+        if lead:
+            return f"how it ended stands in the log of pod {lead}, which cannot be read now"
+        return "it ran to its end, but how it ended is gone with its pods"
 
     def _judge_deleted(self, status: JobStatus) -> JobStatus:
+        if not self._cancelled_why and self._sight.has_completed:
+            return self._end(status, FailureKind.UNKNOWN, self._describe_lost_outcome())
         message = self._cancelled_why or "its Job was deleted from the cluster"
-        return self._end(status, Phase.CANCELLED, FailureKind.CANCELLED, message)
+        return self._end(status, FailureKind.CANCELLED, message)
 
     def _end(
         self,
         status: JobStatus,
-        phase: Phase,
         kind: FailureKind,
         message: str,
+        *,
         node: int | None = None,
         at_s: float | None = None,
     ) -> JobStatus:
-        now_s = at_s or time.time()
-        verdict = make_job_verdict(
-            self._plan, kind, message, at_s=now_s, attempt=status.attempt, node=node
-        )
-        condition = Condition(
-            type=phase.value, reason=names.REASON_NODE_LOST, message=message, since_s=now_s
-        )
-        return replace(
-            status,
-            phase=phase,
-            verdict=verdict,
-            ended_at_s=now_s,
-            ranks=status.lose_ranks(),
-            conditions=(*status.conditions, condition),
-        )
+        at_s = at_s or time.time()
+        return end_job(self._plan, status, kind, message, at_s=at_s, node=node)
 
     def _keep(self, status: JobStatus) -> None:
         """The last status stays here; of a job that was cancelled nothing else does."""
         data = render_status(status)
-        if not self.folder.status.exists() or self.folder.status.read_bytes() != data:
-            write_atomically(self.folder.status, data)
+        may_be_found_yet = status.phase is Phase.ENDED and bool(self._sight.pods)
+        if may_be_found_yet:
+            return
+        with keeping(self.folder):
+            if not self.folder.status.exists() or self.folder.status.read_bytes() != data:
+                write_atomically(self.folder.status, data)
         if status.phase is Phase.CANCELLED:
             self._delete()
 

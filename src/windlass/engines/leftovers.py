@@ -55,13 +55,14 @@ def _take_last_word(api: Api, pod: str, folder: JobFolder) -> bool:
     found = _find_last_word(api, pod)
     if found is None:
         return False
-    for path, data in found.files.items():
+    if found.omitted:
+        write_atomically(folder.path / names.OMITTED_FILE, json.dumps(found.omitted).encode())
+    # the status last: who has seen a final one has everything it speaks of
+    for path, data in sorted(found.files.items(), key=lambda file: file[0] == names.STATUS_FILE):
         target = folder.path / path
         if is_from_lead(path) and (path == names.STATUS_FILE or len(data) > _size(target)):
             target.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(target, data)
-    if found.omitted:
-        write_atomically(folder.path / names.OMITTED_FILE, json.dumps(found.omitted).encode())
     return True
 
 

@@ -14,7 +14,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from windlass import names
@@ -51,6 +51,18 @@ Dial = Callable[[], socket.socket | None]  # a socket to the lead; None while th
 
 class CannotKeep(EngineError):
     """What comes from the lead cannot be written down here."""
+
+
+@contextlib.contextmanager
+def keeping(folder: JobFolder) -> Iterator[None]:
+    """Writing to a job's folder here: what the disk says no to is told as what it is."""
+    try:
+        yield
+    except OSError as error:
+        raise CannotKeep(
+            f"cannot write to {folder.path}: {error.strerror or error}",
+            hint=f"make room or make it writable; {names.HOME} names another folder",
+        ) from error
 
 
 class Line:
@@ -123,6 +135,7 @@ class Line:
         while not self._stop.is_set():
             try:
                 reached = self._dial()
+                self.unreachable = None
                 if reached is None:
                     self._stop.wait(_LOOK_S)  # which costs nothing
                     continue
@@ -238,13 +251,8 @@ class Line:
         if is_last:  # said before anybody here sees the end, and perhaps ends this process
             self._has_last = True
             self._say(connection, {"type": READ_ALL})
-        try:
+        with keeping(self._folder):
             self._receiver.take(piece)
-        except OSError as error:
-            raise CannotKeep(
-                f"cannot write to {self._folder.path}: {error.strerror or error}",
-                hint=f"make room or make it writable; {names.HOME} names another folder",
-            ) from error
         if is_status:  # which comes last, so all before it has been kept
             self.cannot_keep = None
             self.is_synced.set()

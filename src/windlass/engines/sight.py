@@ -38,6 +38,8 @@ class Sight:
         self._forbidden: set[Kind] = set()
         self._is_here = {"job": threading.Event(), "pods": threading.Event()}
         self._errors: dict[str, ClusterError] = {}
+        self._away: ClusterError | None = None
+        self._was_completed = False
         field = f"metadata.name={job_id}"
         label = f"{names.LABEL_JOB}={job_id}"
         self._start("job", JOBS, self._see_job, "", field)
@@ -45,7 +47,9 @@ class Sight:
 
     def _start(self, what: str, kind: Kind, see: Any, labels: str, fields: str) -> None:
         def watch() -> None:
-            watched = self._api.watch(kind, labels=labels, fields=fields, stop=self._stop)
+            watched = self._api.watch(
+                kind, labels=labels, fields=fields, stop=self._stop, told=self._note_away
+            )
             for event, thing in watched:
                 if event == "SYNCED":
                     self._errors.pop(what, None)
@@ -67,7 +71,11 @@ class Sight:
 
         threading.Thread(target=keep_watching, name=f"windlass-watch-{what}", daemon=True).start()
 
+    def _note_away(self, error: ClusterError | None) -> None:
+        self._away = error
+
     def _see_job(self, event: str, job: Object) -> None:
+        self._was_completed |= is_true(condition_of(job, "Complete"))
         self._job = None if event == "DELETED" else job
 
     def _see_pod(self, event: str, pod: Object) -> None:
@@ -92,6 +100,11 @@ class Sight:
         return found[0] if found else None
 
     @property
+    def away(self) -> ClusterError | None:
+        """Why nothing new is seen for now; what is known is what was seen before."""
+        return self._away or self.error
+
+    @property
     def job(self) -> Object | None:
         with self._lock:
             return self._job
@@ -111,7 +124,13 @@ class Sight:
     def has_ended(self) -> bool:
         """Whether no agent will say anything more: the Job is over, or its lead has left in peace."""
         job = self.job
-        if job is not None and any(is_true(condition_of(job, end)) for end in _ENDS):
+        is_failed = job is not None and is_true(condition_of(job, "Failed"))
+        return is_failed or self.has_completed
+
+    @property
+    def has_completed(self) -> bool:
+        """Whether agents left in peace, which they do when their job has ended, and only then."""
+        if self._was_completed:
             return True
         lead = self._find_lead_pod(running=False)
         left = container_of(lead).get("state", {}).get("terminated") if lead else None
@@ -126,6 +145,11 @@ class Sight:
             left = container_of(lead).get("state", {}).get("terminated") or {}
             times.append(read_time(left.get("finishedAt")))
         return min((at_s for at_s in times if at_s), default=time.time())
+
+    def describe_failure(self) -> str:
+        """Why Kubernetes calls the Job failed, in its own words."""
+        failed = condition_of(self.job or {}, "Failed")
+        return ": ".join(str(failed[key]) for key in ("reason", "message") if failed.get(key))
 
     def find_lead(self) -> str | None:
         """The name of node 0's newest pod whose container runs."""

@@ -18,7 +18,7 @@ from windlass.kube.config import read_target
 from windlass.kube.kinds import FIELD_MANAGER, PODS, Kind
 from windlass.kube.refusals import ClusterError, Conflict, NotFound
 from windlass.kube.transport import Answer, Request, Transport
-from windlass.kube.watch import watch_objects
+from windlass.kube.watch import Told, watch_objects
 
 if TYPE_CHECKING:
     from windlass.kube.turns import Forward
@@ -192,6 +192,7 @@ class Api:
         stop: threading.Event,
         timeout_s: float | None = None,
         namespace: str | None = None,
+        told: Told = lambda _error: None,
     ) -> Iterator[tuple[str, Object]]:
         """What is there, as ("ADDED", object), then ("SYNCED", {}), then changes as they come.
 
@@ -210,6 +211,7 @@ class Api:
             ),
             stop=stop,
             timeout_s=timeout_s,
+            told=told,
         )
 
     def read_log(

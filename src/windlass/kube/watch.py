@@ -25,6 +25,7 @@ from windlass.kube.transport import Request, Transport, make_pause_s
 logger = logging.getLogger(__name__)
 
 Event = tuple[str, dict[str, Any]]
+Told = Callable[[ClusterError | None], None]
 ReadList = Callable[[bool], tuple[list[dict[str, Any]], str]]
 # The server ends each request after this; silence much longer than that is a dead connection.
 _ROUND_S = 60.0
@@ -57,8 +58,9 @@ def watch_objects(
     *,
     stop: threading.Event,
     timeout_s: float | None,
+    told: Told = lambda _error: None,
 ) -> Iterator[Event]:
-    """Events until `stop` is set or the time is over."""
+    """Events until `stop` is set or the time is over. `told` hears what is waited out, and its end."""
     end_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
     seen = _Seen()
     if stop.is_set():
@@ -70,7 +72,7 @@ def watch_objects(
             if not seen.version:
                 yield from _list(read_list, seen, is_patient=False)
             started_s, is_empty = time.monotonic(), True
-            for event in _read_round(transport, request, seen, stop=stop, left_s=left_s):
+            for event in _read_round(transport, request, seen, stop=stop, left_s=left_s, told=told):
                 num_failures, is_empty = 0, False
                 yield event
                 if stop.is_set():
@@ -84,6 +86,8 @@ def watch_objects(
                 seen.version = ""
             elif not error.retryable:
                 raise
+            else:
+                told(error)
             logger.info("watch is interrupted: %s", error.message)
             num_failures += 1
             _pause(stop, make_pause_s(num_failures, asked_s=error.retry_after_s), end_s)
@@ -107,7 +111,13 @@ def _list(read_list: ReadList, seen: _Seen, *, is_patient: bool) -> Iterator[Eve
 
 
 def _read_round(
-    transport: Transport, request: Request, seen: _Seen, *, stop: threading.Event, left_s: float
+    transport: Transport,
+    request: Request,
+    seen: _Seen,
+    *,
+    stop: threading.Event,
+    left_s: float,
+    told: Told,
 ) -> Iterator[Event]:
     """One request's worth of events; its normal end is an end, anything else raises."""
     round_s = max(1, int(min(_ROUND_S, left_s)))
@@ -121,6 +131,7 @@ def _read_round(
     with transport.open(
         replace(request, params=params), read_timeout_s=min(_LONGEST_SILENCE_S, left_s + 1.0)
     ) as response, _cut_when(stop, response, left_s):  # fmt: skip
+        told(None)
         rest = b""
         while not stop.is_set() and (data := response.read1(1 << 16)):
             *lines, rest = (rest + data).split(b"\n")

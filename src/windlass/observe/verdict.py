@@ -40,6 +40,8 @@ def _render_head(status: JobStatus, verdict: Verdict) -> str:
     job = f"job {status.job_id}{name}"
     if verdict.kind is FailureKind.CANCELLED:
         return f"✗ {job} was cancelled"
+    if verdict.kind is FailureKind.UNKNOWN:
+        return f"? {job} has ended: {verdict.kind.value}"
     # a verdict is known before the last rank has stopped
     tense = "failed" if status.phase.is_final else "is failing"
     return f"✗ {job} {tense}: {_render_kind(verdict)}"
@@ -89,8 +91,8 @@ def _one_line(text: str) -> str:
 
 
 def exit_code_of(status: JobStatus) -> int:
-    """What a command that stands for a job exits with: 0, 1 (it failed) or 3 (it never started)."""
+    """What a command that stands for a job exits with: 0, 1 (it failed) or 3 (no start, or not known)."""
     if status.phase is Phase.SUCCEEDED:
         return 0
-    started = status.verdict is None or status.verdict.kind is not FailureKind.START_FAILED
-    return 1 if started else 3
+    unproved = (FailureKind.START_FAILED, FailureKind.UNKNOWN)
+    return 3 if status.verdict is not None and status.verdict.kind in unproved else 1

@@ -16,7 +16,7 @@ from windlass.client.view import render_progress, render_seconds
 from windlass.kube.blocker import ARROW, CONDITION
 from windlass.observe.timeline import make_rows
 from windlass.observe.verdict import render_verdict
-from windlass.wire.status import Condition, FailureKind, JobStatus, Phase
+from windlass.wire.status import Condition, JobStatus, Phase
 
 _FIRST = "submitted"  # the moment all others are counted from
 _SILENT_S = 60.0
@@ -148,9 +148,9 @@ def _explain_end(status: JobStatus, folder: str) -> Why:
             details=_describe_history(status),
             hint=f"windlass result {status.job_id}",
         )
-    how = "was cancelled" if status.phase is Phase.CANCELLED else "failed"
+    how = {Phase.CANCELLED: "was cancelled", Phase.ENDED: "has ended"}.get(status.phase, "failed")
     kind = ""
-    if verdict is not None and verdict.kind is not FailureKind.CANCELLED:
+    if verdict is not None and status.phase is Phase.FAILED:
         kind = f" ({verdict.kind.value})"
     message = verdict.message if verdict else last.message if last else ""
     return _make(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 
 class Phase(str, enum.Enum):
-    """Where a job is; the last three are final."""
+    """Where a job is; the last four are final."""
 
     PENDING = "pending"
     STARTING = "starting"
@@ -20,10 +20,11 @@ class Phase(str, enum.Enum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    ENDED = "ended"  # and how is not known any more
 
     @property
     def is_final(self) -> bool:
-        return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED)
+        return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED, Phase.ENDED)
 
 
 class FailureKind(str, enum.Enum):
@@ -36,6 +37,7 @@ class FailureKind(str, enum.Enum):
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
     START_FAILED = "start failed"
+    UNKNOWN = "outcome not known"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

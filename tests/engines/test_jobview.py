@@ -1,0 +1,192 @@
+"""One job as a client sees it, over a small API server: ends that nobody told, and servers that are away."""
+
+from __future__ import annotations
+
+import io
+import time
+from contextlib import contextmanager
+
+import pytest
+from kube.api_server import connect_to
+from kube.fake_cluster import fake_cluster, make_fake_job, make_fake_pod
+from kube.plans import make_pod_plan
+from waits import wait_for
+
+from windlass import names
+from windlass.client.values import make_failure
+from windlass.client.view import LiveView
+from windlass.engines import jobview
+from windlass.engines.jobview import JobView
+from windlass.errors import EngineError
+from windlass.kube.certificates import make_certificates
+from windlass.observe.verdict import exit_code_of, render_verdict
+from windlass.observe.why import explain
+from windlass.wire.first import make_first_status, render_status
+from windlass.wire.folder import JobFolder
+from windlass.wire.lastword import render_last_word
+from windlass.wire.status import FailureKind, Phase
+
+PLAN = make_pod_plan(detach=True)
+LEFT = {"exitCode": 0, "reason": "Completed", "finishedAt": "2026-01-31T12:00:00Z"}
+COMPLETE = {"type": "Complete"}
+
+
+@contextmanager
+def looking(cluster, tmp_path, plan=PLAN):
+    """A view of the job that has seen what is there."""
+    folder = JobFolder(tmp_path / "job")
+    folder.path.mkdir(exist_ok=True)
+    keys = make_certificates(plan.job_id, now_s=time.time(), valid_s=3600.0)
+    (tmp_path / "config").mkdir(exist_ok=True)
+    api = connect_to(cluster.url, tmp_path / "config", retry_for_s=0.0)
+    view = JobView(api, plan, folder, keys)
+    try:
+        view.settle()
+        yield view
+    finally:
+        view.close()
+
+
+def look(tmp_path, **objects):
+    with fake_cluster() as cluster:
+        cluster.objects = objects
+        with looking(cluster, tmp_path) as view:
+            return view.status()
+
+
+def now():
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+# -- ends ----------------------------------------------------------------------------------------
+
+
+def test_a_job_whose_pods_are_gone_has_ended_and_its_outcome_is_not_known(tmp_path):
+    status = look(tmp_path, jobs=[make_fake_job(PLAN.job_id, COMPLETE)])
+    assert (status.phase, status.verdict.kind) == (Phase.ENDED, FailureKind.UNKNOWN)
+    assert status.verdict.message == "it ran to its end, but how it ended is gone with its pods"
+    assert status.conditions[-1].reason == names.REASON_OUTCOME_UNKNOWN
+    for kept_it in ("stay attached", "windlass status", "--volume"):
+        assert kept_it in status.verdict.next
+    shown = render_verdict(status)
+    assert shown.startswith(f"? job {PLAN.job_id} has ended: outcome not known\n")
+    assert "failed" not in shown
+    why = explain(status, now_s=time.time()).sentence
+    assert "has ended" in why
+    assert "gone with its pods" in why
+    assert exit_code_of(status) == 3
+    error = make_failure(status.verdict)
+    assert type(error) is EngineError
+    assert "stay attached" in error.hint
+    assert (tmp_path / "job" / names.STATUS_FILE).exists()  # it will not be known better
+
+
+def test_of_a_job_that_has_just_ended_nobody_says_that_it_is_pending(tmp_path):
+    status = look(tmp_path, jobs=[make_fake_job(PLAN.job_id, COMPLETE, at=now())])
+    assert status.phase in (Phase.STOPPING, Phase.ENDED)
+
+
+def test_a_log_that_cannot_be_read_now_may_be_read_later(tmp_path):
+    pods = [make_fake_pod("pod-0", terminated=LEFT)]
+    with fake_cluster() as cluster:
+        cluster.objects = {"jobs": [make_fake_job(PLAN.job_id, COMPLETE)], "pods": pods}
+        with looking(cluster, tmp_path) as view:
+            status = view.status()
+            assert status.phase is Phase.ENDED
+            assert "the log of pod pod-0, which cannot be read now" in status.verdict.message
+        ended = render_status(make_first_status(PLAN)).replace(b'"pending"', b'"succeeded"', 1)
+        cluster.logs["pod-0"] = render_last_word({names.STATUS_FILE: ended})
+        with looking(cluster, tmp_path) as view:
+            assert view.status().phase is Phase.SUCCEEDED
+
+
+def test_a_failed_job_without_pods_is_no_failed_start(tmp_path):
+    failed = {"type": "Failed", "reason": "BackoffLimitExceeded", "message": "too often"}
+    status = look(tmp_path, jobs=[make_fake_job(PLAN.job_id, failed)])
+    assert (status.phase, status.verdict.kind) == (Phase.FAILED, FailureKind.LOST_NODE)
+    assert status.verdict.message == (
+        "its pods failed and are gone (BackoffLimitExceeded: too often)"
+    )
+    assert status.conditions[-1].reason == names.REASON_NODE_LOST
+
+
+def test_the_reason_of_a_cancelled_job_is_that_it_was_cancelled(tmp_path):
+    with fake_cluster() as cluster:
+        cluster.objects = {"jobs": [make_fake_job(PLAN.job_id)]}
+        with looking(cluster, tmp_path) as view:
+            assert view.status().phase is Phase.PENDING
+            view.cancel(now=False, why="enough")
+            status = view.status()
+    assert (status.phase, status.verdict.message) == (Phase.CANCELLED, "enough")
+    assert status.conditions[-1].reason == names.REASON_CANCELLED
+
+
+def test_the_reason_of_a_job_that_was_deleted(tmp_path):
+    status = look(tmp_path)
+    assert (status.phase, status.conditions[-1].reason) == (
+        Phase.CANCELLED,
+        names.REASON_CANCELLED,
+    )
+
+
+def test_the_reason_of_a_job_that_never_started(tmp_path):
+    with fake_cluster() as cluster:
+        cluster.objects = {"jobs": [make_fake_job(PLAN.job_id)]}
+        with looking(cluster, tmp_path) as view:
+            view._start_timeout_s = 0.0
+            status = view.status()
+    assert (status.phase, status.verdict.kind) == (Phase.FAILED, FailureKind.START_FAILED)
+    assert status.conditions[-1].reason == names.REASON_START_FAILED
+
+
+# -- outages -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("patience_s", [0.05, 3600.0])
+def test_an_api_server_that_is_away_is_told_once_and_once_when_it_is_back(
+    tmp_path, monkeypatch, patience_s
+):
+    """To a client that is no terminal; and nothing at all of a moment's absence."""
+    monkeypatch.setattr(jobview, "_AWAY_S", patience_s)
+    talk = io.StringIO()
+    shown = LiveView(out=io.StringIO(), talk=talk)
+    with fake_cluster() as cluster:
+        cluster.objects = {"jobs": [make_fake_job(PLAN.job_id)]}
+        with looking(cluster, tmp_path) as view:
+
+            def count(text):
+                shown.show(view.status(), ())
+                return talk.getvalue().count(text)
+
+            assert count("cannot reach") == 0
+            cluster.go_away()
+            wait_for(lambda: view._sight.away is not None, "it is seen to be away")
+            is_told = patience_s < 1.0
+            if is_told:
+                wait_for(lambda: count("cannot reach") > 0, "it is told")
+            num_asked = len(cluster.seen)
+            for _ in range(20):
+                assert count("cannot reach") == is_told
+            assert len(cluster.seen) - num_asked < 10, "nobody is asked who does not answer"
+            cluster.is_away = False
+            wait_for(lambda: view._sight.away is None, "it is seen to be back")
+            for _ in range(20):
+                assert count("the API server answers again after") == is_told
+    assert talk.getvalue().count("\n") == 2 * is_told, talk.getvalue()
+
+
+def test_a_disk_that_is_full_at_the_end_is_an_error_and_the_outcome_is_there_later(tmp_path, room):
+    result = "attempt-0/rank-0.result"
+    pods = [make_fake_pod("pod-0", terminated=LEFT)]
+    with fake_cluster() as cluster:
+        cluster.objects = {"jobs": [make_fake_job(PLAN.job_id, COMPLETE)], "pods": pods}
+        ended = render_status(make_first_status(PLAN)).replace(b'"pending"', b'"succeeded"', 1)
+        cluster.logs["pod-0"] = render_last_word({names.STATUS_FILE: ended, result: b"v" * 500_000})
+        with looking(cluster, tmp_path) as view:
+            room(200_000)
+            with pytest.raises(EngineError, match=f"cannot write to {tmp_path}/job") as caught:
+                view.status()
+            assert names.HOME in caught.value.hint
+            room(None)
+            assert view.status().phase is Phase.SUCCEEDED
+        assert (tmp_path / "job" / result).read_bytes() == b"v" * 500_000

@@ -1,0 +1,97 @@
+"""A small API server with a Job, pods and their logs in it, for what no healthy cluster does on demand.
+
+What is there is listed and watched; a test may take all of it away for a while, and sees what was asked.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from kube.api_server import Answer, ApiServer, Seen, refuse
+
+from windlass import names
+
+Object = dict[str, Any]
+
+
+class FakeCluster(ApiServer):
+    """Objects by kind; every list is as they are now, a watch only waits."""
+
+    def __init__(self) -> None:
+        super().__init__([Answer(body={})], 0)
+        self.objects: dict[str, list[Object]] = {}
+        self.logs: dict[str, bytes] = {}
+        self.is_away = False
+        self._held = threading.Event()
+
+    def go_away(self) -> None:
+        """Answer nobody from now on, and drop who waits."""
+        self.is_away = True
+        self.change()
+
+    def change(self) -> None:
+        """Have everybody list again: a watch that was held ends."""
+        held, self._held = self._held, threading.Event()
+        held.set()
+
+    def next_answer(self, seen: Seen) -> Answer:
+        with self.lock:
+            self.seen.append(seen)
+        if self.is_away:
+            return Answer(cut=True)
+        if seen.path.endswith("/log"):
+            return self._find_log(seen.path.split("/")[-2])
+        if seen.method != "GET":
+            return Answer(body={"kind": "Status", "status": "Success"})
+        if "watch" in seen.params:
+            return Answer(lines=(), hold=self._held)
+        items = self.objects.get(seen.path.rpartition("/")[2], [])
+        return Answer(body={"items": items, "metadata": {"resourceVersion": "1"}})
+
+    def _find_log(self, pod: str) -> Answer:
+        if pod not in self.logs:
+            return refuse(404, "NotFound", f'pods "{pod}" not found')
+        return Answer(body=self.logs[pod])
+
+
+@contextmanager
+def fake_cluster() -> Iterator[FakeCluster]:
+    with FakeCluster() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.change()
+            server.shutdown()
+            thread.join(10.0)
+
+
+def make_fake_job(name: str, *conditions: Object, at: str = "2026-01-31T12:00:00Z") -> Object:
+    """A Job with these conditions, all true since `at`."""
+    said = [{"status": "True", "lastTransitionTime": at, **condition} for condition in conditions]
+    return {
+        "metadata": {"name": name, "uid": "j", "creationTimestamp": at},
+        "spec": {"parallelism": 1},
+        "status": {"conditions": said},
+    }
+
+
+def make_fake_pod(name: str, index: int = 0, **state: Object) -> Object:
+    """A pod whose container is in this state."""
+    return {
+        "metadata": {
+            "name": name,
+            "uid": name,
+            "creationTimestamp": "2026-01-31T12:00:00Z",
+            "labels": {names.LABEL_INDEX: str(index)},
+        },
+        "spec": {"nodeName": "n1", "containers": [{"name": names.CONTAINER}]},
+        "status": {
+            "phase": "Succeeded",
+            "containerStatuses": [{"name": names.CONTAINER, "state": state}],
+        },
+    }
