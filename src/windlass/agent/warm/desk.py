@@ -86,8 +86,9 @@ class Desk:
         elif kind == "info":
             link.send(self._render_info())
         elif kind == "scale":
-            self._lead.scale(int(header["nodes"]))
-            link.send(self._render_info())
+            before, asked = len(self._lead.plan.nodes), int(header["nodes"])
+            self._lead.scale(max(before, asked) if header.get("at_least") else asked)
+            link.send({**self._render_info(), "before": before})
         elif kind == "configure":
             self._configure(header)
             link.send(self._render_info())

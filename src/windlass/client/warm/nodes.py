@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from windlass import names
 from windlass.agent.parcels import remove_spills
 from windlass.client.ids import is_made_from
 from windlass.client.warm.computes import end_job, find_computes
+from windlass.client.warm.scaling import scale_to
 from windlass.client.warm.spec import Wanted, describe_change
 from windlass.client.warm.talk import LineBroke, Talk, ask_at, ask_info
 from windlass.client.warm.where import say
@@ -88,7 +89,7 @@ class LiveNodes:
                     if not self._find():
                         self._start(max(num_nodes, 1))
             if num_nodes > self.num_nodes:
-                self.scale(num_nodes)
+                self.scale(num_nodes, at_least=True)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -228,18 +229,27 @@ class LiveNodes:
         changed = {"env": env, "steps": list(wanted.steps), "ttl_s": wanted.ttl_s}
         self.ask({"type": "configure", **changed, "hidden": dict(wanted.hidden)})
 
-    def scale(self, num_nodes: int) -> None:
-        """So many nodes; node 0 stays in any case."""
+    def scale(self, num_nodes: int, *, at_least: bool = False) -> None:
+        """So many nodes, or no fewer; node 0 stays in any case."""
         ref, engine = self._here(), self.wanted.engine
         for volume in self.wanted.volumes if self.is_remote else ():
             volume.check_nodes(num_nodes)
-        info = self.ask({"type": "info"}).header
-        new = range(info["nodes"], num_nodes)
-        if num_nodes < info["nodes"] or new:
-            self.ask({"type": "scale", "nodes": num_nodes})
-            engine.grow(ref, list(new), num_nodes, hidden=self.wanted.hidden)
-            say(f"{self.name}: {info['nodes']} -> {num_nodes} nodes; node 0 stays")
-        self.num_nodes = num_nodes
+
+        def ask_lead(asked: int | None) -> int:
+            if asked is None:
+                return int(self.ask({"type": "info"}).header["nodes"])
+            order = {"type": "scale", "nodes": asked, "at_least": at_least}
+            return int(self.ask(order).header["before"])
+
+        def grow(new: Sequence[int], in_all: int) -> None:
+            engine.grow(ref, list(new), in_all, hidden=self.wanted.hidden)
+
+        before, there = scale_to(ask_lead, grow, num_nodes)
+        self.num_nodes = max(there, num_nodes) if at_least else there
+        if before != there:
+            say(f"{self.name}: {before} -> {there} nodes; node 0 stays")
+        if there != num_nodes and not at_least:
+            say(f"{self.name}: somebody else asked for {there} nodes at the same time")
 
     def _here(self) -> JobRef:
         if self.ref is None:
@@ -341,7 +351,7 @@ class LiveNodes:
         ref, engine = self._here(), self.wanted.engine
         with contextlib.suppress(OSError, WindlassError):
             if ask_at(engine, ref)["nodes"] < self.num_nodes:  # somebody took nodes away since
-                self.scale(self.num_nodes)
+                self.scale(self.num_nodes, at_least=True)
             if not self.is_remote:
                 self._restart_lost(ref)
         if not self.is_remote:
