@@ -218,3 +218,10 @@ def _read_parent(pid: int) -> int:
 def wait_and_return(flag: str) -> str:
     wait_for_file(flag)
     return "done"
+
+
+def return_bytes(folder: str, num_bytes: int) -> bytes:
+    """Once it is let go."""
+    Path(folder, "up").touch()
+    wait_for_file(Path(folder, "go"))
+    return b"v" * num_bytes
