@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from strict_cluster.ground import Ground, wait_for
+from strict_cluster.conftest import Become
+from strict_cluster.ground import Ground, take_away, wait_for
 
 import windlass as wl
+from windlass.kube import blocker as reasons
 from windlass.kube.api import Api
 from windlass.kube.kinds import Kind
+from windlass.observe.why import Why, explain
 
 pytestmark = pytest.mark.cluster
 
@@ -56,13 +61,64 @@ def test_kueue_lets_it_in(plain: Ground, queue: str) -> None:
     assert job.results(timeout_s=90) == ["hello", "hello"]
 
 
-def test_a_job_too_big_for_its_queue_says_so(plain: Ground, queue: str) -> None:
+def test_a_job_too_big_for_its_queue_will_never_start(plain: Ground, queue: str) -> None:
     job = wl.submit(["true"], queue=queue, cpus="8", memory="512Mi")
+    found = _wait_for_blocker(job, reasons.QUEUE_TOO_SMALL)
+    assert f'it will never start in the queue "{queue}"' in found.sentence
+    assert "it asks for 8 cpu in all, the queue's whole quota is 1" in found.sentence
+    assert "--cpus" in found.next
+    assert "--queue" in found.next
+    _end(plain, job)
 
+
+def test_a_resource_that_the_queue_does_not_have(plain: Ground, queue: str) -> None:
+    job = wl.submit(["true"], queue=queue, gpus=1, cpus="250m", memory="512Mi")
+    found = _wait_for_blocker(job, reasons.QUEUE_TOO_SMALL)
+    assert "the queue has no quota for nvidia.com/gpu" in found.sentence
+    _end(plain, job)
+
+
+def test_a_job_that_waits_for_others_is_told_so(plain: Ground, queue: str) -> None:
+    settings = {"queue": queue, "cpus": "1", "memory": "512Mi"}
+    first = wl.submit("work.py::stay", **settings)
+    wait_for(lambda: any(line.text == "up" for line in first.logs()), "the first one is up")
+    second = wl.submit(["true"], **settings)
+    found = _wait_for_blocker(second, reasons.NOT_ADMITTED)
+    assert f'it waits in the queue "{queue}": ' in found.sentence
+    _end(plain, second)
+    _end(plain, first)
+
+
+def test_a_queue_that_does_not_exist(plain: Ground, queue: str) -> None:
+    job = wl.submit(["true"], queue="nobody", cpus="250m", memory="512Mi")
+    found = _wait_for_blocker(job, reasons.QUEUE_MISSING)
+    assert 'there is no queue "nobody" in the job\'s namespace; there are: ' in found.sentence
+    assert queue in found.sentence
+    _end(plain, job)
+
+
+def test_who_may_not_list_queues_is_told_what_is_known(
+    plain_ground: Ground, queue: str, become: Become, tmp_path: Path
+) -> None:
+    user = plain_ground.add_user(tmp_path / "user", take_away("list", "localqueues"))
+    become(plain_ground, user)
+    job = wl.submit(["true"], queue="nobody", cpus="250m", memory="512Mi")
+    found = _wait_for_blocker(job, reasons.NOT_ADMITTED)
+    assert 'it waits in the queue "nobody"' in found.sentence
+    _end(plain_ground, job)
+
+
+def _wait_for_blocker(job: wl.Job, reason: str) -> Why:
     def is_named() -> bool:
-        return any(one.reason == "NotAdmitted" for one in job.status().conditions)
+        return any(one.reason == reason for one in job.status().conditions)
 
-    wait_for(is_named, "it is named that Kueue does not admit it", 20.0)
-    job.cancel()
+    wait_for(is_named, f"{reason} is named", 20.0)
+    found = explain(job.status(), now_s=time.time())
+    assert found.reason == reason
+    return found
+
+
+def _end(ground: Ground, job: wl.Job) -> None:
+    job.cancel(now=True)
     job.wait(30)
-    plain.wait_for_nothing(job.id)
+    ground.wait_for_nothing(job.id)

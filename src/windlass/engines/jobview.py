@@ -21,7 +21,7 @@ from windlass.engines.line import Dial, Line, keeping
 from windlass.engines.outages import Outage
 from windlass.engines.sight import Sight
 from windlass.kube.api import Api
-from windlass.kube.blocker import CONDITION, VOLUME, Blocker
+from windlass.kube.blocker import CONDITION, NOT_ADMITTED, VOLUME, Blocker
 from windlass.kube.blockers import find_blockers, make_condition
 from windlass.kube.fields import index_of, name_of
 from windlass.kube.kinds import JOBS
@@ -318,10 +318,12 @@ class JobView:
         found = find_blockers(job, pods, events)
         if found:  # then it is worth asking for what makes the sentences more exact
             quotas, claims, nodes = self._sight.read_around()
+            queues = self._sight.read_queues() if found[0].reason == NOT_ADMITTED else None
             lines = {pod: self._sight.read_last_line(pod) for pod in self._sight.failed()}
             found = find_blockers(
-                job, pods, events, quotas, claims=claims, nodes=nodes, last_lines=lines
-            )
+                job, pods, events, quotas,
+                claims=claims, nodes=nodes, queues=queues, last_lines=lines,
+            )  # fmt: skip
         found = [blocker for blocker in found if not _is_young(blocker)]
         self._blocked_by = tuple(make_condition(blocker) for blocker in found)
         return replace(status, conditions=(*status.conditions, *self._blocked_by))

@@ -90,6 +90,13 @@ RIGHTS = (
         purpose="volumes that Windlass makes; say which claim is not bound",
         optional=True,
     ),
+    Right(
+        group="kueue.x-k8s.io",
+        resource="localqueues",
+        verbs=("list",),
+        purpose="say which Kueue queues there are",
+        optional=True,
+    ),
 )
 # The same as plain rows: resource, verbs, what for.
 VERBS = tuple((right.resource, right.verbs, right.purpose) for right in RIGHTS)

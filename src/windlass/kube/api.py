@@ -105,6 +105,7 @@ class Api:
         metadata = body.get("metadata") or {}
         name = str(metadata.get("name") or "")
         params = {**_STRICT, "dryRun": "All" if dry_run else ""}
+        body = {"apiVersion": kind.api_version, "kind": kind.name, **body}
         try:
             return self._object(
                 "create", "POST", kind, name, body=body, params=params,

@@ -26,6 +26,8 @@ VOLUME = "VolumeMissing"
 UNSCHEDULABLE = "Unschedulable"
 MOUNT = "FailedMount"
 NODE_LOST = "NodeLost"
+QUEUE_MISSING = "QueueMissing"
+QUEUE_TOO_SMALL = "QueueTooSmall"
 NOT_ADMITTED = "NotAdmitted"
 HALF_SUBMITTED = "HalfSubmitted"
 GATED = "SchedulingGated"
@@ -36,6 +38,7 @@ _RANKS = {
     reason: rank
     for rank, reason in enumerate(
         (
+            *(QUEUE_MISSING, QUEUE_TOO_SMALL),
             *(IMAGE_NAME, SERVICE_ACCOUNT, POD_SECURITY, DENIED, START_ERROR, IMAGE_PULL),
             *(CONTAINER_CONFIG, VOLUME, MOUNT, CRASH_LOOP, CREATE_FAILED, QUOTA, UNSCHEDULABLE),
             *(NODE_LOST, NOT_ADMITTED, HALF_SUBMITTED, GATED, PULLING),

@@ -28,6 +28,7 @@ from windlass.kube.fields import (
     name_of,
     read_time,
 )
+from windlass.kube.queues import read_waiting
 from windlass.kube.uncreated import diagnose_create
 from windlass.kube.unschedulable import Diagnosis, diagnose
 
@@ -47,17 +48,18 @@ def find_blockers(
     claims: Sequence[Object] = (),
     workloads: Sequence[Object] = (),
     nodes: Sequence[Object] = (),
+    queues: Sequence[str] | None = None,
     last_lines: Mapping[str, str] | None = None,
 ) -> list[Blocker]:
     """What is in the job's way now. Only the first three are needed; the rest makes sentences more exact.
 
-    `claims` are the namespace's volume claims, `workloads` Kueue's, `nodes` the cluster's; `last_lines` maps
-    a pod's name to the last line of its log.
+    `claims` are the namespace's volume claims, `workloads` Kueue's, `nodes` the cluster's, `queues` the names
+    of the namespace's queues if they are known; `last_lines` maps a pod's name to the last line of its log.
     """
     if is_true(condition_of(job, "Complete")) or is_true(condition_of(job, "Failed")):
         return []
     if job.get("spec", {}).get("suspend"):
-        return [_read_suspended(job, workloads, events)]
+        return [_read_suspended(job, workloads, events, queues)]
     found = [
         *_find_uncreated(job, pods, events, quotas),
         *_find_in_pods(pods, events, nodes, claims),
@@ -96,49 +98,21 @@ def _name_pods(pods: Sequence[str]) -> str:
     return f"pods {', '.join(sorted(pods)[:_MAX_NAMED])}{more}: "
 
 
-def _read_suspended(job: Object, workloads: Sequence[Object], events: Sequence[Object]) -> Blocker:
+def _read_suspended(
+    job: Object,
+    workloads: Sequence[Object],
+    events: Sequence[Object],
+    queues: Sequence[str] | None,
+) -> Blocker:
     since_s = read_time(condition_of(job, "Suspended").get("lastTransitionTime")) or created_s(job)
-    queue = labels_of(job).get(names.LABEL_QUEUE)
-    if queue is None:
+    if labels_of(job).get(names.LABEL_QUEUE) is None:
         return Blocker(
             reason=reasons.HALF_SUBMITTED,
             message="the job was made but never started: its submit did not finish, or it was suspended",
             hint="windlass rm JOB removes it; then submit it again",
             since_s=since_s,
         )
-    why = next((text for work in workloads if (text := _why_not_admitted(job, work))), "")
-    why = why or _last_word_of_kueue(job, events)
-    return Blocker(
-        reason=reasons.NOT_ADMITTED,
-        message=f'it waits in the queue "{queue}"{f": {why}" if why else ""}',
-        hint="it starts when Kueue admits it; kubectl describe localqueue "
-        f"{queue} shows who is ahead",
-        since_s=since_s,
-    )
-
-
-def _why_not_admitted(job: Object, workload: Object) -> str:
-    owners = workload.get("metadata", {}).get("ownerReferences") or ()
-    if all(owner.get("name") != name_of(job) for owner in owners):
-        return ""
-    for kind in ("Evicted", "QuotaReserved", "Admitted"):
-        condition = condition_of(workload, kind)
-        if condition and is_true(condition) == (kind == "Evicted") and condition.get("message"):
-            return " ".join(str(condition["message"]).split())
-    return ""
-
-
-def _last_word_of_kueue(job: Object, events: Sequence[Object]) -> str:
-    """Its events name the Workload, which bears the Job's name; they need no right of their own."""
-    said = [
-        event
-        for event in events
-        if event.get("involvedObject", {}).get("kind") == "Workload"
-        and str(event["involvedObject"].get("name", "")).startswith(f"job-{name_of(job)}-")
-        and event.get("reason") in ("Pending", "Preempted", "Evicted")
-    ]
-    last = max(said, key=event_last_s, default={})
-    return " ".join(str(last.get("message", "")).split())
+    return read_waiting(job, workloads, events, queues, since_s=since_s)
 
 
 def _find_uncreated(

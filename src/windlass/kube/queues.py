@@ -1,0 +1,109 @@
+"""Why a Job that waits in a Kueue queue has not been let in: its turn, its size, or there is no such queue.
+
+Pure: the JSON of the Job, of Kueue's Workloads and events, and the names of the namespace's queues in; one
+blocker out. What Kueue says is read from its own sentences, which have changed over the years; those that
+nobody knows are passed on as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from windlass import names
+from windlass.kube.blocker import NOT_ADMITTED, QUEUE_MISSING, QUEUE_TOO_SMALL, Blocker
+from windlass.kube.fields import Object, condition_of, event_last_s, is_true, labels_of, name_of
+
+_MAX_NAMED = 8
+_FLAGS = {"cpu": "--cpus", "memory": "--memory", "ephemeral-storage": "--ephemeral-storage"}
+# `insufficient quota for cpu in flavor a, previously considered podsets requests (0) + current podset
+# request (8) > maximum capacity (1)`; before Kueue 0.11 `..., request > maximum capacity (8 > 1)`
+_OVER = re.compile(
+    r"insufficient quota for (?P<resource>\S+) in flavor (?P<flavor>[^\s,]+), "
+    r"(?:.*?request \((?P<wanted>[^)]+)\) > maximum capacity \((?P<most>[^)]+)\)"
+    r"|request > maximum capacity \((?P<wanted_then>\S+) > (?P<most_then>[^)]+)\))"
+)
+_BUSY = re.compile(r"insufficient unused quota for \S+ in flavor ([^\s,]+)")
+_UNSERVED = re.compile(r"resource (\S+) unavailable in ClusterQueue")
+
+
+def read_waiting(
+    job: Object,
+    workloads: Sequence[Object],
+    events: Sequence[Object],
+    queues: Sequence[str] | None,
+    *,
+    since_s: float,
+) -> Blocker:
+    """Why it waits. `queues` are those of the namespace; None where they may not be read."""
+    queue = labels_of(job)[names.LABEL_QUEUE]
+    if queues is not None and queue not in queues:
+        return _say_missing(queue, sorted(queues), since_s)
+    why = next((text for work in workloads if (text := _why_not_admitted(job, work))), "")
+    why = why or _last_word_of_kueue(job, events)
+    if never := _why_never(why):
+        resource, sentence = never
+        flag = _FLAGS.get(resource, "--gpus")
+        return Blocker(
+            reason=QUEUE_TOO_SMALL,
+            message=f'it will never start in the queue "{queue}": {sentence}',
+            hint=f"ask for less with {flag} or --nodes, use another --queue, or ask for more quota",
+            since_s=since_s,
+        )
+    return Blocker(
+        reason=NOT_ADMITTED,
+        message=f'it waits in the queue "{queue}"{f": {why}" if why else ""}',
+        hint="it starts when Kueue admits it; kubectl describe localqueue "
+        f"{queue} shows who is ahead",
+        since_s=since_s,
+    )
+
+
+def _say_missing(queue: str, queues: Sequence[str], since_s: float) -> Blocker:
+    more = f" and {len(queues) - _MAX_NAMED} more" if len(queues) > _MAX_NAMED else ""
+    there = f"there are: {', '.join(queues[:_MAX_NAMED])}{more}" if queues else "there are none"
+    hint = "use another --queue, or have an admin make this LocalQueue"
+    return Blocker(
+        reason=QUEUE_MISSING,
+        message=f'there is no queue "{queue}" in the job\'s namespace; {there}',
+        hint=hint if queues else f"leave out --queue; or is Kueue not installed? {hint}",
+        since_s=since_s,
+    )
+
+
+def _why_never(why: str) -> tuple[str, str] | None:
+    """The resource of which the whole quota is too small, and a sentence; None if it may start some day."""
+    if unserved := _UNSERVED.search(why):
+        return unserved[1], f"the queue has no quota for {unserved[1]}"
+    over = list(_OVER.finditer(why))
+    # another flavor that is only busy will do, once it is not
+    if not over or set(_BUSY.findall(why)) - {match["flavor"] for match in over}:
+        return None
+    resource = over[0]["resource"]
+    wanted = over[0]["wanted"] or over[0]["wanted_then"]
+    most = over[0]["most"] or over[0]["most_then"]
+    return resource, f"it asks for {wanted} {resource} in all, the queue's whole quota is {most}"
+
+
+def _why_not_admitted(job: Object, workload: Object) -> str:
+    owners = workload.get("metadata", {}).get("ownerReferences") or ()
+    if all(owner.get("name") != name_of(job) for owner in owners):
+        return ""
+    for kind in ("Evicted", "QuotaReserved", "Admitted"):
+        condition = condition_of(workload, kind)
+        if condition and is_true(condition) == (kind == "Evicted") and condition.get("message"):
+            return " ".join(str(condition["message"]).split())
+    return ""
+
+
+def _last_word_of_kueue(job: Object, events: Sequence[Object]) -> str:
+    """Its events name the Workload, which bears the Job's name; they need no right of their own."""
+    said = [
+        event
+        for event in events
+        if event.get("involvedObject", {}).get("kind") == "Workload"
+        and str(event["involvedObject"].get("name", "")).startswith(f"job-{name_of(job)}-")
+        and event.get("reason") in ("Pending", "Preempted", "Evicted")
+    ]
+    last = max(said, key=event_last_s, default={})
+    return " ".join(str(last.get("message", "")).split())

@@ -1,0 +1,91 @@
+"""What Kueue says of a Job that it does not let in, in plain words. The sentences are Kueue's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from windlass import names
+from windlass.kube.blocker import NOT_ADMITTED, QUEUE_MISSING, QUEUE_TOO_SMALL, Blocker
+from windlass.kube.blockers import find_blockers
+
+HEAD = "couldn't assign flavors to pod set main: "
+OVER = (
+    "insufficient quota for {} in flavor {}, previously considered podsets requests (0) + "
+    "current podset request ({}) > maximum capacity ({})"
+)
+BUSY = "insufficient unused quota for {} in flavor {}, 1 more needed"
+JOB = {
+    "metadata": {"name": "a", "labels": {names.LABEL_QUEUE: "team"}},
+    "spec": {"suspend": True},
+}
+
+
+def ask(said: str = "", **more: Any) -> Blocker:
+    event = {
+        "reason": "Pending",
+        "message": said,
+        "involvedObject": {"kind": "Workload", "name": "job-a-1a2b3"},
+    }
+    (found,) = find_blockers(JOB, [], [event] if said else [], **more)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("said", "words", "flag"),
+    [
+        (OVER.format("cpu", "f", "8", "1"), "8 cpu in all, the queue's whole quota is 1", "--cpus"),
+        (
+            "insufficient quota for memory in flavor f, request > maximum capacity (8Gi > 2Gi)",
+            "8Gi memory in all, the queue's whole quota is 2Gi",
+            "--memory",
+        ),
+        (
+            "resource nvidia.com/gpu unavailable in ClusterQueue",
+            "the queue has no quota for nvidia.com/gpu",
+            "--gpus",
+        ),
+        (
+            f"{BUSY.format('cpu', 'f')}, {OVER.format('memory', 'f', '8Gi', '2Gi')}",
+            "8Gi memory in all",
+            "--memory",
+        ),
+    ],
+)
+def test_more_than_the_whole_quota_never_starts(said: str, words: str, flag: str) -> None:
+    found = ask(HEAD + said)
+    assert (found.reason, found.is_hopeless) == (QUEUE_TOO_SMALL, True)
+    assert found.message.startswith('it will never start in the queue "team": ')
+    assert words in found.message
+    assert flag in found.hint
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        BUSY.format("cpu", "f"),
+        f"{OVER.format('cpu', 'small', '8', '1')}, {BUSY.format('cpu', 'big')}",
+        "something that nobody knows",
+    ],
+)
+def test_what_may_start_some_day_waits(said: str) -> None:
+    found = ask(HEAD + said)
+    assert (found.reason, found.is_hopeless) == (NOT_ADMITTED, False)
+    assert found.message == f'it waits in the queue "team": {HEAD}{said}'
+
+
+def test_a_queue_that_is_not_there() -> None:
+    found = ask(queues=["b", "a"])
+    assert (found.reason, found.is_hopeless) == (QUEUE_MISSING, True)
+    assert found.message == 'there is no queue "team" in the job\'s namespace; there are: a, b'
+    many = ask(queues=[f"q{n:02}" for n in range(20)])
+    assert many.message.endswith("q07 and 12 more")
+    none = ask(queues=[])
+    assert none.message.endswith("; there are none")
+    assert "Kueue" in none.hint
+
+
+def test_a_queue_that_is_there_or_that_nobody_may_look_for() -> None:
+    assert ask(queues=["team"]).reason == NOT_ADMITTED
+    assert ask(queues=None).message == 'it waits in the queue "team"'
