@@ -118,7 +118,7 @@ def test_kueue_says_why_it_waits() -> None:
     assert unread.message == 'it waits in the queue "team-a"'
 
 
-def _pending(message: str, **spec: Any) -> list[Blocker]:
+def _pending(message: str, *, nodes: Any = (), **spec: Any) -> list[Blocker]:
     condition = {
         "type": "PodScheduled",
         "status": "False",
@@ -131,7 +131,7 @@ def _pending(message: str, **spec: Any) -> list[Blocker]:
         "spec": {"containers": [{"name": "windlass"}], **spec},
         "status": {"phase": "Pending", "conditions": [condition]},
     }
-    return find_blockers({"spec": {"parallelism": 1}}, [pod], [])
+    return find_blockers({"spec": {"parallelism": 1}}, [pod], [], nodes=nodes)
 
 
 def test_taints_labels_and_more_are_counted() -> None:
@@ -144,7 +144,63 @@ def test_taints_labels_and_more_are_counted() -> None:
         "pod p-0: no node will do: 1 of 5 nodes are kept for others by a taint {workload: batch}; "
         "1 of 5 nodes are closed for new pods; 3 of 5 nodes have not the labels that are asked for"
     )
-    assert found.hint == "change --node-selector and --toleration"
+    assert found.hint == "change --node-selector and --toleration workload=batch"
+
+
+TAINTED = (
+    "0/3 nodes are available: 3 node(s) had untolerated taint(s). preemption: 0/3 nodes are "
+    "available: 3 Preemption is not helpful for scheduling."
+)
+
+
+def _taint(key: str, value: str = "", effect: str = "NoSchedule") -> dict[str, Any]:
+    return {"spec": {"taints": [{"key": key, "value": value, "effect": effect}]}}
+
+
+def test_taints_that_the_scheduler_does_not_name_are_read_from_the_nodes() -> None:
+    nodes = [
+        _taint("nvidia.com/gpu", "present"),
+        _taint("team"),
+        _taint("node.kubernetes.io/unreachable"),
+        _taint("a", effect="PreferNoSchedule"),
+    ]
+    (found,) = _pending(TAINTED, nodes=nodes)
+    assert found.hint == "change --toleration nvidia.com/gpu=present --toleration team"
+
+
+def test_where_nobody_names_the_taint_there_is_an_example() -> None:
+    (found,) = _pending(TAINTED)
+    assert "--toleration (like nvidia.com/gpu=present; kubectl describe nodes" in found.hint
+
+
+def test_nodes_that_are_kept_for_others_may_have_what_is_lacking() -> None:
+    (found,) = _pending(
+        "0/5 nodes are available: 2 Insufficient nvidia.com/gpu, 3 node(s) had untolerated taint "
+        "{nvidia.com/gpu: present}. preemption: not eligible due to preemptionPolicy=Never."
+    )
+    assert "--gpus" in found.hint
+    assert found.hint.endswith("kept for others? --toleration nvidia.com/gpu=present")
+
+
+def test_the_image_is_named_as_it_was_asked_for() -> None:
+    """A node that knows an image by several names reports any of them."""
+    for name in ("no-python", "image"):
+        seen = load(name)
+        for pod in seen.pods:
+            pod["spec"]["containers"][0]["image"] = "team/train:2"
+        (found,) = seen.blockers()
+        assert "team/train:2" in found.message
+        assert "localhost" not in found.message.partition(" cannot be pulled")[0]
+
+
+def test_a_runtime_that_refuses_is_not_the_images_fault() -> None:
+    seen = load("no-python")
+    for pod in seen.pods:
+        state = pod["status"]["containerStatuses"][0]["state"]["terminated"]
+        state["message"] = "OCI runtime create failed: cannot allocate memory: unknown"
+    (found,) = seen.blockers()
+    assert (found.reason, found.is_hopeless) == ("RuntimeRefused", False)
+    assert load("no-python").blockers()[0].is_hopeless
 
 
 def test_a_sentence_nobody_knows_is_passed_on() -> None:

@@ -51,7 +51,12 @@ def test_moments_of_one_pod() -> None:
         ("oom", "OutOfMemory", FailureKind.OUT_OF_MEMORY, "ran out of memory: its limit is 64Mi"),
         ("shm", "Evicted", FailureKind.LOST_NODE, 'EmptyDir volume "s" exceeds the limit "10Mi"'),
         ("evicted", "Drained", FailureKind.LOST_NODE, "its node is being drained"),
-        ("no-python", "StartError", FailureKind.START_FAILED, 'exec: "python9": executable file'),
+        (
+            "no-python",
+            "StartError",
+            FailureKind.START_FAILED,
+            'no "python9" that can be run: executable file',
+        ),
         ("crash", "Exited", FailureKind.USER_ERROR, "exited with code 1"),
     ],
 )

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from strict_cluster.conftest import Become
 from strict_cluster.ground import Ground, wait_for
 
 import windlass as wl
+from windlass import names
 from windlass.kube import blocker as reasons
+from windlass.kube.kinds import PODS
 from windlass.observe.why import explain
 from windlass.wire.status import Condition
 
@@ -110,3 +113,19 @@ def test_what_the_server_refuses_at_once_is_an_error_of_submit(
     become(strict, None)
     with pytest.raises(wl.EngineError, match=r"namespaces .*not found"):
         wl.submit(["true"], namespace="nobody-made-this-one")
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_an_image_without_the_interpreter_is_not_tried_until_its_budget_is_spent(
+    strict: Ground, num_nodes: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Four tries take Kubernetes more than a minute, and the first one tells all."""
+    job = wl.submit(["true"], nodes=num_nodes, python="python9")
+    status = job.wait(30)
+    assert (status.phase.value, status.verdict.kind.value) == ("failed", "start failed")
+    assert f'the image {strict.image} has no "python9"' in status.verdict.message
+    assert "--python" in status.verdict.next
+    monkeypatch.setenv("WINDLASS_HOME", str(tmp_path / "elsewhere"))
+    later = wl.attach(str(job.ref)).wait(30)
+    assert f'the image {strict.image} has no "python9"' in later.verdict.message
+    assert len(strict.api.list(PODS, labels=f"{names.LABEL_JOB}={job.id}")) <= 2 * num_nodes

@@ -21,7 +21,7 @@ from windlass.engines.line import Dial, Line, keeping
 from windlass.engines.outages import Outage
 from windlass.engines.sight import Sight
 from windlass.kube.api import Api
-from windlass.kube.blocker import CONDITION, NOT_ADMITTED, VOLUME, Blocker
+from windlass.kube.blocker import CONDITION, NOT_ADMITTED, START_ERROR, VOLUME, Blocker
 from windlass.kube.blockers import find_blockers, make_condition
 from windlass.kube.fields import index_of, name_of
 from windlass.kube.kinds import JOBS
@@ -92,6 +92,7 @@ class JobView:
         )
         self._blocked_s = -_PATIENCE_S
         self._blocked_by: tuple[Condition, ...] = ()
+        self._unstartable: Blocker | None = None
 
     def close(self) -> None:
         self._line.close()
@@ -188,6 +189,8 @@ class JobView:
         if self._line.forbidden is not None and not self._line.is_up:
             raise self._line.forbidden
         status = self._add_blockers(status)
+        if self._unstartable and self._sight.find_lead() is None:
+            return self._judge_unstartable(status, self._unstartable)
         return self._judge_late(status) if self._is_late(status) else status
 
     def _lacks_nodes(self, status: JobStatus) -> bool:
@@ -220,6 +223,17 @@ class JobView:
         if blocked:
             message = f"{message}: {blocked[0]}"
         return self._end(status, FailureKind.START_FAILED, message)
+
+    def _judge_unstartable(self, status: JobStatus, blocker: Blocker) -> JobStatus:
+        """Its image lacks the interpreter, so every pod will: no use in trying until its budget is spent."""
+        try:
+            # the Job stays, and fails by itself: who looks later finds what its pods show
+            self._api.patch(JOBS, self._plan.job_id, {"spec": {"backoffLimit": 0}}, brief=True)
+        except ClusterError as error:
+            logger.debug("no more tries: %s", error)
+        status = self._end(status, Phase.FAILED, FailureKind.START_FAILED, blocker.message)
+        verdict = status.verdict and replace(status.verdict, next=blocker.hint)
+        return replace(status, verdict=verdict)
 
     def _judge_ended(self, status: JobStatus) -> JobStatus:
         """The Job is over: its last word, or else what its pods show."""
@@ -325,6 +339,7 @@ class JobView:
                 claims=claims, nodes=nodes, queues=queues, last_lines=lines,
             )  # fmt: skip
         found = [blocker for blocker in found if not _is_young(blocker)]
+        self._unstartable = next((one for one in found if one.reason == START_ERROR), None)
         self._blocked_by = tuple(make_condition(blocker) for blocker in found)
         return replace(status, conditions=(*status.conditions, *self._blocked_by))
 

@@ -20,7 +20,8 @@ CREATE_FAILED = "FailedCreate"
 IMAGE_NAME = "InvalidImageName"
 IMAGE_PULL = "ImagePull"
 CONTAINER_CONFIG = "CreateContainerConfigError"
-START_ERROR = "StartError"
+START_ERROR = "StartError"  # the image lacks the program: no other node will find it
+RUNTIME_REFUSED = "RuntimeRefused"
 CRASH_LOOP = "CrashLoop"
 VOLUME = "VolumeMissing"
 UNSCHEDULABLE = "Unschedulable"
@@ -40,7 +41,16 @@ _RANKS = {
         (
             *(QUEUE_MISSING, QUEUE_TOO_SMALL),
             *(IMAGE_NAME, SERVICE_ACCOUNT, POD_SECURITY, DENIED, START_ERROR, IMAGE_PULL),
-            *(CONTAINER_CONFIG, VOLUME, MOUNT, CRASH_LOOP, CREATE_FAILED, QUOTA, UNSCHEDULABLE),
+            *(
+                CONTAINER_CONFIG,
+                RUNTIME_REFUSED,
+                VOLUME,
+                MOUNT,
+                CRASH_LOOP,
+                CREATE_FAILED,
+                QUOTA,
+                UNSCHEDULABLE,
+            ),
             *(NODE_LOST, NOT_ADMITTED, HALF_SUBMITTED, GATED, PULLING),
         )
     )

@@ -12,9 +12,10 @@ from windlass.kube.blocker import (
     CRASH_LOOP,
     IMAGE_NAME,
     IMAGE_PULL,
+    RUNTIME_REFUSED,
     START_ERROR,
 )
-from windlass.kube.fields import Object, container_of, container_states
+from windlass.kube.fields import Object, container_of, container_spec_of, container_states
 from windlass.kube.unschedulable import Diagnosis
 
 _PULL = ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "RegistryUnavailable")
@@ -56,7 +57,7 @@ def diagnose_container(pod: Object) -> Diagnosis | None:
     for status in container_states(pod):
         waiting = status.get("state", {}).get("waiting") or {}
         reason, text = str(waiting.get("reason", "")), _flat(waiting.get("message"))
-        image = str(status.get("image", ""))
+        image = _asked_image(pod, str(status.get("name", ""))) or str(status.get("image", ""))
         if reason in _PULL:
             return _diagnose_pull(image, text, reason)
         if reason in _NAMES:
@@ -82,7 +83,7 @@ def diagnose_start(image: str, text: str) -> Diagnosis | None:
     if "OCI runtime" in text or "shim task" in text:
         message = f"the container of {image} cannot be started: {text}"
         hint = "ask an admin of the cluster: the node's container runtime refused it"
-        return Diagnosis(reason=START_ERROR, message=message, hint=hint)
+        return Diagnosis(reason=RUNTIME_REFUSED, message=message, hint=hint)
     return None
 
 
@@ -133,7 +134,14 @@ def describe_exit(terminated: Object) -> str:
 
 
 def image_of(pod: Object) -> str:
-    return str(container_of(pod).get("image", ""))
+    """The image that was asked for: a node reports any of the names it knows the same image by."""
+    return str(container_spec_of(pod).get("image") or container_of(pod).get("image", ""))
+
+
+def _asked_image(pod: Object, container: str) -> str:
+    spec = pod.get("spec", {})
+    asked = (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
+    return next((str(one.get("image", "")) for one in asked if one.get("name") == container), "")
 
 
 def _flat(text: object) -> str:

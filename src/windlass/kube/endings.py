@@ -11,6 +11,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from windlass.kube.containers import diagnose_start, image_of
 from windlass.kube.fields import (
     Object,
     condition_of,
@@ -158,8 +159,9 @@ def _read_terminated(pod: Object, terminated: Object) -> tuple[str, str] | None:
     if reason == "OOMKilled":
         return OUT_OF_MEMORY, f"ran out of memory{_memory_limit(pod)}"
     if reason in _START_ERRORS:
-        words = text.rpartition("unable to start container process: ")[2].removesuffix(": unknown")
-        return START_ERROR, f"could not be started: {words or reason}"
+        said = diagnose_start(image_of(pod), text)
+        words = said.message if said else text or reason
+        return START_ERROR, f"could not be started: {words}"
     if code == 0:
         return COMPLETED, "completed"
     if code > 128 or terminated.get("signal"):

@@ -18,6 +18,7 @@ from windlass.spec.quantity import BILLION, read_quantity
 
 _SENTENCE = re.compile(r"\d+/(?P<num_nodes>\d+) nodes are available: (?P<causes>.*)", re.DOTALL)
 _TAIL = re.compile(r"\. (?:no new claims to deallocate|preemption: |not found$)|\.+\s*$")
+_MAX_TAINTS = 3
 _TOO_BIG = "Preemption is not helpful"
 _FLAGS = {"cpu": "--cpus", "memory": "--memory", "ephemeral-storage": "--ephemeral-storage"}
 
@@ -65,7 +66,7 @@ def diagnose(pod: Object, sentence: str, *, nodes: Sequence[Object] = ()) -> Dia
             return found
     lacking = [cause for cause in causes if cause.resource]
     if not lacking:
-        return _diagnose_place(pod, num_nodes, causes)
+        return _diagnose_place(pod, num_nodes, causes, nodes)
     wanted = ", ".join(
         f"{amount} {cause.resource}"
         for cause in lacking
@@ -76,10 +77,12 @@ def diagnose(pod: Object, sentence: str, *, nodes: Sequence[Object] = ()) -> Dia
     biggest = _describe_biggest(nodes, [cause.resource for cause in lacking])
     others = "".join(f"; {_say_cause(c, num_nodes)}" for c in causes if not c.resource)
     asks = f"each pod wants {wanted}" if wanted else "each pod wants more"
+    hint = _hint_lacking([cause.resource for cause in lacking], is_too_big)
+    if any("untolerated taint" in cause.text for cause in causes):
+        taints = find_taints([cause.text for cause in causes], nodes)
+        hint += f"; or may it use the nodes that are kept for others? {_advise_toleration(taints)}"
     return Diagnosis(
-        reason=UNSCHEDULABLE,
-        message=f"{asks}, but {counts}{biggest}{others}",
-        hint=_hint_lacking([cause.resource for cause in lacking], is_too_big),
+        reason=UNSCHEDULABLE, message=f"{asks}, but {counts}{biggest}{others}", hint=hint
     )
 
 
@@ -170,7 +173,30 @@ def _say_cause(cause: Cause, num_nodes: int) -> str:
     return f"{count}{cause.text}"
 
 
-def _diagnose_place(pod: Object, num_nodes: int, causes: tuple[Cause, ...]) -> Diagnosis:
+def find_taints(texts: Sequence[str], nodes: Sequence[Object] = ()) -> list[str]:
+    """Taints as `--toleration` takes them: from the sentence; newer ones name none, then from the nodes."""
+    named = [re.search(r"taint \{([^:}]+): ?([^}]*)\}", text) for text in texts]
+    pairs = [(match[1].strip(), match[2].strip()) for match in named if match]
+    if not pairs and any("untolerated taint" in text for text in texts):
+        taints = [t for node in nodes for t in node.get("spec", {}).get("taints") or ()]
+        pairs = [
+            (str(taint.get("key", "")), str(taint.get("value") or ""))
+            for taint in taints
+            if taint.get("effect") != "PreferNoSchedule"
+            and not str(taint.get("key", "")).startswith("node.kubernetes.io/")
+        ]
+    return [f"{key}{f'={value}' if value else ''}" for key, value in dict.fromkeys(pairs)]
+
+
+def _advise_toleration(taints: Sequence[str]) -> str:
+    if taints:
+        return " ".join(f"--toleration {taint}" for taint in taints[:_MAX_TAINTS])
+    return "--toleration (like nvidia.com/gpu=present; kubectl describe nodes shows the taints)"
+
+
+def _diagnose_place(
+    pod: Object, num_nodes: int, causes: tuple[Cause, ...], nodes: Sequence[Object]
+) -> Diagnosis:
     texts = [cause.text for cause in causes]
     flags = [f for mark, _, f in _PLACES if f and any(mark in text for text in texts)]
     said = "; ".join(_say_cause(cause, num_nodes) for cause in causes)
@@ -179,6 +205,8 @@ def _diagnose_place(pod: Object, num_nodes: int, causes: tuple[Cause, ...]) -> D
     message = f"no node will do: {said}" if said else "no node will do"
     if labels and "--node-selector" in flags:
         message += f" (asked for: {labels})"
+    advice = _advise_toleration(find_taints(texts, nodes))
+    flags = [advice if flag == "--toleration" else flag for flag in flags]
     hint = (
         f"change {' and '.join(dict.fromkeys(flags))}" if flags else "ask an admin of the cluster"
     )
