@@ -32,7 +32,7 @@ def test_killed_at_a_step(ground, step, how):
 def _collect(job: str) -> None:
     """As a user does who reads the hints."""
     removed = ask("rm", job)
-    if removed.returncode == 2 and "still running" in removed.stderr:
+    if removed.returncode == 2 and "is still " in removed.stderr:
         cancelled = ask("cancel", job)
         assert cancelled.returncode == 0, cancelled.stderr
         removed = ask("rm", job)

@@ -148,7 +148,7 @@ def test_a_call_is_a_job_to_every_verb(local: Cli, submit: Callable[..., list[st
     assert (found["job_id"], found["phase"], found["num_ranks"]) == (call, "succeeded", 2)
     assert [rank["state"] for rank in found["ranks"]] == ["returned", "returned"]
     assert local("result", call).out.splitlines() == ["rank 0: 7", "rank 1: 7"]
-    rows = local("result", call, "--json").json
+    rows = local("result", call, "--json").json["results"]
     assert [(row["state"], row["value"]) for row in rows] == [("returned", 7)] * 2
     lines = sorted(local("logs", call).out.splitlines())
     assert lines == [

@@ -92,9 +92,15 @@ def test_logs_into_a_closed_pipe(
 def test_result(windlass: Cli, ended: str) -> None:
     assert windlass("result", ended).out == "rank 0: 3\nrank 1: 3\n"
     assert windlass("result", ended, "--rank", "1").out == "3\n"
-    rows = windlass("result", ended, "--json").json
+    rows = windlass("result", ended, "--json").json["results"]
     assert rows[1] == {"rank": 1, "state": "returned", "value": 3, "error": None}
-    assert windlass("result", ended, "--json", "--rank", "0").json == rows[0] | {"rank": 0}
+    assert windlass("result", ended, "--json", "--rank", "1").json["results"] == [rows[1]]
+
+
+@pytest.mark.parametrize("words", [("work.py::add", "--a", "1"), ("work.py::fail",)])
+def test_run_and_result_print_one_document(windlass: Cli, words: tuple[str, ...]) -> None:
+    ran = windlass("run", "--quiet", "--json", "--procs", "2", *words).json
+    assert windlass("result", ran["job_id"], "--json").json == ran
 
 
 def test_a_result_that_is_gone_is_named(windlass: Cli, ended: str, home: Path) -> None:
@@ -130,10 +136,8 @@ def test_result_of_a_failure(windlass: Cli, failed: str) -> None:
     full = windlass("result", failed, "--rank", "1")
     assert full.out.startswith("Traceback (most recent call last):")
     assert "\x1b" not in full.out
-    assert [row["state"] for row in windlass("result", failed, "--json").json] == [
-        "stopped",
-        "raised",
-    ]
+    rows = windlass("result", failed, "--json").json["results"]
+    assert [row["state"] for row in rows] == ["stopped", "raised"]
 
 
 def test_wait_exits_as_the_job_did(windlass: Cli, ended: str, failed: str) -> None:
@@ -155,6 +159,7 @@ def test_a_running_job_and_cancel(windlass: Cli, running: Callable[..., str]) ->
     assert f"windlass wait {job_id}" in early.err
     refused = windlass("rm", job_id)
     assert refused.code == 2
+    assert f"{job_id} is still running" in refused.err
     assert f"windlass cancel {job_id}" in refused.err
     unknown = windlass("cancel", job_id, "nobody")
     assert unknown.code == 2

@@ -6,10 +6,13 @@ import os
 from dataclasses import replace
 
 import pytest
+from kube.api_server import Answer, serve, write_kubeconfig
 
 import windlass as wl
+from windlass.client.jobs import list_jobs
 from windlass.errors import SpecError
 from windlass.plan.plan import Facts, make_plan, render_plan
+from windlass.settings import read_settings
 from windlass.spec.job import JobSpec
 from windlass.spec.work import Script
 from windlass.wire.first import make_first_status, render_status
@@ -107,3 +110,26 @@ def test_a_reference_without_an_id_is_a_question(ref):
 def test_a_reference_is_made_of_names(ref):
     with pytest.raises(SpecError, match="cannot be in a reference"):
         wl.attach(ref)
+
+
+def test_an_engine_that_is_asked_for_is_listed_alone(known, home, tmp_path, monkeypatch):
+    known(("train-abcde", "a"))
+    folder = home / "kubernetes" / "pods-abcde"
+    folder.mkdir(parents=True)
+    (folder / "where.json").write_text('{"context": "", "namespace": "space"}')
+    plan_of = home / "jobs" / "train-abcde"
+    for name in ("plan.json", "status.json"):
+        (folder / name).write_bytes((plan_of / name).read_bytes())
+
+    def listed(environ, **flags):
+        settings = read_settings(
+            flags=flags, environ={**os.environ, **environ}, start=tmp_path, user_file=tmp_path / "x"
+        )
+        return {job.id for job in list_jobs(settings)}
+
+    with serve(Answer(body={"items": []})) as server:
+        monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path, server=server.url)))
+        assert listed({}) == {"train-abcde", "pods-abcde"}
+        assert listed({"WINDLASS_ENGINE": "kubernetes"}) == {"train-abcde", "pods-abcde"}
+        assert listed({}, engine="kubernetes") == {"pods-abcde"}
+        assert listed({}, engine="local") == {"train-abcde"}

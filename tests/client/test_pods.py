@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from windlass.client.pods import make_pod
+from windlass.client.run import prepare
+from windlass.client.warm.spec import decide
 from windlass.errors import SpecError
 from windlass.settings import read_settings
 from windlass.spec.placement import Toleration
@@ -78,3 +82,39 @@ def test_a_patch_must_fit_json(tmp_path):
     with pytest.raises(SpecError, match="the patch holds what JSON cannot") as caught:
         pod_of(tmp_path, patch="metadata: {annotations: {day: 2024-01-01}}")
     assert "in quotes" in caught.value.hint
+
+
+MINE, THEIRS = sys.executable, "/opt/nobody-has-this-here/bin/python"
+
+
+@pytest.mark.parametrize(
+    ("engine", "exported", "flag", "python"),
+    [
+        ("kubernetes", MINE, None, ""),
+        ("kubernetes", THEIRS, None, THEIRS),
+        ("kubernetes", "python3.12", None, "python3.12"),
+        ("kubernetes", MINE, MINE, MINE),
+        ("statefulset", MINE, None, ""),
+        ("local", MINE, None, MINE),
+    ],
+)
+def test_this_machines_python_is_not_the_pods(monkeypatch, caplog, engine, exported, flag, python):
+    """One that a shell exports is for this machine; all else that names one is meant."""
+    monkeypatch.setenv("WINDLASS_PYTHON", exported)
+    flags = {"engine": engine, "image": "torch:1", "python": flag}
+    assert prepare(["true"], detach=True, flags=flags).plan.python == python
+    assert ("--python names another" in caplog.text) == (python not in (exported, flag))
+
+
+def test_nor_is_it_a_computes(monkeypatch):
+    monkeypatch.setenv("WINDLASS_PYTHON", MINE)
+    wanted = decide({"engine": "kubernetes", "image": "torch:1"})
+    assert (wanted.settings.python, wanted.fixed["python"]) == ("", "")
+    assert decide({"engine": "local"}).settings.python == MINE
+
+
+def test_a_settings_file_means_the_pods(tmp_path, monkeypatch):
+    (tmp_path / "windlass.toml").write_text(f'python = "{MINE}"')
+    monkeypatch.chdir(tmp_path)
+    flags = {"engine": "kubernetes", "image": "torch:1"}
+    assert prepare(["true"], detach=True, flags=flags).plan.python == MINE

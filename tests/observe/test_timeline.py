@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from windlass.observe.timeline import make_rows, render_timeline
 from windlass.wire.status import JobStatus, Moment, Phase
 
@@ -45,6 +47,21 @@ def test_a_clock_that_went_back_makes_nothing_negative() -> None:
         job_id="a", name="a", engine="local", work="a", ended_at_s=99.0, timeline=STATUS.timeline
     )
     assert all(row.took_s >= 0 and row.since_submit_s >= 0 for row in make_rows(status))
+
+
+def test_rows_never_go_back_whatever_the_clocks_say() -> None:
+    """A node's clock is behind the client's, and the end was told in whole seconds by the API server."""
+    status = replace(
+        STATUS,
+        ended_at_s=102.0,
+        timeline=(Moment(name="agent up", at_s=99.0), *STATUS.timeline[:2]),
+    )
+    rows = make_rows(status)
+    assert [row.name for row in rows] == ["submitted", "agent up", "first step", "succeeded"]
+    times = [row.since_submit_s for row in rows]
+    assert times == sorted(times) == [0.0, 0.0, 2.25, 2.25]
+    assert "submitted" not in render_timeline(status)
+    assert "agent up" in render_timeline(status)
 
 
 def test_nothing_seen_yet() -> None:

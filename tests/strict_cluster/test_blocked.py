@@ -98,6 +98,8 @@ def test_why_says_it_to_anybody(strict: Ground) -> None:
     assert said.returncode == 0, said.stderr
     assert 'no service account "nobody"' in said.stdout.splitlines()[0]
     assert "next: correct --service-account" in said.stdout
+    with pytest.raises(wl.SpecError, match=f"{job.id} is still pending"):
+        job.remove()
 
 
 def test_what_the_server_refuses_at_once_is_an_error_of_submit(

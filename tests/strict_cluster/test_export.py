@@ -62,7 +62,7 @@ def test_an_export_applied_by_kubectl_runs(admin: Ground, kubectl: str, way: str
         return json.loads(windlass("status", ref, "--json"))["phase"] == "succeeded"
 
     wait_for(has_succeeded, f"{ref} has succeeded")
-    results = json.loads(windlass("result", ref, "--json"))
+    results = json.loads(windlass("result", ref, "--json"))["results"]
     assert [(one["rank"], one["value"]) for one in results] == [(0, "hello"), (1, "hello")]
     call(kubectl, "delete", "-n", admin.api.namespace, "-f", "-", "--wait=false", given=text)
     admin.wait_for_nothing(job_id)

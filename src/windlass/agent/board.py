@@ -101,7 +101,8 @@ class Board:
         """What an earlier lead had written; what this one saw later stays."""
         known = {moment.name for moment in timeline}
         later = [moment for moment in self.status.timeline if moment.name not in known]
-        self._set(history=history, timeline=(*timeline, *later))
+        moments = sorted((*timeline, *later), key=lambda moment: moment.at_s)
+        self._set(history=history, timeline=tuple(moments))
 
     def set_verdict(self, verdict: Verdict, *, final: bool) -> None:
         if final:

@@ -19,7 +19,8 @@ from windlass.observe.verdict import exit_code_of
 def result(job_text: str, rank: int | None, as_json: bool) -> int:
     """Print what each rank of JOB returned or raised; also of a job that failed.
 
-    Nothing is unpickled: values are shown as their repr, with --json as JSON where they are that.
+    Nothing is unpickled: values are shown as their repr, with --json as JSON where they are that, in the
+    document that `windlass run --json` prints.
     Exits 0 if the job succeeded, 1 if it failed.
     """
     job = find_job(job_text, load_settings())
@@ -35,8 +36,7 @@ def result(job_text: str, rank: int | None, as_json: bool) -> int:
         )
     outcomes = job.outcomes()
     if as_json:
-        rows = returned.make_rows(status, outcomes)
-        print_json(rows if rank is None else rows[rank])
+        print_json(returned.make_record(str(job.ref), status, outcomes, only=rank))
     else:
         for line in returned.render_lines(status, outcomes, only=rank):
             click.echo(line)

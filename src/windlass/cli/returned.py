@@ -10,8 +10,29 @@ from typing import Any
 
 from windlass.client.terminal import clean
 from windlass.client.values import make_missing_error
+from windlass.observe import timeline
 from windlass.wire.results import MISSING, ResultHeader
 from windlass.wire.status import JobStatus
+
+
+def make_record(
+    ref: str,
+    status: JobStatus,
+    outcomes: Sequence[ResultHeader | None],
+    *,
+    only: int | None = None,
+) -> dict[str, Any]:
+    """How a job ended, the same for every verb that says it; with `only`, the row of one rank."""
+    rows = make_rows(status, outcomes)
+    return {
+        "job_id": status.job_id,
+        "ref": ref,
+        "phase": status.phase,
+        "attempt": status.attempt,
+        "verdict": status.verdict,
+        "results": rows if only is None else rows[only : only + 1],
+        "timeline": timeline.make_rows(status),
+    }
 
 
 def make_rows(status: JobStatus, outcomes: Sequence[ResultHeader | None]) -> list[dict[str, Any]]:

@@ -48,7 +48,8 @@ def _has_ended(job: Job) -> bool:
 
 def _check_ended(jobs: list[Job]) -> None:
     """Nothing is removed unless everything can be."""
-    running = [job.id for job in jobs if not _has_ended(job)]
-    if running:
-        named = " ".join(running)
-        raise SpecError(f"still running: {named}", hint=f"windlass cancel {named}, then rm again")
+    alive = [job for job in jobs if not _has_ended(job)]
+    if alive:
+        phases = ", ".join(f"{job.id} is still {job.status().phase.value}" for job in alive)
+        named = " ".join(job.id for job in alive)
+        raise SpecError(phases, hint=f"windlass cancel {named}, then rm again")

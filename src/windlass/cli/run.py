@@ -111,22 +111,12 @@ def _show_end(
     job: Job, status: JobStatus, prepared: Prepared, *, quiet: bool, as_json: bool
 ) -> None:
     from windlass.cli import returned
-    from windlass.observe.timeline import make_rows, render_timeline
+    from windlass.observe.timeline import render_timeline
     from windlass.observe.verdict import render_verdict
 
     outcomes = job.outcomes()
     if as_json:
-        print_json(
-            {
-                "job_id": job.id,
-                "ref": str(job.ref),
-                "phase": status.phase,
-                "attempt": status.attempt,
-                "verdict": status.verdict,
-                "results": returned.make_rows(status, outcomes),
-                "timeline": make_rows(status),
-            }
-        )
+        print_json(returned.make_record(str(job.ref), status, outcomes))
     elif status.phase is Phase.SUCCEEDED and isinstance(prepared.plan.work, Function):
         for line in returned.render_lines(status, outcomes):
             click.echo(line)

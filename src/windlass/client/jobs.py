@@ -32,9 +32,13 @@ def jobs() -> list[Job]:
 
 
 def list_jobs(settings: Settings) -> list[Job]:
-    """All jobs of the engine that is set, and those that this machine has a folder of."""
+    """All jobs of the engine that is set, and those that this machine has a folder of.
+
+    An engine that was asked for by a flag is asked alone.
+    """
     found: dict[str, Job] = {}
-    for name in engine_names():
+    is_asked = settings.origin("engine").startswith("flag")
+    for name in (settings.engine,) if is_asked else engine_names():
         engine = make_engine(name, settings)
         refs = engine.jobs() if name == settings.engine else engine.jobs_here()
         found |= {str(ref): Job(engine, ref) for ref in refs}

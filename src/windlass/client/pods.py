@@ -6,15 +6,20 @@ The one place where texts of settings become records of `spec`, and where a patc
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from windlass.errors import SpecError
 from windlass.settings import Settings
+from windlass.settings.table import find_setting
 from windlass.spec.placement import read_toleration
 from windlass.spec.resources import PodSpec
 from windlass.spec.storage import read_secret, read_volume
+
+logger = logging.getLogger(__name__)
 
 _PATCH_HINT = "a patch looks like a pod's template: spec: {hostNetwork: true}"
 _AS_THEY_ARE = (
@@ -23,6 +28,23 @@ _AS_THEY_ARE = (
     *("service_account", "pull_secrets", "annotations", "labels", "queue", "ttl_s", "in_image"),
     "run_as",
 )
+
+
+def forget_own_python(settings: Settings) -> Settings:
+    """The settings for pods: an interpreter of this machine, exported in its shell, is not in an image.
+
+    A name without a path, one that is not here, and whatever a flag or a file says are meant for the pods.
+    """
+    python = settings.python
+    is_exported = settings.origin("python").startswith("environment")
+    if not (is_exported and "/" in python and Path(python).expanduser().exists()):
+        return settings
+    logger.warning(
+        "%s=%s is this machine's: pods use their image's python3; --python names another",
+        find_setting("python").variable,
+        python,
+    )
+    return replace(settings, python="")
 
 
 def make_pod(settings: Settings) -> PodSpec:

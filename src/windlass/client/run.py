@@ -16,7 +16,7 @@ from windlass.client.ids import make_job_id
 from windlass.client.in_image import read_in_image
 from windlass.client.interrupts import Interrupts
 from windlass.client.job import Job
-from windlass.client.pods import make_pod
+from windlass.client.pods import forget_own_python, make_pod
 from windlass.client.preload import TORCH, choose_preload
 from windlass.client.target import Target, import_paths, read_target
 from windlass.client.torchrun import fit_settings
@@ -120,6 +120,7 @@ def prepare_target(
     settings = fit_settings(found.work, settings)
     engine = make_engine(settings.engine, settings)
     has_pods = "pods" in engine.can
+    settings = forget_own_python(settings) if has_pods else settings
     spec = make_spec(found, settings, cwd=cwd, detach=detach, has_pods=has_pods)
     spec = spec if pod is None else replace(spec, pod=pod)
     job_id = make_job_id(found.work, settings.name)

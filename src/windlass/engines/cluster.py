@@ -299,7 +299,7 @@ class ClusterEngine:
             is_half = any(c.reason == HALF_SUBMITTED for c in status.conditions)
             if not status.phase.is_final and not is_half:
                 raise SpecError(
-                    f"{ref.job_id} is still running",
+                    f"{ref.job_id} is still {status.phase.value}",
                     hint=f"windlass cancel {ref.job_id}, then windlass rm {ref.job_id}",
                 )
         if ref.job_id in self._views:

@@ -252,7 +252,7 @@ class LocalEngine:
         folder = self._folder(ref)
         if _is_lead_alive(folder) and not self._has_ended(ref):
             raise SpecError(
-                f"{ref.job_id} is still running",
+                f"{ref.job_id} is still {self.status(ref).phase.value}",
                 hint=f"windlass cancel {ref.job_id}, then windlass rm {ref.job_id}",
             )
         # a lead writes its last status, then tidies up

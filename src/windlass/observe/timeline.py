@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from windlass.wire.status import JobStatus
 
+SUBMITTED = "submitted"  # the moment all others are counted from
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -21,9 +23,13 @@ class Row:
 
 
 def make_rows(status: JobStatus) -> tuple[Row, ...]:
-    """The moments in order of time; the job's end is the last."""
+    """The moments in order of time; the submit is the first, the job's end the last.
+
+    Clocks of several machines disagree by a little, and an API server's is whole seconds: what seems to come
+    before the submit came with it, and an end that seems to come before another moment came with that.
+    """
     # of the same time those stay in order that are
-    found = sorted(status.timeline, key=lambda moment: moment.at_s)
+    found = sorted(status.timeline, key=lambda moment: (moment.name != SUBMITTED, moment.at_s))
     moments = [(moment.at_s, moment.name) for moment in found]
     if status.ended_at_s is not None:
         moments.append((status.ended_at_s, status.phase.value))
@@ -32,9 +38,8 @@ def make_rows(status: JobStatus) -> tuple[Row, ...]:
     first_s = before_s = moments[0][0]
     rows = []
     for at_s, name in moments:
-        # clocks of several machines may disagree by a little; no phase takes less than nothing
         took_s, before_s = max(0.0, at_s - before_s), max(at_s, before_s)
-        rows.append(Row(name=name, took_s=took_s, since_submit_s=max(0.0, at_s - first_s)))
+        rows.append(Row(name=name, took_s=took_s, since_submit_s=before_s - first_s))
     return tuple(rows)
 
 

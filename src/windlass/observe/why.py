@@ -14,11 +14,10 @@ from windlass import names
 from windlass.client.terminal import clean
 from windlass.client.view import render_progress, render_seconds
 from windlass.kube.blocker import ARROW, CONDITION
-from windlass.observe.timeline import make_rows
+from windlass.observe.timeline import SUBMITTED, make_rows
 from windlass.observe.verdict import render_verdict
 from windlass.wire.status import Condition, JobStatus, Phase
 
-_FIRST = "submitted"  # the moment all others are counted from
 _SILENT_S = 60.0
 _FAR_BEHIND = 2
 _MAX_NAMED = 8
@@ -203,7 +202,7 @@ def _describe_nodes(status: JobStatus) -> list[str]:
 
 def _describe_road(status: JobStatus, now_s: float) -> Iterator[str]:
     """How far it came, and how long ago."""
-    rows = [row for row in make_rows(status) if row.name != _FIRST]
+    rows = [row for row in make_rows(status) if row.name != SUBMITTED]
     road = ", ".join(f"{row.name} {row.since_submit_s:.1f} s" for row in rows)
     age = render_seconds(now_s - status.created_at_s)
     yield f"submitted {age} ago{f'; since submit: {road}' if road else ''}"

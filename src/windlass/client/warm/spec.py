@@ -18,7 +18,7 @@ from typing import Any
 
 from windlass import names, records
 from windlass.client.ids import make_job_id
-from windlass.client.pods import make_pod
+from windlass.client.pods import forget_own_python, make_pod
 from windlass.client.run import current_folder
 from windlass.client.warm.image import Image
 from windlass.client.warm.keywords import make_flags
@@ -119,6 +119,7 @@ def decide(given: Mapping[str, Any], *, is_there: bool = False) -> Wanted:
     )
     engine = make_engine(where.engine, settings)
     has_pods = "pods" in engine.can
+    settings = forget_own_python(settings) if has_pods else settings
     secrets = resolve_secrets(
         [*(settings.secrets if has_pods else ()), *(given.get("secrets") or ())],
         environ=os.environ,
