@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 
 import pytest
 from kube.api_server import Answer, connect_to, refuse, serve
 from kube.plans import make_pod_plan
+from waits import wait_for
 
 from windlass import names
-from windlass.engines.leftovers import read_leftovers
+from windlass.engines.leftovers import has_unread, read_leftovers, read_unread
 from windlass.kube.refusals import Forbidden
 from windlass.names import OMITTED_FILE
 from windlass.wire.copying import find_files
@@ -50,6 +52,7 @@ def read(tmp_path, folder, pods, *answers):
     with serve(*answers) as server:
         api = connect_to(server.url, tmp_path, retry_for_s=0.0)
         read_leftovers(api, PLAN, pods, folder)
+        read_unread(api, folder, num_threads=1)
         return [(seen.path.split("/")[-2], seen.params) for seen in server.seen]
 
 
@@ -162,3 +165,57 @@ def test_who_may_not_read_logs_is_told(tmp_path, folder):
 def test_a_job_without_pods_left_nothing(tmp_path, folder):
     assert read(tmp_path, folder, [], GONE) == []
     assert list(folder.path.iterdir()) == []
+
+
+def left(folder):
+    return json.loads((folder.path / names.UNREAD_FILE).read_bytes())
+
+
+def test_lines_are_read_when_somebody_wants_lines(tmp_path, folder):
+    """A job of a thousand pods has a thousand logs, and its status needs one."""
+    said = Answer(body=render_last_word({names.STATUS_FILE: STATUS}))
+    with serve(said, say(b"[rank 0] hello"), say(b"[rank 1] hello")) as server:
+        api = connect_to(server.url, tmp_path, retry_for_s=0.0)
+        read_leftovers(api, PLAN, [make_pod(0), make_pod(1)], folder)
+        assert len(server.seen) == 1
+        assert folder.status.read_bytes() == STATUS
+        assert (has_unread(folder), left(folder)) == (True, ["pod-0", "pod-1"])
+        read_unread(api, folder, num_threads=1)
+        assert not has_unread(folder)
+    assert read_texts(folder, LOG_1) == [b"hello"]
+
+
+def test_nodes_that_do_not_answer_are_asked_again_and_pods_that_are_gone_are_not(
+    tmp_path, folder, caplog
+):
+    away = refuse(500, "InternalError", "no route to host")
+    lines = say(b"[rank 2] late")
+    with serve(GONE, GONE, away, say(b"[rank 1] here"), lines) as server:
+        api = connect_to(server.url, tmp_path, retry_for_s=0.0)
+        read_leftovers(api, PLAN, [make_pod(0), make_pod(2), make_pod(1)], folder)
+        read_unread(api, folder, num_threads=1)
+        assert left(folder) == ["pod-2"]
+        assert "the logs of 1 of 3 pods cannot be read (could not get pods/pod-2/log" in caplog.text
+        assert caplog.text.count("cannot be read") == 1, "said once, not once a pod"
+        read_unread(api, folder)
+    assert not has_unread(folder)
+    assert read_texts(folder, "attempt-0/rank-2.log") == [b"late"]
+
+
+@pytest.mark.parametrize("num_pods", [1, 1000])
+def test_nodes_that_say_nothing_hold_up_nobody(tmp_path, folder, num_pods):
+    held = threading.Event()
+
+    def read_all(api):
+        read_leftovers(api, PLAN, [make_pod(index) for index in range(num_pods)], folder)
+        read_unread(api, folder)
+
+    with serve(Answer(lines=(), hold=held)) as server:
+        api = connect_to(server.url, tmp_path)
+        reading = threading.Thread(target=read_all, args=(api,), daemon=True)
+        reading.start()
+        try:
+            wait_for(lambda: not reading.is_alive(), "it is over, whatever nodes say", 10.0)
+        finally:
+            held.set()
+    assert len(left(folder)) == num_pods

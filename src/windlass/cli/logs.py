@@ -23,7 +23,7 @@ from windlass.client.view import render_line
 from windlass.errors import SpecError
 from windlass.settings import read_duration
 from windlass.wire.logs import LogLine
-from windlass.wire.status import JobStatus
+from windlass.wire.status import JobStatus, Phase
 
 _FIRST_UNIX_S = 1e9  # a number this large is a point in time, not a span
 
@@ -134,5 +134,9 @@ def _settled(lines: Iterable[LogLine]) -> Iterator[LogLine]:
 def _say_nothing(job: Job, *, filtered: bool) -> None:
     if filtered:
         say(f"no line of {job.id} is like that")
+        return
+    phase = job.status().phase
+    if phase is Phase.ENDED:
+        say(f"nothing that {job.id} wrote can be read now; windlass why {job.id}")
     else:
-        say(f"{job.id} has written nothing{'' if job.done() else ' yet; -f waits for more'}")
+        say(f"{job.id} has written nothing{'' if phase.is_final else ' yet; -f waits for more'}")

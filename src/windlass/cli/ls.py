@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -16,6 +20,8 @@ from windlass.spec.work import Calls
 from windlass.wire.status import JobStatus, Progress
 
 _NUM_ENDED = 20
+_NUM_THREADS = 8
+_ALL_S = 8.0
 _WIDEST_WORK = 60
 
 
@@ -39,15 +45,44 @@ def ls(show_all: bool, as_json: bool) -> None:
 
 
 def _read_all(jobs: list[Job]) -> list[tuple[Job, JobStatus]]:
+    """All that say where they are, in seconds: one that does not answer holds up no other."""
     found = []
-    for job in jobs:
-        try:
-            found.append((job, job.status()))
-        except JobNotFound:
-            continue  # removed since
-        except WindlassError as error:
-            say(f"{job.id} is left out: {error.message}")
+    unheard = {job.id for job in jobs}
+    for job, status in _ask_all(jobs):
+        unheard.discard(job.id)
+        if isinstance(status, JobStatus):
+            found.append((job, status))
+        elif not isinstance(status, JobNotFound):  # which was removed since
+            say(f"{job.id} is left out: {status.message}")
+    for job_id in sorted(unheard):
+        say(f"{job_id} is left out: nothing was heard of it in {_ALL_S:g} s")
     return sorted(found, key=lambda pair: pair[1].created_at_s, reverse=True)
+
+
+def _ask_all(jobs: list[Job]) -> Iterator[tuple[Job, JobStatus | WindlassError]]:
+    waiting, answers = queue.SimpleQueue[Job](), queue.SimpleQueue[Any]()
+    for job in jobs:
+        waiting.put(job)
+
+    def ask() -> None:
+        while not waiting.empty():
+            try:
+                job = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                answers.put((job, job.status()))
+            except WindlassError as error:
+                answers.put((job, error))
+
+    for _ in range(min(_NUM_THREADS, len(jobs))):
+        threading.Thread(target=ask, name="windlass-ls", daemon=True).start()
+    end_s = time.monotonic() + _ALL_S
+    for _ in jobs:
+        try:
+            yield answers.get(timeout=max(0.0, end_s - time.monotonic()))
+        except queue.Empty:
+            return
 
 
 def _choose(found: list[tuple[Job, JobStatus]]) -> list[tuple[Job, JobStatus]]:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from windlass import names
 from windlass.engines.hidden import NO_HIDDEN, check_hidden
+from windlass.engines.leftovers import has_unread, read_unread
 from windlass.engines.outcomes import read_outcomes
 from windlass.engines.protocol import JobRef, Stream
 from windlass.engines.pyz import local_archive
@@ -217,6 +218,10 @@ class ClusterEngine:
     def logs(self, ref: JobRef, query: LogQuery) -> LogFiles:
         self.status(ref)
         folder = JobFolder(self._home / ref.job_id)
+        if ref.job_id in self._views:
+            self._views[ref.job_id].wants_lines = True
+        if has_unread(folder):
+            read_unread(self._api_of(ref), folder)
         return LogFiles(folder, read_plan(folder.plan.read_text()), query)
 
     def results(self, ref: JobRef) -> list[tuple[ResultHeader, bytes] | None]:

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from windlass import names
 from windlass.engines.judging import end_job, show_ending
-from windlass.engines.leftovers import read_leftovers
+from windlass.engines.leftovers import read_leftovers, read_unread
 from windlass.engines.line import Dial, Line, keeping
 from windlass.engines.outages import Outage
 from windlass.engines.sight import Sight
@@ -37,7 +37,7 @@ from windlass.wire.statusfile import StatusFile
 
 logger = logging.getLogger(__name__)
 
-_SETTLE_S = 15.0
+_SETTLE_S = 6.0
 _PATIENCE_S = 1.0  # a job that is younger is not called blocked, and none is asked about more often
 _CANCEL_S = 5.0  # how long a lead that cannot be reached is given before its Job is deleted
 _BINDING_S = 10.0
@@ -77,7 +77,9 @@ class JobView:
         self._cancelled_s: float | None = None
         self._cancelled_why = ""
         self._has_leftovers = False
+        self.wants_lines = False  # somebody reads what ranks wrote
         self._may_delete = True
+        self._is_visit = False  # of one who did not submit it, and wants an answer soon
         self._api_outage = Outage(
             away=names.REASON_API_AWAY,
             back=names.REASON_API_BACK,
@@ -107,6 +109,8 @@ class JobView:
 
     def settle(self) -> None:
         """Wait for the first sight of the job, and for its lead's word if it has a lead."""
+        end_s = time.monotonic() + _SETTLE_S
+        self._is_visit = True
         self._sight.wait(_SETTLE_S)
         error = self._sight.error
         if error is not None and (self._sight.job is None or not error.retryable):
@@ -117,7 +121,7 @@ class JobView:
             is_told = self._line.is_synced.is_set() or self._line.forbidden is not None
             return is_told or not has_lead or self._sight.has_ended
 
-        wait_until(is_known, timeout_s=_SETTLE_S, every_s=0.02)
+        wait_until(is_known, timeout_s=max(0.0, end_s - time.monotonic()), every_s=0.02)
 
     def wait_for_inputs(self, timeout_s: float) -> bool:
         """Until the lead has been reached: what did not fit the Secret has been sent by then."""
@@ -188,7 +192,7 @@ class JobView:
             return status
         if self._line.forbidden is not None and not self._line.is_up:
             raise self._line.forbidden
-        status = self._add_blockers(status)
+        status = self._add_silence(self._add_blockers(status))
         if self._unstartable and self._sight.find_lead() is None:
             return self._judge_unstartable(status, self._unstartable)
         return self._judge_late(status) if self._is_late(status) else status
@@ -231,7 +235,7 @@ class JobView:
             self._api.patch(JOBS, self._plan.job_id, {"spec": {"backoffLimit": 0}}, brief=True)
         except ClusterError as error:
             logger.debug("no more tries: %s", error)
-        status = self._end(status, Phase.FAILED, FailureKind.START_FAILED, blocker.message)
+        status = self._end(status, FailureKind.START_FAILED, blocker.message)
         verdict = status.verdict and replace(status.verdict, next=blocker.hint)
         return replace(status, verdict=verdict)
 
@@ -240,6 +244,8 @@ class JobView:
         if not self._has_leftovers:
             with keeping(self.folder):
                 read_leftovers(self._api, self._plan, self._sight.pods, self.folder)
+                if self.wants_lines:
+                    read_unread(self._api, self.folder)
             self._has_leftovers = True
             status = self._read_status()
         at_s = self._sight.ended_at_s
@@ -333,7 +339,7 @@ class JobView:
         if found:  # then it is worth asking for what makes the sentences more exact
             quotas, claims, nodes = self._sight.read_around()
             queues = self._sight.read_queues() if found[0].reason == NOT_ADMITTED else None
-            lines = {pod: self._sight.read_last_line(pod) for pod in self._sight.failed()}
+            lines = self._sight.read_last_lines()
             found = find_blockers(
                 job, pods, events, quotas,
                 claims=claims, nodes=nodes, queues=queues, last_lines=lines,
@@ -342,6 +348,17 @@ class JobView:
         self._unstartable = next((one for one in found if one.reason == START_ERROR), None)
         self._blocked_by = tuple(make_condition(blocker) for blocker in found)
         return replace(status, conditions=(*status.conditions, *self._blocked_by))
+
+    def _add_silence(self, status: JobStatus) -> JobStatus:
+        """That node 0 runs and does not answer who looks: what is not known must not look like nothing."""
+        lead = self._sight.find_lead()
+        if lead is None or not self._is_visit or self._line.is_synced.is_set():
+            return status
+        message = f"node 0 (pod {lead}) runs but does not answer: its ranks, progress and lines are not known"
+        condition = Condition(
+            type="warning", reason=names.REASON_LEAD_SILENT, message=message, since_s=time.time()
+        )
+        return replace(status, conditions=(*status.conditions, condition))
 
     def _explain(self, status: JobStatus) -> JobStatus:
         """Why nodes were lost, which their lead cannot know: the cluster does."""

@@ -14,15 +14,27 @@ from typing import Any
 from windlass import names
 from windlass.kube.access import may
 from windlass.kube.api import Api
-from windlass.kube.fields import condition_of, container_of, index_of, is_true, name_of, read_time
+from windlass.kube.fields import (
+    condition_of,
+    container_of,
+    created_s,
+    index_of,
+    is_true,
+    name_of,
+    read_time,
+)
 from windlass.kube.kinds import EVENTS, JOBS, NODES, PODS, PVCS, RESOURCE_QUOTAS, Kind
 from windlass.kube.refusals import ClusterError, Forbidden, NotFound
+from windlass.kube.slim import slim_any, slim_node, slim_pod
 
 logger = logging.getLogger(__name__)
 
 Object = dict[str, Any]
 
 _ENDS = ("Complete", "Failed")
+_KEPT = {PODS: slim_pod, NODES: slim_node}
+_MAX_READ = 8  # last lines of pods: they mostly say the same
+_LINE_S = 2.0
 _KUEUE = "kueue.x-k8s.io"
 _NEEDED = (EVENTS, RESOURCE_QUOTAS, PVCS)  # the Role has them
 
@@ -46,13 +58,14 @@ class Sight:
         field = f"metadata.name={job_id}"
         label = f"{names.LABEL_JOB}={job_id}"
         self._start("job", JOBS, self._see_job, "", field)
-        self._start("pods", PODS, self._see_pod, label, "")
+        self._start("pods", PODS, self._see_pod, label, "")  # of which there may be a thousand
 
     def _start(self, what: str, kind: Kind, see: Any, labels: str, fields: str) -> None:
         def watch() -> None:
             watched = self._api.watch(
-                kind, labels=labels, fields=fields, stop=self._stop, told=self._note_away
-            )
+                kind, labels=labels, fields=fields, stop=self._stop, told=self._note_away,
+                keep=_KEPT.get(kind, slim_any),
+            )  # fmt: skip
             for event, thing in watched:
                 if event == "SYNCED":
                     self._errors.pop(what, None)
@@ -197,13 +210,22 @@ class Sight:
         return None if kind in self._forbidden else [name_of(queue) for queue in queues]
 
     def failed(self) -> list[str]:
-        """The names of pods that have failed."""
-        return [name_of(pod) for pod in self.pods if pod["status"].get("phase") == "Failed"]
+        """The names of the newest pods that have failed."""
+        failed = [pod for pod in self.pods if pod["status"].get("phase") == "Failed"]
+        failed.sort(key=created_s, reverse=True)
+        return [name_of(pod) for pod in failed[:_MAX_READ]]
+
+    def read_last_lines(self) -> dict[str, str]:
+        """What pods that have failed said last, as far as their nodes answer in a moment."""
+        end_s = time.monotonic() + _LINE_S
+        return {pod: self.read_last_line(pod) for pod in self.failed() if time.monotonic() < end_s}
 
     def read_last_line(self, pod: str) -> str:
         """What a pod said last; nothing where that is not known."""
         try:
-            lines = self._api.read_log(pod, container=names.CONTAINER, tail_lines=1)
+            lines = self._api.read_log(
+                pod, container=names.CONTAINER, tail_lines=1, timeout_s=_LINE_S, is_patient=False
+            )
         except ClusterError:
             return ""
         return lines.decode(errors="replace").strip()[:300]
@@ -227,6 +249,6 @@ class Sight:
         if kind in _NEEDED or may(
             self._api, "list", kind.plural, group=kind.group, namespace=place
         ):
-            return self._api.list(kind)
+            return self._api.list(kind, keep=_KEPT.get(kind, slim_any))
         self._forbidden.add(kind)
         return []

@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from windlass import names
@@ -25,11 +25,16 @@ if TYPE_CHECKING:
 
 Object = dict[str, Any]
 Objects = list[Object]
-_PAGE = 500
+Keep = Callable[[Object], Object]
+_PAGE = 250
 _LOG_S = 60.0
 _NUM_LISTS = 3
 # A misspelt field is an error, not a wish that is passed over.
 _STRICT = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+
+
+def _keep_all(found: Object) -> Object:
+    return found
 
 
 def connect(
@@ -53,10 +58,16 @@ class Api:
         return self._object("get", "GET", kind, name, namespace=namespace)
 
     def list(
-        self, kind: Kind, *, labels: str = "", fields: str = "", namespace: str | None = None
+        self,
+        kind: Kind,
+        *,
+        labels: str = "",
+        fields: str = "",
+        namespace: str | None = None,
+        keep: Keep = _keep_all,
     ) -> Objects:
         """All that match, page by page."""
-        return self.list_at(kind, labels=labels, fields=fields, namespace=namespace)[0]
+        return self.list_at(kind, labels=labels, fields=fields, namespace=namespace, keep=keep)[0]
 
     def list_at(
         self,
@@ -66,25 +77,33 @@ class Api:
         fields: str = "",
         namespace: str | None = None,
         is_patient: bool = True,
+        keep: Keep = _keep_all,
     ) -> tuple[Objects, str]:
-        """All that match, and the version of the whole: where a watch goes on from."""
+        """All that match, and the version of the whole: where a watch goes on from.
+
+        `keep` says what of each object is kept, page by page: of a thousand pods all is a lot.
+        """
         for tries_left in reversed(range(_NUM_LISTS)):
             try:
                 params = {"labelSelector": labels, "fieldSelector": fields, "limit": _PAGE}
-                return self._list_pages(kind, params, namespace=namespace, is_patient=is_patient)
+                return self._list_pages(
+                    kind, params, keep, namespace=namespace, is_patient=is_patient
+                )
             except ClusterError as error:
                 # A list that took too long to page through has to start anew.
                 if error.code != 410 or not tries_left:
                     raise
         raise AssertionError  # the last try returned or raised
 
-    def _list_pages(self, kind: Kind, params: Object, **options: Any) -> tuple[Objects, str]:
+    def _list_pages(
+        self, kind: Kind, params: Object, keep: Keep, **options: Any
+    ) -> tuple[Objects, str]:
         items: Objects = []
         while True:
             page = self._object("list", "GET", kind, params=params, **options)
             # Items of a list lack what they are, which everyone who reads one wants to know.
             items += (
-                {"apiVersion": kind.api_version, "kind": kind.name, **item}
+                keep({"apiVersion": kind.api_version, "kind": kind.name, **item})
                 for item in page.get("items") or []
             )
             metadata = page.get("metadata") or {}
@@ -194,6 +213,7 @@ class Api:
         timeout_s: float | None = None,
         namespace: str | None = None,
         told: Told = lambda _error: None,
+        keep: Keep = _keep_all,
     ) -> Iterator[tuple[str, Object]]:
         """What is there, as ("ADDED", object), then ("SYNCED", {}), then changes as they come.
 
@@ -202,7 +222,12 @@ class Api:
         return watch_objects(
             self._transport,
             lambda is_patient: self.list_at(
-                kind, labels=labels, fields=fields, namespace=namespace, is_patient=is_patient
+                kind,
+                labels=labels,
+                fields=fields,
+                namespace=namespace,
+                is_patient=is_patient,
+                keep=keep,
             ),
             Request(
                 method="GET",
@@ -213,6 +238,7 @@ class Api:
             stop=stop,
             timeout_s=timeout_s,
             told=told,
+            keep=keep,
         )
 
     def read_log(
@@ -226,6 +252,8 @@ class Api:
         previous: bool = False,
         timestamps: bool = False,
         namespace: str | None = None,
+        timeout_s: float = _LOG_S,
+        is_patient: bool = True,
     ) -> bytes:
         """What the node still has of a container's output."""
         params = {
@@ -244,7 +272,8 @@ class Api:
             namespace=namespace,
             part="log",
             params=params,
-            timeout_s=_LOG_S,
+            timeout_s=timeout_s,
+            is_patient=is_patient,
         ).data
 
     def request(

@@ -22,6 +22,7 @@ from windlass.kube.fields import (
     event_first_s,
     event_last_s,
     events_of,
+    group_events,
     index_of,
     is_true,
     labels_of,
@@ -164,6 +165,7 @@ def _find_in_pods(
     nodes: Sequence[Object],
     claims: Sequence[Object],
 ) -> Iterator[Blocker]:
+    by_name = group_events(events, "Pod")
     for *before, pod in _by_index(pods):
         name, since_s = name_of(pod), created_s(pod)
         phase = pod.get("status", {}).get("phase")
@@ -183,7 +185,7 @@ def _find_in_pods(
             yield _make(said, pod=name, since_s=since_s)
         elif (found := diagnose_container(pod)) is not None:
             yield _make(found, pod=name, since_s=since_s)
-        elif told := list(_read_events(pod, events) if phase == "Pending" else ()):
+        elif told := list(_read_events(pod, by_name.get(name, ())) if phase == "Pending" else ()):
             yield from told
         elif phase in ("Pending", "Failed"):
             # a pod that has only just been made will meet what the one before it met

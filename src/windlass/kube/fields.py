@@ -106,6 +106,16 @@ def events_of(events: Iterable[Object], kind: str, name: str, *reasons: str) -> 
     return sorted(found, key=event_last_s)
 
 
+def group_events(events: Iterable[Object], kind: str) -> Mapping[str, Sequence[Object]]:
+    """The events of all objects of a kind, by name: who looks at a thousand pods reads them once."""
+    found: dict[str, list[Object]] = {}
+    for event in events:
+        involved = event.get("involvedObject", {})
+        if involved.get("kind") == kind:
+            found.setdefault(str(involved.get("name", "")), []).append(event)
+    return found
+
+
 def split_pod_name(name: str) -> tuple[str, int] | None:
     """The job's name and the node index that a pod's name holds: all that is left of a pod that is gone."""
     match = _POD_OF_JOB.fullmatch(name)

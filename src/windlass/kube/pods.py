@@ -19,6 +19,7 @@ from windlass.kube.fields import (
     event_first_s,
     event_last_s,
     events_of,
+    group_events,
     index_of,
     is_true,
     labels_of,
@@ -68,8 +69,13 @@ class PodsSeen:
 
 def read_pods(pods: Sequence[Object], events: Sequence[Object] = ()) -> PodsSeen:
     """What is known of a job's pods. `events` may be those of the whole namespace."""
+    told = group_events(events, "Pod")
     seen = sorted(
-        (_read_pod(pod, index, events) for pod in pods if (index := index_of(pod)) is not None),
+        (
+            _read_pod(pod, index, told.get(name_of(pod), ()))
+            for pod in pods
+            if (index := index_of(pod)) is not None
+        ),
         key=lambda pod: (pod.created_s or 0.0, pod.name),
     )
     newest = {pod.index: pod for pod in seen}

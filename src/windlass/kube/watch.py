@@ -59,8 +59,12 @@ def watch_objects(
     stop: threading.Event,
     timeout_s: float | None,
     told: Told = lambda _error: None,
+    keep: Callable[[dict[str, Any]], dict[str, Any]] = lambda thing: thing,
 ) -> Iterator[Event]:
-    """Events until `stop` is set or the time is over. `told` hears what is waited out, and its end."""
+    """Events until `stop` is set or the time is over. `told` hears what is waited out, and its end.
+
+    `keep` is what is kept of an object that changed; `read_list` sees to the others itself.
+    """
     end_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
     seen = _Seen()
     if stop.is_set():
@@ -72,7 +76,11 @@ def watch_objects(
             if not seen.version:
                 yield from _list(read_list, seen, is_patient=False)
             started_s, is_empty = time.monotonic(), True
-            for event in _read_round(transport, request, seen, stop=stop, left_s=left_s, told=told):
+            for kind, thing in _read_round(
+                transport, request, seen, stop=stop, left_s=left_s, told=told
+            ):
+                event = (kind, keep(thing))
+                seen.note(event)
                 num_failures, is_empty = 0, False
                 yield event
                 if stop.is_set():

@@ -1,0 +1,29 @@
+"""`windlass ls` answers in seconds: a job that cannot be asked holds up no other, and is named."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from cli.process import Ran
+from kube.api_server import Answer, serve, write_kubeconfig
+
+
+def test_a_cluster_that_says_nothing_holds_up_no_other_job(
+    windlass: Callable[..., Ran], home: Path, tmp_path: Path
+) -> None:
+    here = windlass("run", "--quiet", "--json", "--", "true").json["job_id"]
+    folder = home / "kubernetes" / "pods-abcde"
+    folder.mkdir(parents=True)
+    (folder / "where.json").write_text('{"context": "", "namespace": "space"}')
+    held = threading.Event()
+    with serve(Answer(lines=(), hold=held)) as server:
+        config = write_kubeconfig(tmp_path, server=server.url)
+        try:
+            ran = windlass("ls", env={"KUBECONFIG": str(config)})
+        finally:
+            held.set()
+    assert ran.code == 0
+    assert here in ran.out
+    assert "pods-abcde is left out: nothing was heard of it in 8 s" in ran.err
