@@ -112,3 +112,20 @@ def test_the_master_address_is_this_machine(warm):
     found = kt.fn(tasks.whoami).to(warm).distribute("spmd", workers=2)()
     assert {each["master"][0] for each in found} == {"127.0.0.1"}
     assert len({each["master"] for each in found}) == 1
+
+
+def test_a_lone_rank_is_told_of_no_store_and_meets_itself(warm):
+    """So that processes it starts can meet by themselves; each world that is alone has a port of its own."""
+    kept = kt.cls(tasks.Counter).to(warm).distribute("pytorch", workers=1)
+    fresh = kt.fn(tasks.all_reduce).to(warm).distribute("pytorch", workers=1)
+    many = kt.fn(tasks.all_reduce).to(warm).distribute("pytorch", workers=2)
+    look = kt.fn(tasks.environment).to(warm).distribute("pytorch", workers=2)
+    assert kept.add(1) == [1]  # its port waits for it from here on
+    assert many(5) == [11, 11]
+    assert fresh(5) == [5]
+    assert kept.all_reduce(5) == [5]
+    assert fresh(6) == [6]
+    name = "TORCHELASTIC_USE_AGENT_STORE"
+    assert [each[name] for each in look(name)] == ["True", "True"]
+    assert [each[name] for each in look(name, ranks=[1])] == ["False"]
+    assert kt.fn(tasks.environment).to(warm)(name) == {name: "False"}

@@ -201,7 +201,9 @@ class Lead(Hearing):
 
     async def _open_store(self) -> int:
         """The port of this attempt's store; 0 when rank 0 must open one itself."""
-        if "torch" not in self._plan.preload or 0 not in self._roster:
+        # a lone rank may start processes of its own, whose meetings no store of ours must answer
+        is_alone = self._attempt.num_ranks == 1
+        if is_alone or "torch" not in self._plan.preload or 0 not in self._roster:
             return 0
         order = {"type": "open_store", "attempt": self._attempt.number}
         self._roster[0].send({**order, "address": self._address, "port": self._plan.master_port})

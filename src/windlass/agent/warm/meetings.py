@@ -24,6 +24,7 @@ class Meetings:
         self._address = plan.master_addr or address or "127.0.0.1"
         self._store: Meeting | None = None
         self._next = 0
+        self._held: set[int] = set()  # ports that wait for a rank 0
 
     def _order_node_0(self, order: dict[str, Any]) -> bool:
         """Send node 0 an order; False where it is not here."""
@@ -46,7 +47,7 @@ class Meetings:
             return
         meeting = Meeting(self._count())
         order = {"type": "open_store", "number": meeting.number, "address": self._address}
-        if self._order_node_0({**order, "port": self.plan.master_port, "preload": preload}):
+        if self._order_node_0({**order, "port": self._prefer_port(), "preload": preload}):
             self._store = meeting
 
     def renew_store(self, worlds: Iterable[World], preload: list[str]) -> None:
@@ -67,14 +68,19 @@ class Meetings:
             self._hold(meeting)
 
     def _hold(self, meeting: Meeting) -> None:
-        meeting.held = hold_port(self.plan.master_port)
+        meeting.held = hold_port(self._prefer_port())
         meeting.port = meeting.held.number
+        self._held.add(meeting.port)
 
-    @staticmethod
-    def _leave_meeting(world: World) -> None:
+    def _prefer_port(self) -> int:
+        """The usual port, unless it is held for another: who asks for it by its number would get it."""
+        return self.plan.master_port if self.plan.master_port not in self._held else 0
+
+    def _leave_meeting(self, world: World) -> None:
         meeting, world.meeting = world.meeting, None
         if meeting is not None and meeting.held is not None and not meeting.is_shared:
             meeting.held.release()
+            self._held.discard(meeting.held.number)
 
     def _count(self) -> int:
         self._next += 1

@@ -206,7 +206,8 @@ class Requests:
                 "procs": self.procs,
                 "ranks": None if options.ranks is None else sorted(set(options.ranks)),
             },
-            "store": "torch" in preload,
+            # a lone rank may start processes of its own, whose meetings no store of ours must answer
+            "store": "torch" in preload and self._count_ranks(options) > 1,
             "preload": list(preload),
             "env": {},
             "project": project,
@@ -223,6 +224,9 @@ class Requests:
         found = (hashlib.sha256(text.encode()).hexdigest()[:16], profile)
         self._profiles[kind] = (what, found)  # at once: other threads call, too
         return found
+
+    def _count_ranks(self, options: Options) -> int:
+        return self.num_ranks if options.ranks is None else len(set(options.ranks))
 
     def _check_ranks(self, ranks: tuple[int, ...] | None) -> None:
         if ranks and ranks[-1] >= self.num_ranks:
