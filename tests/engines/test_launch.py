@@ -15,6 +15,8 @@ from windlass.engines.launch import make_guess
 @pytest.fixture(autouse=True)
 def scripts(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("import os, torch\nprint(torch.get_num_threads())\n")
+    (tmp_path / "early.py").write_text("import os\nos.environ['OMP_X'] = '1'\nimport torch\n")
+    (tmp_path / "reads.py").write_text("import os\nx = os.environ['RANK']\nimport torch\n")
     (tmp_path / "plain.py").write_text("# import torch\nprint('no torch')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -29,6 +31,8 @@ def scripts(tmp_path, monkeypatch):
         ("--procs=4 train.py", ["torch", "OMP_NUM_THREADS=1"]),
         ("train.py --procs 1 -- --env x", ["torch"]),
         ("train.py --detach --restarts 3 --name x", ["torch"]),
+        ("early.py", None),
+        ("reads.py", ["torch"]),
         ("plain.py", None),
         ("missing.py", None),
         ("train.py --env A=1", None),

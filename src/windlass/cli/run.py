@@ -54,14 +54,14 @@ def run(
     if detach:
         job = prepared.start()
         if not quiet:
-            say(_render_start(prepared))
+            _say_start(prepared)
         _show_detached(job, as_json=as_json, quiet=quiet)
         return names.EXIT_OK
     with Interrupts() as interrupts:
         job = prepared.start()
         interrupts.watch(job)
         if not quiet:
-            say(_render_start(prepared))
+            _say_start(prepared)
         view = _make_view(quiet=quiet, as_json=as_json)
         status = _follow(job, view, interrupts)
     _show_end(job, status, prepared, quiet=quiet, as_json=as_json)
@@ -70,6 +70,12 @@ def run(
     from windlass.observe.verdict import exit_code_of
 
     return exit_code_of(status)
+
+
+def _say_start(prepared: Prepared) -> None:
+    say(_render_start(prepared))
+    for note in prepared.notes:
+        say(note)
 
 
 def _render_start(prepared: Prepared) -> str:

@@ -1,6 +1,7 @@
 """Targets that are in the image already: nothing travels, and nothing can be checked here.
 
-What a path means is the image's matter: relative ones are seen from its working folder.
+What a path means is the image's matter: relative ones are seen from its working folder. Nothing is imported
+ahead unless it is asked for: what the source sets before it imports torch cannot be seen.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from windlass.agent import values
-from windlass.client.preload import TORCH
 from windlass.client.target import Target
 from windlass.errors import SpecError
 from windlass.spec.work import Command, Function, Module, Script
@@ -42,9 +42,9 @@ def read_in_image(
     if words[0] == "-m":
         if len(words) < 2:
             raise SpecError("-m needs the name of a module", hint="-m package.module")
-        return Target(work=Module(name=words[1], args=tuple(words[2:])), preload=TORCH)
+        return Target(work=Module(name=words[1], args=tuple(words[2:])), preload=())
     if words[0].endswith(".py"):
-        return Target(work=Script(path=words[0], args=tuple(words[1:])), preload=TORCH)
+        return Target(work=Script(path=words[0], args=tuple(words[1:])), preload=())
     return Target(work=Command(argv=tuple(words)), preload=())
 
 
@@ -53,4 +53,4 @@ def _read_function(words: list[str], args: Sequence[Any], kwargs: Mapping[str, A
     if not file or not name.isidentifier():
         raise SpecError(f"{words[0]!r} does not name a function", hint="write FILE.py::FUNCTION")
     payload = values.dump((None, (*words[1:], *args), dict(kwargs)), name="arguments")
-    return Target(work=Function(name=name, file=file), payload=payload, preload=TORCH)
+    return Target(work=Function(name=name, file=file), payload=payload, preload=())

@@ -11,8 +11,9 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+
+from windlass.client.imports import find_imported, find_module, list_imports, parse
 
 _MAX_FILES = 200
 
@@ -22,11 +23,22 @@ TORCH = ("torch",)
 _IS_TORCH = re.compile(r"torch(?![\w.-])", re.IGNORECASE)  # and not torchvision, torch-geometric
 
 
+<<<<<<< HEAD
 def choose_preload(script: Path) -> tuple[str, ...]:
     """What to import ahead for a script, judged by it and by the files of the project that it imports."""
+=======
+def choose_preload(script: Path, root: Path | None = None) -> tuple[str, ...]:
+    """What to import ahead for a script, judged by it and by the files of the project that it imports.
+
+    `root` is where absolute imports start, the script's folder unless told.
+    """
+    root = root or script.parent
+    chosen: tuple[str, ...] = ()
+>>>>>>> d274a0a (Variables that a source sets before it imports torch count: it is not imported ahead of them, in jobs and on computes)
     todo, seen = [script], {script}
     while todo and len(seen) < _MAX_FILES:
         path = todo.pop()
+<<<<<<< HEAD
         imported = list(_imports(_read(path)))
         tops = dict.fromkeys(name.partition(".")[0] for name, level in imported if level == 0)
         if "torch" in tops or any(_needs_torch(top, script.parent) for top in tops):
@@ -37,41 +49,28 @@ def choose_preload(script: Path) -> tuple[str, ...]:
                 seen.update(new)
                 todo += new
     return ()
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
-
-
-def _imports(source: bytes) -> Iterator[tuple[str, int]]:
-    """Each name that is imported, and how many folders above its file's own a relative one starts."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, 0) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            parents = (node.module,) if node.module else ()
-            for names in (parents, *((*parents, alias.name) for alias in node.names)):
-                if names:
-                    yield ".".join(names), node.level
-
-
-def _find_files(name: str, root: Path) -> Iterator[Path]:
-    path = root.joinpath(*name.split("."))
-    for candidate in (path.with_suffix(".py"), path / "__init__.py"):
-        if candidate.is_file():
-            yield candidate
+=======
+        source = path.read_bytes() if path.is_file() else b""
+        tree = parse(source)
+        imported = (
+            [found for node in ast.walk(tree) for found in list_imports(node)] if tree else []
+        )
+        tops = dict.fromkeys(name.partition(".")[0] for name, level in imported if level == 0)
+        if not chosen and ("torch" in tops or any(_needs_torch(top, root) for top in tops)):
+            chosen = TORCH
+        if chosen and needs_compiler(source):
+            chosen = TORCH_AND_COMPILER
+        for name, level in imported:
+            new = [file for file in find_imported(name, level, path, root) if file not in seen]
+            seen.update(new)
+            todo += new
+    return chosen
+>>>>>>> d274a0a (Variables that a source sets before it imports torch count: it is not imported ahead of them, in jobs and on computes)
 
 
 def _needs_torch(name: str, root: Path) -> bool:
     """Whether an installed package of that name asks for torch."""
-    if name in sys.stdlib_module_names or name == "windlass" or any(_find_files(name, root)):
+    if name in sys.stdlib_module_names or name == "windlass" or any(find_module(name, root)):
         return False
     import importlib.metadata  # slow to import, and seldom needed
 

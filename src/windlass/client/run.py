@@ -41,6 +41,7 @@ class Prepared:
     payload: bytes | None
     settings: Settings
     bundle: Path | None = None
+    notes: tuple[str, ...] = ()  # what is done otherwise than usual, and why
 
     def start(self, *, hidden: Mapping[str, str] | None = None) -> Job:
         """Start it; `hidden` are variables for ranks that no plan shows."""
@@ -64,9 +65,11 @@ def run(
     Ctrl-C ends the job first, and is a KeyboardInterrupt here and in the ranks.
     """
     from windlass.client.follow import follow
-    from windlass.client.view import LiveView, QuietView
+    from windlass.client.view import LiveView, QuietView, say
 
     prepared = prepare(target, args, kwargs, detach=False, flags=settings)
+    for note in () if quiet else prepared.notes:
+        say(note)
     view = QuietView() if quiet else LiveView()
     with Interrupts() as interrupts:
         job = prepared.start()
@@ -121,7 +124,8 @@ def prepare_target(
     engine = make_engine(settings.engine, settings)
     has_pods = "pods" in engine.can
     settings = forget_own_python(settings) if has_pods else settings
-    spec = make_spec(found, settings, cwd=cwd, detach=detach, has_pods=has_pods)
+    preload, notes = _choose_preload(found, settings)
+    spec = make_spec(found, settings, cwd=cwd, detach=detach, has_pods=has_pods, preload=preload)
     spec = spec if pod is None else replace(spec, pod=pod)
     job_id = make_job_id(found.work, settings.name)
     facts = engine.facts()
@@ -144,6 +148,7 @@ def prepare_target(
         payload=found.payload,
         bundle=luggage.bundle,
         settings=settings,
+        notes=notes,
     )
 
 
@@ -156,7 +161,13 @@ def current_folder() -> Path:
 
 
 def make_spec(
-    target: Target, settings: Settings, *, cwd: Path, detach: bool, has_pods: bool = False
+    target: Target,
+    settings: Settings,
+    *,
+    cwd: Path,
+    detach: bool,
+    has_pods: bool = False,
+    preload: tuple[str, ...] = (),
 ) -> JobSpec:
     """What was asked, from the target and the settings."""
     nodes = settings.nodes
@@ -173,7 +184,7 @@ def make_spec(
         paths=import_paths() if isinstance(target.work, Function) and not target.work.file else (),
         python=settings.python,
         start=settings.start,
-        preload=_choose_preload(target, settings),
+        preload=preload,
         restarts=settings.restarts,
         node_restarts=settings.node_restarts,
         timeout_s=settings.timeout_s,
@@ -186,11 +197,14 @@ def make_spec(
     )
 
 
-def _choose_preload(target: Target, settings: Settings) -> tuple[str, ...]:
+def _choose_preload(target: Target, settings: Settings) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What to import ahead, and a word on why nothing is."""
     if settings.start == "spawn" or isinstance(target.work, Command):
-        return ()
+        return (), ()
     if settings.preload is not None:
-        return settings.preload
-    if target.preload is not None:
-        return target.preload
-    return TORCH if target.source is None else choose_preload(target.source)
+        return settings.preload, ()
+    chosen = target.preload
+    if chosen is None:
+        chosen = TORCH if target.source is None else choose_preload(target.source)
+    early = target.find_early_write() if chosen else None
+    return (chosen, ()) if early is None else ((), (f"torch is not imported ahead: {early}",))

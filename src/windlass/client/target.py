@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from windlass.agent import values
+from windlass.client.early import EarlyWrite, find_early_write
+from windlass.client.imports import find_imported, find_module
 from windlass.client.preload import TORCH
 from windlass.errors import BundleError, SpecError
 from windlass.spec.work import Command, Function, Module, Script, Work
@@ -31,6 +33,18 @@ class Target:
     payload: bytes | None = None
     source: Path | None = None
     preload: tuple[str, ...] | None = None  # what it is known to want; None: read the source
+    root: Path | None = None  # where the source's absolute imports start; None: in its folder
+    packages: tuple[Path, ...] = ()  # of a module: what is imported before it
+    is_alone: bool = False  # a function that travels without its source
+
+    def find_early_write(self) -> EarlyWrite | None:
+        """A variable that is set before torch is imported, so that torch must not be there already."""
+        if self.source is None or not self.source.is_file():
+            return None
+        name = self.work.name.rpartition(".")[2] if isinstance(self.work, Function) else ""
+        root = self.root or self.source.parent
+        scripts = (*self.packages, self.source)
+        return find_early_write(scripts, root, function=name if self.is_alone else "")
 
 
 def read_target(
@@ -72,7 +86,25 @@ def _read_function(
         payload=payload,
         source=Path(source) if source else None,
         preload=_choose_for(payload),
+        is_alone=travels_alone(inner),
     )
+
+
+def travels_alone(function: Any) -> bool:
+    """Whether a rank gets the function without its module, and without torch by what it refers to."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return False
+    is_by_value = function.__module__ == "__main__" or "<locals>" in function.__qualname__
+    if not is_by_value:
+        return False
+    known = getattr(function, "__globals__", {})
+    return not any(_is_of_torch(known.get(name)) for name in code.co_names)
+
+
+def _is_of_torch(thing: Any) -> bool:
+    name = thing.__name__ if inspect.ismodule(thing) else getattr(thing, "__module__", None)
+    return isinstance(name, str) and name.partition(".")[0] == "torch"
 
 
 def check_call(
@@ -160,7 +192,7 @@ def _read_words(
             hint="use args=[...], or FILE.py::FUNCTION",
         )
     if words[0] == "-m" or words[0].startswith("-m "):
-        return _read_module(words)
+        return _read_module(words, cwd)
     if words[0].endswith(".py"):
         path = find_script(words[0], cwd)
         return Target(work=Script(path=words[0], args=tuple(words[1:])), source=path)
@@ -173,11 +205,16 @@ def _read_words(
     return Target(work=Command(argv=tuple(words)), preload=())
 
 
-def _read_module(words: Sequence[str]) -> Target:
+def _read_module(words: Sequence[str], cwd: Path) -> Target:
     names = words[0].split()[1:] + list(words[1:])
     if not names:
         raise SpecError("-m needs the name of a module", hint="windlass run -m package.module")
-    return Target(work=Module(name=names[0], args=tuple(names[1:])), preload=TORCH)
+    work = Module(name=names[0], args=tuple(names[1:]))
+    found = list(find_imported(names[0], 0, cwd, cwd))
+    if main := list(find_module(f"{names[0]}.__main__", cwd)):
+        found += main
+    source = found.pop() if found else None
+    return Target(work=work, source=source, preload=TORCH, root=cwd, packages=tuple(found))
 
 
 def find_script(name: str, cwd: Path) -> Path:

@@ -28,6 +28,12 @@ _WAITING_FOR = {
 }
 
 
+def say(text: str) -> None:
+    """One line of talk before there is anything to show."""
+    sys.stderr.write(f"windlass: {clean(text, colour=False)}\n")
+    sys.stderr.flush()
+
+
 class View(Protocol):
     """Where a followed job is shown."""
 

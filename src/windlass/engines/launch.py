@@ -27,6 +27,10 @@ _NO_GUESS = re.compile(
     r"--(env|python|preload|start|engine|dry-run|help)(=|\Z)|-(e|h)\b|--?\Z|-m\Z"
 )
 _MENTIONS_TORCH = re.compile(rb"^[ \t]*(import|from)[ \t][^#\n]*\btorch\b", re.MULTILINE)
+# most likely one that must be set before torch is imported; a guess that is wrong costs only the work
+_SETS_VARIABLE = re.compile(
+    rb"environ(\[[^\]\n]+\][ \t]*=[^=]|\.(setdefault|update|pop)\()|\bputenv\(|load_dotenv\("
+)
 _MAX_SCRIPT_BYTES = 1 << 20
 
 
@@ -127,6 +131,8 @@ def _num_procs(argv: Sequence[str]) -> int:
 def _mentions_torch(script: str) -> bool:
     try:
         with open(script.partition("::")[0], "rb") as file:
-            return _MENTIONS_TORCH.search(file.read(_MAX_SCRIPT_BYTES)) is not None
+            source = file.read(_MAX_SCRIPT_BYTES)
     except OSError:
         return False
+    found = _MENTIONS_TORCH.search(source)
+    return found is not None and _SETS_VARIABLE.search(source, 0, found.start()) is None

@@ -255,6 +255,7 @@ class Crews(Members):
             "env": asked["env"],
             "about": {
                 "keep": bool(world.slot),
+                "start": asked["start"],
                 "cwd": project["cwd"],
                 "root": project["root"],
                 "paths": project["paths"],

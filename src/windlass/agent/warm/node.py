@@ -122,7 +122,8 @@ class WarmNode:
         crew = Crew(number, keep=keep, grace_s=self._plan.grace_s, tell=self._tell_of_rank)
         self._crews[number] = crew
         self._station.folder.attempt(number).mkdir(exist_ok=True)
-        about = {**order["about"], "start": self._plan.start, "spill": str(self.spill)}
+        start = order["about"]["start"] or self._plan.start
+        about = {**order["about"], "start": start, "spill": str(self.spill)}
         about["peer_wait_s"] = self._plan.peer_wait_s
         about["paths"] = [*about["paths"], *self._setup.paths]
         for rank in here.ranks:

@@ -154,7 +154,11 @@ class Remote:
     def rebuild(cls, target: Any, name: str, found: Mapping[str, Any], compute: Compute) -> Remote:
         """One that was described, perhaps by another process, on the nodes it was deployed on."""
         work = Work(
-            target=target, name=name, is_class=found["is_class"], instance=found["instance"]
+            target=target,
+            name=name,
+            is_class=found["is_class"],
+            instance=found["instance"],
+            early=found.get("early", ""),
         )
         remote = cls(work, Options(**found["options"]))
         remote._compute = compute

@@ -17,21 +17,33 @@ from typing import TYPE_CHECKING, Any
 from windlass import names
 from windlass.agent import commands, parcels
 from windlass.bundle.functions import read_contents
+from windlass.client.early import find_early_write
 from windlass.client.ids import make_call_id, make_letters
 from windlass.client.preload import TORCH, choose_preload
 from windlass.client.run import current_folder
-from windlass.client.target import check_bound, function_name, import_paths, read_signature, unwrap
+from windlass.client.target import (
+    check_bound,
+    function_name,
+    import_paths,
+    read_signature,
+    travels_alone,
+    unwrap,
+)
 from windlass.client.travel import check_modules
 from windlass.client.warm.calling import Request
 from windlass.client.warm.project import PlacedProject, Project, find_project, project_at
 from windlass.client.warm.spread import Spread
 from windlass.client.warm.values import read_words
+from windlass.client.warm.where import say
 from windlass.errors import SpecError
 
 if TYPE_CHECKING:
     from windlass.client.warm.compute import Compute
     from windlass.client.warm.nodes import LiveNodes
     from windlass.client.warm.remote import Options
+
+
+_told: set[str] = set()  # what was said once already
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +57,7 @@ class Work:
     init: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     source: Path | None = None
     preload: tuple[str, ...] = ()
+    early: str = ""  # what it sets before it imports torch, which must not be there already
     instance: str = field(default_factory=lambda: make_letters(12))
 
     @property
@@ -88,19 +101,29 @@ def make_work(
     module = sys.modules.get(getattr(plain, "__module__", "") or "")
     file = getattr(module, "__file__", None)
     source = Path(file) if file else None
+    early = _find_early(plain, source)
     return Work(
         target=target,
         name=name or function_name(plain),
         is_class=is_class,
         init=init,
         source=source,
-        preload=_choose_preload(source),
+        preload=() if early else _choose_preload(source),
+        early=early,
     )
 
 
 def _unwrap(target: Any) -> Any:
     """The function inside partials and decorators: its module says where the project is."""
     return inspect.unwrap(unwrap(target))
+
+
+def _find_early(plain: Any, source: Path | None) -> str:
+    if source is None or not source.is_file():
+        return ""
+    name = plain.__name__ if travels_alone(plain) else ""
+    found = find_early_write([source], source.parent, function=name)
+    return str(found) if found else ""
 
 
 def _choose_preload(source: Path | None) -> tuple[str, ...]:
@@ -146,6 +169,9 @@ class Requests:
         self._bare: dict[str, list[parcels.Segment]] = {}  # calls without arguments, by method
         self._signature = read_signature(work.target) if not work.is_command else None
         self._preload = self._choose_preload()
+        if work.early and work.early not in _told:
+            _told.add(work.early)
+            say(f"{work.name} gets interpreters of its own, without torch: {work.early}")
 
     def describe(self) -> dict[str, Any]:
         """Where its code is, for calls from elsewhere; it is brought there by the next call from here."""
@@ -153,6 +179,7 @@ class Requests:
         return {
             "place": self._project.about(self._cwd, self._working_dir),
             "preload": list(self._preload),
+            "early": self._work.early,
         }
 
     def make(
@@ -209,6 +236,7 @@ class Requests:
             # a lone rank may start processes of its own, whose meetings no store of ours must answer
             "store": "torch" in preload and self._count_ranks(options) > 1,
             "preload": list(preload),
+            "start": "spawn" if work.early else "",
             "env": {},
             "project": project,
             "version": version,
@@ -304,7 +332,7 @@ class Requests:
         check_modules(contents.modules, self._project.root, import_paths())
 
     def _choose_preload(self) -> tuple[str, ...]:
-        if self._spread.framework != "pytorch" or self._work.is_command:
+        if self._spread.framework != "pytorch" or self._work.is_command or self._work.early:
             return ()
         return TORCH
 
