@@ -38,6 +38,48 @@ def test_the_statefulset_recipe(windlass: Cli, solo: Path) -> None:
     assert ran.err == ""
 
 
+TORCHRUN = (
+    "torchrun",
+    "--nproc_per_node=4",
+    "--tee",
+    "3",
+    "--max-restarts=2",
+    "solo.py",
+    "--lr",
+    "1",
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (("-e", "statefulset"), "StatefulSet"),
+        (("-e", "statefulset", "--plain"), "StatefulSet"),
+        (("-e", "kubernetes", "--plain"), "Job"),
+    ],
+)
+def test_a_torchrun_line_is_not_nested(windlass: Cli, solo: Path, words, kind: str) -> None:
+    ran = windlass("export", *words, "--nodes", "2", *IMAGE, "--", *TORCHRUN)
+    documents = documents_of(ran)
+    assert [d["kind"] for d in documents] == ["ConfigMap", "Service", kind]
+    [container] = documents[-1]["spec"]["template"]["spec"]["containers"]
+    shell = container["command"][-1]
+    assert len(re.findall(r"(^|\s)torchrun\s", shell)) == 1
+    assert "--tee 3 --max-restarts=2" in shell
+    assert shell.count("restarts") == 1
+    assert "/code/solo.py --lr 1 &" in shell
+    env = {each["name"]: each.get("value") for each in container["env"]}
+    assert env["NPROC_PER_NODE"] == "4"
+    assert not [name for name in env if name.startswith("PET_")]
+
+
+def test_a_line_that_cannot_be_taken_apart_is_refused(windlass: Cli, solo: Path) -> None:
+    for line in (("sh", "-c", "torchrun solo.py"), ("env", "torchrun", "solo.py")):
+        ran = windlass("export", "-e", "statefulset", *IMAGE, "--", *line)
+        assert ran.code == 2
+        assert "cannot take" in ran.err
+
+
 def test_meeting_elsewhere(windlass: Cli, solo: Path) -> None:
     words = ("export", "solo.py", "-e", "statefulset", *IMAGE)
     ran = windlass(*words, "--rdzv-backend", "etcd-v2", "--rdzv-endpoint", "etcd:2379")

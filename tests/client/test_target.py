@@ -96,7 +96,7 @@ def test_a_callable_object(project):
         (["sh", "-c", "echo $RANK"], (), Command(argv=("sh", "-c", "echo $RANK"))),
         ("sh", ("-c", "true"), Command(argv=("sh", "-c", "true"))),
         (("sh", 3), (), Command(argv=("sh", "3"))),
-        ("run me", (), Command(argv=("run me",))),
+        ("run me", (), Command(argv=("./run me",))),
     ],
     ids=str,
 )

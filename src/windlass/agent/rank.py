@@ -21,6 +21,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
+from windlass.agent.folder import is_folder, run_folder
 from windlass.agent.rank_outcome import RankOutcome
 from windlass.wire.folder import JobFolder
 
@@ -44,6 +45,8 @@ def run_rank(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int
 def _make_call(plan: dict[str, Any], folder: JobFolder) -> Callable[[], Any]:
     """What to call; everything of ours that it needs is loaded by the time this returns."""
     work = plan["work"]
+    if work["kind"] == "script" and is_folder(Path(plan["cwd"], work["path"])):
+        return lambda: run_folder(work["path"], [work["path"], *work["args"]])
     if work["kind"] == "script":
         return lambda: _run_script(Path(plan["cwd"], work["path"]), [work["path"], *work["args"]])
     if work["kind"] == "module":

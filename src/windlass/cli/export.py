@@ -35,7 +35,9 @@ _MOST_APPLIED_BYTES = 250_000  # an annotation holds 262,144
 def export(words: Words, plain: bool, with_keys: bool, as_json: bool, **options: Any) -> None:
     """Print what the engine would start for TARGET, as YAML documents; start nothing."""
     prepared = prepare_words(words, detach=True, flags=given_flags(options))
-    documents = _render_plain(prepared) if plain else _render(prepared, with_keys=with_keys)
+    is_plain_already = prepared.engine.name == "statefulset"
+    wants_job = plain and not is_plain_already
+    documents = _render_plain(prepared) if wants_job else _render(prepared, with_keys=with_keys)
     if not with_keys:
         documents = leave_out_keys(documents)
     if as_json:
@@ -95,7 +97,7 @@ def render_manifests(documents: Sequence[dict[str, Any]]) -> str:
 def _render_plain(prepared: Prepared) -> list[dict[str, Any]]:
     from windlass.engines.solo import read_solo
     from windlass.kube.plain import make_plain
-    from windlass.kube.torchrun import Rendezvous
+    from windlass.kube.torchrun import Rendezvous, unwrap_plan
 
     if prepared.plan.pod is None:
         raise SpecError(
@@ -104,8 +106,9 @@ def _render_plain(prepared: Prepared) -> list[dict[str, Any]]:
         )
     settings = prepared.settings
     rendezvous = Rendezvous(backend=settings.rdzv_backend, endpoint=settings.rdzv_endpoint)
-    script = read_solo(prepared.plan, start_folder())
-    return make_plain(prepared.plan, script=script, rendezvous=rendezvous)
+    plan, flags = unwrap_plan(prepared.plan)
+    script = read_solo(plan, start_folder())
+    return make_plain(plan, script=script, rendezvous=rendezvous, flags=flags)
 
 
 def leave_out_keys(documents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -23,49 +23,25 @@ TORCH = ("torch",)
 _IS_TORCH = re.compile(r"torch(?![\w.-])", re.IGNORECASE)  # and not torchvision, torch-geometric
 
 
-<<<<<<< HEAD
-def choose_preload(script: Path) -> tuple[str, ...]:
-    """What to import ahead for a script, judged by it and by the files of the project that it imports."""
-=======
 def choose_preload(script: Path, root: Path | None = None) -> tuple[str, ...]:
     """What to import ahead for a script, judged by it and by the files of the project that it imports.
 
     `root` is where absolute imports start, the script's folder unless told.
     """
     root = root or script.parent
-    chosen: tuple[str, ...] = ()
->>>>>>> d274a0a (Variables that a source sets before it imports torch count: it is not imported ahead of them, in jobs and on computes)
     todo, seen = [script], {script}
     while todo and len(seen) < _MAX_FILES:
         path = todo.pop()
-<<<<<<< HEAD
-        imported = list(_imports(_read(path)))
+        tree = parse(path.read_bytes() if path.is_file() else b"")
+        imported = [pair for node in ast.walk(tree) for pair in list_imports(node)] if tree else []
         tops = dict.fromkeys(name.partition(".")[0] for name, level in imported if level == 0)
-        if "torch" in tops or any(_needs_torch(top, script.parent) for top in tops):
+        if "torch" in tops or any(_needs_torch(top, root) for top in tops):
             return TORCH
-        for name, level in imported:
-            for root in (script.parent, *path.parents)[level : level + 1]:
-                new = [found for found in _find_files(name, root) if found not in seen]
-                seen.update(new)
-                todo += new
-    return ()
-=======
-        source = path.read_bytes() if path.is_file() else b""
-        tree = parse(source)
-        imported = (
-            [found for node in ast.walk(tree) for found in list_imports(node)] if tree else []
-        )
-        tops = dict.fromkeys(name.partition(".")[0] for name, level in imported if level == 0)
-        if not chosen and ("torch" in tops or any(_needs_torch(top, root) for top in tops)):
-            chosen = TORCH
-        if chosen and needs_compiler(source):
-            chosen = TORCH_AND_COMPILER
         for name, level in imported:
             new = [file for file in find_imported(name, level, path, root) if file not in seen]
             seen.update(new)
             todo += new
-    return chosen
->>>>>>> d274a0a (Variables that a source sets before it imports torch count: it is not imported ahead of them, in jobs and on computes)
+    return ()
 
 
 def _needs_torch(name: str, root: Path) -> bool:

@@ -19,7 +19,7 @@ from windlass.client.job import Job
 from windlass.client.pods import forget_own_python, make_pod
 from windlass.client.preload import TORCH, choose_preload
 from windlass.client.target import Target, import_paths, read_target
-from windlass.client.torchrun import fit_settings
+from windlass.client.torchrun import fit_command
 from windlass.client.travel import Luggage, pack
 from windlass.engines.protocol import Engine, check_capabilities, make_engine
 from windlass.errors import SpecError
@@ -103,7 +103,8 @@ def prepare(
     if settings.in_image:
         found = read_in_image(target, args, kwargs)
     else:
-        found = read_target(target, args, kwargs, cwd=cwd)
+        is_local = settings.engine == "local"
+        found = read_target(target, args, kwargs, cwd=cwd, is_local=is_local)
     return prepare_target(found, settings, cwd=cwd, detach=detach)
 
 
@@ -120,7 +121,8 @@ def prepare_target(
 
     `pod` and `root`, the project's folder, are given where settings and files do not tell.
     """
-    settings = fit_settings(found.work, settings)
+    work, settings = fit_command(found.work, settings)
+    found = replace(found, work=work)
     engine = make_engine(settings.engine, settings)
     has_pods = "pods" in engine.can
     settings = forget_own_python(settings) if has_pods else settings

@@ -19,7 +19,7 @@ from typing import Any
 
 from windlass.agent import values
 from windlass.client.early import EarlyWrite, find_early_write
-from windlass.client.imports import find_imported, find_module
+from windlass.client.imports import find_imported, find_module, parse
 from windlass.client.preload import TORCH
 from windlass.errors import BundleError, SpecError
 from windlass.spec.work import Command, Function, Module, Script, Work
@@ -53,8 +53,9 @@ def read_target(
     kwargs: Mapping[str, Any] | None = None,
     *,
     cwd: Path,
+    is_local: bool = True,
 ) -> Target:
-    """What `target` means, with its arguments."""
+    """What `target` means, with its arguments; a command must be here where it runs here."""
     kwargs = dict(kwargs or {})
     if callable(target):
         return _read_function(target, args, kwargs)
@@ -65,11 +66,11 @@ def read_target(
             hint='give a function, a script "train.py", "train.py::function", "-m module" or a list of words',
         )
     if not isinstance(target, (str, Path)):
-        return _read_words([str(word) for word in target], args, kwargs, cwd)
+        return _read_words([str(word) for word in target], args, kwargs, cwd, is_local=is_local)
     text = str(target)
     if "::" in text and not text.startswith("-m"):
         return _read_file_function(text, args, kwargs, cwd)
-    return _read_words([text], args, kwargs, cwd)
+    return _read_words([text], args, kwargs, cwd, is_local=is_local)
 
 
 def _read_function(
@@ -181,7 +182,12 @@ def _read_file_function(
 
 
 def _read_words(
-    words: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any], cwd: Path
+    words: Sequence[str],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    cwd: Path,
+    *,
+    is_local: bool,
 ) -> Target:
     words = [*words, *(str(arg) for arg in args)]
     if not words or not words[0]:
@@ -193,16 +199,50 @@ def _read_words(
         )
     if words[0] == "-m" or words[0].startswith("-m "):
         return _read_module(words, cwd)
-    if words[0].endswith(".py"):
+    is_name = "/" not in words[0]  # of a program, if there is one
+    if not words[0].endswith(".py") and is_name and shutil.which(words[0]):
+        return Target(work=Command(argv=tuple(words)), preload=())
+    path = (cwd / Path(words[0]).expanduser()).absolute()
+    if path.is_dir() and (path / "__main__.py").is_file():
+        return Target(
+            work=Script(path=words[0], args=tuple(words[1:])), source=path / "__main__.py"
+        )
+    if words[0].endswith(".py") or is_python(path):
         path = find_script(words[0], cwd)
         return Target(work=Script(path=words[0], args=tuple(words[1:])), source=path)
-    if shutil.which(words[0]) is None and not (cwd / words[0]).is_file():
-        if (cwd / words[0]).is_dir():
+    return Target(work=_find_command(words, cwd, is_local=is_local), preload=())
+
+
+def is_python(path: Path) -> bool:
+    """Whether a file without `.py` is for Python: a script, or an archive of one."""
+    if not path.is_file():
+        return False
+    if path.suffix in (".pyz", ".zip"):
+        return True
+    source = path.read_bytes()
+    first = source[: source.find(b"\n") + 1]
+    if first.startswith(b"#!"):
+        # beside an interpreter lie programs that are installed, as torchrun: they have their own
+        return b"python" in first and not (path.parent / "python").exists()
+    return bool(source.strip()) and b"\0" not in source[:1024] and parse(source) is not None
+
+
+def _find_command(words: Sequence[str], cwd: Path, *, is_local: bool) -> Command:
+    """A program that will be found where it runs."""
+    path = cwd / words[0]
+    if path.is_file():
+        return Command(argv=(f"./{words[0]}" if "/" not in words[0] else words[0], *words[1:]))
+    # a virtual environment need not be on the PATH
+    beside = shutil.which(words[0], path=str(Path(sys.executable).parent))
+    if beside is not None and is_local:
+        return Command(argv=(beside, *words[1:]))
+    if is_local or "/" in words[0]:
+        if path.is_dir():
             find_script(words[0], cwd)  # says that it is a folder
         raise SpecError(
             f"there is no script and no command {words[0]!r}", hint=_did_you_mean(words[0], cwd)
         )
-    return Target(work=Command(argv=tuple(words)), preload=())
+    return Command(argv=tuple(words))
 
 
 def _read_module(words: Sequence[str], cwd: Path) -> Target:
@@ -222,7 +262,8 @@ def find_script(name: str, cwd: Path) -> Path:
     path = (cwd / Path(name).expanduser()).absolute()
     if path.is_dir():
         raise SpecError(
-            f"{name} is a folder", hint=f"name a script in it: windlass run {name}/train.py"
+            f"{name} is a folder without __main__.py",
+            hint=f"name a script in it: windlass run {name}/train.py",
         )
     if not path.exists():
         raise SpecError(f"there is no script {name}", hint=_did_you_mean(name, cwd))

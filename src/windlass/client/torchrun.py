@@ -1,26 +1,50 @@
-"""What a torchrun line says of its own size, so that nobody has to say it twice. Pure.
+"""What a launcher's line says of its own size, so that nobody has to say it twice. Pure.
 
-`torchrun --nnodes=4 --nproc_per_node=8 train.py` wants four nodes, and starts a node's processes itself.
+`torchrun --nnodes=4 --nproc_per_node=8 train.py` wants four nodes, and starts a node's processes itself: it
+is run once on each node. What it does not say is told: torchrun by its variables, the others by their flags.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import replace
 
 from windlass.errors import SpecError
 from windlass.settings import NodeRange, Settings
+from windlass.spec.launchers import (
+    ACCELERATE,
+    DEEPSPEED,
+    Line,
+    find_launcher,
+    insert_flags,
+)
 from windlass.spec.work import Command, Work
 
-_NNODES = re.compile(r"--nnodes[= ]([0-9]+)(?::([0-9]+))?(?![^ ])")
-_NPROC = re.compile(r"--nproc[-_]per[-_]node[= ]")
+_NNODES = re.compile(r"--(?:nnodes|num_machines|num_nodes)[= ]([0-9]+)(?::([0-9]+))?(?![^ ])")
 _STANDALONE = "--standalone"
-_TORCHRUN = re.compile(r"(?<![^\s/])torchrun(?![^\s])|torch\.distributed\.(run|launch)(?![^\s])")
+# of accelerate: how processes are started, which it guesses only where their number is not told
+_KINDS = (
+    *(
+        "multi_gpu",
+        "cpu",
+        "tpu",
+        "use_fsdp",
+        "use_deepspeed",
+        "use_megatron_lm",
+        "use_parallelism_config",
+    ),
+    "config_file",
+)
 
 
 def is_torchrun(command: str) -> bool:
-    """Whether a command starts torchrun, by either of its names."""
-    return _TORCHRUN.search(command) is not None
+    """Whether a command is a launcher's line, by any of its names."""
+    return _find_in(command) is not None
+
+
+def _find_in(command: str) -> Line | None:
+    return find_launcher(("sh", "-c", command)) or find_launcher(command.split())
 
 
 def read_num_nodes(command: str) -> NodeRange | None:
@@ -36,22 +60,75 @@ def check_num_nodes(command: str, num_nodes: int, keyword: str) -> None:
     said = read_num_nodes(command)
     if said is not None and not said.min <= num_nodes <= said.max:
         text = str(said) if said.min < said.max else str(said.max)
+        flag = (_NNODES.search(command) or [""])[0].replace(" ", "=").partition("=")[0]
         raise SpecError(
-            f"the command says --nnodes={text}, and {num_nodes} node(s) would run it",
-            hint=f"leave --nnodes out, or write {keyword}{said.max}",
+            f"the command says {flag}={text}, and {num_nodes} node(s) would run it",
+            hint=f"leave {flag} out, or write {keyword}{said.max}",
         )
 
 
-def fit_settings(work: Work, settings: Settings) -> Settings:
-    """Settings as a torchrun line wants them, where they say nothing themselves."""
-    if not isinstance(work, Command):
-        return settings
+def fit_command(work: Work, settings: Settings) -> tuple[Work, Settings]:
+    """Work and settings as a launcher's line wants them: one command a node, told what it does not say."""
+    line = find_launcher(work.argv) if isinstance(work, Command) else None
+    if not isinstance(work, Command) or line is None:
+        return work, settings
     command = work.label
-    if _NPROC.search(command) and settings.procs is None:
-        settings = replace(settings, procs=1)  # one torchrun a node
     said = read_num_nodes(command)
     if said is not None and settings.origin("nodes") == "default":
         settings = replace(settings, nodes=said.max)
     most = settings.nodes.max if isinstance(settings.nodes, NodeRange) else settings.nodes
     check_num_nodes(command, most, "--nodes ")
-    return settings
+    _check_rank(line, most)
+    asked = work.procs or settings.procs
+    if line.num_procs is not None and asked and asked != line.num_procs:
+        raise SpecError(
+            f"the command starts {line.num_procs} processes a node, and {asked} were asked for",
+            hint=f"leave the number out of the command, or write --procs {line.num_procs}",
+        )
+    procs = line.num_procs or asked or settings.gpus or 1
+    work = replace(work, procs=procs)
+    return tell_size(work, line, most), replace(settings, procs=1)
+
+
+def tell_size(work: Command, line: Line, num_nodes: int) -> Command:
+    """The command with its launcher's flags for what it does not say; torchrun needs none."""
+    if line.launcher == ACCELERATE:
+        return insert_flags(work, line, _make_accelerate_flags(line, work.procs, num_nodes))
+    if line.launcher == DEEPSPEED:
+        if num_nodes > 1:
+            program = shlex.join(line.program) or "train.py"
+            raise SpecError(
+                "deepspeed reaches other nodes by ssh, which they do not have",
+                hint=f"windlass run --nodes {num_nodes} --procs {work.procs} {program}",
+            )
+        return insert_flags(work, line, _make_deepspeed_flags(line, work.procs))
+    return work
+
+
+def _make_accelerate_flags(line: Line, procs: int, num_nodes: int) -> list[str]:
+    if procs * num_nodes == 1:
+        return []
+    wanted = {"num_processes": str(procs * num_nodes), "main_process_port": '"$MASTER_PORT"'}
+    if num_nodes > 1:
+        wanted["num_machines"] = str(num_nodes)
+        wanted["machine_rank"] = '"$NODE_RANK"'
+        wanted["main_process_ip"] = '"$MASTER_ADDR"'
+    flags = [f"--{name}={value}" for name, value in wanted.items() if line.read(name) is None]
+    return flags if line.read(*_KINDS) is not None else ["--multi_gpu", *flags]
+
+
+def _make_deepspeed_flags(line: Line, procs: int) -> list[str]:
+    chosen = ("num_gpus", "include", "exclude", "hostfile", "H", "i", "e")
+    size = [] if line.read(*chosen) is not None else [f"--num_gpus={procs}"]
+    port = [] if line.read("master_port") is not None else ['--master_port="$MASTER_PORT"']
+    return [*size, *port]
+
+
+def _check_rank(line: Line, num_nodes: int) -> None:
+    """A line that is the same on every node cannot say which node it is on."""
+    said = line.read_number("node_rank", "machine_rank")
+    if said is not None and num_nodes > 1:
+        raise SpecError(
+            f"the command says that it is on node {said}, and {num_nodes} nodes would run it",
+            hint="leave its rank out: each node is told its own",
+        )

@@ -26,6 +26,7 @@ from windlass.kube.torchrun import (
     make_crew_metadata,
     make_crew_service,
     make_crew_template,
+    unwrap_plan,
 )
 from windlass.plan.plan import Facts, Plan
 from windlass.settings import Settings, start_folder
@@ -46,7 +47,9 @@ _INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 _MAX_NAME = 50  # a StatefulSet puts a hash of ten behind it, into a label
 
 
-def render(plan: Plan, *, script: str | None, rendezvous: Rendezvous) -> list[Object]:
+def render(
+    plan: Plan, *, script: str | None, rendezvous: Rendezvous, flags: tuple[str, ...] = ()
+) -> list[Object]:
     """ConfigMap, claims, Service and StatefulSet, in the order in which they can be applied. Pure."""
     pod = _with_claims(pod_of(plan))
     has_name = plan.name != plan.job_id
@@ -58,6 +61,7 @@ def render(plan: Plan, *, script: str | None, rendezvous: Rendezvous) -> list[Ob
         index_path=_INDEX,
         stays=True,
         rendezvous=rendezvous,
+        flags=flags,
         script=script,
         env=_make_token_env(),
     )
@@ -112,7 +116,9 @@ class StatefulSetEngine:
         rendezvous = Rendezvous(
             backend=self._settings.rdzv_backend, endpoint=self._settings.rdzv_endpoint
         )
-        return render(plan, script=read_solo(plan, start_folder()), rendezvous=rendezvous)
+        plan, flags = unwrap_plan(plan)
+        script = read_solo(plan, start_folder())
+        return render(plan, script=script, rendezvous=rendezvous, flags=flags)
 
     def submit(
         self,

@@ -30,7 +30,9 @@ Object = dict[str, Any]
 _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
-def make_plain(plan: Plan, *, script: str | None, rendezvous: Rendezvous) -> list[Object]:
+def make_plain(
+    plan: Plan, *, script: str | None, rendezvous: Rendezvous, flags: tuple[str, ...] = ()
+) -> list[Object]:
     """ConfigMap, claims, Service and Job, in the order in which they can be applied."""
     pod = pod_of(plan)
     crew = Crew(
@@ -40,6 +42,7 @@ def make_plain(plan: Plan, *, script: str | None, rendezvous: Rendezvous) -> lis
         index_path=_INDEX,
         stays=False,
         rendezvous=rendezvous,
+        flags=flags,
         script=script,
     )
     return [

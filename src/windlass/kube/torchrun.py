@@ -8,9 +8,10 @@ until it is there, so a name that a DNS server remembers as missing costs time a
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -36,6 +37,7 @@ from windlass.kube.pod import (
     pull_policy,
 )
 from windlass.plan.plan import Plan
+from windlass.spec.launchers import unwrap_torchrun
 from windlass.spec.resources import PodSpec
 from windlass.spec.work import Calls, Command, Function, Module, Script
 
@@ -47,8 +49,10 @@ CODE_FOLDER = "/code"
 STATE_FOLDER = "/run/train"
 MAX_SCRIPT_BYTES = 200_000  # what client-side `kubectl apply` still takes
 _WAIT_S = 600
+_RESTARTS = re.compile(r"--max[-_]restarts(=|\Z)")
 _OF_WINDLASS = (
     *(names.JOB_ID, names.JOB_NAME, names.TORCHELASTIC_RUN_ID),
+    names.PET_NPROC_PER_NODE,
     *(names.TORCHELASTIC_MAX_RESTARTS, names.TORCHELASTIC_SIGNALS_TO_HANDLE),
 )
 _NCCL = {
@@ -83,8 +87,22 @@ class Crew:
     index_path: str  # the field of a pod that holds its index
     stays: bool  # whether a pod that is done must not end
     rendezvous: Rendezvous = Rendezvous()
+    flags: tuple[str, ...] = ()  # of torchrun, besides ours
     script: str | None = None  # what the one script holds that travels; None: all is in the image
     env: list[Object] = field(default_factory=list)
+
+
+def unwrap_plan(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
+    """The plan of what a torchrun line starts, as many ranks as it would, and flags of the line to keep."""
+    if not isinstance(plan.work, Command):
+        return plan, ()
+    work, flags = unwrap_torchrun(plan.work)
+    procs = plan.work.procs or plan.nodes[0].num_ranks
+    nodes = tuple(
+        replace(node, first_rank=index * procs, num_ranks=procs)
+        for index, node in enumerate(plan.nodes)
+    )
+    return replace(plan, work=work, nodes=nodes), flags
 
 
 def make_crew_template(plan: Plan, pod: PodSpec, crew: Crew) -> Object:
@@ -215,11 +233,13 @@ def _make_meeting(rendezvous: Rendezvous) -> list[str]:
 
 
 def _make_torchrun(plan: Plan, crew: Crew) -> str:
+    restarts = f"--max-restarts={plan.restarts}"
     ours = [
         '--nnodes="$NNODES" --nproc-per-node="$NPROC_PER_NODE"',
         f"--rdzv-backend={crew.rendezvous.backend}",
         f'--rdzv-endpoint="$endpoint" --rdzv-id={crew.name} --rdzv-conf="$conf"',
-        f"--max-restarts={plan.restarts}",
+        *([] if any(_RESTARTS.match(flag) for flag in crew.flags) else [restarts]),
+        *([shlex.join(crew.flags)] if crew.flags else []),
     ]
     return " \\\n  ".join(["torchrun", *ours, _make_work(plan, crew)])
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from windlass.spec.job import JobSpec
 
 _NPROC = re.compile(r"--nproc[-_]per[-_]node[= ]([0-9]+)(?![^ ])")
+_BACKEND = re.compile(r"--rdzv[-_]backend[= ]")
+_ENDPOINT = re.compile(r"--rdzv[-_]endpoint[= ]")
 _STANDALONE = re.compile(r"--standalone(?![^ ])")
 
 
@@ -43,12 +45,16 @@ def make_job_env(
         defaults[names.OMP_NUM_THREADS] = "1"
     if isinstance(spec.work, Command):
         defaults[names.NPROC_PER_NODE] = str(count_procs(spec.work, spec))
+        if spec.work.procs:
+            defaults[names.PET_NPROC_PER_NODE] = str(spec.work.procs)
     env.update({key: value for key, value in defaults.items() if key not in environ})
     return {**env, **spec.env}
 
 
 def count_procs(work: Command, spec: JobSpec) -> int:
     """How many processes a command should start on a node: one a GPU, else what it says itself."""
+    if work.procs:
+        return work.procs
     gpus = spec.pod.gpus if spec.pod else 0
     said = _NPROC.search(work.label)
     return gpus or (int(said[1]) if said else spec.procs)
@@ -97,6 +103,8 @@ def _make_command_env(plan: Plan, work: Command, node: int, meeting: Meeting) ->
     env = {names.NNODES: num_nodes, names.NODE_RANK: str(node)}
     if _STANDALONE.search(work.label):
         return env
+    if _BACKEND.search(work.label) and not _ENDPOINT.search(work.label):
+        env[names.PET_RDZV_ENDPOINT] = f"{meeting.address}:{meeting.port}"
     return {
         **env,
         names.PET_NNODES: num_nodes,

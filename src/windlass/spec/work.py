@@ -56,6 +56,7 @@ class Command:
 
     kind: ClassVar[str] = "command"
     argv: tuple[str, ...]
+    procs: int = 0  # how many processes it starts on a node itself, as torchrun does; 0: none
 
     @property
     def label(self) -> str:

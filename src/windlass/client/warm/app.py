@@ -44,25 +44,32 @@ def app(
     *,
     name: str = "",
     replicas: int | None = None,
+    procs: int | None = None,
     gpus: int = 0,
     engine: str = "",
     **keywords: Any,
 ) -> App:
     """A command that `deploy` starts on `replicas` nodes; other keywords are those of Compute.
 
+    It runs once on each node, and starts `procs` processes there, or one a GPU, if it is a torchrun line.
     On each node NNODES, NODE_RANK, NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT are set, and what torchrun
-    takes its flags from: PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, PET_MASTER_PORT.
+    takes its flags from: PET_NNODES, PET_NODE_RANK, PET_NPROC_PER_NODE, PET_MASTER_ADDR, PET_MASTER_PORT.
     """
     if "inactivity_ttl" in keywords:
         raise SpecError(
             "an app ends when its command does", hint="timeout_s= limits how long it runs"
         )
-    check_keywords("app", keywords, own=("cli_command", "replicas", "name", "gpus", "engine"))
+    check_keywords(
+        "app", keywords, own=("cli_command", "replicas", "procs", "name", "gpus", "engine")
+    )
+    if procs is not None and (isinstance(procs, bool) or not isinstance(procs, int) or procs < 1):
+        raise SpecError(f"procs must be a whole number from 1, found {procs!r:.60}")
     argv = _split(cli_command)
     return App(
         name=name or Path(argv[0]).stem,
         argv=argv,
         replicas=_count_nodes(cli_command, replicas),
+        procs=procs or 0,
         engine=engine,
         keywords={**keywords, "gpus": gpus},
     )
@@ -78,11 +85,13 @@ class App:
         argv: tuple[str, ...],
         replicas: int,
         engine: str,
+        procs: int = 0,
         keywords: Mapping[str, Any],
     ) -> None:
         self.name = name
         self.argv = argv
         self.replicas = replicas
+        self._procs = procs
         self._engine_name = engine
         self._keywords = keywords
         self._job: Job | None = None
@@ -142,7 +151,9 @@ class App:
 
     def _prepare(self, wanted: Wanted) -> Prepared:
         cwd = self._find_folder()
-        work = Command(argv=self._find_command(cwd, is_here=not wanted.has_pods))
+        gpus = int(self._keywords["gpus"] or 0)
+        procs = self._procs or wanted.settings.procs or gpus
+        work = Command(argv=self._find_command(cwd, is_here=not wanted.has_pods), procs=procs)
         settings = make_other(
             wanted.settings,
             name=self.name,
@@ -155,11 +166,8 @@ class App:
         return prepare_target(target, settings, cwd=cwd, detach=True, pod=wanted.pod, root=root)
 
     def _make_env(self, wanted: Wanted) -> dict[str, str]:
-        """Variables that the user's own win over: one process a GPU, and the steps of the image."""
-        gpus = self._keywords["gpus"]
-        per_gpu = (names.NPROC_PER_NODE, names.PET_NPROC_PER_NODE) if gpus else ()
-        steps = {names.STEPS: json.dumps(wanted.steps)} if wanted.steps else {}
-        return {**steps, **dict.fromkeys(per_gpu, str(gpus))}
+        """Variables that the user's own win over: the steps of the image."""
+        return {names.STEPS: json.dumps(wanted.steps)} if wanted.steps else {}
 
     def _find(self, engine: Engine, *, is_running: bool) -> Job | None:
         """The newest job of this name, or the one that runs."""

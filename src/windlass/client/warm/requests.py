@@ -10,7 +10,7 @@ import inspect
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from windlass.client.target import (
     travels_alone,
     unwrap,
 )
+from windlass.client.torchrun import tell_size
 from windlass.client.travel import check_modules
 from windlass.client.warm.calling import Request
 from windlass.client.warm.project import PlacedProject, Project, find_project, project_at
@@ -36,6 +37,8 @@ from windlass.client.warm.spread import Spread
 from windlass.client.warm.values import read_words
 from windlass.client.warm.where import say
 from windlass.errors import SpecError
+from windlass.spec.launchers import find_launcher
+from windlass.spec.work import Command
 
 if TYPE_CHECKING:
     from windlass.client.warm.compute import Compute
@@ -113,6 +116,16 @@ def make_work(
     )
 
 
+def _fit_command(work: Work, num_nodes: int, procs: int) -> Work:
+    """A launcher's line, told of its size by the launcher's own flags where it has no variables for it."""
+    command = Command(argv=tuple(work.target.words), procs=procs)
+    line = find_launcher(command.argv)
+    if line is None:
+        return work
+    words = tell_size(command, line, num_nodes).argv
+    return work if words == command.argv else replace(work, target=commands.Run(words))
+
+
 def _unwrap(target: Any) -> Any:
     """The function inside partials and decorators: its module says where the project is."""
     return inspect.unwrap(unwrap(target))
@@ -144,6 +157,13 @@ class Requests:
         *,
         placed: Mapping[str, Any] | None = None,
     ) -> None:
+        self._spread = spread or Spread(framework="pytorch", workers=1)
+        self._command_env: dict[str, str] = {}
+        if work.is_command:
+            per_node = self._spread.procs or nodes.wanted.procs
+            work = _fit_command(work, self._spread.workers, per_node)
+            variables = (names.NPROC_PER_NODE, names.PET_NPROC_PER_NODE)
+            self._command_env = dict.fromkeys(variables, str(per_node))
         self._work = work
         self._nodes = nodes
         self._working_dir = str(compute.keywords.get("working_dir") or "")
@@ -154,7 +174,6 @@ class Requests:
         else:
             root = find_project(work.source, self._cwd, str(compute.keywords.get("root") or ""))
             self._project = project_at(root, travels=nodes.is_remote)
-        self._spread = spread or Spread(framework="pytorch", workers=1)
         if work.is_command or self._spread.framework == "command" or spread is None:
             procs = 1
         else:
@@ -237,7 +256,7 @@ class Requests:
             "store": "torch" in preload and self._count_ranks(options) > 1,
             "preload": list(preload),
             "start": "spawn" if work.early else "",
-            "env": {},
+            "env": self._command_env,
             "project": project,
             "version": version,
             "method": method,

@@ -1,0 +1,163 @@
+"""Lines that start a node's processes themselves: torchrun, accelerate launch, deepspeed. Pure.
+
+Such a line is one command a node, whatever number of ranks is asked for. What it says of its own size, and
+how it is told what it does not say, is here.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from windlass.errors import SpecError
+from windlass.spec.work import Command, Module, Script
+
+TORCHRUN, ACCELERATE, DEEPSPEED = "torchrun", "accelerate launch", "deepspeed"
+_MODULES = {
+    "torch.distributed.run": TORCHRUN,
+    "torch.distributed.launch": TORCHRUN,
+    "accelerate.commands.launch": ACCELERATE,
+    "deepspeed.launcher.runner": DEEPSPEED,
+}
+_SHELLS = re.compile(r"(ba|da|z|k)?sh\Z")
+_ENDS_COMMAND = re.compile(r"[;&|()]+|\n")
+_PYTHON = re.compile(r"python[0-9.]*\Z")
+# torchrun's flags that are followed by a value
+_VALUES = frozenset(
+    {
+        *("nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "local_addr"),
+        *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "max_restarts", "role"),
+        *("monitor_interval", "start_method", "event_log_handler", "log_dir", "logs_specs"),
+        *("r", "redirects", "t", "tee", "local_ranks_filter", "numa_binding"),
+        *("signals_to_handle", "shutdown_timeout"),
+    }
+)
+_OURS = frozenset(
+    {"nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "standalone"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A launcher's line, cut behind the launcher."""
+
+    launcher: str
+    head: tuple[str, ...]
+    words: tuple[str, ...]  # its own flags, then what it starts
+    is_shell: bool = False  # it stood in the text of a shell
+
+    def read(self, *names: str) -> str | None:
+        """The value of one of its own flags, by any of its names."""
+        for index, word in enumerate(self.words):
+            if word.endswith(".py") or word in ("-m", "--module"):
+                return None
+            name, equals, value = word.lstrip("-").partition("=")
+            if word.startswith("-") and name.replace("-", "_") in names:
+                following = self.words[index + 1] if index + 1 < len(self.words) else ""
+                return value if equals else following
+        return None
+
+    def read_number(self, *names: str) -> int | None:
+        value = self.read(*names)
+        return int(value) if value is not None and value.isdecimal() else None
+
+    @property
+    def num_procs(self) -> int | None:
+        """How many processes a node it says it starts."""
+        if self.launcher == ACCELERATE:
+            total, nodes = self.read_number("num_processes"), self.read_number("num_machines")
+            return None if total is None else max(1, total // (nodes or 1))
+        return self.read_number("nproc_per_node", "num_gpus")
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """What it starts, from the script on."""
+        found = [i for i, word in enumerate(self.words) if word.endswith(".py")]
+        return self.words[found[0] :] if found else ()
+
+
+def find_launcher(argv: Sequence[str]) -> Line | None:
+    """The launcher's line in a command, perhaps behind other words or in the text of a shell."""
+    if argv and _SHELLS.search(argv[0].rpartition("/")[2]):
+        flags = [i for i, word in enumerate(argv[:3]) if re.fullmatch(r"-[a-z]*c", word)]
+        text = argv[flags[0] + 1] if flags and len(argv) > flags[0] + 1 else ""
+        for part in _ENDS_COMMAND.split(text):
+            try:
+                found = _find(shlex.split(part))
+            except ValueError:  # a quote is open: no line of ours
+                continue
+            if found is not None:
+                return Line(launcher=found[0], head=found[1], words=found[2], is_shell=True)
+        return None
+    found = _find(argv)
+    return None if found is None else Line(launcher=found[0], head=found[1], words=found[2])
+
+
+def _find(argv: Sequence[str]) -> tuple[str, tuple[str, ...], tuple[str, ...]] | None:
+    is_python = False
+    for index, word in enumerate(argv):
+        name = word.rpartition("/")[2]
+        following = argv[index + 1] if index + 1 < len(argv) else ""
+        size = 0
+        if name in (TORCHRUN, DEEPSPEED):
+            launcher, size = name, 1
+        elif name == "accelerate" and following == "launch":
+            launcher, size = ACCELERATE, 2
+        elif is_python and word == "-m" and following in _MODULES:
+            launcher, size = _MODULES[following], 2
+        if size:
+            return launcher, tuple(argv[: index + size]), tuple(argv[index + size :])
+        if name.endswith(".py") or (is_python and not word.startswith("-")):
+            return None  # a program of the user's: what follows is its own
+        is_python = is_python or _PYTHON.match(name) is not None
+    return None
+
+
+def insert_flags(command: Command, line: Line, flags: Sequence[str]) -> Command:
+    """The command with flags behind its launcher; a shell fills in what only a node knows."""
+    if not flags:
+        return command
+    told = " ".join(flags)
+    if line.is_shell:
+        head = r"\s+".join(map(re.escape, line.head[-2:] if len(line.head) > 1 else line.head))
+        at = next(i for i, word in enumerate(command.argv) if re.search(head, word))
+        text = re.sub(head, lambda found: f"{found[0]} {told}", command.argv[at], count=1)
+        argv = (*command.argv[:at], text, *command.argv[at + 1 :])
+    else:
+        words = f"exec {shlex.join(line.head)} {told} {shlex.join(line.words)}"
+        argv = ("sh", "-c", words)
+    return Command(argv=argv, procs=command.procs)
+
+
+def unwrap_torchrun(command: Command) -> tuple[Script | Module | Command, tuple[str, ...]]:
+    """What a torchrun line starts, and those of its flags that are not about where and how many."""
+    line = find_launcher(command.argv)
+    if line is None:
+        return command, ()
+    if line.launcher != TORCHRUN or line.is_shell or len(line.head) not in (1, 3):
+        raise SpecError(
+            f"an export without Windlass runs torchrun, and cannot take {command.label!r:.80} apart",
+            hint="name the script: windlass export train.py; or leave --plain out, with -e kubernetes",
+        )
+    kept: list[str] = []
+    queue = list(reversed(line.words))
+    kinds: set[str] = set()
+    while queue and queue[-1].startswith("-"):
+        word = queue.pop()
+        name, equals, _ = word.lstrip("-").partition("=")
+        name = name.replace("-", "_")
+        value = [queue.pop()] if not equals and name in _VALUES and queue else []
+        if name in ("m", "module", "no_python"):
+            kinds.add("module" if name != "no_python" else name)
+        elif name not in _OURS and not name.startswith("rdzv_"):
+            kept += [word, *value]
+    words = tuple(reversed(queue))
+    if not words:
+        raise SpecError(f"{command.label!r:.80} starts nothing", hint="torchrun train.py")
+    if "module" in kinds:
+        return Module(name=words[0], args=words[1:]), tuple(kept)
+    if "no_python" in kinds:
+        return Command(argv=words), tuple(kept)
+    return Script(path=words[0], args=words[1:]), tuple(kept)
