@@ -184,6 +184,9 @@ class Counter:
     def whoami(self) -> dict[str, Any]:
         return whoami()
 
+    def server(self) -> int:
+        return os.getppid()
+
     def was_born(self) -> dict[str, Any]:
         return self.born
 
@@ -229,3 +232,27 @@ def leave_with(code: int | str) -> None:
 
 def sleep(seconds: float) -> None:
     time.sleep(seconds)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def find_waiting() -> list[int]:
+    """The ranks of this node that wait for the next call; they are forked while this one runs."""
+    server = os.getppid()
+    deadline = time.monotonic() + _WAIT_S
+    while time.monotonic() < deadline:
+        children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+        if len(children) > 1:
+            return [int(pid) for pid in children if int(pid) != os.getpid()]
+        time.sleep(0.01)
+    raise TimeoutError("no rank was forked ahead")
+
+
+def kill_waiting(rank: int) -> int:
+    """End those that wait for the next call on one rank's node; how many that were."""
+    waiting = find_waiting() if int(os.environ["RANK"]) == rank else []
+    for pid in waiting:
+        kill(pid)
+    return len(waiting)

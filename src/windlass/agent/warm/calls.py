@@ -1,7 +1,6 @@
 """One call as the lead knows it: what was asked, who listens, what ranks answered, how it ended.
 
-And the ledger of calls: those that ran lately stay, so that a client which went away can ask again. Gives no
-orders.
+Gives no orders. Which calls are kept, and for how long, is `agent.warm.ledger`.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from os.path import exists
@@ -21,13 +19,13 @@ from windlass.agent.attempt import Attempt
 from windlass.agent.link import Link
 from windlass.agent.parcels import forget
 from windlass.agent.warm.parts import send_parts
+from windlass.agent.warm.worlds import World
 from windlass.plan.plan import Plan
 from windlass.wire.results import ErrorInfo, Outcome
 from windlass.wire.status import Verdict
 
 _SLOW_S = 24 * 3600.0
-_KEPT_CALLS = 200
-_KEPT_BYTES = 256 << 20
+_SMALL_BYTES = 64 << 10
 _KEPT_ITEM_BYTES = 16 << 20
 
 
@@ -101,6 +99,7 @@ class Call:
     ended_at_s: float | None = None
     state: str = "queued"  # queued, running, returned, failed, cancelled
     attempt: Attempt | None = None
+    unreached: set[int] = field(default_factory=set)  # ranks that were gone before it came to them
     answers: dict[int, Answer] = field(default_factory=dict)
     items: list[Answer] = field(default_factory=list)
     item_bytes: int = 0
@@ -122,6 +121,23 @@ class Call:
     def start(self, number: int, world: Plan) -> None:
         self.state, self.started_at_s = "running", time.time()
         self.attempt = Attempt(number, world)
+
+    def may_start_again(self, world: World) -> bool:
+        """Whether all its ranks were gone before it came to them, and others can take their place.
+
+        Not if they were forked for it: others would do no better. Nor if their object is gone, and the
+        client that could make it anew.
+        """
+        is_unseen = self.attempt is not None and len(self.unreached) == self.attempt.num_ranks
+        can_make = not world.instance or not self.asked["detach"]
+        return is_unseen and can_make and self.stop is None and world.made_for != self.id
+
+    def start_again(self) -> None:
+        """As before its first start."""
+        self.state, self.started_at_s, self.attempt = "queued", None, None
+        self.unreached.clear()
+        self.over.clear()
+        self.on_trouble = None  # whoever starts it again waits for it
 
     def yielded(self, answer: Answer) -> None:
         """A rank has yielded something; who comes later finds the last of them, as much as is kept."""
@@ -157,6 +173,25 @@ class Call:
             if outcome.is_failure or self.attempt.is_done:
                 self.end()
 
+    def lose_rank(self, outcome: Outcome, *, given: str, answered: str) -> None:
+        """A rank's process is gone, with the call it was given last, and the one it answered last.
+
+        It counts for this call if that is on the rank's world and was not answered by it: also where the
+        rank was gone before the call came, of which its node cannot know that it matters.
+        """
+        attempt = self.attempt
+        if attempt is None or outcome.attempt != attempt.number or answered == self.id:
+            return
+        if given != self.id:
+            self.unreached.add(outcome.rank)
+        self.add(outcome)
+
+    def lose_node(self, index: int, why: str) -> None:
+        """A node is gone, or has nothing of the ranks that this call was for."""
+        if self.attempt is not None:
+            for outcome in list(self.attempt.lose_node(index, why)):
+                self.add(outcome)
+
     def end(self) -> None:
         """There is nothing more to wait for, or no reason to."""
         self.over.set()
@@ -183,6 +218,14 @@ class Call:
         about = {**answer.header, "type": "result", "id": self.id}
         listener.tell(about, answer.body, answer.file)
 
+    def pass_on(self, answer: Answer, *, at_once: bool) -> None:
+        """Tell all who listen, small ones together at the end."""
+        if at_once or answer.file or len(answer.body) > _SMALL_BYTES:
+            for listener in self.listeners:
+                self.tell_answer(listener, answer)
+        else:
+            self.unsaid.append(answer)
+
     def tell_unsaid(self, *, ends: bool = False) -> None:
         """Tell those that waited in one frame, which is the end of a call that went well, too."""
         unsaid, self.unsaid = self.unsaid, []
@@ -202,60 +245,3 @@ class Call:
         self.body, self.sync, self.constructor = b"", None, None
         forget(self.file)
         self.file = ""
-
-
-class Ledger:
-    """Calls by id, newest last."""
-
-    def __init__(self) -> None:
-        self._calls: OrderedDict[str, Call] = OrderedDict()
-        self._held = 0
-        self.num_calls = 0
-
-    def __getitem__(self, call_id: str) -> Call:
-        return self._calls[call_id]
-
-    def forget(self, call: Call) -> None:
-        """As if it had never come."""
-        self._calls.pop(call.id, None)
-
-    def get(self, call_id: str) -> Call | None:
-        return self._calls.get(call_id)
-
-    def __contains__(self, call_id: object) -> bool:
-        return call_id in self._calls
-
-    def add(self, call: Call) -> None:
-        self._calls[call.id] = call
-        self.num_calls += 1
-
-    def drop_listener(self, link: Link) -> list[Call]:
-        """Forget a client that is gone; the calls that it listened to."""
-        heard = [c for c in self._calls.values() if any(one.link is link for one in c.listeners)]
-        for call in heard:
-            call.listeners = [other for other in call.listeners if other.link is not link]
-        return heard
-
-    def recent(self) -> list[Call]:
-        return list(self._calls.values())
-
-    def count_ahead(self, call: Call) -> int:
-        """How many calls that came before it have not ended."""
-        calls = self.recent()
-        return sum(not other.is_final for other in calls[: calls.index(call)])
-
-    def settle(self, call: Call) -> None:
-        """A call has ended: its answers count, and the oldest ones go; the newest stays, however large."""
-        self._held += sum(answer.num_bytes for answer in call.answers.values())
-        while len(self._calls) > _KEPT_CALLS or (self._held > _KEPT_BYTES and len(self._calls) > 1):
-            oldest = next(iter(self._calls.values()))
-            if not oldest.is_final or oldest is call:
-                return
-            self._forget(oldest)
-
-    def _forget(self, call: Call) -> None:
-        del self._calls[call.id]
-        for answer in call.answers.values():
-            self._held -= answer.num_bytes
-        for path in (*(a.file for a in (*call.answers.values(), *call.items)), *call.unread):
-            forget(path)

@@ -90,6 +90,7 @@ class NodeEnd:
         self._decoder = FrameDecoder()
         self._unsent = bytearray()
         self._is_open = True
+        self.was_reset = False  # the rank ended with something unread
         loop.add_reader(self._socket.fileno(), self.read)
 
     @property
@@ -101,22 +102,23 @@ class NodeEnd:
         """The rank has its end: this copy is closed."""
         self._theirs.close()
 
-    def send(self, data: bytes) -> None:
-        """A rendered frame, or several."""
+    def send(self, data: bytes) -> bool:
+        """A rendered frame, or several; False when the rank is gone, and will never read it."""
         if not self._is_open:
-            return
+            return False
         if self._unsent:
             self._unsent += data
-            return
+            return True
         try:
             num = self._socket.send(data)
         except BlockingIOError:
             num = 0
         except OSError:
-            return  # its end is an event of its own
+            return False  # its end is an event of its own
         if num < len(data):
             self._unsent += memoryview(data)[num:]
             self._loop.add_writer(self._socket.fileno(), self._write)
+        return True
 
     def _write(self) -> None:
         try:
@@ -137,7 +139,8 @@ class NodeEnd:
             data = self._socket.recv(_READ_BYTES)
         except BlockingIOError:
             return False
-        except OSError:
+        except OSError as error:
+            self.was_reset = isinstance(error, ConnectionResetError)
             data = b""
         if not data:
             self.close()

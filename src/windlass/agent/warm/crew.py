@@ -35,6 +35,9 @@ class Hand:
     pid: int | None = None
     call: str = ""  # the one it has not answered yet
     has_answered: bool = False
+    answered: str = ""  # the last one that it has
+    has_missed: bool = False  # a call was for it, and it was gone
+    has_begun: bool = False  # it has said something of its call
 
 
 class Crew:
@@ -60,9 +63,9 @@ class Crew:
         """Hand a frame to every rank."""
         data = render_frame(header, body)
         for hand in self.hands.values():
+            is_sent = hand.channel.send(data)
             if header["type"] == "call":
-                hand.call = header["id"]
-            hand.channel.send(data)
+                hand.call, hand.has_missed, hand.has_begun = header["id"], not is_sent, False
 
     def take(self, rank: int, frame: Frame) -> None:
         """What a rank says; what it printed before that comes first."""
@@ -70,8 +73,9 @@ class Crew:
         if hand is None or frame.type not in ("answer", "item"):
             return
         hand.streams.settle()
+        hand.has_begun = True
         if frame.type == "answer":
-            hand.call, hand.has_answered = "", True
+            hand.call, hand.has_answered, hand.answered = "", True, hand.call
             if self.file and not any(other.call for other in self.hands.values()):
                 forget(self.file)
                 self.file = ""
@@ -96,6 +100,7 @@ class Crew:
             pass
         hand.streams.close()
         hand.channel.close()
+        hand.has_missed |= hand.channel.was_reset and not hand.has_begun
         del self.hands[hand.rank]
         if hand.pid is not None:
             self.leaders.add(hand.pid)
@@ -116,7 +121,8 @@ class Crew:
             out_of_memory=processes.read_oom_kills() > self._oom_kills,
             was_killed=self._has_killed,
         )
-        about = {"type": "gone", "world": self.number, "call": hand.call}
+        about = {"type": "gone", "world": self.number, "answered": hand.answered}
+        about["given"] = "" if hand.has_missed else hand.call
         self._tell({**about, "outcome": records.to_json(outcome)}, b"")
 
     def stop(self, *, now: bool, signum: int = signal.SIGTERM) -> None:

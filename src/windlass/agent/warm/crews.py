@@ -77,6 +77,11 @@ class Crews(Members):
             self._board.add_condition("warning", message["reason"], message["message"])
         self._changed.set()
 
+    def lose_rank(self, number: int) -> None:
+        """A rank of a world is gone: no other call is given to it."""
+        if number in self.worlds:
+            self.worlds[number].is_alive = False
+
     def has_instance(self, slot: str, instance: str) -> bool:
         """Whether the object of a kept world is alive."""
         world = self._slots.get(slot)
@@ -127,22 +132,27 @@ class Crews(Members):
 
     async def prepare_world(self, call: Call) -> World | None:
         """Bring nodes, code and ranks to where the call can start; None when it was ended meanwhile."""
-        if call.asked["world"]["nodes"] > len(self.plan.nodes):  # of which an earlier lead knew
-            self.scale(call.asked["world"]["nodes"])
-        world = self.plan.with_nodes(make_world_nodes(self.plan, call.asked["world"]))
-        indexes = [node.index for node in world.nodes]
-        await self._wait_for_nodes(call, indexes)
-        if call.stop is not None:
-            return None
-        self._sync(call, indexes)
-        await self._set_up(call, indexes)
-        if call.asked["store"]:
-            await self._await_store(call.asked["preload"])
-        found = self.find_world(call)
-        if found is not None or call.stop is not None:
-            return found
-        made = await self._make_world(call, world)
-        self._meet_at_once(made, wants_store=call.asked["store"])
+        asked = call.asked
+        if asked["world"]["nodes"] > len(self.plan.nodes):  # of which an earlier lead knew
+            self.scale(asked["world"]["nodes"])
+        plan = self.plan.with_nodes(make_world_nodes(self.plan, asked["world"]))
+        indexes = [node.index for node in plan.nodes]
+        while True:
+            await self._wait_for_nodes(call, indexes)
+            if call.stop is not None:
+                return None
+            self._sync(call, indexes)
+            await self._set_up(call, indexes)
+            if asked["store"]:
+                await self._await_store(asked["preload"])
+            found = self.find_world(call)
+            if found is not None or call.stop is not None:
+                return found
+            await self._make_room(call)
+            if all(self._is_up_to_date(index, asked) for index in indexes):
+                break  # else one went away meanwhile, and whoever comes in its place has nothing
+        made = self._make_world(call, plan)
+        self._meet_at_once(made, wants_store=asked["store"])
         return made
 
     async def _wait_for_nodes(self, call: Call, indexes: list[int]) -> None:
@@ -213,18 +223,22 @@ class Crews(Members):
             world.is_alive = False
         self._spare = self._store = None
 
-    async def _make_world(self, call: Call, plan: Plan) -> World:
-        asked = call.asked
-        if asked["instance"] and call.constructor is None:
+    async def _make_room(self, call: Call) -> None:
+        """End the ranks that those of a new world would stand beside."""
+        if call.asked["instance"] and call.constructor is None:
             raise MustMake
         if self._spare is not None:
             self.dismiss(self._spare, now=True)
             self._spare = None
-        await self._clear_slot(asked["slot"])
+        await self._clear_slot(call.asked["slot"])
+
+    def _make_world(self, call: Call, plan: Plan) -> World:
+        asked = call.asked
         world = World(
             self._count(),
             plan,
             asked["shape"],
+            made_for=call.id,
             slot=asked["slot"],
             instance=asked["instance"],
             version=asked.get("version", ""),
@@ -265,11 +279,11 @@ class Crews(Members):
         if world.plan.nodes != self._first_nodes:
             self._board.keep_world(world.number, world.plan)
 
-    async def make_spare(self, call: Call) -> None:
+    def make_spare(self, call: Call) -> None:
         """Have the ranks of the next call forked before it comes, if it is like this one."""
         plan = self.plan.with_nodes(make_world_nodes(self.plan, call.asked["world"]))
         if self._spare is None and not self.missing([node.index for node in plan.nodes]):
-            self._spare = await self._make_world(call, plan)
+            self._spare = self._make_world(call, plan)
 
     def put_back(self, world: World | None) -> None:
         """A world that a call took and did not use waits for the next one."""

@@ -18,8 +18,9 @@ from windlass import names, records
 from windlass.agent.board import Board
 from windlass.agent.failure import make_job_verdict
 from windlass.agent.parcels import forget
-from windlass.agent.warm.calls import Answer, Call, Ledger
+from windlass.agent.warm.calls import Answer, Call
 from windlass.agent.warm.crews import Crews, MustMake, NotReady
+from windlass.agent.warm.ledger import Ledger
 from windlass.agent.warm.worlds import World
 from windlass.errors import WindlassError
 from windlass.plan.plan import Plan
@@ -30,7 +31,6 @@ logger = logging.getLogger(__name__)
 
 _SETTLE_S = 0.3  # how long a verdict waits for a failure that came earlier but is heard of later
 _CLEAR_MARGIN_S = 5.0
-_SMALL_BYTES = 64 << 10
 _ABANDONED_S = 10.0
 
 
@@ -186,27 +186,34 @@ class WarmLead(Crews):
 
     async def _run_call(self, call: Call) -> None:
         try:
-            world = self._world_of(call) or self.find_world(call)
-            if world is None and call.attempt is not None:  # it went with its ranks
-                self._end_call(call, call.stop or call.attempt.make_verdict())
-                return
-            if world is None:
-                world = await self._prepare(call)
-            if world is None or (call.stop is not None and call.attempt is None):
-                self.put_back(world)
-                self._end_call(call, call.stop)
-                return
-            if call.attempt is None:
-                self._dispatch(world, call)
-                if call.file:
-                    await self.send_file(world, self._make_order(world, call), call.file)
-            if not world.slot:
-                await self.make_spare(call)
-            await call.over.wait()
+            await self._start_call(call)
             if not call.is_final:
-                await self._break_off(world, call)
+                call.start_again()
+                await self._start_call(call)
         finally:
             call.stop_timer()
+
+    async def _start_call(self, call: Call) -> None:
+        """Run it on ranks. It has not ended where those that waited for it were gone: none has seen it."""
+        world = self._world_of(call) or self.find_world(call)
+        if world is None and call.attempt is not None:  # it went with its ranks
+            self._end_call(call, call.stop or call.attempt.make_verdict())
+            return
+        if world is None:
+            world = await self._prepare(call)
+        if world is None or (call.stop is not None and call.attempt is None):
+            self.put_back(world)
+            self._end_call(call, call.stop)
+            return
+        if call.attempt is None:
+            self._dispatch(world, call)
+            if call.file:
+                await self.send_file(world, self._make_order(world, call), call.file)
+        if not world.slot:
+            self.make_spare(call)
+        await call.over.wait()
+        if not call.is_final:
+            await self._break_off(world, call)
         await self._tidy(world, call)
 
     def _start_timer(self, call: Call) -> asyncio.TimerHandle | None:
@@ -232,7 +239,7 @@ class WarmLead(Crews):
 
     def _send_back(self, call: Call) -> None:
         """Have the client say it again with what makes its object; one that nobody listens to fails."""
-        if not call.listeners:
+        if not call.listeners or call.asked["detach"]:  # who listens to that one cannot
             why = f"the object of {call.asked['name']} is gone with the processes that held it"
             kind = FailureKind.START_FAILED
             call.stop = make_job_verdict(self.plan, kind, why, at_s=time.time())
@@ -278,6 +285,8 @@ class WarmLead(Crews):
             self._take_log(index, message, body)
         elif kind == "gone":
             self._take_end(message)
+        elif kind == "absent":
+            self._take_absence(index, message["world"])
         elif kind == "report":
             self._board.report(message)
         elif kind == "setting_up" and self._current is not None:
@@ -303,7 +312,7 @@ class WarmLead(Crews):
         has_ended = call.has_returned and call.stop is None
         is_wanted = call.asked["collect"] == "all" or message["rank"] == 0
         if is_wanted or message.get("state") == "raised":
-            self._tell_answer(call, answer, at_once=is_item)
+            call.pass_on(answer, at_once=is_item)
         if has_ended:
             call.tell_unsaid(ends=True)
             self._end_call(call, None, is_told=True)
@@ -319,14 +328,6 @@ class WarmLead(Crews):
         if world is not None:
             self.send(world, {"type": "more", "world": world.number})
 
-    @staticmethod
-    def _tell_answer(call: Call, answer: Answer, *, at_once: bool) -> None:
-        if at_once or answer.file or len(answer.body) > _SMALL_BYTES:
-            for listener in call.listeners:
-                call.tell_answer(listener, answer)
-        else:
-            call.unsaid.append(answer)
-
     def _take_log(self, index: int, message: dict[str, Any], body: bytes) -> None:
         call = self._current
         if call is not None and (message["call"] == call.id or not message["call"]):
@@ -336,23 +337,26 @@ class WarmLead(Crews):
 
     def _take_end(self, message: dict[str, Any]) -> None:
         """A rank's process ended before it answered, or while it was kept."""
-        world = self.worlds.get(message["world"])
-        if world is not None:
-            world.is_alive = False
-        outcome = records.read(Outcome, message["outcome"])
+        self.lose_rank(message["world"])
+        if self._current is not None:
+            outcome = records.read(Outcome, message["outcome"])
+            given, answered = message["given"], message["answered"]
+            self._current.lose_rank(outcome, given=given, answered=answered)
+
+    def _take_absence(self, index: int, number: int) -> None:
+        """A node was given a call for ranks that it does not have."""
+        self.lose_rank(number)
         call = self._current
-        if call is not None and call.id == message["call"]:
-            call.add(outcome)
+        if call is not None and call.attempt is not None and call.attempt.number == number:
+            call.lose_node(index, "its ranks were gone before the call came")
 
     def lose(self, index: int, why: str = "") -> None:
         """A node is gone, and with it its ranks of every world."""
         if not self.is_here(index):
             return
         super().lose(index, why)
-        call = self._current
-        if call is not None and call.attempt is not None and call.attempt.takes_part(index):
-            for outcome in list(call.attempt.lose_node(index, why)):
-                call.add(outcome)
+        if self._current is not None:
+            self._current.lose_node(index, why)
 
     # -- the end of a call ---------------------------------------------------------------------
 
@@ -369,6 +373,8 @@ class WarmLead(Crews):
             self.dismiss(world, now=must_hurry, signum=call.stop_signal)
             if not attempt.is_done:
                 await self._changed.until(lambda: attempt.is_done, timeout_s=_SETTLE_S)
+        if call.may_start_again(world):
+            return
         verdict = attempt.make_verdict()
         if call.stop is not None and (verdict is None or verdict.at_s > call.stop.at_s):
             verdict = call.stop

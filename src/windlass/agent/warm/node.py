@@ -85,10 +85,7 @@ class WarmNode:
         """An order of the lead."""
         kind = header["type"]
         if kind in ("call", "make", "more"):
-            crew = self._crews.get(header["world"])
-            if crew is not None:
-                crew.send(header, body)
-                crew.file = header["file"] if header.get("is_ours") else ""
+            self._give(header, body)
         elif kind == "muster":
             self._muster(header)
         elif kind == "dismiss":
@@ -102,6 +99,20 @@ class WarmNode:
             self._sync(header, body)
         elif kind == "setup":
             self._start(self._set_up(header))
+
+    def _give(self, header: dict[str, Any], body: bytes) -> None:
+        """Hand something to the ranks of a world; a call for ranks that are gone is answered for them."""
+        crew = self._crews.get(header["world"])
+        file = header["file"] if header.get("is_ours") else ""
+        is_call = header["type"] == "call"
+        if crew is None:
+            parcels.forget(file)
+            if is_call:
+                self._tell({"type": "absent", "world": header["world"]})
+            return
+        crew.send(header, body)
+        if is_call:
+            crew.file = file
 
     # -- worlds --------------------------------------------------------------------------------
 

@@ -53,6 +53,7 @@ class World:
     number: int
     plan: Plan  # on the nodes and ranks that take part
     shape: str  # worlds of one shape can stand in for each other
+    made_for: str = ""  # the call during which it was made
     slot: str = ""  # where it is kept; empty: for one call only
     instance: str = ""  # which object lives in it
     version: str = ""  # of the project, when it was last called

@@ -1,0 +1,72 @@
+"""The ledger of calls: those that ran lately stay, so that a client which went away can ask again.
+
+Of older ones it keeps that they were, so that no client is ever told that a call which ran was not heard of.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from windlass.agent.link import Link
+from windlass.agent.parcels import forget
+from windlass.agent.warm.calls import Call
+
+KEPT_CALLS = 200
+KEPT_BYTES = 256 << 20
+
+
+class Ledger:
+    """Calls by id, newest last."""
+
+    def __init__(self) -> None:
+        self._calls: OrderedDict[str, Call] = OrderedDict()
+        self._held = 0
+        self.num_calls = 0
+
+    def __getitem__(self, call_id: str) -> Call:
+        return self._calls[call_id]
+
+    def forget(self, call: Call) -> None:
+        """As if it had never come."""
+        self._calls.pop(call.id, None)
+
+    def get(self, call_id: str) -> Call | None:
+        return self._calls.get(call_id)
+
+    def __contains__(self, call_id: object) -> bool:
+        return call_id in self._calls
+
+    def add(self, call: Call) -> None:
+        self._calls[call.id] = call
+        self.num_calls += 1
+
+    def drop_listener(self, link: Link) -> list[Call]:
+        """Forget a client that is gone; the calls that it listened to."""
+        heard = [c for c in self._calls.values() if any(one.link is link for one in c.listeners)]
+        for call in heard:
+            call.listeners = [other for other in call.listeners if other.link is not link]
+        return heard
+
+    def recent(self) -> list[Call]:
+        return list(self._calls.values())
+
+    def count_ahead(self, call: Call) -> int:
+        """How many calls that came before it have not ended."""
+        calls = self.recent()
+        return sum(not other.is_final for other in calls[: calls.index(call)])
+
+    def settle(self, call: Call) -> None:
+        """A call has ended: its answers count, and the oldest ones go; the newest stays, however large."""
+        self._held += sum(answer.num_bytes for answer in call.answers.values())
+        while len(self._calls) > KEPT_CALLS or (self._held > KEPT_BYTES and len(self._calls) > 1):
+            oldest = next(iter(self._calls.values()))
+            if not oldest.is_final or oldest is call:
+                return
+            self._forget(oldest)
+
+    def _forget(self, call: Call) -> None:
+        del self._calls[call.id]
+        for answer in call.answers.values():
+            self._held -= answer.num_bytes
+        for path in (*(a.file for a in (*call.answers.values(), *call.items)), *call.unread):
+            forget(path)

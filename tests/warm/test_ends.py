@@ -1,0 +1,136 @@
+"""Every call ends: also one whose ranks were gone, or about to be, when it was made."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+import warm_tasks as tasks
+from waits import wait_for
+
+import windlass as kt
+
+LIMIT_S = 60  # a call that meets it has hung
+TIMES = 5
+
+
+def make_counter(compute, workers=2):
+    return kt.cls(tasks.Counter).to(compute).distribute("spmd", workers=workers)
+
+
+def expect_end(call, rank):
+    """It says which rank was killed, or runs on new ones; never anything else."""
+    try:
+        return call(timeout=LIMIT_S)
+    except kt.RankFailed as error:
+        said = error.message
+    assert re.search(f"rank {rank} on .* was killed by SIGKILL", said)
+    return None
+
+
+@contextlib.contextmanager
+def paused(agent):
+    """What comes to an agent meanwhile is there at once when it goes on."""
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(agent, signal.SIGCONT)
+
+
+def is_dead(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("rank", [1, 0])
+def test_a_call_to_an_object_whose_rank_was_killed_right_before(warm, rank):
+    counter = make_counter(warm)
+    kill = kt.fn(tasks.kill, ranks=[rank]).to(warm).distribute("spmd", workers=2)
+    for _ in range(TIMES):
+        assert counter.add() == [1, 1]
+        kill(counter.whoami()[rank]["pid"])
+        if expect_end(counter.add, rank) is not None:
+            assert counter.add() == [2, 2]
+            counter = make_counter(warm)
+
+
+@pytest.mark.local_only
+@pytest.mark.parametrize("rank", [1, 0])
+def test_a_call_to_an_object_whose_rank_is_killed_from_here(warm, rank):
+    counter = make_counter(warm)
+    for _ in range(TIMES):
+        os.kill(counter.whoami()[rank]["pid"], signal.SIGKILL)
+        expect_end(counter.add, rank)
+
+
+@pytest.mark.local_only
+@pytest.mark.parametrize("late", [1, 0])
+def test_a_call_that_crosses_the_news_of_a_rank_s_end(warm, late):
+    """The agent of the rank's node, or the lead, finds both when it goes on."""
+    counter = make_counter(warm)
+    for _ in range(TIMES):
+        ranks = counter.whoami()
+        pid = ranks[1]["pid"]
+        with paused(ranks[late]["agent"][1]):
+            os.kill(pid, signal.SIGKILL)
+            wait_for(lambda pid=pid: is_dead(pid), "the rank is dead")
+            if late == 1:  # the lead takes the call, and its node hears of it later
+                job = counter.add.submit()
+        if late == 1:
+            error = job.exception(timeout_s=LIMIT_S)
+            assert isinstance(error, kt.RankFailed)
+            assert "rank 1 on" in str(error)
+        else:
+            expect_end(counter.add, 1)
+
+
+@pytest.mark.local_only
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_object_of_which_nothing_is_left_is_made_anew(warm, workers):
+    """No rank has seen the call, so that it runs on new ones."""
+    counter = kt.cls(tasks.Counter, name="anew").to(warm).distribute("spmd", workers=workers)
+    for _ in range(TIMES):
+        assert counter.add(timeout=LIMIT_S)[0] == 1
+        for each in counter.whoami():
+            os.kill(each["pid"], signal.SIGKILL)
+            wait_for(lambda pid=each["pid"]: is_dead(pid), "the rank is dead")
+
+
+def test_a_call_whose_ranks_were_forked_ahead_and_killed(make):
+    """Those that wait for the next call die: it says so, or runs on others."""
+    compute = make()
+    kill = kt.fn(tasks.kill_waiting).to(compute).distribute("spmd", workers=2)
+    last = 1
+    for rank in (1, 0) * TIMES:
+        found = expect_end(functools.partial(kill, rank), last)
+        assert found is None or sum(found) == 1
+        last = rank
+
+
+@pytest.mark.local_only
+def test_a_call_whose_only_rank_was_forked_ahead_and_killed_runs_on_another(make):
+    compute = make()
+    find = kt.fn(tasks.find_waiting).to(compute).distribute("spmd", workers=1)
+    for _ in range(TIMES):
+        (waiting,) = find(timeout=LIMIT_S)
+        assert len(waiting) == 1
+        os.kill(waiting[0], signal.SIGKILL)
+
+
+@pytest.mark.local_only
+@pytest.mark.parametrize("index", [1, 0])
+def test_a_call_after_the_fork_server_of_a_node_was_killed(warm, index):
+    counter = make_counter(warm)
+    for _ in range(TIMES):
+        server = expect_end(counter.server, index)
+        if server is not None:
+            os.kill(server[index], signal.SIGKILL)
+        expect_end(counter.add, index)
