@@ -74,7 +74,7 @@ class Desk:
         elif kind == "profile":
             visitor.profiles[header["key"]] = self._read_profile(header["profile"])
         elif kind == "attend":
-            self._attend(link, header["id"])
+            self._attend(link, header["id"], since=int(header.get("since", 0)))
         elif kind == "end_call":
             if header["id"] in self._lead.ledger:
                 why = str(header.get("why") or "cancelled by a client")
@@ -149,6 +149,9 @@ class Desk:
         if call_id in self._lead.ledger:  # said twice, over a line that broke
             self._attend(link, call_id)
             return
+        if self._lead.ledger.has_forgotten(call_id):
+            link.send({"type": "forgotten", "id": call_id})
+            return
         if self._lead.stopped is not None:  # it is for the nodes that come after these
             link.send({"type": "leaving", "id": call_id})
             return
@@ -201,11 +204,12 @@ class Desk:
             "paths": [place(path) for path in project["paths"]],
         }
 
-    def _attend(self, link: Link, call_id: str) -> None:
-        if call_id not in self._lead.ledger:
-            link.send({"type": "unknown", "id": call_id})
+    def _attend(self, link: Link, call_id: str, *, since: int = 0) -> None:
+        call = self._lead.ledger.get(call_id)
+        if call is None:
+            self._deny(link, call_id, since)
             return
-        call = self._lead.ledger[call_id]
+        link.send({"type": "accepted", "id": call_id})
         listener = self._make_listener(link)
         items = [item for item in call.items if not item.file or os.path.exists(item.file)]
         for answer in (*items, *(call.answers[rank] for rank in sorted(call.answers))):
@@ -215,10 +219,15 @@ class Desk:
         else:
             call.listeners.append(listener)
 
+    def _deny(self, link: Link, call_id: str, since: int) -> None:
+        """Say that a call is not known any more; only where that is certain, that it never was."""
+        was_here = self._lead.ledger.has_forgotten(call_id, since=since)
+        link.send({"type": "forgotten" if was_here else "unknown", "id": call_id})
+
     def _tell_of_call(self, link: Link, kind: str, header: Header) -> None:
         call = self._lead.ledger.get(header["id"])
         if call is None:
-            link.send({"type": "unknown", "id": header["id"]})
+            self._deny(link, header["id"], since=0)
         elif kind == "call_status":
             ahead = self._lead.ledger.count_ahead(call)
             status = records.to_json(make_call_status(call, self._lead.plan, ahead))

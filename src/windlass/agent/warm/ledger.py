@@ -13,6 +13,7 @@ from windlass.agent.warm.calls import Call
 
 KEPT_CALLS = 200
 KEPT_BYTES = 256 << 20
+KEPT_IDS = 50_000  # at least, and twice as many at most: a few MB
 
 
 class Ledger:
@@ -22,6 +23,11 @@ class Ledger:
         self._calls: OrderedDict[str, Call] = OrderedDict()
         self._held = 0
         self.num_calls = 0
+        # hashes of the ids of calls that are not kept any more: the last ones, and those before them
+        self._past: set[int] = set()
+        self._older: set[int] = set()
+        self._older_until = 0  # no call in `_older` came later than as the so-manieth
+        self._lost_until = 0  # nor one of which there is no trace
 
     def __getitem__(self, call_id: str) -> Call:
         return self._calls[call_id]
@@ -32,6 +38,16 @@ class Ledger:
 
     def get(self, call_id: str) -> Call | None:
         return self._calls.get(call_id)
+
+    def has_forgotten(self, call_id: str, *, since: int | None = None) -> bool:
+        """Whether a call was here that is not kept any more.
+
+        `since` so many calls were taken before it could come: where traces of later ones are lost, it is
+        taken to have been here. To say that it was not would make it run twice.
+        """
+        mark = hash(call_id)
+        is_vague = since is not None and since < self._lost_until
+        return mark in self._past or mark in self._older or is_vague
 
     def __contains__(self, call_id: object) -> bool:
         return call_id in self._calls
@@ -66,7 +82,14 @@ class Ledger:
 
     def _forget(self, call: Call) -> None:
         del self._calls[call.id]
+        self._remember(call.id)
         for answer in call.answers.values():
             self._held -= answer.num_bytes
         for path in (*(a.file for a in (*call.answers.values(), *call.items)), *call.unread):
             forget(path)
+
+    def _remember(self, call_id: str) -> None:
+        self._past.add(hash(call_id))
+        if len(self._past) >= KEPT_IDS:
+            self._older, self._past = self._past, set()
+            self._lost_until, self._older_until = self._older_until, self.num_calls

@@ -1,7 +1,8 @@
 """One call, from the client's side: said, followed to its end, and taken up again when a line breaks.
 
 A call has an id from before it is said. A line that breaks is replaced and the call attended to; one that its
-lead never heard of is said again, but never to another lead than the one it was said to: it might run twice.
+lead never heard of is said again, but never to another lead than the one it was said to, nor to one that has
+forgotten it: it might run twice.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from windlass.agent.parcels import Segment, forget
 from windlass.client.values import load_error, make_failure
 from windlass.client.warm.talk import LineBroke, Talk
 from windlass.client.warm.where import say
-from windlass.errors import NodeLost, ProtocolError, RemoteError, WaitTimeout
+from windlass.errors import JobNotFound, NodeLost, ProtocolError, RemoteError, WaitTimeout
 from windlass.wire.messages import Frame, Header
 from windlass.wire.results import ErrorInfo, ResultHeader
 from windlass.wire.status import Verdict
 
 _LOOK_S = 2.0
+KEEPS = "a compute keeps its last 200 calls, and 256 MiB of their results, while its node 0 lives"
 
 
 class Home(Protocol):
@@ -120,7 +122,9 @@ class Calling:
         self._on_log = on_log
         self._talk: Talk | None = None
         self._lead = ""
+        self._since = 0  # so many calls that lead had taken before it can have taken this one
         self._file = ""
+        self._has_attended = False
         self._parcels: dict[str, bytearray] = {}
         self.reply = Reply()
 
@@ -139,10 +143,14 @@ class Calling:
 
     def attend(self, *, timeout_s: float | None = None) -> None:
         """Take up one that was asked for before, perhaps by another process."""
-        self._take_talk(timeout_s).send({"type": "attend", "id": self._request.id})
+        talk = self._take_talk(timeout_s)
+        self._since = 0
+        talk.send({"type": "attend", "id": self._request.id})
 
     def _take_talk(self, timeout_s: float | None) -> Talk:
         talk = self._home.take_talk(timeout_s)
+        if self._lead != talk.lead:
+            self._since = talk.num_calls
         self._talk, self._lead = talk, talk.lead
         return talk
 
@@ -184,8 +192,10 @@ class Calling:
                 self._lead = ""
             elif frame.type == "unknown":
                 self._check_lead()
-            elif frame.type in ("accepted", "result", "results", "done"):
-                self.let_go()
+            elif frame.type in ("accepted", "forgotten", "result", "results", "done"):
+                self.let_go(
+                    is_broken=self._has_attended
+                )  # where its lead would go on telling of it
                 return
 
     # -- following -----------------------------------------------------------------------------
@@ -241,6 +251,8 @@ class Calling:
                 self._lead = ""
             elif kind == "unknown":
                 self._check_lead()
+            elif kind == "forgotten":
+                raise self._forgotten()
             elif kind == "done":
                 self._end(frame)
                 return
@@ -271,7 +283,8 @@ class Calling:
         if before and self._lead != before:
             raise self._lost()
         self._parcels.clear()
-        talk.send({"type": "attend", "id": self._request.id})
+        self._has_attended = True
+        talk.send({"type": "attend", "id": self._request.id, "since": self._since})
 
     def _check_lead(self) -> None:
         """The lead that answers never heard of it: it was not said whole."""
@@ -283,6 +296,14 @@ class Calling:
         return NodeLost(
             f"node 0 was lost during the call {self._request.id}, and with it the call",
             hint="call again: another node 0 is there, or on its way",
+        )
+
+    def _forgotten(self) -> JobNotFound:
+        forget(self._file)
+        self.let_go()
+        return JobNotFound(
+            f"the call {self._request.id} was taken, and how it ended is not known any more",
+            hint=f"it may have run, and is not repeated; {KEEPS}",
         )
 
     def _say_again(self, frame: Frame) -> None:

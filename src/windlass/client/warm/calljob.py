@@ -13,7 +13,7 @@ from typing import Any
 from windlass import records
 from windlass.agent.rank_outcome import describe
 from windlass.client.job import Job
-from windlass.client.warm.calling import Calling, Reply, Request, of_call
+from windlass.client.warm.calling import KEEPS, Calling, Reply, Request, of_call
 from windlass.client.warm.calllogs import CallLogs
 from windlass.client.warm.nodes import LiveNodes
 from windlass.engines.protocol import JobRef
@@ -38,11 +38,10 @@ class CallJob(Job):
 
     def _ask(self, kind: str, **fields: Any) -> dict[str, Any]:
         frame = self._nodes.ask({"type": kind, "id": self.id, **fields}, timeout_s=30.0)
+        if frame.type == "forgotten":
+            raise JobNotFound(f"the call {self.id} is not known any more", hint=KEEPS)
         if frame.type == "unknown":
-            raise JobNotFound(
-                f"the call {self.id} is not known any more",
-                hint="a compute keeps its last 200 calls, while its node 0 lives",
-            )
+            raise JobNotFound(f"node 0 never heard of the call {self.id}", hint=KEEPS)
         return {**frame.header, "body": frame.body}
 
     def status(self) -> JobStatus:

@@ -43,6 +43,7 @@ class Talk:
         self._come: deque[Frame] = deque()
         self.used_s = time.monotonic()
         self.lead = ""  # which lead is at its end, once it was asked
+        self.num_calls = 0  # that this lead had taken by then, at least
         self.profiles: set[str] = set()  # of calls, that were said over it
         try:
             self.send(make_hello(role="client", job_id=job_id))
@@ -134,7 +135,9 @@ class Talk:
             if time.monotonic() - self.used_s < _FRESH_S:
                 return not self._has_come() or self._drain()
             self._drain()
-            return self.ask({"type": "info"}, timeout_s=_PING_S).type == "info"
+            frame = self.ask({"type": "info"}, timeout_s=_PING_S)
+            self.num_calls = int(frame.header.get("num_calls", self.num_calls))
+            return frame.type == "info"
         except (OSError, ProtocolError):
             return False
 
@@ -154,7 +157,7 @@ class Talk:
 def ask_info(talk: Talk) -> dict[str, Any]:
     """What the lead says of its compute, and of itself."""
     info = dict(talk.ask({"type": "info"}).header)
-    talk.lead = str(info["born"])
+    talk.lead, talk.num_calls = str(info["born"]), int(info["num_calls"])
     return info
 
 
