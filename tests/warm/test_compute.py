@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+from pathlib import Path
 
 import pytest
 import warm_tasks as tasks
 from waits import wait_for
+from warm_ground import PROJECT
 
 import windlass as kt
 
@@ -116,9 +120,37 @@ def test_another_python_replaces_the_nodes(on, make, capfd, tmp_path):
     again = make(name=compute.name, python=make_python(tmp_path / "venv"))
     capfd.readouterr()
     assert kt.fn(tasks.find_agent).to(again)() != agent
-    assert "its nodes are replaced, since they cannot change in place: python" in (
-        capfd.readouterr().err
+    err = capfd.readouterr().err
+    assert "its nodes are replaced, since they cannot change in place: python: /" in err
+    assert "none" not in err
+
+
+@pytest.mark.local_only("in pods an image has its own Python")
+def test_one_python_under_another_name_uses_the_nodes(make, tmp_path):
+    """As a script's first line and the one who types `python` spell it."""
+    from wheels import make_python
+
+    first = Path(make_python(tmp_path / "venv"))
+    compute = make()
+    code = (
+        "import warm_tasks as tasks, windlass as kt, sys\n"
+        f"compute = kt.Compute(name={compute.name!r}, inactivity_ttl=240)\n"
+        "print(kt.fn(tasks.find_agent).to(compute)()[1:])\n"
     )
+    env = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    said = [
+        subprocess.run(
+            [first.with_name(name), "-c", code],
+            cwd=PROJECT,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        for name in ("python", "python3", "python")
+    ]
+    assert len({one.stdout for one in said}) == 1
+    assert not [one.stderr for one in said if "replaced" in one.stderr]
 
 
 def test_nodes_at_work_are_not_replaced(on, make, shared, tmp_path):

@@ -7,7 +7,7 @@ runs it is `agent.rank`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 
@@ -69,6 +69,9 @@ class Calls:
 
     kind: ClassVar[str] = "calls"
     fixed: str = ""  # digest of what cannot change while the nodes live
+    about: Mapping[str, str] = field(
+        default_factory=dict
+    )  # what of that is nowhere else in the plan
     ttl_s: float | None = None  # how long they stay when nothing is called
     steps: tuple[Mapping[str, Any], ...] = ()  # of the image, run once on each node
 

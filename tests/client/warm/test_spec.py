@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import pytest
 
 from windlass.client.warm.image import images
@@ -36,6 +39,43 @@ def test_what_can_change_in_place_does_not_make_other_nodes():
     one = decide({"env": {"A": "1"}, "inactivity_ttl": 5, "image": images.python("3.12")})
     other = decide({"env": {}, "inactivity_ttl": "9m", "image": images.python("3.12").run("true")})
     assert one.digest == other.digest
+
+
+def make_interpreters(folder):
+    """As a virtual environment has them: links to one file, or to each other."""
+    folder.mkdir(parents=True)
+    (folder / "python").symlink_to(os.path.realpath(sys.executable))
+    for name in ("python3", "python3.99"):
+        (folder / name).symlink_to("python")
+    return [str(folder / name) for name in ("python", "python3", "python3.99")]
+
+
+def test_one_interpreter_under_several_names_does_not_make_other_nodes(monkeypatch, tmp_path):
+    """Whoever runs the client with it, and whoever names it."""
+    paths = make_interpreters(tmp_path / "venv" / "bin")
+    (tmp_path / "link").symlink_to("venv")
+    paths.append(str(tmp_path / "link" / "bin" / "python"))
+    digests = {decide({"python": path}).digest for path in paths}
+    for path in paths:
+        monkeypatch.setattr("sys.executable", path)
+        digests.add(decide({}).digest)
+    monkeypatch.setenv("PATH", str(tmp_path / "venv" / "bin"))
+    digests.add(decide({"python": "python3"}).digest)
+    assert len(digests) == 1
+
+
+def test_interpreters_of_two_environments_make_other_nodes(monkeypatch, tmp_path):
+    """Also where both are links to one file: their packages differ."""
+    one, other = (make_interpreters(tmp_path / name / "bin")[0] for name in ("one", "other"))
+    monkeypatch.setattr("sys.executable", one)
+    there = decide({}).make_plan("nodes", 1, ()).work
+    monkeypatch.setattr("sys.executable", other)
+    wanted = decide({})
+    assert there.fixed != wanted.digest
+    text = describe_change(there.about, wanted.fixed)
+    assert text.startswith("python: /")
+    assert ["/one/bin/" in text, "/other/bin/" in text.partition(" -> ")[2]] == [True, True]
+    assert ";" not in text
 
 
 def test_a_change_is_described():

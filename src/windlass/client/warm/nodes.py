@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from windlass import names
 from windlass.agent.parcels import remove_spills
 from windlass.client.ids import is_made_from
 from windlass.client.warm.computes import end_job, find_computes
@@ -133,7 +132,7 @@ class LiveNodes:
         """Nodes that are not what is wanted any more make room, unless they are at work."""
         there = {} if plan.pod is None else dict(plan.pod)
         there.pop("ttl_s", None)
-        there |= {"python": plan.python, "start": plan.start, "windlass": names.VERSION}
+        there |= plan.work.about if isinstance(plan.work, Calls) else {}
         change = describe_change(there, self.wanted.fixed)
         if self._is_at_work(ref):
             raise SpecError(

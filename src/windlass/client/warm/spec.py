@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -64,9 +65,14 @@ class Wanted:
         """What cannot change while the nodes live."""
         pod = {} if self.pod is None else dict(records.to_json(self.pod))
         pod.pop("ttl_s", None)
-        python = self.settings.python or ("" if self.has_pods else sys.executable)
-        about = {"python": python, "start": self.settings.start, "windlass": names.VERSION}
-        return {**pod, **about}
+        return {**pod, **self.about}
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What of that no pod shows."""
+        settings = self.settings
+        python = settings.python if self.has_pods else name_interpreter(settings.python)
+        return {"python": python, "start": settings.start, "windlass": names.VERSION}
 
     @property
     def digest(self) -> str:
@@ -82,7 +88,7 @@ class Wanted:
         return found | dict.fromkeys(key for key in there if key not in kept)
 
     def make_plan(self, name: str, num_nodes: int, preload: tuple[str, ...]) -> Plan:
-        work = Calls(fixed=self.digest, ttl_s=self.ttl_s, steps=self.steps)
+        work = Calls(fixed=self.digest, about=self.about, ttl_s=self.ttl_s, steps=self.steps)
         settings = self.settings
         spec = JobSpec(
             work=work,
@@ -224,4 +230,13 @@ def describe_change(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
 
 def _short(value: Any) -> str:
     text = "none" if value in (None, "", [], {}) else str(value)
-    return text if len(text) < 60 else f"{text[:57]}..."
+    return text if len(text) < 90 else f"{text[:40]}...{text[-40:]}"
+
+
+def name_interpreter(wanted: str) -> str:
+    """One name for an interpreter of this machine: python and python3 of a folder are often the same.
+
+    Its folder counts, since that says which packages it sees: most virtual environments share one file.
+    """
+    path = Path(shutil.which(os.path.expanduser(wanted)) or wanted or sys.executable)
+    return str(path.absolute().parent.resolve() / path.resolve().name)
