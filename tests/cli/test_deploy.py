@@ -97,6 +97,50 @@ def test_a_decorated_function_is_called_from_anywhere_by_its_name(local, project
     assert run_python(tmp_path / "elsewhere.py") == "['good day from 0', 'good day from 1']"
 
 
+SPREAD = """
+import os
+import windlass as kt
+
+@kt.compute(name="spread-nodes", inactivity_ttl="5m", engine="local", {each}=2)
+@kt.distribute(framework="spmd", workers=2)
+def place():
+    return [int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")]
+
+@kt.compute(name="spread-nodes", inactivity_ttl="5m", engine="local", {each}=2)
+@kt.distribute(framework="spmd", workers=2)
+class Place:
+    def find(self):
+        return place.local()
+
+if __name__ == "__main__":
+    print(place())
+"""
+WAYS = """
+import windlass as kt
+place, kept = kt.get("place"), kt.get("Place")
+print(place(), place.submit().results(), place.options(collect="all")(), kept.find())
+print(place.distribute("spmd", workers=1)(), place.distribute("spmd", workers=1, procs=3)())
+kt.Compute(name="spread-nodes").teardown()
+"""
+
+
+@pytest.mark.parametrize("each", ["gpus", "procs"])
+def test_ranks_per_node_are_those_that_were_deployed(local, project, tmp_path, monkeypatch, each):
+    """By whatever way it is called, and whatever the settings of the caller are."""
+    (project / "my_script.py").write_text(SPREAD.format(each=each))
+    done = local("deploy", "my_script.py")
+    assert done.code == 0, done.err
+    monkeypatch.setenv("WINDLASS_PROCS", "5")
+    four = [[0, 0, 4], [1, 1, 4], [2, 0, 4], [3, 1, 4]]
+    assert run_python(project / "my_script.py") == str(four)
+    rows = json.loads(local("call", "--json", "place").out)
+    assert [row["value"] for row in rows] == four
+    (tmp_path / "elsewhere.py").write_text(WAYS)
+    first, then = run_python(tmp_path / "elsewhere.py").splitlines()
+    assert first == " ".join([str(four)] * 4)
+    assert then == f"{[[0, 0, 2], [1, 1, 2]]} {[[0, 0, 3], [1, 1, 3], [2, 2, 3]]}"
+
+
 def run_python(path):
     """What a script prints, run as a user would from its folder."""
     command = [sys.executable, path.name]

@@ -124,6 +124,7 @@ class Remote:
         self._compute: Compute | None = None
         self._spread: Spread | None = None
         self._requests: Requests | None = None
+        self._deployed: Mapping[str, Any] | None = None  # what it was described as, elsewhere
 
     def __repr__(self) -> str:
         where = self._compute.name if self._compute else "nowhere yet"
@@ -144,6 +145,7 @@ class Remote:
         return {
             "compute": self.compute.name,
             "is_class": self._work.is_class,
+            "is_command": self._work.is_command,
             "instance": self._work.instance,
             "spread": None if spread is None else dataclasses.asdict(spread),
             "options": {"collect": options.collect, "keep": options.keep},
@@ -157,15 +159,14 @@ class Remote:
             target=target,
             name=name,
             is_class=found["is_class"],
+            is_command=found.get("is_command", False),
             instance=found["instance"],
             early=found.get("early", ""),
         )
         remote = cls(work, Options(**found["options"]))
         remote._compute = compute
         remote._spread = None if found["spread"] is None else Spread(**found["spread"])
-        remote._requests = Requests(
-            work, compute, remote._nodes(), remote._spread, placed=found["place"]
-        )
+        remote._deployed = found
         return remote
 
     @property
@@ -188,7 +189,7 @@ class Remote:
         compute.nodes(self._work.label).bring_up(
             spread.workers if spread else 1, self._work.preload
         )
-        return self._with(compute=compute, spread=spread)
+        return self._with(compute=compute, spread=spread, deployed=None)
 
     def distribute(
         self,
@@ -338,7 +339,9 @@ class Remote:
 
     def _make_requests(self) -> Requests:
         if self._requests is None:
-            self._requests = Requests(self._work, self.compute, self._nodes(), self._spread)
+            self._requests = Requests(
+                self._work, self.compute, self._nodes(), self._spread, deployed=self._deployed
+            )
         return self._requests
 
     def _split(self, method: str, kwargs: dict[str, Any]) -> tuple[Options, dict[str, Any]]:

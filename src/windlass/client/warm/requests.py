@@ -155,29 +155,30 @@ class Requests:
         nodes: LiveNodes,
         spread: Spread | None,
         *,
-        placed: Mapping[str, Any] | None = None,
+        deployed: Mapping[str, Any] | None = None,
     ) -> None:
+        self._nodes = nodes
+        self._deployed = deployed  # what `describe` said where it was deployed
         self._spread = spread or Spread(framework="pytorch", workers=1)
         self._command_env: dict[str, str] = {}
         if work.is_command:
-            per_node = self._spread.procs or nodes.wanted.procs
+            per_node = self._spread.procs or self._node_procs
             work = _fit_command(work, self._spread.workers, per_node)
             variables = (names.NPROC_PER_NODE, names.PET_NPROC_PER_NODE)
             self._command_env = dict.fromkeys(variables, str(per_node))
         self._work = work
-        self._nodes = nodes
         self._working_dir = str(compute.keywords.get("working_dir") or "")
         self._cwd = current_folder()
         self._project: Project | PlacedProject
-        if placed is not None:
-            self._project = PlacedProject(placed)
+        if deployed is not None:
+            self._project = PlacedProject(deployed["place"])
         else:
             root = find_project(work.source, self._cwd, str(compute.keywords.get("root") or ""))
             self._project = project_at(root, travels=nodes.is_remote)
         if work.is_command or self._spread.framework == "command" or spread is None:
             procs = 1
         else:
-            procs = spread.procs or nodes.wanted.procs
+            procs = spread.procs or self._node_procs
         self.procs = procs
         self.num_ranks = self._spread.workers * procs
         self._constructor: list[parcels.Segment] | None = None
@@ -192,10 +193,16 @@ class Requests:
             _told.add(work.early)
             say(f"{work.name} gets interpreters of its own, without torch: {work.early}")
 
+    @property
+    def _node_procs(self) -> int:
+        """Ranks per node unless it is said: as its nodes were made, whatever the settings are here."""
+        return int((self._deployed or {}).get("procs") or self._nodes.wanted.procs)
+
     def describe(self) -> dict[str, Any]:
         """Where its code is, for calls from elsewhere; it is brought there by the next call from here."""
         self._project.refresh()
         return {
+            "procs": self._node_procs,
             "place": self._project.about(self._cwd, self._working_dir),
             "preload": list(self._preload),
             "early": self._work.early,
@@ -353,7 +360,8 @@ class Requests:
     def _choose_preload(self) -> tuple[str, ...]:
         if self._spread.framework != "pytorch" or self._work.is_command or self._work.early:
             return ()
-        return TORCH
+        deployed = (self._deployed or {}).get("preload")
+        return tuple(deployed) if deployed else TORCH
 
 
 def _as_defined_now(target: Any) -> Any:
