@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
+import collections
+import dataclasses
 import functools
 import io
 import pickle
@@ -13,11 +16,38 @@ import threading
 import pytest
 import torch
 
-from windlass.agent import values
+from windlass.agent import parcels, values
 from windlass.errors import BundleError
 
 LOCK = threading.Lock()
 FINE = 3
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    thing: object
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    thing: object
+
+
+class Discreet(dict):
+    """It leaves its lock here, and takes what it holds along."""
+
+    def __init__(self, **things):
+        super().__init__(things)
+        self.lock = threading.Lock()
+
+    def __reduce__(self):
+        return type(self), (), None, None, iter(self.items())
+
+
+def nest(value, depth):
+    for _ in range(depth):
+        value = [value]
+    return value
 
 
 class Box:
@@ -57,6 +87,12 @@ def test_what_travels():
         (threading.Lock(), "result", "a lock cannot travel; make it where it is used"),
         ({"k": [1, {"lock": threading.Lock()}]}, "result['k'][1]['lock']", "a lock cannot travel"),
         ([0, (1, threading.RLock())], "result[1][1]", "a lock cannot travel"),
+        (nest(threading.Lock(), 30), "result" + "[0]" * 30, "a lock cannot travel"),
+        ([Slotted(threading.Lock())], "result[0].thing", "a lock cannot travel"),
+        ([Frozen(threading.Lock())], "result[0][0]", "a lock cannot travel"),
+        (collections.deque([1, [threading.Lock()]]), "result[1][0]", "a lock cannot travel"),
+        (Discreet(a=1, b=[threading.Lock()]), "result['b'][0]", "a lock cannot travel"),
+        ({threading.Lock(): 1}, "a key of result", "a lock cannot travel"),
         ((i for i in ()), "result", "a generator cannot travel; return list(...) of it"),
         ({"g": (i for i in ())}, "result['g']", "a generator cannot travel"),
         (Box(inner=Box(lock=threading.Lock())), "result.inner.lock", "a lock cannot travel"),
@@ -143,6 +179,48 @@ def test_a_loop_of_things_that_cannot_travel_ends():
     ring.other = Box(ring=ring, lock=threading.Lock())
     with pytest.raises(BundleError, match=r"result\.other\.lock: a lock"):
         values.dump(ring, name="result")
+
+
+class Demanding(ValueError):
+    def __init__(self, what, *, code):
+        super().__init__(f"{what}!")
+        self.code = code
+
+
+class Translated(UnicodeDecodeError):
+    def __init__(self, why):
+        super().__init__("ascii", b"x", 0, 1, why)
+
+
+class Counted(Exception):
+    def __init__(self, what, count):
+        super().__init__(what)
+        self.count = count
+
+    def __reduce__(self):
+        return type(self), (self.args[0], self.count + 1)
+
+
+@pytest.mark.parametrize("dump", [values.dump, parcels.pack], ids=["result", "parcel"])
+def test_exceptions_are_what_they_were_whatever_their_constructors_want(dump):
+    def again(error):
+        found = dump({"error": error}, name="exception")
+        return pickle.loads(found if isinstance(found, bytes) else found[0])["error"]
+
+    error = again(Demanding("bad", code=3))
+    assert (type(error), error.args, error.code) == (Demanding, ("bad!",), 3)
+    error = again(Translated("as asked"))
+    assert (type(error), error.reason, str(error)) == (
+        *(Translated, "as asked"),
+        "'ascii' codec can't decode byte 0x78 in position 0: as asked",
+    )
+    assert again(SystemExit(7)).code == 7
+    assert again(FileNotFoundError(2, "gone", "f")).filename == "f"
+    assert again(KeyError("k")).args == ("k",)
+    assert again(Counted("own", 1)).count == 2  # it says itself how it travels
+    if sys.version_info >= (3, 11):
+        group = again(builtins.ExceptionGroup("two", [Demanding("a", code=1), OSError(2, "b")]))
+        assert [type(each) for each in group.exceptions] == [Demanding, FileNotFoundError]
 
 
 class Rude:

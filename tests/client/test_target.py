@@ -174,9 +174,17 @@ def test_a_script_that_may_not_be_read(project):
     assert caught.value.hint == "chmod u+r train.py"
 
 
+def train(value, *more):
+    return value, more
+
+
 def test_what_cannot_travel_is_refused_by_name(project):
     with pytest.raises(BundleError, match=r"echo.*a lock cannot travel"):
         read_target(rank_work.echo, (threading.Lock(),), cwd=project)
+    with pytest.raises(BundleError, match=r"^train: value\['state'\]\[1\]: a lock cannot travel"):
+        read_target(train, args=({"state": [1, threading.Lock()]},), cwd=project)
+    with pytest.raises(BundleError, match=r"^train: more\[0\]\['x'\]: a lock cannot travel"):
+        read_target(train, args=(1, {"x": threading.Lock()}), cwd=project)
     with pytest.raises(BundleError, match=r"arguments.*\['x'\]: a lock cannot travel"):
         read_target("train.py::main", kwargs={"x": threading.Lock()}, cwd=project)
 

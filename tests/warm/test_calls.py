@@ -249,6 +249,16 @@ def test_what_cannot_travel_is_named(warm):
     import threading
 
     remote = kt.fn(tasks.echo).to(warm)
-    with pytest.raises(kt.BundleError, match="lock"):
+    with pytest.raises(kt.BundleError, match=r"^echo: args\[0\]: a lock cannot travel"):
         remote(threading.Lock())
     assert remote(1) == ((1,), {})
+    counter = kt.cls(tasks.Counter).to(warm)
+    with pytest.raises(kt.BundleError, match=r"^Counter.add: number\['state'\]\[1\]: a lock"):
+        counter.add({"state": [1, threading.Lock()]})
+
+
+@pytest.mark.parametrize("keep", ["", "process"])
+def test_an_exception_whose_constructor_wants_more_keeps_its_type(warm, keep):
+    with pytest.raises(tasks.Demanding, match="as asked!") as caught:
+        kt.fn(tasks.demand, keep=keep).to(warm)("as asked", 7)
+    assert caught.value.code == 7

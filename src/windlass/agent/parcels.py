@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from windlass.agent.values import cannot_travel
+from windlass.agent.values import cannot_travel, reduce_error
 
 Segment = bytes | bytearray | memoryview
 
@@ -127,17 +127,17 @@ def remove_spills(job_id: str) -> None:
 
 @functools.lru_cache(maxsize=4)
 def _pickler_class(cloudpickle: Any, torch: Any) -> Any:
-    """cloudpickle's pickler; tensors leave their memory aside, and come to the CPU first."""
-    if not hasattr(torch, "Tensor"):
-        return cloudpickle.Pickler
+    """cloudpickle's pickler; tensors leave their memory aside, on the CPU; exceptions travel whole."""
+    tensor = getattr(torch, "Tensor", None)
 
     class TensorPickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
-            if type(obj) is torch.Tensor and obj.layout is torch.strided:
+            reduced = None
+            if tensor is not None and type(obj) is tensor and obj.layout is torch.strided:
                 reduced = _reduce_tensor(torch, obj)
-                if reduced is not None:
-                    return reduced
-            return super().reducer_override(obj)
+            elif isinstance(obj, BaseException):
+                reduced = reduce_error(obj)
+            return super().reducer_override(obj) if reduced is None else reduced
 
     return TensorPickler
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from windlass.errors import BundleError
 
-_MAX_DEPTH = 12
+_MAX_DEPTH = 64
+_HEAP_TYPE = 1 << 9  # of a class that Python code made
 _WHAT = {
     "generator": "a generator cannot travel; return list(...) of it",
     "async_generator": "an async generator cannot travel; collect it into a list",
@@ -59,20 +60,42 @@ def _hint(why: str) -> str:
 
 
 def _pickler_class(cloudpickle: types.ModuleType) -> Any:
-    """cloudpickle's pickler, which also brings CUDA tensors to the CPU."""
+    """cloudpickle's pickler, which also brings CUDA tensors to the CPU, and exceptions whole."""
     torch: Any = sys.modules.get("torch")
-    if not hasattr(torch, "Tensor"):
-        return cloudpickle.Pickler
+    tensor = getattr(torch, "Tensor", ())
 
-    class CpuPickler(cloudpickle.Pickler):  # type: ignore[name-defined,misc]
+    class WholePickler(cloudpickle.Pickler):  # type: ignore[name-defined,misc]
         def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, BaseException) and (reduced := reduce_error(obj)) is not None:
+                return reduced
             # a Parameter pickles as itself around a plain tensor, which comes by here in its turn
-            is_plain = isinstance(obj, torch.Tensor) and not isinstance(obj, torch.nn.Parameter)
+            is_plain = isinstance(obj, tensor) and not isinstance(obj, torch.nn.Parameter)
             if is_plain and obj.device.type not in ("cpu", "meta"):
                 return obj.detach().cpu().requires_grad_(obj.requires_grad).__reduce_ex__(2)
             return super().reducer_override(obj)
 
-    return CpuPickler
+    return WholePickler
+
+
+def reduce_error(error: BaseException) -> Any:
+    """How an exception travels that does not say so itself: as it is, whatever its `__init__` wants."""
+    kind = type(error)
+    is_own = (kind.__reduce__, kind.__reduce_ex__) != (
+        BaseException.__reduce__,
+        object.__reduce_ex__,
+    )
+    if is_own:
+        return None
+    return build_error, (kind, error.args), vars(error) or None
+
+
+def build_error(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """An exception of this class with these arguments; no code of the class is run for it."""
+    built_in = next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE)
+    error: BaseException = built_in.__new__(kind, *args)
+    with contextlib.suppress(Exception):  # what Python keeps beside the arguments, such as a code
+        built_in.__init__(error, *args)  # type: ignore[misc]
+    return error
 
 
 def explain(value: Any, name: str) -> tuple[str, str]:
@@ -104,6 +127,7 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, item in value.items():
             yield f"{path}[{key!r}]", item
+            yield f"a key of {path}", key
     elif isinstance(value, (list, tuple, set, frozenset)):
         for index, item in enumerate(value):
             yield f"{path}[{index}]", item
@@ -119,9 +143,28 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif hasattr(value, "func") and hasattr(value, "keywords"):
         yield from ((f"{path}.func", value.func), (f"{path}.args", value.args))
         yield f"{path}.keywords", value.keywords
-    elif not isinstance(value, type) and hasattr(value, "__dict__"):
-        for attribute, item in vars(value).items():
-            yield f"{path}.{attribute}", item
+    if not isinstance(value, (type, types.FunctionType, types.MethodType)):
+        yield from _reduced_parts(path, value)
+
+
+def _reduced_parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """What pickle makes of an object: its attributes, slots too, and what it holds as a list or a dict."""
+    try:
+        reduced = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+    except Exception:  # noqa: BLE001 - one that refuses is itself the culprit, or its attributes are
+        reduced = (None, (), getattr(value, "__dict__", None))
+    if not isinstance(reduced, tuple):
+        return
+    _, args, state, items, pairs = (*reduced, None, None, None)[:5]
+    states = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+    for attributes in states:
+        if isinstance(attributes, dict):
+            yield from ((f"{path}.{name}", item) for name, item in attributes.items())
+        elif attributes is not None:
+            yield path, attributes
+    yield from ((f"{path}[{index}]", item) for index, item in enumerate(items or ()))
+    yield from ((f"{path}[{key!r}]", item) for key, item in pairs or ())
+    yield from ((path, item) for item in args if not isinstance(item, type))
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

@@ -6,6 +6,7 @@ Reads files, runs nothing.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
@@ -143,12 +144,21 @@ def _dump_call(
     try:
         return values.dump((function, tuple(args), dict(kwargs)), name=name)
     except BundleError:
+        blame_argument(read_signature(function), args, kwargs, name)
         values.dump(function, name=name)
-        for index, value in enumerate(args):
-            values.dump(value, name=f"argument {index} of {name}")
-        for key, value in kwargs.items():
-            values.dump(value, name=f"argument {key!r} of {name}")
         raise
+
+
+def blame_argument(
+    signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+) -> None:
+    """Of a call that cannot travel, raise what is wrong with its arguments, each by its own name."""
+    named: Mapping[str, Any] = {f"argument {i}": value for i, value in enumerate(args)} | {**kwargs}
+    if signature is not None:
+        with contextlib.suppress(TypeError):
+            named = signature.bind_partial(*args, **kwargs).arguments
+    for argument, value in named.items():
+        values.dump(value, name=f"{name}: {argument}")
 
 
 def _choose_for(payload: bytes) -> tuple[str, ...] | None:

@@ -109,6 +109,18 @@ class Wrong(Exception):
         self.number = number
 
 
+class Demanding(Exception):
+    """One that cannot be made from its arguments."""
+
+    def __init__(self, message: str, *, code: int) -> None:
+        super().__init__(f"{message}!")
+        self.code = code
+
+
+def demand(message: str, code: int) -> None:
+    raise Demanding(message, code=code)
+
+
 def fail(rank: int) -> str:
     if int(os.environ["RANK"]) == rank:
         raise Wrong("as asked", 7)

@@ -22,6 +22,7 @@ from windlass.client.ids import make_call_id, make_letters
 from windlass.client.preload import TORCH, choose_preload
 from windlass.client.run import current_folder
 from windlass.client.target import (
+    blame_argument,
     check_bound,
     function_name,
     import_paths,
@@ -36,7 +37,7 @@ from windlass.client.warm.project import PlacedProject, Project, find_project, p
 from windlass.client.warm.spread import Spread
 from windlass.client.warm.values import read_words
 from windlass.client.warm.where import say
-from windlass.errors import SpecError
+from windlass.errors import BundleError, SpecError
 from windlass.spec.launchers import find_launcher
 from windlass.spec.work import Command
 
@@ -304,13 +305,28 @@ class Requests:
         if not args and not kwargs and (bare := self._bare.get(method)) is not None:
             return bare
         value = (args, dict(kwargs)) if method else (target, args, dict(kwargs))
-        segments = parcels.pack(value, name=work.name)
+        segments = self._pack_value(value, method, args, kwargs)
         if not self._is_checked:
             self._check(bytes(segments[0]))
             self._is_checked = True
         if not args and not kwargs and (method or self._is_constant(target, bytes(segments[0]))):
             self._bare[method] = segments
         return segments
+
+    def _pack_value(
+        self, value: Any, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[parcels.Segment]:
+        name = self._work.name
+        try:
+            return parcels.pack(value, name=name)
+        except BundleError:
+            if method:
+                found: Any = getattr(self._work.target, method, None)
+                own = read_signature(found)
+                blame_argument(own, (None, *args), kwargs, f"{name}.{method}")  # None: its self
+            else:
+                blame_argument(self._signature, args, kwargs, name)
+            raise
 
     @staticmethod
     def _is_constant(target: Any, payload: bytes) -> bool:
@@ -331,8 +347,7 @@ class Requests:
     def _make_constructor(self) -> list[parcels.Segment]:
         if self._constructor is None:
             args, kwargs = self._work.init
-            value = (self._work.target, args, kwargs)
-            made = parcels.pack(value, name=self._work.name)
+            made = self._pack_value((self._work.target, args, kwargs), "", args, kwargs)
             num_bytes = sum(map(len, made))
             if num_bytes > names.MAX_BODY_BYTES:
                 raise SpecError(
