@@ -43,9 +43,13 @@ def test_steps_run_once_a_node_and_again_when_they_change(on, make, shared):
 def test_a_step_that_fails_is_the_calls_failure_and_is_tried_again(on, make, shared):
     command = f"python3 -c \"import os, sys; sys.exit(not os.path.exists('{shared.path}/ready'))\""
     remote = kt.fn(tasks.echo).to(make(image=image(on, command)))
-    with pytest.raises(kt.WindlassError) as caught:
+    with pytest.raises(kt.StepFailed) as caught:
         remote()
-    assert command in str(caught.value) or "exit" in str(caught.value)
+    assert f"{command}: exit code 1" in caught.value.message
+    assert caught.value.hint == "run it by hand in the image to see more"
+    job = remote.submit()
+    with pytest.raises(kt.StepFailed):
+        job.result()
     shared.touch("ready")
     assert remote(1) == ((1,), {})
 

@@ -9,11 +9,13 @@ import signal
 from collections import Counter
 from collections.abc import Iterable
 
+from windlass.errors import StepFailed
 from windlass.plan.plan import Plan
 from windlass.wire.results import Outcome
 from windlass.wire.status import FailureKind, Verdict
 
 # What a rank prints when it was a peer that died: a consequence, not a cause.
+_STEP_FAILED = f"{StepFailed.__module__}.{StepFailed.__qualname__}"
 _PEER_LOST = (
     "connection closed by peer",
     "connection reset by peer",
@@ -83,6 +85,8 @@ def _classify(outcome: Outcome) -> FailureKind:
         return FailureKind.KILLED
     if _never_started(outcome):
         return FailureKind.START_FAILED
+    if outcome.error is not None and outcome.error.type == _STEP_FAILED:
+        return FailureKind.STEP_FAILED
     return FailureKind.USER_ERROR
 
 

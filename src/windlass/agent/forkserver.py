@@ -198,7 +198,7 @@ class _ForkServer:
         if plan["cwd"]:
             os.chdir(plan["cwd"])
         if plan["work"]["kind"] == "command":
-            run_prelude(folder.path)
+            run_prelude(folder, rank=request["rank"], attempt=request["attempt"])
             lend_package(folder.path / "lent")
             _execute(plan["work"]["argv"])
         if plan["start"] == "spawn" or not self._is_safe:

@@ -65,6 +65,7 @@ _BY_KIND: dict[FailureKind, type[errors.WindlassError]] = {
     FailureKind.CANCELLED: errors.JobCancelled,
     FailureKind.START_FAILED: errors.EngineError,
     FailureKind.UNKNOWN: errors.EngineError,
+    FailureKind.STEP_FAILED: errors.StepFailed,
 }
 
 

@@ -37,6 +37,7 @@ class FailureKind(str, enum.Enum):
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
     START_FAILED = "start failed"
+    STEP_FAILED = "step failed"  # of an image
     UNKNOWN = "outcome not known"
 
 

@@ -101,6 +101,8 @@ def test_the_steps_of_its_image_come_first(deploy, tmp_path):
     assert failing.wait(100).phase.value == "failed"
     assert any("step 1 of 1" in line for line in lines_of(failing)), lines_of(failing)
     assert "ran" not in lines_of(failing)
+    with pytest.raises(kt.StepFailed, match="step 1 of 1, false: exit code 1"):
+        failing.job.result()
 
 
 def test_volumes_and_secrets_are_there_and_unseen(engine, deploy, tmp_path, monkeypatch, request):

@@ -22,6 +22,7 @@ from windlass.agent.warm.worlds import World, make_world_nodes
 from windlass.bundle.manifest import EMPTY
 from windlass.errors import WindlassError
 from windlass.plan.plan import Plan
+from windlass.wire.status import FailureKind
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +32,20 @@ class MustMake(Exception):
 
 
 class NotReady(Exception):
-    """A call cannot start, and why; `node` is the one to blame, if one is."""
+    """A call cannot start, and why; `node` is the one to blame, if one is; `hint` says what to do."""
 
-    def __init__(self, why: str, node: int | None = None) -> None:
+    kind = FailureKind.START_FAILED
+
+    def __init__(self, why: str, node: int | None = None, hint: str = "") -> None:
         super().__init__(why)
         self.node = node
+        self.hint = hint
+
+
+class NotSetUp(NotReady):
+    """A step of the image failed."""
+
+    kind = FailureKind.STEP_FAILED
 
 
 class Crews(Members):
@@ -71,6 +81,7 @@ class Crews(Members):
         elif kind == "set_up" and index in self._members:
             member = self._members[index]
             member.setup, member.setup_error = message["digest"], message["error"]
+            member.setup_hint = message["hint"]
         elif kind == "ready":
             self._board.set_node(index, state="ready")
         elif kind == "trouble":
@@ -216,7 +227,7 @@ class Crews(Members):
             member = self._members.get(index)
             if member is not None and member.setup_error:
                 error, member.setup, member.setup_error = member.setup_error, "", ""
-                raise NotReady(f"node {index}: {error}", index)
+                raise NotSetUp(f"node {index}: {error}", index, member.setup_hint)
 
     def _drop_worlds(self) -> None:
         for world in self.worlds.values():

@@ -12,6 +12,7 @@ import logging
 import signal
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 from windlass import names, records
@@ -231,10 +232,10 @@ class WarmLead(Crews):
             self._send_back(call)
             return None
         except NotReady as why:
-            kind = FailureKind.START_FAILED
-            call.stop = call.stop or make_job_verdict(
-                self.plan, kind, str(why), at_s=time.time(), node=why.node
+            verdict = make_job_verdict(
+                self.plan, why.kind, str(why), at_s=time.time(), node=why.node
             )
+            call.stop = call.stop or replace(verdict, next=why.hint or verdict.next)
             return None
 
     def _send_back(self, call: Call) -> None:

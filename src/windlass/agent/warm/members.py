@@ -42,6 +42,7 @@ class Member:
     digests: dict[str, str] = field(default_factory=dict)  # of the projects it has
     setup: str = ""  # digest of the set-up it has done
     setup_error: str = ""
+    setup_hint: str = ""
 
 
 class Members(Meetings):

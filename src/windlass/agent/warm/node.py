@@ -309,12 +309,19 @@ class WarmNode:
         def say(line: str) -> None:
             self._tell({"type": "setting_up", "line": line})
 
-        told: dict[str, Any] = {"type": "set_up", "digest": header["digest"], "error": ""}
+        told: dict[str, Any] = {
+            "type": "set_up",
+            "digest": header["digest"],
+            "error": "",
+            "hint": "",
+        }
         try:
             if await self._setup.apply(header, say):
                 self._forks.listen(self._loop, self._on_fork_event)
                 self._forget_children()
-        except (WindlassError, OSError) as error:
+        except WindlassError as error:
+            told |= {"error": error.message, "hint": error.hint}
+        except OSError as error:
             told["error"] = str(error)
         self._tell(told)
 
