@@ -96,6 +96,80 @@ def test_modules_of_a_package(project, send):
     assert values(remote()) == [7, 7]
 
 
+LAZY = """
+def value():
+    from {name}.low import VALUE
+    return VALUE, 0
+"""
+
+
+@pytest.mark.parametrize("name", ["build", "dist", "venv"])
+def test_packages_that_only_ranks_import_may_have_any_name(project, send, name):
+    def edit_low(value):
+        project.write(f"lib/{name}/low.py", f"VALUE = {value}")
+
+    edit_low(1)
+    project.write(f"lib/{name}/__init__.py", "")
+    lazy = LAZY.replace("{name}", name)
+    head = "import os, sys\nsys.path.insert(0, os.path.join(os.path.dirname(__file__), 'lib'))\n"
+    project.write("{stem}.py", head + lazy)
+    remote = send(project.load("{stem}").value)
+    assert values(remote()) == [1, 1]
+    assert values(remote()) == [1, 1]  # the first look at files is over
+    edit_low(2)
+    assert values(remote()) == [2, 2]
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
+def test_packages_behind_a_link(on, project, send, tmp_path, inside):
+    if on.space and not inside:
+        pytest.skip("a link out of the project is refused where files travel")
+    real = project.folder / "real" if inside else tmp_path / "elsewhere"
+    real.mkdir()
+    (real / "low.py").write_text("VALUE = 1")
+    name = f"{project.stem}_pkg"
+    (project.folder / name).symlink_to(real)
+    project.write("{stem}.py", LAZY.replace("{name}", name))
+    remote = send(project.load("{stem}").value)
+    assert values(remote()) == [1, 1]
+    assert values(remote()) == [1, 1]  # the first look at files is over
+    (real / "low.py").write_text("VALUE = 2")
+    assert values(remote()) == [2, 2]
+    assert values(remote()) == [2, 2]
+
+
+@pytest.mark.local_only
+def test_modules_that_are_links(project, send, tmp_path):
+    def edit_low(value):
+        (tmp_path / "elsewhere.py").write_text(f"VALUE = {value}\n")
+
+    edit_low(1)
+    low = f"{project.stem}_low"
+    (project.folder / f"{low}.py").symlink_to(tmp_path / "elsewhere.py")
+    project.write("{stem}.py", f"def value():\n    import {low}\n    return {low}.VALUE, 0\n")
+    remote = send(project.load("{stem}").value)
+    assert values(remote()) == [1, 1]
+    assert values(remote()) == [1, 1]  # the first look at files is over
+    edit_low(2)
+    assert values(remote()) == [2, 2]
+
+
+def test_a_project_that_is_reached_through_a_link(project, send, tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(project.folder)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(project.folder)])
+    monkeypatch.syspath_prepend(str(tmp_path / "link"))
+    edit(project, 1)
+    remote = send(project.load("{stem}").value)
+    assert values(remote()) == [1, 1]
+    assert values(remote()) == [1, 1]  # the first look at files is over
+    edit(project, 2)
+    assert values(remote()) == [2, 2]
+    project.write(
+        "{stem}.py", TASK.replace("value()", "value(number)").replace("{value}", "number")
+    )
+    assert values(remote(3)) == [3, 3]
+
+
 def test_modules_that_come_and_go(project, send):
     lazy = """
     def value():

@@ -106,3 +106,19 @@ def test_which_folder_travels(root, tmp_path):
     assert find_project(root / "a.py", root, str(tmp_path)) == tmp_path
     with pytest.raises(SpecError, match="root="):
         find_project(None, root, str(tmp_path / "none"))
+
+
+def test_a_virtual_environment_is_not_of_the_project(tmp_path):
+    for name in ("own", "venv"):
+        (tmp_path / "project" / name).mkdir(parents=True)
+    (tmp_path / "project" / "own" / "pyvenv.cfg").touch()
+    project = Project(tmp_path / "project", travels=False)
+    project.refresh()
+    project.refresh()  # now it is watched
+    before = project.version
+    (tmp_path / "project" / "own" / "one.py").touch()
+    project.refresh()
+    assert project.version == before
+    (tmp_path / "project" / "venv" / "one.py").touch()
+    project.refresh()
+    assert project.version != before

@@ -132,8 +132,10 @@ class _Callee:
         return parcels.cut(whole, header["sizes"])
 
     def _perform(self, header: Header, segments: list[memoryview]) -> Any:
-        is_due = header.get("reload") or self._reloader.is_broken
-        if is_due and self._reloader.reload() and self._object is not None:
+        reloader = self._reloader
+        is_due = header.get("reload") or reloader.is_broken
+        is_due = is_due or (header["is_watched"] and reloader.has_linked_edits())
+        if is_due and reloader.reload() and self._object is not None:
             renew_class(self._object, sys.modules.get)
         if self._constructor is not None:
             cls, args, kwargs = parcels.unpack(self._constructor)

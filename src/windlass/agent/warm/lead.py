@@ -273,6 +273,7 @@ class WarmLead(Crews):
             "collect": asked["collect"],
             "stream": asked["stream"],
             "reload": bool(world.slot) and version != before,
+            "is_watched": asked["is_watched"],
             "meeting": meeting if meeting != met else {},
             "part": world.meeting.next_part() if world.meeting else 0,
         }

@@ -70,7 +70,10 @@ class Reloader:
     """Reloads in place what changed on disk, for ranks that are kept."""
 
     def __init__(self, root: str) -> None:
-        self._prefix = os.path.join(os.path.abspath(root), "") if root else ""
+        roots = {os.path.abspath(root), os.path.realpath(root)} if root else set()
+        self._prefixes = tuple(os.path.join(each, "") for each in roots)
+        self._linked: list[str] = []  # files of the project that lie outside of it
+        self._num_looked = 0  # so many files of modules were looked at for that
         self.is_broken = False  # a reload failed halfway
         self._order: dict[str, int] = {}  # of the last reload that was begun
 
@@ -103,10 +106,24 @@ class Reloader:
         return [
             (name, path)
             for name, path in found
-            if self._prefix
-            and path.startswith(self._prefix)
-            and getattr(sys.modules[name], "__file__", None) == path
+            if self._is_own(path) and getattr(sys.modules[name], "__file__", None) == path
         ]
+
+    def _is_own(self, path: str) -> bool:
+        """Whether it is of the project, by its path or by where links lead."""
+        return path.startswith(self._prefixes) or os.path.realpath(path).startswith(self._prefixes)
+
+    def has_linked_edits(self) -> bool:
+        """Whether a loaded file changed that a link leads to out of the project, where nobody watches."""
+        if len(_files) != self._num_looked:
+            self._num_looked = len(_files)
+            self._linked = [
+                path
+                for path in _files.values()
+                if path.startswith(self._prefixes)
+                and not os.path.realpath(path).startswith(self._prefixes)
+            ]
+        return any(_loaded[path] != stamp(path) for path in self._linked)
 
 
 def _forget_listings() -> None:

@@ -23,6 +23,7 @@ from windlass.bundle.collect import collect
 from windlass.bundle.manifest import EMPTY, Manifest, make_delta
 from windlass.bundle.root import find_root
 from windlass.bundle.scan import StatCache
+from windlass.bundle.select import VENV_MARKER
 from windlass.client.ids import make_letters
 from windlass.client.target import import_paths
 from windlass.client.travel import choose_root
@@ -31,7 +32,7 @@ from windlass.errors import SpecError
 
 _KEPT_MANIFESTS = 16
 _projects: dict[tuple[Path, bool], Project] = {}
-_SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "build", "dist"})
+_SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
 
 
 def project_at(root: Path, *, travels: bool) -> Project:
@@ -56,6 +57,7 @@ class Project:
         self._watch = Watch(root)
         self.renew()
         self._stamps: dict[str, tuple[int, int]] = {}
+        self._real: dict[str, str] = {}  # where the files of modules lie, links followed
         self._manifest = EMPTY
         self._known: dict[str, Manifest] = {EMPTY.digest: EMPTY}
         self._num_changes = 0
@@ -103,13 +105,16 @@ class Project:
 
     def _check_modules(self) -> set[str]:
         """Compile the modules of the project that this process has loaded and that changed; their folders."""
-        prefix, folders = f"{self.root}{os.sep}", set()
+        prefix, folders = os.path.join(os.path.realpath(self.root), ""), set()
         for module in list(sys.modules.values()):
             # not getattr: what some modules do for a name that they lack takes long
             path = getattr(module, "__dict__", {}).get("__file__")
-            if not path or not path.startswith(prefix) or not path.endswith(".py"):
+            if not path or not path.endswith(".py"):
                 continue
-            folders.add(os.path.dirname(path))
+            real = self._real.get(path) or self._real.setdefault(path, os.path.realpath(path))
+            if not path.startswith(prefix) and not real.startswith(prefix):
+                continue
+            folders |= {os.path.dirname(path), os.path.dirname(real)}
             found = stamp(path)
             if self._stamps.get(path) != found:
                 if path in self._stamps:
@@ -192,7 +197,11 @@ def _make_key(root: Path) -> str:
 
 
 def _find_folders(root: Path) -> set[str]:
-    """The folders of a project that stays where it is; too many of them are not watched."""
+    """The folders of a project that stays where it is; too many of them are not watched.
+
+    Links are not followed: a link may lead to data of any size. Ranks look themselves at what they
+    loaded through one.
+    """
     found: set[str] = set()
     todo = [str(root)]
     while todo and len(found) <= MAX_FOLDERS:
@@ -204,8 +213,11 @@ def _find_folders(root: Path) -> set[str]:
 
 
 def _is_own_folder(entry: os.DirEntry[str]) -> bool:
-    is_hidden = entry.name.startswith(".") or entry.name in _SKIPPED
-    return not is_hidden and entry.is_dir(follow_symlinks=False)
+    if entry.name.startswith(".") or entry.name in _SKIPPED:
+        return False
+    return entry.is_dir(follow_symlinks=False) and not os.path.lexists(
+        os.path.join(entry.path, VENV_MARKER)
+    )
 
 
 os.register_at_fork(after_in_child=_renew_all)

@@ -267,6 +267,7 @@ class Requests:
             "env": self._command_env,
             "project": project,
             "version": version,
+            "is_watched": options.reload == "auto",
             "method": method,
             "collect": options.collect,
             "stream": options.stream,
