@@ -6,10 +6,15 @@ for four times 512Gi.
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import warm_tasks as tasks
 
 import windlass as kt
+from windlass.client.warm.deploy import deploy
+from windlass.client.warm.remote import Remote
+from windlass.client.warm.requests import REMOTE_NAMES
 
 TRAIN = """
 import os
@@ -105,3 +110,46 @@ def test_decorated(on, project, gone):
     gone(train.deploy())
     assert train() == [0, 1]
     assert kt.get("train")() == [0, 1]
+
+
+def check_own_methods(remote):
+    assert remote.name() == "its own name"
+    assert remote.submit("a form") == "submitted a form"
+    assert remote.options() == ["a", "b"]
+    assert remote.deploy(where="there") == "deployed to there"
+    assert remote.to("cuda") == "on cuda"
+    assert remote.distribute(8) == 4
+    assert remote.compute() == 42
+    assert (remote.teardown(), remote.acall(), remote.rebuild()) == (
+        *("torn down", "called", "rebuilt"),
+    )
+    assert remote.submit.submit("later").result() == "submitted later"
+
+
+@pytest.mark.parametrize("target", [tasks.Awkward, tasks.StillAwkward])
+def test_methods_of_a_class_that_have_our_names_are_its_own(warm, target):
+    remote = kt.cls(target).options(timeout=100).to(warm)
+    check_own_methods(remote)
+    check_own_methods(remote.to(warm))
+
+
+def test_a_deployed_class_keeps_methods_of_our_names(on, make, project):
+    compute = make()
+    decorated = f"@kt.compute(name={compute.name!r}, inactivity_ttl=240)"
+    source = f"import windlass as kt\n{decorated}\n{inspect.getsource(tasks.Awkward)}"
+    project.write("{stem}.py", source.replace("Awkward", "Own"))
+    (made,) = deploy([project.load("{stem}").Own])
+    assert made.kind == "class"
+    assert made.name in on.info(compute.up())["record"]
+    check_own_methods(kt.get("Own"))
+
+
+def test_ours_are_ours_where_a_class_has_none_of_that_name(warm):
+    counter = kt.cls(tasks.Counter, name="ours").to(warm)
+    assert counter.name == "ours"
+    assert counter.options(timeout=50).add(2) == 2
+    assert counter.add.submit(1).result() == 3
+
+
+def test_every_name_of_ours_is_left_to_a_class_that_has_it():
+    assert {name for name in vars(Remote) if not name.startswith("_")} == set(REMOTE_NAMES)

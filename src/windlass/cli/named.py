@@ -36,7 +36,8 @@ def call(name: str, words: tuple[str, ...], as_json: bool) -> int:
     None), anything else is text. Exits 0 if it returned, 1 if it failed.
     """
     args, kwargs = read_blind(words)
-    job = _find(name).submit(*args, **kwargs)
+    found = _find(name)
+    job = type(found).submit(found, *args, **kwargs)  # not a method of this name that a class has
     try:
         view = LiveView(out=sys.stderr) if as_json else LiveView()  # stdout is JSON then
         status = follow(job, view, lease=False)

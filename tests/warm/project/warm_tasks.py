@@ -180,6 +180,44 @@ def make_torch(length: int) -> Any:
     return torch.full((length,), int(os.environ["RANK"]), dtype=torch.uint8)
 
 
+class Awkward:
+    """It has methods of the names that a remote object has, and an inherited one."""
+
+    def name(self) -> str:
+        return "its own name"
+
+    def submit(self, form: str) -> str:
+        return f"submitted {form}"
+
+    def options(self) -> list[str]:
+        return ["a", "b"]
+
+    def deploy(self, *, where: str) -> str:
+        return f"deployed to {where}"
+
+    def to(self, device: str) -> str:
+        return f"on {device}"
+
+    def distribute(self, number: int) -> int:
+        return number // 2
+
+    def compute(self) -> int:
+        return 42
+
+    def teardown(self) -> str:
+        return "torn down"
+
+    def acall(self) -> str:
+        return "called"
+
+    def rebuild(self) -> str:
+        return "rebuilt"
+
+
+class StillAwkward(Awkward):
+    pass
+
+
 class Counter:
     """An object that lives on ranks."""
 

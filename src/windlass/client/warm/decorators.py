@@ -24,6 +24,7 @@ from windlass.inside import is_inside, leave_plain
 if TYPE_CHECKING:
     from windlass.client.warm.compute import Compute
     from windlass.client.warm.remote import Remote
+    from windlass.engines.protocol import JobRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +105,15 @@ class Decorated:
 
     def deploy(self) -> Remote:
         """Bring it up, or find it up, so that `get(name)` finds it from anywhere; the remote one."""
-        self._remote = self._send().deploy()
+        from windlass.client.warm.remote import Remote
+
+        self._remote = Remote.deploy(self._send())  # and not a method of this name that a class has
         return self._remote
+
+    @property
+    def ref(self) -> JobRef | None:
+        """The job that its nodes are, once it was deployed from here."""
+        return None if self._nodes is None else self._nodes.nodes().ref
 
     def _send(self, init_args: Sequence[Any] | Mapping[str, Any] = ()) -> Remote:
         from windlass.client.warm.compute import Compute

@@ -55,9 +55,9 @@ def deploy(deployables: list[Decorated | App], *, replace: bool = False) -> Iter
             job = found.deploy(replace=replace)
             yield Deployed(name=found.name, kind="app", ref=str(job.ref))
         else:
-            remote = found.deploy()
+            found.deploy()
             kind = "class" if found.is_class else "function"
-            yield Deployed(name=found.name, kind=kind, ref=str(remote.compute.nodes().ref))
+            yield Deployed(name=found.name, kind=kind, ref=str(found.ref))
 
 
 def import_script(path: Path) -> ModuleType:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import base64
 import pickle
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
 from windlass.agent import parcels
 from windlass.client.warm.compute import Compute
 from windlass.client.warm.computes import find_computes
+from windlass.client.warm.nodes import LiveNodes
 from windlass.client.warm.remote import Remote
+from windlass.client.warm.requests import Work
 from windlass.client.warm.spec import decide
 from windlass.client.warm.talk import ask_at
 from windlass.engines.protocol import JobRef
@@ -34,13 +37,11 @@ class Deployed:
         return pickle.loads, (self._data,)
 
 
-def record(remote: Remote) -> None:
-    """Leave with the compute what `get` needs to call it."""
-    nodes = remote.compute.nodes(remote.name)
-    header = remote.describe()
-    segments = parcels.pack(remote.work.target, name=remote.name)
-    header["target"] = base64.b64encode(b"".join(bytes(s) for s in segments[:1])).decode()
-    nodes.ask({"type": "configure", "record": {remote.name: header}})
+def record(nodes: LiveNodes, work: Work, about: Mapping[str, Any]) -> None:
+    """Leave with the compute what `get` needs to call it; `about` is how it is called."""
+    segments = parcels.pack(work.target, name=work.name)
+    target = base64.b64encode(b"".join(bytes(s) for s in segments[:1])).decode()
+    nodes.ask({"type": "configure", "record": {work.name: {**about, "target": target}}})
 
 
 def get(name: str, **where: Any) -> Remote:

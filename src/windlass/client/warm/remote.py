@@ -14,8 +14,6 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any
 
 from windlass.agent import commands
@@ -24,51 +22,20 @@ from windlass.client.warm.calling import Calling, Reply
 from windlass.client.warm.compute import Compute
 from windlass.client.warm.echo import Echo
 from windlass.client.warm.nodes import LiveNodes
+from windlass.client.warm.options import Options, make_options
 from windlass.client.warm.requests import Requests, Work, make_work
 from windlass.client.warm.spread import Spread, make_spread
 from windlass.errors import SpecError
 from windlass.inside import Plain, is_inside
-from windlass.settings.durations import read_duration
 
-_COLLECTS = ("all", "head")
-_KEEPS = ("", "process")
-_RELOADS = ("auto", "never")
 _CALL_OPTIONS = ("timeout", "stream", "collect", "ranks")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How calls are made."""
-
-    timeout: float | None = None
-    stream: bool = False
-    collect: str = "all"
-    ranks: tuple[int, ...] | None = None
-    keep: str = ""
-    reload: str = "auto"
-    logs: bool = True
-
-    def __post_init__(self) -> None:
-        for name, value, known in (
-            ("collect", self.collect, _COLLECTS),
-            ("keep", self.keep, _KEEPS),
-            ("reload", self.reload, _RELOADS),
-        ):
-            if value not in known:
-                shown = ", ".join(repr(word) for word in known if word)
-                raise SpecError(f"{name} cannot be {value!r}", hint=f"there is {shown}")
-        if self.timeout is not None:
-            found = read_duration(self.timeout)
-            if not found > 0:
-                raise SpecError(f"timeout must be more than 0, not {self.timeout}")
-            object.__setattr__(self, "timeout", found)
 
 
 def fn(function: Callable[..., Any] | str, *, name: str = "", **options: Any) -> Remote:
     """A function that can be sent `.to(compute)`; a text is a command, run once on every node."""
     if is_inside() and callable(function):  # a rank imports the module that says this
         return Plain(function)  # type: ignore[return-value]
-    return Remote(make_work(function, name=name), _make_options(options))
+    return Remote(make_work(function, name=name), make_options(options))
 
 
 def cls(
@@ -90,29 +57,11 @@ def cls(
     args = () if isinstance(init_args, Mapping) else tuple(init_args)
     kwargs = dict(init_args) if isinstance(init_args, Mapping) else {}
     work = make_work(target, name=name, init=(args, kwargs))
-    return Remote(work, _make_options({"keep": "process", **options}))
+    return _make_remote(work, make_options({"keep": "process", **options}))
 
 
-def _make_options(given: Mapping[str, Any], before: Options | None = None) -> Options:
-    known = ("name", "init_args", *Options.__dataclass_fields__)
-    for name in given:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-            raise SpecError(f"there is no option {name!r}", hint=hint)
-    found = dict(given)
-    if found.get("ranks") is not None:
-        found["ranks"] = _read_ranks(found["ranks"])
-    found["keep"] = found.get("keep") or (before.keep if before else "")
-    return replace(before or Options(), **found)
-
-
-def _read_ranks(given: Any) -> tuple[int, ...]:
-    ranks = (given,) if isinstance(given, int) else given
-    is_list = isinstance(ranks, (list, tuple, range, set, frozenset))
-    if not is_list or not ranks or not all(type(rank) is int and rank >= 0 for rank in ranks):
-        raise SpecError(f"ranks={given!r:.60} names no ranks", hint="ranks=[0, 3]")
-    return tuple(sorted(set(ranks)))
+def _make_remote(work: Work, options: Options) -> Remote:
+    return (OwnMethods if work.clashes else Remote)(work, options)
 
 
 class Remote:
@@ -134,26 +83,22 @@ class Remote:
     def name(self) -> str:
         return self._work.name
 
-    @property
-    def work(self) -> Work:
-        """What is called."""
-        return self._work
-
-    def describe(self) -> dict[str, Any]:
+    def _describe(self) -> dict[str, Any]:
         """How it is called, as plain data: what `get` rebuilds it from."""
         spread, options = self._spread, self._options
         return {
-            "compute": self.compute.name,
+            "compute": self._placed.name,
             "is_class": self._work.is_class,
             "is_command": self._work.is_command,
+            "clashes": list(self._work.clashes),
             "instance": self._work.instance,
             "spread": None if spread is None else dataclasses.asdict(spread),
             "options": {"collect": options.collect, "keep": options.keep},
             **self._make_requests().describe(),
         }
 
-    @classmethod
-    def rebuild(cls, target: Any, name: str, found: Mapping[str, Any], compute: Compute) -> Remote:
+    @staticmethod
+    def rebuild(target: Any, name: str, found: Mapping[str, Any], compute: Compute) -> Remote:
         """One that was described, perhaps by another process, on the nodes it was deployed on."""
         work = Work(
             target=target,
@@ -162,19 +107,21 @@ class Remote:
             is_command=found.get("is_command", False),
             instance=found["instance"],
             early=found.get("early", ""),
+            clashes=tuple(found.get("clashes", ())),
         )
-        remote = cls(work, Options(**found["options"]))
-        remote._compute = compute
-        remote._spread = None if found["spread"] is None else Spread(**found["spread"])
-        remote._deployed = found
-        return remote
+        made = _make_remote(work, Options(**found["options"]))
+        spread = None if found["spread"] is None else Spread(**found["spread"])
+        return Remote._with(made, compute=compute, spread=spread, deployed=found)
 
     @property
     def compute(self) -> Compute:
+        return self._placed
+
+    @property
+    def _placed(self) -> Compute:
         if self._compute is None:
-            raise SpecError(
-                f"{self.name} is not on a compute yet", hint=f"fn({self.name}).to(Compute(...))"
-            )
+            name = self._work.name
+            raise SpecError(f"{name} is not on a compute yet", hint=f"fn({name}).to(Compute(...))")
         return self._compute
 
     # -- where it runs -------------------------------------------------------------------------
@@ -206,11 +153,11 @@ class Remote:
 
     def options(self, **options: Any) -> Remote:
         """The same with other options: timeout, stream, collect, ranks, keep, reload, logs."""
-        return self._with(options=_make_options(options, self._options))
+        return self._with(options=make_options(options, self._options))
 
     def _with(self, **changed: Any) -> Remote:
         found = copy.copy(self)
-        for name, value in {**changed, "requests": None}.items():
+        for name, value in {"requests": None, **changed}.items():
             setattr(found, f"_{name}", value)
         return found
 
@@ -223,12 +170,12 @@ class Remote:
 
         idle = dataclasses.replace(self._work, target=commands.do_nothing, is_class=False)
         self._with(work=idle, options=Options(logs=False))()
-        record(self)
+        record(self._nodes(), self._work, self._describe())
         return self
 
     def teardown(self) -> None:
         """End the nodes of its compute."""
-        self.compute.teardown()
+        self._placed.teardown()
 
     # -- calling -------------------------------------------------------------------------------
 
@@ -340,7 +287,7 @@ class Remote:
     def _make_requests(self) -> Requests:
         if self._requests is None:
             self._requests = Requests(
-                self._work, self.compute, self._nodes(), self._spread, deployed=self._deployed
+                self._work, self._placed, self._nodes(), self._spread, deployed=self._deployed
             )
         return self._requests
 
@@ -352,7 +299,7 @@ class Remote:
         own = self._work.parameters(method)
         ours = {name: kwargs[name] for name in given if name not in own}
         left = {name: value for name, value in kwargs.items() if name not in ours}
-        return (_make_options(ours, self._options) if ours else self._options), left
+        return (make_options(ours, self._options) if ours else self._options), left
 
     def _unwrap(self, reply: Reply, options: Options) -> Any:
         error = reply.error()
@@ -363,7 +310,29 @@ class Remote:
         return [reply.value(rank) for rank in sorted(reply.results)]
 
     def _nodes(self) -> LiveNodes:
-        return self.compute.nodes(self._work.label)
+        return self._placed.nodes(self._work.label)
+
+
+class OwnMethods(Remote):
+    """The object of a class that has methods of our names: on a compute, those are the class's own.
+
+    Before that there is no object, so that ours are meant: `cls(C).options(...).distribute(...).to(compute)`.
+    `.to` of a Compute is always ours.
+    """
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_") and name != "to":
+            is_placed = super().__getattribute__("_compute") is not None
+            if is_placed and name in super().__getattribute__("_work").clashes:
+                return Method(self, name)
+        return super().__getattribute__(name)
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """The same on a compute; of anything else, the class's own method."""
+        is_ours = len(args) == 1 and not kwargs and isinstance(args[0], Compute)
+        if is_ours or self._compute is None or "to" not in self._work.clashes:
+            return super().to(*args, **kwargs)
+        return Method(self, "to")(*args, **kwargs)
 
 
 class Method:
@@ -374,7 +343,7 @@ class Method:
         self._name = name
 
     def __repr__(self) -> str:
-        return f"<remote {self._remote.name}.{self._name}>"
+        return f"<remote {self._remote._work.name}.{self._name}>"  # noqa: SLF001
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._remote._call(self._name, args, kwargs)  # noqa: SLF001 - one class in two halves

@@ -44,7 +44,13 @@ from windlass.spec.work import Command
 if TYPE_CHECKING:
     from windlass.client.warm.compute import Compute
     from windlass.client.warm.nodes import LiveNodes
-    from windlass.client.warm.remote import Options
+    from windlass.client.warm.options import Options
+
+# what a remote callable has itself, under names that a class may have, too
+REMOTE_NAMES = (
+    *("name", "compute", "rebuild", "to", "distribute", "options", "deploy", "teardown"),
+    *("submit", "acall"),
+)
 
 
 _told: set[str] = set()  # what was said once already
@@ -63,6 +69,7 @@ class Work:
     preload: tuple[str, ...] = ()
     early: str = ""  # what it sets before it imports torch, which must not be there already
     instance: str = field(default_factory=lambda: make_letters(12))
+    clashes: tuple[str, ...] = ()  # what the class has under names that a remote object has, too
 
     @property
     def label(self) -> str:
@@ -114,7 +121,13 @@ def make_work(
         source=source,
         preload=() if early else _choose_preload(source),
         early=early,
+        clashes=_find_clashes(inspect.unwrap(target)) if is_class else (),
     )
+
+
+def _find_clashes(target: Any) -> tuple[str, ...]:
+    own = {name for base in target.__mro__[:-1] for name in vars(base)}
+    return tuple(name for name in REMOTE_NAMES if name in own)
 
 
 def _fit_command(work: Work, num_nodes: int, procs: int) -> Work:
