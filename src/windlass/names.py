@@ -102,6 +102,9 @@ EXIT_TOLD_TO_STOP = 143
 # What any one name in a cluster is made of.
 DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 
+# How long an attempt, or a call, waits for all of its nodes where fewer would do.
+FEWER_AFTER_S = 30.0
+
 # Exit codes of the command line.
 EXIT_OK = 0
 EXIT_JOB_FAILED = 1

@@ -9,7 +9,7 @@ import pytest
 from kube.plans import make_pod_plan
 from leading import lead_through
 
-from windlass.agent import lead as leads
+from windlass import names
 from windlass.agent.roster import Member, Roster
 from windlass.wire.status import FailureKind, Phase
 
@@ -69,7 +69,7 @@ def test_a_node_is_named_with_its_machine():
 
 
 def fewer(monkeypatch, grace_s=0.05):
-    monkeypatch.setattr(leads, "_FEWER_AFTER_S", grace_s)
+    monkeypatch.setattr(names, "FEWER_AFTER_S", grace_s)
 
 
 def succeed(nodes, index, order):

@@ -129,3 +129,26 @@ def test_a_lone_rank_is_told_of_no_store_and_meets_itself(warm):
     assert [each[name] for each in look(name)] == ["True", "True"]
     assert [each[name] for each in look(name, ranks=[1])] == ["False"]
     assert kt.fn(tasks.environment).to(warm)(name) == {name: "False"}
+
+
+@pytest.mark.local_only
+@pytest.mark.parametrize("on_compute", [True, False], ids=["compute", "remote"])
+def test_a_range_of_nodes_is_all_of_them_where_they_are_to_be_had(make, on_compute):
+    compute = make()
+    if on_compute:
+        remote = kt.fn(tasks.whoami).to(compute.distribute("spmd", workers="2:4"))
+    else:
+        remote = kt.fn(tasks.whoami).to(compute).distribute("spmd", workers="2:4")
+    found = remote()
+    assert [each["rank"] for each in found] == [0, 1, 2, 3]
+    assert kt.cls(tasks.Counter).to(compute).distribute("spmd", workers="1:2").add() == [1, 1]
+
+
+@pytest.mark.cluster_only
+def test_a_range_of_nodes_is_fewer_where_more_are_not_to_be_had(make, capfd):
+    """The cluster has two machines, and no two of these nodes may share one."""
+    compute = make(spread="hard").distribute("spmd", workers="1:3")
+    remote = kt.fn(tasks.whoami).to(compute)
+    assert [each["rank"] for each in remote()] == [0, 1]
+    assert "going on with 2 of 3 nodes" in capfd.readouterr().err
+    assert [each["rank"] for each in remote()] == [0, 1]

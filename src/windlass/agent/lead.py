@@ -30,7 +30,6 @@ _SETTLE_S = 0.3  # how long a verdict waits for a failure that came earlier but 
 _SETTLE_LOST_S = 6.0  # a silent node takes so long to be missed
 _STOP_MARGIN_S = 5.0
 _STALL_S = 60.0  # how long nodes may send nothing of what their ranks left
-_FEWER_AFTER_S = 30.0  # how long an attempt waits for all nodes when fewer would do
 _LOOPBACK = "127.0.0.1"
 
 
@@ -83,7 +82,7 @@ class Lead(Hearing):
         join_s, left_s = self._plan.join_timeout_s, self._left_s()
         timeout_s = join_s if left_s is None else min(join_s, left_s)
         if self._plan.min_nodes < len(self._plan.nodes):
-            first_s = min(_FEWER_AFTER_S, timeout_s)
+            first_s = min(names.FEWER_AFTER_S, timeout_s)
             if not await self._changed.until(is_over, timeout_s=first_s):
                 enough = lambda: self._roster.is_enough or is_over()  # noqa: E731
                 await self._changed.until(enough, timeout_s=timeout_s - first_s)

@@ -38,3 +38,16 @@ def test_misspelt_keywords():
 def test_numbers(wrong):
     with pytest.raises(SpecError, match="workers must be 1 or more"):
         make_spread(workers=wrong)
+
+
+def test_a_range_of_nodes():
+    assert make_spread(workers="2:4") == Spread(workers=4, min_workers=2)
+    assert make_spread(nodes=" 1 : 3 ", procs=2) == Spread(workers=3, min_workers=1, procs=2)
+    assert make_spread(workers="4:4") == make_spread(workers=4)
+
+
+@pytest.mark.parametrize("wrong", ["4:2", "0:2", ":2", "2:", "a:b", "2-4", "-1:2"])
+def test_ranges_that_are_none(wrong):
+    with pytest.raises(SpecError, match="workers must be 1 or more, or MIN:MAX") as caught:
+        make_spread(workers=wrong)
+    assert 'workers="2:4"' in caught.value.hint

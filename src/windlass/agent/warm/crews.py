@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 import logging
 import signal
+from collections.abc import Iterable
 from typing import Any
 
-from windlass import records
+from windlass import names, records
 from windlass.agent.board import Board
 from windlass.agent.warm.calls import Call
 from windlass.agent.warm.meetings import STORE_S
@@ -48,6 +49,10 @@ class NotSetUp(NotReady):
     kind = FailureKind.STEP_FAILED
 
 
+def _name_nodes(indexes: Iterable[int]) -> str:
+    return ", ".join(f"node {index}" for index in sorted(indexes))
+
+
 class Crews(Members):
     """Nodes by index, worlds by number."""
 
@@ -58,6 +63,7 @@ class Crews(Members):
         self._spare: World | None = None
         self.setup: dict[str, Any] = make_setup({}, list(plan.work.steps))  # type: ignore[union-attr]
         self.projects: Projects | None = None  # node 0's own
+        self._given_up: set[int] = set()  # nodes that a call went on without
 
     def lose(self, index: int, why: str = "") -> None:
         """A node is gone, and with it its ranks of every world."""
@@ -124,6 +130,8 @@ class Crews(Members):
         world = self._slots.get(asked["slot"]) if asked["slot"] else self._spare
         if world is None or not world.is_alive or world.shape != asked["shape"]:
             return None
+        if not asked["slot"] and self._has_grown(world, call):
+            return None
         if asked["slot"] and (world.instance != asked["instance"] or call.constructor is not None):
             return None
         if not all(self._is_up_to_date(index, asked) for index in world.nodes):
@@ -146,12 +154,12 @@ class Crews(Members):
         asked = call.asked
         if asked["world"]["nodes"] > len(self.plan.nodes):  # of which an earlier lead knew
             self.scale(asked["world"]["nodes"])
-        plan = self.plan.with_nodes(make_world_nodes(self.plan, asked["world"]))
-        indexes = [node.index for node in plan.nodes]
         while True:
-            await self._wait_for_nodes(call, indexes)
+            await self._wait_for_nodes(call)
             if call.stop is not None:
                 return None
+            plan = self._plan_world(call)
+            indexes = [node.index for node in plan.nodes]
             self._sync(call, indexes)
             await self._set_up(call, indexes)
             if asked["store"]:
@@ -166,18 +174,53 @@ class Crews(Members):
         self._meet_at_once(made, wants_store=asked["store"])
         return made
 
-    async def _wait_for_nodes(self, call: Call, indexes: list[int]) -> None:
-        missing = self.missing(indexes)
-        if not missing:
+    def _has_grown(self, world: World, call: Call) -> bool:
+        """Whether more nodes came since a world was made of those that were there."""
+        asked = call.asked["world"]
+        if asked["min_nodes"] == asked["nodes"]:
+            return False
+        return len(self._plan_world(call).nodes) > len(world.nodes)
+
+    def _plan_world(self, call: Call) -> Plan:
+        """The nodes and ranks of a call: all that it asks for, or those that are here if they will do."""
+        asked = call.asked["world"]
+        here = None
+        if asked["min_nodes"] < asked["nodes"]:
+            here = [index for index in range(asked["nodes"]) if self.is_here(index)]
+        return self.plan.with_nodes(make_world_nodes(self.plan, asked, here))
+
+    async def _wait_for_nodes(self, call: Call) -> None:
+        """Until all nodes of a call are here; where fewer will do, for the others only so long, and once."""
+        asked, limit_s = call.asked["world"], call.asked["launch_timeout_s"]
+        nodes = make_world_nodes(self.plan, asked)
+        indexes = [node.index for node in nodes]
+        self._given_up &= set(self.missing(list(self._given_up)))
+        if not set(self.missing(indexes)) - self._given_up:
             return
-        who = ", ".join(f"node {index}" for index in missing)
-        call.tell({"type": "waiting", "what": f"waiting for {who}"})
-        limit_s = call.asked["launch_timeout_s"]
-        is_over = lambda: not self.missing(indexes) or call.stop is not None  # noqa: E731
-        if not await self._changed.until(is_over, timeout_s=limit_s):
-            late = self.missing(indexes)
-            who = ", ".join(f"node {index}" for index in late)
-            raise NotReady(f"{who} did not join within {limit_s:g} s (launch_timeout)")
+        call.tell({"type": "waiting", "what": f"waiting for {_name_nodes(self.missing(indexes))}"})
+
+        def is_over() -> bool:
+            return not self.missing(indexes) or call.stop is not None
+
+        def is_enough() -> bool:
+            here = len(indexes) - len(self.missing(indexes))
+            return is_over() or (here >= asked["min_nodes"] and self.is_here(0))
+
+        is_elastic = asked["min_nodes"] < asked["nodes"]
+        first_s = min(names.FEWER_AFTER_S, limit_s) if is_elastic else limit_s
+        if await self._changed.until(is_over, timeout_s=first_s):
+            return
+        if is_elastic and await self._changed.until(is_enough, timeout_s=limit_s - first_s):
+            self._given_up = set(self.missing(indexes))
+            if self._given_up:
+                num_here = len(indexes) - len(self._given_up)
+                line = f"going on with {num_here} of {len(indexes)} nodes"
+                call.tell(
+                    {"type": "said", "line": f"{line}, without {_name_nodes(self._given_up)}"}
+                )
+            return
+        late = _name_nodes(self.missing(indexes))
+        raise NotReady(f"{late} did not join within {limit_s:g} s (launch_timeout)")
 
     def _sync(self, call: Call, indexes: list[int]) -> None:
         """Send each node the code it lacks; what follows on its link finds it there."""
@@ -292,7 +335,7 @@ class Crews(Members):
 
     def make_spare(self, call: Call) -> None:
         """Have the ranks of the next call forked before it comes, if it is like this one."""
-        plan = self.plan.with_nodes(make_world_nodes(self.plan, call.asked["world"]))
+        plan = self._plan_world(call)
         if self._spare is None and not self.missing([node.index for node in plan.nodes]):
             self._spare = self._make_world(call, plan)
 

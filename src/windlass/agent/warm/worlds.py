@@ -14,7 +14,7 @@ from windlass import names
 from windlass.agent.port import HeldPort
 from windlass.errors import SpecError
 from windlass.plan.plan import Plan
-from windlass.plan.topology import NodePlan, make_nodes
+from windlass.plan.topology import NodePlan, make_nodes, renumber
 
 
 @dataclass(slots=True)
@@ -71,9 +71,16 @@ class World:
         return self.cleared.issuperset(self.nodes)
 
 
-def make_world_nodes(plan: Plan, asked: Mapping[str, Any]) -> tuple[NodePlan, ...]:
-    """The nodes of a world and the ranks on each; chosen ranks are counted anew, as a world of their own."""
+def make_world_nodes(
+    plan: Plan, asked: Mapping[str, Any], here: Sequence[int] | None = None
+) -> tuple[NodePlan, ...]:
+    """The nodes of a world and the ranks on each; chosen ranks are counted anew, as a world of their own.
+
+    Of the nodes asked for only those `here` take part, where that is told.
+    """
     nodes = make_nodes(int(asked["nodes"]), int(asked["procs"]), job_name=plan.name)
+    if here is not None:
+        nodes = renumber(node for node in nodes if node.index in here)
     chosen = asked.get("ranks")
     return nodes if chosen is None else _choose(nodes, chosen)
 

@@ -76,7 +76,7 @@ class Compute:
     def distribute(
         self,
         framework: str = "pytorch",
-        workers: int = 1,
+        workers: int | str = 1,
         procs: int | None = None,
         **more: Any,
     ) -> Compute:
@@ -105,10 +105,10 @@ class Compute:
         found._nodes[0].adopt(ref)
         return found
 
-    def up(self, workers: int = 1) -> Compute:
+    def up(self, workers: int | str = 1) -> Compute:
         """Bring the nodes up now, rather than with the first call."""
-        num_nodes = self.spread.workers if self.spread else workers
-        self.nodes().bring_up(num_nodes)
+        spread = self.spread or make_spread(workers=workers)
+        self.nodes().bring_up(spread.workers, min_nodes=spread.min_workers)
         return self
 
     def teardown(self) -> None:

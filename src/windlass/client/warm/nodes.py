@@ -59,6 +59,7 @@ class LiveNodes:
         self._lock = threading.RLock()
         self._said = ("", 0.0)
         self._preload: tuple[str, ...] = ()
+        self._min_nodes = 0  # with so many calls may start; 0: with all
         self._is_adopted = False
         _all.add(self)
 
@@ -78,9 +79,12 @@ class LiveNodes:
 
     # -- being there ---------------------------------------------------------------------------
 
-    def bring_up(self, num_nodes: int, preload: tuple[str, ...] = ()) -> None:
+    def bring_up(
+        self, num_nodes: int, preload: tuple[str, ...] = (), *, min_nodes: int = 0
+    ) -> None:
         """Have at least so many nodes on their way; those that are live are used."""
         with self._lock:
+            self._min_nodes = min_nodes
             self._preload = preload or self._preload
             if self.ref is None:
                 self.num_nodes = 0
@@ -153,7 +157,8 @@ class LiveNodes:
     def _start(self, num_nodes: int) -> None:
         wanted = self.wanted
         self._make_volumes(num_nodes)
-        plan = wanted.make_plan(self.name, num_nodes, self._preload)
+        fewest = min(self._min_nodes, num_nodes)
+        plan = wanted.make_plan(self.name, num_nodes, self._preload, min_nodes=fewest)
         word = f"{num_nodes} node{'s' * (num_nodes > 1)}"
         say(f"{self.name}: starting {word} ({wanted.where.engine}: {wanted.where.why})")
         ref = wanted.engine.submit(plan, None, None, hidden=wanted.hidden)

@@ -133,22 +133,22 @@ class Remote:
                 f".to takes a Compute, not {compute!r:.60}", hint=".to(Compute(gpus=1))"
             )
         spread = compute.spread or self._spread
-        compute.nodes(self._work.label).bring_up(
-            spread.workers if spread else 1, self._work.preload
-        )
+        most, fewest = (spread.workers, spread.min_workers) if spread else (1, 0)
+        nodes = compute.nodes(self._work.label)
+        nodes.bring_up(most, self._work.preload, min_nodes=fewest)
         return self._with(compute=compute, spread=spread, deployed=None)
 
     def distribute(
         self,
         framework: str = "pytorch",
-        workers: int = 1,
+        workers: int | str = 1,
         procs: int | None = None,
         **more: Any,
     ) -> Remote:
         """The same on so many nodes; the one that is there stays node 0."""
         spread = make_spread(framework, workers=workers, procs=procs, **more)
         if self._compute is not None:
-            self._nodes().bring_up(spread.workers, self._work.preload)
+            self._nodes().bring_up(spread.workers, self._work.preload, min_nodes=spread.min_workers)
         return self._with(spread=spread)
 
     def options(self, **options: Any) -> Remote:

@@ -270,6 +270,7 @@ class Requests:
             "instance": work.instance if work.is_class else "",
             "world": {
                 "nodes": self._spread.workers,
+                "min_nodes": self._spread.min_workers or self._spread.workers,
                 "procs": self.procs,
                 "ranks": None if options.ranks is None else sorted(set(options.ranks)),
             },

@@ -87,7 +87,9 @@ class Wanted:
         kept = {*self.env, *replace(self, env={}).make_plan("nodes", 1, ()).env, *os.environ}
         return found | dict.fromkeys(key for key in there if key not in kept)
 
-    def make_plan(self, name: str, num_nodes: int, preload: tuple[str, ...]) -> Plan:
+    def make_plan(
+        self, name: str, num_nodes: int, preload: tuple[str, ...], *, min_nodes: int = 0
+    ) -> Plan:
         work = Calls(fixed=self.digest, about=self.about, ttl_s=self.ttl_s, steps=self.steps)
         settings = self.settings
         spec = JobSpec(
@@ -95,6 +97,7 @@ class Wanted:
             name=name,
             engine=self.where.engine,
             nodes=num_nodes,
+            min_nodes=min_nodes,
             procs=self.procs,
             env=self.env,
             python=settings.python,

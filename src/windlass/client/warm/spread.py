@@ -1,7 +1,11 @@
-"""How a callable is spread over nodes: the framework, how many nodes, how many ranks on each. Pure."""
+"""How a callable is spread over nodes: the framework, how many nodes, how many ranks on each. Pure.
+
+`workers="2:4"` are four nodes, or fewer where more are not to be had, but never fewer than two.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -10,6 +14,7 @@ from windlass.errors import SpecError
 
 FRAMEWORKS = ("pytorch", "spmd", "command")
 _LATER = ("ray", "monarch")
+_RANGE = re.compile(r"\s*(\d{1,6})\s*:\s*(\d{1,6})\s*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,10 +24,11 @@ class Spread:
     framework: str = "pytorch"
     workers: int = 1
     procs: int | None = None
+    min_workers: int = 0  # a call may start with so many; 0: all of them
 
 
 def make_spread(
-    framework: str = "pytorch", *, workers: int = 1, procs: int | None = None, **more: Any
+    framework: str = "pytorch", *, workers: int | str = 1, procs: int | None = None, **more: Any
 ) -> Spread:
     """What `.distribute` was told, checked; the words of others mean the same."""
     also = {"num_workers": "workers", "replicas": "workers", "nodes": "workers"}
@@ -45,7 +51,23 @@ def make_spread(
         near = get_close_matches(str(framework), (*FRAMEWORKS, *_LATER), n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(FRAMEWORKS)}"
         raise SpecError(f"there is no framework {framework!r}", hint=hint)
-    for name, count in (("workers", workers), ("procs", 1 if procs is None else procs)):
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise SpecError(f"{name} must be 1 or more, not {count!r}", hint=f"{name}=2")
-    return Spread(framework=framework, workers=workers, procs=procs)
+    fewest, most = _read_workers(workers)
+    if procs is not None and not _is_count(procs):
+        raise SpecError(f"procs must be 1 or more, not {procs!r}", hint="procs=2")
+    return Spread(framework=framework, workers=most, procs=procs, min_workers=fewest)
+
+
+def _read_workers(given: Any) -> tuple[int, int]:
+    """The fewest nodes that will do (0: all of them), and the most."""
+    if _is_count(given):
+        return 0, given
+    match = _RANGE.fullmatch(given) if isinstance(given, str) else None
+    fewest, most = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= fewest <= most:
+        hint = 'workers=2, or workers="2:4" for at least 2'
+        raise SpecError(f"workers must be 1 or more, or MIN:MAX, not {given!r:.60}", hint=hint)
+    return (fewest if fewest < most else 0), most
+
+
+def _is_count(given: Any) -> bool:
+    return type(given) is int and given >= 1
