@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import signal
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import warm_tasks as tasks
 from waits import wait_for
 
 import windlass as kt
+from windlass.client.warm import calling
 
 WAIT_S = 120.0
 
@@ -160,3 +164,33 @@ def test_ctrl_c_ends_the_call_and_not_the_compute(on, warm, shared, start_client
     wait_for(lambda: kt.attach(call_id).done(), "the call has ended", WAIT_S)
     assert kt.attach(call_id).status().phase.value == "cancelled"
     assert kt.fn(tasks.find_agent).to(warm)() == agent
+
+
+def listen(monkeypatch):
+    """What is said on stderr from now on, from any thread."""
+    found = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", found)
+    return found
+
+
+def test_a_call_that_waits_for_another_says_so_once(warm, shared, monkeypatch):
+    err = listen(monkeypatch)
+    job = kt.fn(tasks.block).to(warm).submit(f"{shared.path}/started", f"{shared.path}/go")
+    shared.wait_for("started")
+    line = f"waiting for the call {job.id} to end; windlass cancel {job.id} ends it"
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(kt.fn(tasks.echo).to(warm), 1)
+        wait_for(lambda: line in err.getvalue(), "it says so", 60)
+        shared.touch("go")
+        assert waiting.result(60) == ((1,), {})
+    assert err.getvalue().count(line) == 1
+
+
+def test_a_lone_user_waits_for_nobody(warm, monkeypatch):
+    err = listen(monkeypatch)
+    monkeypatch.setattr(calling, "_LOOK_S", 0.02)
+    remote = kt.fn(tasks.echo).to(warm).distribute("spmd", workers=2, procs=2)
+    for number in range(10):  # the ranks of the call before may still be leaving
+        assert remote(number) == [((number,), {})] * 4
+    assert "waiting for the call" not in err.getvalue()
+    assert "before this one" not in err.getvalue()

@@ -106,6 +106,7 @@ class Call:
     unread: list[str] = field(default_factory=list)  # files of items that are no longer kept
     unsaid: list[Answer] = field(default_factory=list)  # small ones, told together at the end
     verdict: Verdict | None = None
+    is_told_to_wait: bool = False  # then its start is told, too
     stop: Verdict | None = None  # somebody ended it: cancel, timeout
     stop_signal: int = signal.SIGTERM  # how its ranks hear of that
     listeners: list[Listener] = field(default_factory=list)
@@ -225,6 +226,11 @@ class Call:
                 self.tell_answer(listener, answer)
         else:
             self.unsaid.append(answer)
+
+    def tell_waiting(self, header: dict[str, Any]) -> None:
+        """What it waits for, to all listeners."""
+        self.is_told_to_wait = True
+        self.tell(header)
 
     def tell_unsaid(self, *, ends: bool = False) -> None:
         """Tell those that waited in one frame, which is the end of a call that went well, too."""

@@ -197,7 +197,9 @@ class Crews(Members):
         self._given_up &= set(self.missing(list(self._given_up)))
         if not set(self.missing(indexes)) - self._given_up:
             return
-        call.tell({"type": "waiting", "what": f"waiting for {_name_nodes(self.missing(indexes))}"})
+        call.tell_waiting(
+            {"type": "waiting", "what": f"waiting for {_name_nodes(self.missing(indexes))}"}
+        )
 
         def is_over() -> bool:
             return not self.missing(indexes) or call.stop is not None
@@ -256,7 +258,7 @@ class Crews(Members):
         if not todo:
             return
         self._drop_worlds()  # their fork servers start anew
-        call.tell({"type": "waiting", "what": "setting up nodes"})
+        call.tell_waiting({"type": "waiting", "what": "setting up nodes"})
         for index in todo:
             self._members[index].setup_error = ""
             self._members[index].send({**self.setup, "cwd": call.asked["project"]["cwd"]})

@@ -142,12 +142,12 @@ class WarmLead(Crews):
                 call.on_trouble = self._take_up
                 self._dispatch(world, call)
                 return
-        first = self._current or (self._queue[0] if self._queue else None)
+        # one that has ended, and whose ranks only have to go, is nothing to wait for
+        ahead = [each for each in (self._current, *self._queue) if each and not each.is_final]
         self._queue.append(call)
         self._asked.set()
-        if first is not None:
-            ahead = len(self._queue) - 1 + (self._current is not None)
-            call.tell({"type": "queued", "ahead": ahead, "first": first.id})
+        if ahead:
+            call.tell_waiting({"type": "queued", "ahead": len(ahead), "first": ahead[0].id})
 
     def abandon(self, call: Call) -> None:
         """Nobody listens to a stream any more: it is ended, unless somebody comes back to it."""
@@ -255,6 +255,8 @@ class WarmLead(Crews):
 
     def _dispatch(self, world: World, call: Call) -> None:
         call.start(world.number, world.plan)
+        if call.is_told_to_wait:
+            call.tell({"type": "started"})
         if not call.file:
             self.send(world, self._make_order(world, call), call.body)
 

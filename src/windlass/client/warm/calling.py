@@ -18,6 +18,7 @@ from windlass.agent import parcels
 from windlass.agent.parcels import Segment, forget
 from windlass.client.values import load_error, make_failure
 from windlass.client.warm.talk import LineBroke, Talk
+from windlass.client.warm.waiting_line import waiting_line
 from windlass.client.warm.where import say
 from windlass.errors import JobNotFound, NodeLost, ProtocolError, RemoteError, WaitTimeout
 from windlass.wire.messages import Frame, Header
@@ -104,6 +105,11 @@ class Reply:
         if hasattr(error, "add_note"):  # Python 3.11
             error.add_note(f"windlass: {verdict.message}")
         return error
+
+
+def _describe_queue(num_ahead: int, first: str) -> str:
+    more = f", and {num_ahead - 1} more wait before this one" if num_ahead > 1 else ""
+    return f"waiting for the call {first} to end{more}; windlass cancel {first} ends it"
 
 
 def of_call(verdict: Verdict, call_id: str) -> Verdict:
@@ -236,13 +242,13 @@ class Calling:
             elif kind == names.PART_FRAME:
                 self._parcels.setdefault(header["parcel"], bytearray()).extend(frame.body)
             elif kind == "queued":  # most often for a moment: said only if it lasts
-                num, first = header["ahead"], header["first"]
-                waiting = (
-                    f"{num} call(s) before this one; windlass status|cancel {first} is the first"
-                )
+                waiting = _describe_queue(header["ahead"], header["first"])
             elif kind == "waiting":
                 waiting = header["what"]
                 self._home.look_after(waiting)
+            elif kind == "started":
+                waiting = ""
+                waiting_line.end()
             elif kind == "said":
                 say(header["line"])
             elif kind == "again":
@@ -347,6 +353,7 @@ class Calling:
 
     def let_go(self, *, is_broken: bool = False) -> None:
         """The line is free for another call; one in the middle of a story is not."""
+        waiting_line.end()
         if self._talk is not None:
             if is_broken:
                 self._talk.close()

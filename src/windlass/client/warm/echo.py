@@ -9,6 +9,7 @@ import sys
 
 from windlass.client.terminal import clean, wants_colour
 from windlass.client.view import render_line
+from windlass.client.warm.waiting_line import waiting_line
 from windlass.wire.logs import PART, REPLACED, LogLine, LogRecord, read_record
 
 
@@ -51,5 +52,6 @@ class Echo:
         node = rank // self._procs
         line = LogLine(at_s=at_s, node=node, rank=rank, attempt=0, stream=stream, text=text)
         shown = clean(text, colour=colour) if self._is_alone else render_line(line, colour=colour)
+        waiting_line.erase()
         out.write(shown + "\n")
         out.flush()

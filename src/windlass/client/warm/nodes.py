@@ -23,6 +23,7 @@ from windlass.client.warm.computes import end_job, find_computes
 from windlass.client.warm.scaling import scale_to
 from windlass.client.warm.spec import Wanted, describe_change
 from windlass.client.warm.talk import LineBroke, Talk, ask_at, ask_info
+from windlass.client.warm.waiting_line import waiting_line
 from windlass.client.warm.where import say
 from windlass.engines.protocol import JobRef
 from windlass.errors import EngineError, JobNotFound, ProtocolError, SpecError, WindlassError
@@ -35,7 +36,6 @@ from windlass.wire.messages import Frame
 from windlass.wire.status import JobStatus, Phase
 
 _RETRY_S = 0.1
-_SAY_AGAIN_S = 10.0
 _TELL_S = 5.0
 
 _all: weakref.WeakSet[LiveNodes] = weakref.WeakSet()
@@ -57,7 +57,6 @@ class LiveNodes:
         self.has: dict[str, str] = {}  # digests of projects that the lead has
         self._idle: list[Talk] = []
         self._lock = threading.RLock()
-        self._said = ("", 0.0)
         self._preload: tuple[str, ...] = ()
         self._min_nodes = 0  # with so many calls may start; 0: with all
         self._is_adopted = False
@@ -185,6 +184,8 @@ class LiveNodes:
         except WindlassError:
             self.ref = None
             raise
+        finally:
+            waiting_line.end()
         if not is_up:
             blocked = self._explain(engine.status(ref))
             raise EngineError(
@@ -210,19 +211,12 @@ class LiveNodes:
         if status.phase is Phase.RUNNING:
             return True
         if blocked := self._explain(status):
-            self._say_once(f"{self.name}: {blocked}")
+            waiting_line.show(f"{self.name}: {blocked}")
         return False
 
     @staticmethod
     def _explain(status: JobStatus) -> str:
         return "; ".join(c.message for c in status.conditions if c.type == CONDITION)
-
-    def _say_once(self, text: str) -> None:
-        """Say what is new at once, what is not every ten seconds."""
-        last, said_s = self._said
-        if text != last or time.monotonic() - said_s > _SAY_AGAIN_S:
-            self._said = (text, time.monotonic())
-            say(text)
 
     # -- changing in place ---------------------------------------------------------------------
 
@@ -313,7 +307,9 @@ class LiveNodes:
                     self.bring_up(max(self.num_nodes, 1))
                     return self._idle.pop()
             try:
-                return self._connect()[0]
+                talk = self._connect()[0]
+                waiting_line.end()
+                return talk
             except (OSError, LineBroke, ProtocolError) as error:
                 trouble: Exception = error
             with self._lock:
@@ -324,7 +320,7 @@ class LiveNodes:
                     f"node 0 of {self.name} cannot be reached for {limit_s:g} s: {trouble}",
                     hint=f"windlass why {self._here().job_id}",
                 ) from trouble
-            self._say_once(f"{self.name}: waiting for node 0 ({trouble})")
+            waiting_line.show(f"{self.name}: waiting for node 0 ({trouble})")
             time.sleep(_RETRY_S)
 
     def _has_ended(self) -> bool:
@@ -350,7 +346,7 @@ class LiveNodes:
     def look_after(self, what: str) -> None:
         """A call waits for nodes: start those that nobody else will, and say what keeps the others."""
         if not what.startswith("waiting for node"):
-            self._say_once(f"{self.name}: {what}")
+            waiting_line.show(f"{self.name}: {what}")
             return
         ref, engine = self._here(), self.wanted.engine
         with contextlib.suppress(OSError, WindlassError):
@@ -361,7 +357,7 @@ class LiveNodes:
         if not self.is_remote:
             return
         blocked = self._explain(engine.status(ref))
-        self._say_once(f"{self.name}: {what}{f': {blocked}' if blocked else ''}")
+        waiting_line.show(f"{self.name}: {what}{f': {blocked}' if blocked else ''}")
 
     def _restart_lost(self, ref: JobRef) -> None:
         """Nodes of this machine that died are started again by whoever misses them."""

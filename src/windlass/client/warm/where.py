@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from windlass.client.terminal import clean
+from windlass.client.warm.waiting_line import waiting_line
 from windlass.kube.config import ConfigError, read_target
 from windlass.settings import Settings
 
@@ -43,5 +44,6 @@ def choose_where(
 
 def say(text: str) -> None:
     """One line of talk on stderr; stdout is the user's."""
+    waiting_line.erase()
     sys.stderr.write(f"windlass: {clean(text, colour=False)}\n")
     sys.stderr.flush()
