@@ -1,10 +1,11 @@
-"""The keywords of an app, and the settings they mean.
+"""The keywords of an app, and the settings they mean; flags in texts, as keywords of Python.
 
 Names only: what a value must look like is known to the settings.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -18,6 +19,26 @@ _NOT_FLAGS = ("working_dir", "root", "image", "volumes", "secrets")  # read by w
 # decided by whoever asks, never by the user
 _DECIDED = frozenset({"nodes", "procs", "engine", "start", "preload", "rdzv_backend", "in_image"})
 KEYWORDS = frozenset({*BY_NAME, *_SPELT, *_NOT_FLAGS}) - _DECIDED
+
+
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*\b(?: (soft|hard))?")
+_SAID = {setting.flag: f"{name}=" for name, setting in BY_NAME.items()} | {
+    "--nodes": "workers=",
+    "--timeout": "timeout=",
+}
+
+
+def speak_python(text: str) -> str:
+    """The text with flags of the command line as the keywords that they are in Python."""
+
+    def say(match: re.Match[str]) -> str:
+        flag, _, value = match[0].partition(" ")
+        said = _SAID.get(flag)
+        if said is None:
+            return match[0]
+        return f'{said}"{value}"' if value else said
+
+    return _FLAG.sub(say, text)
 
 
 def check_keywords(what: str, given: Mapping[str, Any], *, own: tuple[str, ...]) -> None:

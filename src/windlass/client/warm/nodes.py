@@ -20,6 +20,7 @@ from typing import Any
 from windlass.agent.parcels import remove_spills
 from windlass.client.ids import is_made_from
 from windlass.client.warm.computes import end_job, find_computes
+from windlass.client.warm.keywords import speak_python
 from windlass.client.warm.scaling import scale_to
 from windlass.client.warm.spec import Wanted, describe_change
 from windlass.client.warm.talk import LineBroke, Talk, ask_at, ask_info
@@ -216,7 +217,8 @@ class LiveNodes:
 
     @staticmethod
     def _explain(status: JobStatus) -> str:
-        return "; ".join(c.message for c in status.conditions if c.type == CONDITION)
+        blocked = (c.message for c in status.conditions if c.type == CONDITION)
+        return speak_python("; ".join(blocked))
 
     # -- changing in place ---------------------------------------------------------------------
 
