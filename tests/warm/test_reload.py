@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 import types
 
@@ -314,6 +315,47 @@ def test_a_function_of_a_cell_runs_as_it_was_last_defined(project, warm, cell, k
     main = cell("BASE = 5\ndef value():\n    return helper() + 2")
     again = kt.fn(main.value, keep=keep).to(warm).distribute("spmd", workers=2)
     assert again() == [17, 17]
+
+
+@pytest.mark.parametrize("kind", ["function", "class"])
+def test_tracebacks_of_a_cell_show_its_lines(project, warm, cell, monkeypatch, kind):
+    def run(name, source):
+        """As a notebook does, which keeps each cell's lines under a name of its own."""
+        lines = source.splitlines(keepends=True)
+        monkeypatch.setitem(linecache.cache, name, (len(source), None, lines, name))
+        main = cell("")
+        exec(compile(source, name, "exec"), main.__dict__)
+        return main
+
+    run("<cell-1>", "def helper():\n    raise ValueError('first')  # in a cell")
+    main = run("<cell-2>", "def fail(self=None):\n    helper()\nclass Failing:\n    fail = fail")
+    if kind == "function":
+        call = kt.fn(main.fail).to(warm)
+    else:
+        call = kt.cls(main.Failing).to(warm).fail
+    with pytest.raises(ValueError, match="first") as caught:
+        call()
+    shown = str(caught.value.__cause__)
+    assert "    helper()" in shown
+    assert "raise ValueError('first')  # in a cell" in shown
+    run("<cell-3>", "def helper():\n    raise ValueError('second')  # in another")
+    if kind == "function":
+        with pytest.raises(ValueError, match="second") as caught:
+            call()
+        assert "raise ValueError('second')  # in another" in str(caught.value.__cause__)
+
+
+@pytest.mark.cluster_only
+def test_tracebacks_of_a_script_show_its_lines_elsewhere(project, warm, start_client):
+    code = """
+    def fail():
+        raise ValueError("here")  # in a script
+    try:
+        remote(fail)()
+    except ValueError as error:
+        print("# in a script" in str(error.__cause__))
+    """
+    assert start_client(warm, code).finish() == "True\n"
 
 
 def test_redefining_a_cell_and_calling_again_runs_the_new_code(project, warm, cell):

@@ -81,6 +81,7 @@ class Compute:
             "sizes": [],
             "launch_timeout_s": limit_s,
             "is_watched": False,
+            "sources": {},
         }
         call = Call(f"t-ab2cd.{self._num_calls}", {**asked, "shape": shape_of(asked)}, b"")
         ear = Ear()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import linecache
 import os
 import sys
 import time
@@ -83,6 +84,8 @@ class _Callee:
         """Run one call and answer it; what the process should exit with if this was its last."""
         code = 0
         sys.argv = [header["name"]]
+        for file, text in header["sources"].items():  # where tracebacks look for them
+            linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
         if header["meeting"]:
             self._meet(header["meeting"])
         self._part, self._num_stores = header["part"], 0

@@ -276,6 +276,7 @@ class WarmLead(Crews):
             "stream": asked["stream"],
             "reload": bool(world.slot) and version != before,
             "is_watched": asked["is_watched"],
+            "sources": asked["sources"],
             "meeting": meeting if meeting != met else {},
             "part": world.meeting.next_part() if world.meeting else 0,
         }

@@ -33,6 +33,7 @@ from windlass.client.target import (
 from windlass.client.torchrun import tell_size
 from windlass.client.travel import check_modules
 from windlass.client.warm.calling import Request
+from windlass.client.warm.cell_sources import find_sources
 from windlass.client.warm.project import PlacedProject, Project, find_project, project_at
 from windlass.client.warm.spread import Spread
 from windlass.client.warm.values import read_words
@@ -259,7 +260,8 @@ class Requests:
         """What this call has in common with others, and a key to it; most often there is nothing new."""
         project = self._project.about(self._cwd, self._working_dir)
         version, limit_s = self._project.version, self._nodes.launch_timeout_s
-        kind, what = (method, options, detach), (project, version, limit_s)
+        sources = self._find_sources()
+        kind, what = (method, options, detach), (project, version, limit_s, sources)
         known, found = self._profiles.get(kind, (None, ("", {})))
         if what == known:
             return found
@@ -288,6 +290,7 @@ class Requests:
             "timeout_s": options.timeout,
             "launch_timeout_s": limit_s,
             "detach": detach,
+            "sources": sources,
         }
         # equal ones have equal keys: the lead keeps each once
         text = json.dumps(profile, sort_keys=True)
@@ -297,6 +300,13 @@ class Requests:
 
     def _count_ranks(self, options: Options) -> int:
         return self.num_ranks if options.ranks is None else len(set(options.ranks))
+
+    def _find_sources(self) -> dict[str, str]:
+        """Source lines that ranks would not find; none for what is imported there."""
+        target = inspect.unwrap(_as_defined_now(unwrap(self._work.target)))
+        if getattr(target, "__module__", None) != "__main__":
+            return {}
+        return find_sources(target, is_remote=self._nodes.is_remote)
 
     def _check_ranks(self, ranks: tuple[int, ...] | None) -> None:
         if ranks and ranks[-1] >= self.num_ranks:
