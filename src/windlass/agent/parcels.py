@@ -152,7 +152,9 @@ def _reduce_tensor(torch: Any, tensor: Any) -> Any:
         return tensor.__reduce_ex__(2)
     flat = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     about = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.requires_grad)
-    return build_tensor, (pickle.PickleBuffer(flat), *about)
+    # ranks have forgotten our modules: by its name it travels only where it can be found by it
+    build = importlib.import_module(__name__).build_tensor
+    return build, (pickle.PickleBuffer(flat), *about)
 
 
 def build_tensor(data: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:

@@ -7,6 +7,7 @@ only when the user's own code has imported it.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import pickle
 import sys
@@ -86,7 +87,9 @@ def reduce_error(error: BaseException) -> Any:
     )
     if is_own:
         return None
-    return build_error, (kind, error.args), vars(error) or None
+    # ranks have forgotten our modules: by its name it travels only where it can be found by it
+    build = getattr(importlib.import_module(__name__), "build_error", None)
+    return None if build is None else (build, (kind, error.args), vars(error) or None)
 
 
 def build_error(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:

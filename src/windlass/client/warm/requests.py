@@ -35,6 +35,7 @@ from windlass.client.travel import check_modules
 from windlass.client.warm.calling import Request
 from windlass.client.warm.cell_sources import find_sources
 from windlass.client.warm.project import PlacedProject, Project, find_project, project_at
+from windlass.client.warm.scripts import GUARD, name_by_file
 from windlass.client.warm.spread import Spread
 from windlass.client.warm.values import read_words
 from windlass.client.warm.where import say
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from windlass.client.warm.nodes import LiveNodes
     from windlass.client.warm.options import Options
 
+_MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
 # what a remote callable has itself, under names that a class may have, too
 REMOTE_NAMES = (
     *("name", "compute", "rebuild", "to", "distribute", "options", "deploy", "teardown"),
@@ -329,7 +331,7 @@ class Requests:
             self._check_bound(target, args, kwargs)
         if not args and not kwargs and (bare := self._bare.get(method)) is not None:
             return bare
-        value = (args, dict(kwargs)) if method else (target, args, dict(kwargs))
+        value = (args, dict(kwargs)) if method else (self._by_file(target), args, dict(kwargs))
         segments = self._pack_value(value, method, args, kwargs)
         if not self._is_checked:
             self._check(bytes(segments[0]))
@@ -372,7 +374,8 @@ class Requests:
     def _make_constructor(self) -> list[parcels.Segment]:
         if self._constructor is None:
             args, kwargs = self._work.init
-            made = self._pack_value((self._work.target, args, kwargs), "", args, kwargs)
+            target = self._by_file(self._work.target)
+            made = self._pack_value((target, args, kwargs), "", args, kwargs)
             num_bytes = sum(map(len, made))
             if num_bytes > names.MAX_BODY_BYTES:
                 raise SpecError(
@@ -383,18 +386,27 @@ class Requests:
             self._constructor = made
         return self._constructor
 
+    def _by_file(self, target: Any) -> Any:
+        """What is called; a script's own by the script's name, where nodes run another Python."""
+        if self._nodes.python in ("", _MINOR):
+            return target
+        return name_by_file(target, self._project.root) or target
+
     def _check(self, payload: bytes) -> None:
         """Refuse what the nodes could not load."""
-        if not self._nodes.is_remote:
+        here = _MINOR
+        if not self._nodes.is_remote and self._nodes.python in ("", here):
             return
         contents = read_contents(payload)
-        here = f"{sys.version_info[0]}.{sys.version_info[1]}"
         if contents.by_value and self._nodes.python != here:
             raise SpecError(
                 f"{self._work.name} travels by value from Python {here}, but the nodes run "
                 f"{self._nodes.python}, which cannot run its code",
-                hint=f"put it in a module of the project, or use an image with Python {here}",
+                hint=f"put it in a module of the project, or use an image with Python {here}; of a "
+                f"script, {GUARD}",
             )
+        if not self._nodes.is_remote:
+            return
         check_modules(contents.modules, self._project.root, import_paths())
 
     def _choose_preload(self) -> tuple[str, ...]:

@@ -1,0 +1,32 @@
+"""A function or class of a script, by the script's own name: how it travels where its code cannot.
+
+Code of one Python minor version does not run in another. A script that guards its main part can be imported
+by its ranks, as any module of the project; they find the function there.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+class ByFile:
+    """Stands for what a script defines; to ranks it travels as that."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self._module = module
+        self._name = name
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise TypeError("it runs on its compute only")
+
+    def __reduce__(self) -> Any:
+        return find, (self._module, self._name)
+
+
+def find(module: str, name: str) -> Any:
+    """What a module of the project defines under this name."""
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
