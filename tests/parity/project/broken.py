@@ -1,0 +1,5 @@
+def fail():
+    raise OSError(2, "no such thing", "here")
+
+
+fail()

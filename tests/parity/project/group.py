@@ -1,0 +1,12 @@
+"""A group of processes, made and left: no barrier, nothing destroyed, the script just ends."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+if "ddp" in sys.argv:
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    dist.destroy_process_group()

@@ -1,0 +1,31 @@
+"""Waits to be stopped, and saves what it has when that happens."""
+
+import os
+import signal
+import sys
+import time
+
+rank = os.environ.get("RANK", "0")
+
+
+def save(why):
+    with open(f"saved-{rank}-{why}.txt", "w") as file:
+        file.write("saved")
+
+
+def on_sigterm(number, frame):
+    save("SIGTERM handler")
+    sys.exit(0)
+
+
+if "handler" in sys.argv:
+    signal.signal(signal.SIGTERM, on_sigterm)
+open(f"up-{rank}", "w").close()
+try:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        time.sleep(0.05)
+except KeyboardInterrupt:
+    save("KeyboardInterrupt")
+finally:
+    save("finally")

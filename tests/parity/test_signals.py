@@ -1,0 +1,35 @@
+"""Stopping the launcher stops the ranks the way the user's code expects."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+
+@pytest.fixture(scope="module", params=["torchrun", "windlass"])
+def side(request):
+    return request.param
+
+
+def stop(launch, side, number, *words):
+    ran = launch(side, "signals.py", *words, procs=2, stop_with=int(number))
+    return ran, sorted(path.name for path in ran.project.glob("saved-*"))
+
+
+def test_ctrl_c_is_a_keyboard_interrupt_in_every_rank(launch, side):
+    ran, saved = stop(launch, side, signal.SIGINT)
+    assert saved == [
+        *("saved-0-KeyboardInterrupt.txt", "saved-0-finally.txt"),
+        *("saved-1-KeyboardInterrupt.txt", "saved-1-finally.txt"),
+    ], ran.talk
+    assert ran.code != 0
+
+
+def test_sigterm_reaches_the_handlers_of_every_rank(launch, side):
+    ran, saved = stop(launch, side, signal.SIGTERM, "handler")
+    assert saved == [
+        *("saved-0-SIGTERM handler.txt", "saved-0-finally.txt"),
+        *("saved-1-SIGTERM handler.txt", "saved-1-finally.txt"),
+    ], ran.talk
+    assert ran.code != 0
