@@ -23,11 +23,12 @@ def is_folder(path: Path) -> bool:
 def run_folder(path: str, argv: list[str]) -> None:
     """Be `__main__` of what is in a folder or archive."""
     sys.argv = argv
+    path = os.path.abspath(path)
     sys.path.insert(0, path)
     spec = PathFinder.find_spec("__main__", [path])
     code = spec.loader.get_code("__main__") if spec and spec.loader else None  # type: ignore[attr-defined]
     if spec is None or code is None:
-        raise ImportError(f"can't find '__main__' module in {os.fspath(path)!r}")
+        raise ImportError(f"can't find '__main__' module in {path!r}")
     main = types.ModuleType("__main__")
     main.__file__ = spec.origin
     main.__loader__, main.__spec__, main.__package__ = spec.loader, spec, spec.parent

@@ -16,9 +16,10 @@ from windlass.cli.flags import load_settings
 from windlass.cli.trouble import say
 from windlass.cli.words import Words
 from windlass.client.run import Prepared, prepare
-from windlass.client.target import find_script
+from windlass.client.target import find_script, read_target
 from windlass.client.torchrun import is_torchrun
 from windlass.errors import SpecError
+from windlass.spec.work import Command
 
 if TYPE_CHECKING:  # reading functions takes parsers that no other target needs
     from windlass.cli.signature import Signature
@@ -34,6 +35,8 @@ def prepare_words(words: Words, *, detach: bool, flags: Mapping[str, Any]) -> Pr
     if words.is_function:
         args, kwargs = _read_blind(words) if _is_in_image(flags) else _read_call(words)
         return prepare(words.target[0], args, kwargs, detach=detach, flags=flags)
+    if words.late and not _is_in_image(flags):
+        _check_late(words)
     for word, flag in words.near.items():
         _doubt(word, flag, words.target[-1])
     return prepare([*words.target, *words.rest], detach=detach, flags=flags)
@@ -48,6 +51,19 @@ def _read_blind(words: Words) -> tuple[Sequence[object], Mapping[str, object]]:
     from windlass.cli.blind import read_blind
 
     return read_blind(words.rest)
+
+
+def _check_late(words: Words) -> None:
+    """Flags of ours behind a script, a module, or a command that names a script."""
+    from windlass.cli.clash import check_clash
+
+    target = read_target([*words.target, *words.rest], cwd=Path.cwd(), is_local=False)
+    sources = [target.source] if target.source else []
+    if isinstance(target.work, Command):
+        scripts = [Path.cwd() / word for word in words.rest if word.endswith(".py")]
+        sources = [path for path in scripts if path.is_file()][:1]
+    for source in sources:
+        check_clash(words.late, source, words.target[-1] if target.source else source.name)
 
 
 def _doubt(word: str, flag: str, target: str) -> None:
@@ -66,8 +82,18 @@ def _doubt(word: str, flag: str, target: str) -> None:
 def _read_call(words: Words) -> tuple[Sequence[object], Mapping[str, object]]:
     from windlass.cli.signature import read_flags
 
+    signature = _find_signature(words)
+    names = [parameter.name for parameter in signature.parameters]
+    own = {f"--{name.replace('_', dash)}" for name in names for dash in "_-"}
+    for flag in words.late:
+        if flag in own:
+            raise SpecError(
+                f"{flag} is a flag of Windlass and of {words.target[0]} too",
+                hint=f"Windlass's: windlass run {flag} ... {words.target[0]}; "
+                f"its own: {words.target[0]} -- {flag} ...",
+            )
     try:
-        return read_flags(_find_signature(words), words.rest)
+        return read_flags(signature, words.rest)
     except SpecError as error:
         hidden = [word.partition("=")[0] for word in words.ours if word.startswith("--")]
         taken = [flag for flag in hidden if f" {flag} " in f"{error.message} "]

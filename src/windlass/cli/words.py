@@ -21,6 +21,7 @@ class Words:
     """The words of one command line. `target` is empty when none was given."""
 
     ours: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()  # those of ours that stand behind the target
     target: tuple[str, ...] = ()  # one word, or `-m` and a module
     loose: tuple[str, ...] = ()  # before `--`: passed on because they are not ours
     verbatim: tuple[str, ...] = ()  # after `--`
@@ -44,11 +45,13 @@ def sort_words(options: Mapping[str, click.Option], argv: Sequence[str]) -> Word
     ours: list[str] = []
     target: list[str] = []
     loose: list[str] = []
+    late: list[str] = []
     while queue:
         word = queue.pop()
         name, equals, _ = word.partition("=")
         if word in options or (equals and name.startswith("--") and name in options):
             ours.append(word if equals else _take(options[word], word, queue))
+            late += [name] if target else []
         elif target:
             loose.append(word)
         elif word == "-m":
@@ -62,6 +65,7 @@ def sort_words(options: Mapping[str, click.Option], argv: Sequence[str]) -> Word
         target, verbatim = list(verbatim[:size]), verbatim[size:]
     return Words(
         ours=tuple(ours),
+        late=tuple(late),
         target=tuple(target),
         loose=tuple(loose),
         verbatim=verbatim,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from windlass.client.declares import check_script
 from windlass.client.ids import make_job_id
 from windlass.client.in_image import read_in_image
 from windlass.client.interrupts import Interrupts
@@ -27,7 +28,7 @@ from windlass.plan.plan import Plan, make_plan
 from windlass.settings import NodeRange, Settings, read_settings
 from windlass.spec.job import JobSpec
 from windlass.spec.resources import PodSpec
-from windlass.spec.work import Command, Function
+from windlass.spec.work import Command, Function, Script
 
 TargetLike = str | Path | Callable[..., Any] | Sequence[str]
 
@@ -105,7 +106,19 @@ def prepare(
     else:
         is_local = settings.engine == "local"
         found = read_target(target, args, kwargs, cwd=cwd, is_local=is_local)
+        _check_declares(found, cwd)
     return prepare_target(found, settings, cwd=cwd, detach=detach)
+
+
+def _check_declares(found: Target, cwd: Path) -> None:
+    """A script that only declares apps, named itself or behind `python`, would start nothing."""
+    work = found.work
+    if isinstance(work, Script):
+        check_script(found.source, (work.path,))
+    elif isinstance(work, Command) and len(work.argv) > 1 and "python" in work.argv[0]:
+        words = [word for word in work.argv[1:] if not word.startswith("-")]
+        if words and words[0].endswith(".py"):
+            check_script(cwd / words[0], words)
 
 
 def prepare_target(

@@ -19,12 +19,13 @@ from windlass.bundle.archive import write_archive
 from windlass.bundle.collect import collect
 from windlass.bundle.functions import read_contents
 from windlass.bundle.manifest import EMPTY, make_delta
-from windlass.bundle.root import find_root, is_marked
+from windlass.bundle.root import check_root, find_root, is_marked
+from windlass.bundle.select import select_files
 from windlass.client.target import Target
-from windlass.errors import SpecError
+from windlass.errors import BundleError, SpecError
 from windlass.plan.plan import Input
 from windlass.spec.job import JobSpec
-from windlass.spec.work import Function, Script
+from windlass.spec.work import Command, Function, Script
 from windlass.wire.folder import write_once
 
 _KEPT_BUNDLES = 8
@@ -55,12 +56,22 @@ def pack(
     minor = f"{sys.version_info[0]}.{sys.version_info[1]}" if contents and contents.by_value else ""
     if spec.pod is not None and spec.pod.in_image:
         return Luggage(spec=spec, inputs=tuple(inputs), python_minor=minor)
+    if root is None and isinstance(target.work, Command) and not has_project(cwd):
+        return Luggage(spec=replace(spec, cwd=""), inputs=tuple(inputs), python_minor=minor)
     root = root.resolve() if root else choose_root(_find_source(target, cwd), cwd)
     bundle = _pack_root(root, home / "bundles")
     inputs.append(_make_input(names.BUNDLE_FILE, bundle.read_bytes()))
     check_modules(contents.modules if contents else (), root, spec.paths)
     moved = _move(spec, target, root=root, cwd=cwd, code_folder=code_folder)
     return Luggage(spec=moved, bundle=bundle, inputs=tuple(inputs), python_minor=minor)
+
+
+def has_project(cwd: Path) -> bool:
+    """Whether there is anything here that a command could want: a program of the image needs no project."""
+    try:
+        return bool(select_files(check_root(find_root(cwd))))
+    except BundleError:
+        return False
 
 
 def choose_root(source: Path, cwd: Path) -> Path:

@@ -1,0 +1,87 @@
+"""How a target is entered: scripts without .py, folders, flags that clash, apps."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BODY = """import sys
+print("|".join([__name__, repr(__package__), sys.argv[0], sys.argv[1], str(__spec__ is None)]))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "windlass.cli.main", "run", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_a_folder_runs_as_under_python(folder: Path) -> None:
+    (folder / "app").mkdir()
+    (folder / "app" / "beside.py").write_text("VALUE = 1\n")
+    (folder / "app" / "__main__.py").write_text(
+        BODY + "import beside\nprint(sys.path[0], __file__, __spec__.name)\n"
+    )
+    python = subprocess.run(
+        [sys.executable, "app", "x"], capture_output=True, text=True, check=True
+    )
+    ran = run("-q", "app", "x")
+    assert ran.returncode == 0, ran.stderr
+    shown = run("app", "x").stdout.replace("[0/0] ", "")
+    assert shown == python.stdout
+
+
+def test_a_script_without_its_ending(folder: Path) -> None:
+    (folder / "train").write_text('import sys\nprint("found", sys.argv)\n')
+    ran = run("train", "x")
+    assert ran.returncode == 0, ran.stderr
+    assert "found ['train', 'x']" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'import argparse\np = argparse.ArgumentParser()\np.add_argument("--name")\n',
+        "import absl.flags as f\nf.DEFINE_string('name', '', '')\n",
+        "import typer\ndef main(name: str): ...\ntyper.run(main)\n",
+        "import options\n",
+    ],
+)
+def test_a_flag_that_is_the_script_s_too_is_refused(folder: Path, source: str) -> None:
+    (folder / "options.py").write_text("FLAG = '--name'\n")
+    (folder / "train.py").write_text(source)
+    ran = run("train.py", "--name", "x", "--dry-run")
+    assert ran.returncode == 2
+    assert "--name is a flag of Windlass and of train.py too" in ran.stderr
+    assert "train.py -- --name ..." in ran.stderr
+    assert run("--name", "x", "train.py", "--dry-run").returncode == 0
+    assert run("train.py", "--dry-run", "--", "--name", "x").returncode == 0
+
+
+def test_a_flag_that_is_a_parameter_too_is_refused(folder: Path) -> None:
+    (folder / "train.py").write_text("def main(name='a'): ...\n")
+    ran = run("train.py::main", "--name", "x", "--dry-run")
+    assert ran.returncode == 2
+    assert "--name is a flag of Windlass and of train.py::main too" in ran.stderr
+
+
+def test_a_flag_that_is_ours_alone_is_taken_anywhere(folder: Path) -> None:
+    (folder / "train.py").write_text("print(1)\n")
+    assert "name: x" in run("train.py", "--name", "x", "--dry-run").stdout
+
+
+@pytest.mark.parametrize("target", [["python", "my_script.py"], ["my_script.py"]])
+def test_a_script_that_only_declares_an_app_says_how(folder: Path, target: list[str]) -> None:
+    (folder / "my_script.py").write_text("import windlass as kt\nx = kt.app('echo hi', name='a')\n")
+    ran = run(*target)
+    assert ran.returncode == 2
+    assert "my_script.py only declares app(...), which starts nothing by itself" in ran.stderr
+    assert "windlass deploy my_script.py" in ran.stderr
