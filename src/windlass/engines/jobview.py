@@ -18,8 +18,10 @@ from windlass import names
 from windlass.engines.judging import end_job, show_ending
 from windlass.engines.leftovers import read_leftovers, read_unread
 from windlass.engines.line import Dial, Line, keeping
+from windlass.engines.lost_nodes import explain_loss, is_unexplained
 from windlass.engines.outages import Outage
 from windlass.engines.sight import Sight
+from windlass.engines.unheard import UNSEEN, add_warning, describe_silence
 from windlass.kube.api import Api
 from windlass.kube.blocker import CONDITION, NOT_ADMITTED, START_ERROR, VOLUME, Blocker
 from windlass.kube.blockers import find_blockers, make_condition
@@ -32,25 +34,23 @@ from windlass.spec.work import Calls
 from windlass.waiting import wait_until
 from windlass.wire.first import make_first_status, render_status
 from windlass.wire.folder import JobFolder, write_atomically
-from windlass.wire.status import Condition, FailureKind, JobStatus, Moment, Phase, Verdict
+from windlass.wire.status import Condition, FailureKind, JobStatus, Moment, Phase
 from windlass.wire.statusfile import StatusFile
 
 logger = logging.getLogger(__name__)
 
-_SETTLE_S = 6.0
+_SETTLE_S = 5.0  # a verb answers within ten seconds
 _PATIENCE_S = 1.0  # a job that is younger is not called blocked, and none is asked about more often
 _CANCEL_S = 5.0  # how long a lead that cannot be reached is given before its Job is deleted
 _BINDING_S = 10.0
 _AWAY_S = 5.0  # an API server that is away for less is not worth a word
 _JOB_GRACE_S = 3.0  # a Job may end a moment before its last word has been read
-_ENDING_S = 120.0  # how far apart a loss and a pod's end may be to be the same
 
 
 # For moments of the same second, which is as fine as the API server's clock is.
 _ORDER = {
     name: at for at, name in enumerate(("submitted", "queued", "scheduled", "image", "container"))
 }
-_EXPLAINING = (FailureKind.OUT_OF_MEMORY, FailureKind.LOST_NODE)
 
 
 class JobView:
@@ -170,12 +170,14 @@ class JobView:
 
     def _look(self, status: JobStatus) -> JobStatus:
         """A job that its lead has not called ended: what the API server says of it."""
+        if not self._sight.wait(0):  # to judge by half of what there is would be wrong
+            return self._add_unseen(status)
         if self._sight.job is None:
             self._check_sight()
-            if self._sight.error is not None or not self._sight.wait(0):
-                return status
+            if self._sight.error is not None:
+                return self._add_unseen(status)
             return self._judge_deleted(status)
-        if self._sight.has_ended:
+        if self._sight.has_ended and self._sight.error is None:
             return self._judge_ended(status)
         if self._is_past_cancelling():
             self._delete()
@@ -349,27 +351,27 @@ class JobView:
         self._blocked_by = tuple(make_condition(blocker) for blocker in found)
         return replace(status, conditions=(*status.conditions, *self._blocked_by))
 
+    def _add_unseen(self, status: JobStatus) -> JobStatus:
+        """That the API server has not told yet, or not all: what is shown is what was known before."""
+        if not self._is_visit or self._line.is_up:
+            return status
+        return add_warning(status, names.REASON_UNSEEN, UNSEEN)
+
     def _add_silence(self, status: JobStatus) -> JobStatus:
         """That node 0 runs and does not answer who looks: what is not known must not look like nothing."""
         lead = self._sight.find_lead()
         if lead is None or not self._is_visit or self._line.is_synced.is_set():
             return status
-        message = f"node 0 (pod {lead}) runs but does not answer: its ranks, progress and lines are not known"
-        condition = Condition(
-            type="warning", reason=names.REASON_LEAD_SILENT, message=message, since_s=time.time()
-        )
-        return replace(status, conditions=(*status.conditions, condition))
+        return add_warning(status, names.REASON_LEAD_SILENT, describe_silence(lead))
 
     def _explain(self, status: JobStatus) -> JobStatus:
         """Why nodes were lost, which their lead cannot know: the cluster does."""
-        lost = [
-            v for v in (*status.history, status.verdict) if v is not None and _is_unexplained(v)
-        ]
+        lost = [v for v in (*status.history, status.verdict) if v is not None and is_unexplained(v)]
         if not lost:
             return status
         dead = read_pods(self._sight.all_pods).dead
-        history = tuple(_explain(verdict, dead) for verdict in status.history)
-        verdict = _explain(status.verdict, dead) if status.verdict else None
+        history = tuple(explain_loss(verdict, dead) for verdict in status.history)
+        verdict = explain_loss(status.verdict, dead) if status.verdict else None
         return replace(status, history=history, verdict=verdict)
 
 
@@ -392,36 +394,6 @@ def _is_young(blocker: Blocker) -> bool:
     """A claim that was just made is bound in a moment, if it can be."""
     is_unbound = blocker.reason == VOLUME and "is not bound" in blocker.message
     return is_unbound and time.time() - blocker.since_s < _BINDING_S
-
-
-def _is_unexplained(verdict: Verdict) -> bool:
-    return verdict.kind is FailureKind.LOST_NODE and verdict.node is not None
-
-
-def _explain(verdict: Verdict, dead: tuple[PodSeen, ...]) -> Verdict:
-    if not _is_unexplained(verdict):
-        return verdict
-    near = [
-        pod
-        for pod in dead
-        if pod.index == verdict.node and _seconds_apart(pod, verdict) < _ENDING_S
-    ]
-    if not near:
-        return verdict
-    pod = min(near, key=lambda pod: (_seconds_apart(pod, verdict), -(pod.created_s or 0.0)))
-    known = pod.ending is None or pod.ending.message in verdict.message
-    # that it was ended by a signal is no more than its lead knew
-    if pod.ending is None or known or pod.ending.kind not in _EXPLAINING:
-        return verdict
-    message = f"{verdict.message.partition(':')[0]}: {pod.ending.message}"
-    return replace(verdict, kind=pod.ending.kind, message=message)
-
-
-def _seconds_apart(pod: PodSeen, verdict: Verdict) -> float:
-    """Between a pod's end and a loss. Not always is its time told: that of an evicted one may be missing."""
-    if pod.ended_s is not None:
-        return abs(pod.ended_s - verdict.at_s)
-    return 0.0 if pod.created_s is not None and pod.created_s <= verdict.at_s else _ENDING_S
 
 
 def _message_of(pod: PodSeen | None) -> str:

@@ -1,0 +1,44 @@
+"""What a visitor is told of a job while the API server has not told all of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kube.api_server import Answer, connect_to, serve
+from kube.plans import make_pod_plan
+
+from windlass import names
+from windlass.engines.jobview import JobView
+from windlass.kube.certificates import make_certificates
+from windlass.wire.folder import JobFolder
+
+PLAN = make_pod_plan(nodes=2)
+
+
+@pytest.fixture
+def view(tmp_path: Path) -> Iterator[JobView]:
+    """Of a job on a cluster that takes every question and answers none."""
+    held = threading.Event()
+    folder = JobFolder(tmp_path / "job")
+    folder.path.mkdir()
+    keys = make_certificates(PLAN.job_id, now_s=1e9, valid_s=1e9)
+    with serve(Answer(lines=(), hold=held)) as server:
+        found = JobView(connect_to(server.url, tmp_path), PLAN, folder, keys)
+        yield found
+        found.let_go()
+        held.set()
+
+
+def test_a_visitor_is_told_that_nothing_is_known_yet(view: JobView) -> None:
+    view.settle()
+    status = view.status()
+    assert not status.phase.is_final, "nothing is judged by what was not heard"
+    assert [c.type for c in status.conditions if c.reason == names.REASON_UNSEEN] == ["warning"]
+    assert not view.folder.status.exists()
+
+
+def test_who_has_just_submitted_it_is_not(view: JobView) -> None:
+    assert [c.reason for c in view.status().conditions] == []
