@@ -11,11 +11,11 @@ from windlass.wire.status import FailureKind, JobStatus, Phase, RankStatus, Verd
 def test_the_words_are_frozen():
     """Scripts match on these."""
     assert [phase.value for phase in Phase] == [
-        "pending", "starting", "running", "stopping", "succeeded", "failed", "cancelled",
+        "pending", "starting", "running", "stopping", "succeeded", "failed", "cancelled", "ended",
     ]  # fmt: skip
     assert [kind.value for kind in FailureKind] == [
         "user error", "killed by a signal", "out of memory", "lost node", "timeout",
-        "cancelled", "start failed",
+        "cancelled", "start failed", "outcome not known",
     ]  # fmt: skip
 
 
@@ -24,6 +24,7 @@ def test_which_phases_are_final():
         "succeeded",
         "failed",
         "cancelled",
+        "ended",
     ]
 
 
