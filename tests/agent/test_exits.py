@@ -20,7 +20,7 @@ def judge(
     header=None,
     *,
     error=None,
-    is_command=False,
+    owes_result=True,
     stopped_at_s=None,
     oom=False,
     was_killed=False,
@@ -31,7 +31,7 @@ def judge(
         code=code,
         header=header,
         error=error,
-        is_command=is_command,
+        owes_result=owes_result,
         at_s=100.0,
         stopped_at_s=stopped_at_s,
         out_of_memory=oom,
@@ -46,7 +46,9 @@ def outcome(state, at_s=100.0, **fields):
 @pytest.mark.parametrize("stopped_at_s", [None, 10.0])
 def test_returned_is_returned_even_if_it_was_asked_to_end(stopped_at_s):
     assert judge(0, RETURNED, stopped_at_s=stopped_at_s) == outcome("returned", 50.0, exit_code=0)
-    assert judge(0, is_command=True, stopped_at_s=stopped_at_s) == outcome("returned", exit_code=0)
+    assert judge(0, owes_result=False, stopped_at_s=stopped_at_s) == outcome(
+        "returned", exit_code=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,7 @@ def test_returned_is_returned_even_if_it_was_asked_to_end(stopped_at_s):
         (0, None, {}, outcome("exited", exit_code=0)),
         (5, None, {}, outcome("exited", exit_code=5)),
         (5, None, {"error": ERROR}, outcome("exited", exit_code=5, error=ERROR)),
-        (5, None, {"is_command": True}, outcome("exited", exit_code=5)),
+        (5, None, {"owes_result": False}, outcome("exited", exit_code=5)),
         (5, RETURNED, {}, outcome("exited", exit_code=5)),  # an exit handler failed
         (-11, RETURNED, {}, outcome("killed", signal=11)),
         (-9, None, {}, outcome("killed", signal=9)),

@@ -21,15 +21,18 @@ def judge_exit(
     code: int,
     header: ResultHeader | None,
     error: ErrorInfo | None,
-    is_command: bool,
+    owes_result: bool,
     at_s: float,
     stopped_at_s: float | None,
     out_of_memory: bool,
     was_killed: bool = False,
 ) -> Outcome:
-    """The outcome of a rank whose process is gone; `stopped_at_s` and `was_killed` say what we did to it."""
+    """The outcome of a rank whose process is gone; `stopped_at_s` and `was_killed` say what we did to it.
+
+    A rank that owes no result (a script, a command) has done its work when it exits with 0, however it did.
+    """
     outcome = Outcome(rank=rank, attempt=attempt, state="stopped", at_s=at_s)
-    if code == 0 and (is_command or (header is not None and header.state == "returned")):
+    if code == 0 and (not owes_result or (header is not None and header.state == "returned")):
         return replace(outcome, state="returned", at_s=header.at_s if header else at_s, exit_code=0)
     if header is not None and header.state != "returned":
         was_first = stopped_at_s is None or header.at_s < stopped_at_s

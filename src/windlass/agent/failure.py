@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from windlass.errors import StepFailed
 from windlass.plan.plan import Plan
-from windlass.wire.results import Outcome
+from windlass.wire.results import ErrorInfo, Outcome
 from windlass.wire.status import FailureKind, Verdict
 
 # What a rank prints when it was a peer that died: a consequence, not a cause.
@@ -122,7 +122,15 @@ def _describe(outcome: Outcome, node_name: str, memory: str) -> str:
         return f"{who} never started: its fork server died (see agent-N.log in the job's folder)"
     if outcome.exit_code == 0:
         return f"{who} exited with code 0 before its work returned (os._exit?)"
-    return f"{who} exited with code {outcome.exit_code}{where}"
+    why = f": {text}" if error and (text := _exit_text(error)) else ""
+    return f"{who} exited with code {outcome.exit_code}{why}{where}"
+
+
+def _exit_text(error: ErrorInfo) -> str:
+    """What `sys.exit` was called with, unless that was the code."""
+    first = error.message.strip().partition("\n")[0][:200]
+    is_code = first.lstrip("-").isdigit() or first in ("True", "False")
+    return "" if is_code or not error.type.endswith("SystemExit") else first
 
 
 def _next_step(plan: Plan, outcome: Outcome) -> str:

@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -67,6 +68,8 @@ def _preload(modules: Sequence[str], control: socket.socket) -> bool:
             missing[name] = f"{type(error).__name__}: {error}"
         if not culprit and processes.count_threads() > 1:
             culprit = name
+    if "importlib.metadata" in sys.modules:  # which keeps our archive open, having looked into it
+        sys.modules["importlib.metadata"].MetadataPathFinder.invalidate_caches()
     rank = importlib.import_module("windlass.agent.rank")  # once here, not once in each rank
     rank.note_modules()
     gc.freeze()
@@ -250,6 +253,8 @@ def _settle_python() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable()
+    with contextlib.suppress(AttributeError):  # it is the server's until it is told
+        threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # noqa: SLF001
     _draw_seeds()
 
 

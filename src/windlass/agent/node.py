@@ -29,7 +29,7 @@ from windlass.agent.streams import RankStreams
 from windlass.errors import ProtocolError
 from windlass.plan.environ import Meeting, make_rank_env
 from windlass.plan.plan import Plan
-from windlass.spec.work import Command
+from windlass.spec.work import Function
 from windlass.wire.folder import JobFolder
 from windlass.wire.results import Outcome, ResultHeader, read_header
 
@@ -179,14 +179,13 @@ class Node:
         del self._ranks[rank.number]
         rank.streams.close()
         header = self._read_header(rank.number)
-        is_command = isinstance(self._plan.work, Command)
         outcome = judge_exit(
             rank=rank.number,
             attempt=self._attempt,
             code=code,
             header=header,
             error=read_error_file(self._folder.error(self._attempt, rank.number)) if code else None,
-            is_command=is_command,
+            owes_result=isinstance(self._plan.work, Function),
             at_s=time.time(),
             stopped_at_s=self._stopped_at_s,
             out_of_memory=processes.read_oom_kills() > self._oom_kills,

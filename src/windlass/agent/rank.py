@@ -7,22 +7,27 @@ The environment and the pipes are set before this is entered. User code finds wh
 
 from __future__ import annotations
 
-import builtins
 import importlib
 import importlib.util
 import itertools
 import os
 import pickle
-import runpy
 import sys
 import types
 from collections.abc import Callable
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-from windlass.agent.folder import is_folder, run_folder
 from windlass.agent.rank_outcome import RankOutcome
+from windlass.agent.user_main import (
+    is_folder,
+    make_main,
+    put_first,
+    run_folder,
+    run_module,
+    run_script,
+    set_argv,
+)
 from windlass.wire.folder import JobFolder
 
 # how many modules there were when it was last looked, and which are ours
@@ -48,9 +53,11 @@ def _make_call(plan: dict[str, Any], folder: JobFolder) -> Callable[[], Any]:
     if work["kind"] == "script" and is_folder(Path(plan["cwd"], work["path"])):
         return lambda: run_folder(work["path"], [work["path"], *work["args"]])
     if work["kind"] == "script":
-        return lambda: _run_script(Path(plan["cwd"], work["path"]), [work["path"], *work["args"]])
+        # joined as Python joins it, which keeps a "./"
+        path = os.path.join(plan["cwd"], work["path"])
+        return lambda: run_script(path, [work["path"], *work["args"]])
     if work["kind"] == "module":
-        return lambda: _run_module(work["name"], work["args"])
+        return lambda: run_module(work["name"], work["args"])
     # the payload was made by the version that travels with us, so that one must read it
     importlib.import_module("cloudpickle")
     payload = folder.payload.read_bytes()
@@ -58,37 +65,9 @@ def _make_call(plan: dict[str, Any], folder: JobFolder) -> Callable[[], Any]:
     return lambda: _call_function(work["name"], file, payload)
 
 
-def _run_script(path: Path, argv: list[str]) -> None:
-    sys.argv = argv
-    sys.path.insert(0, str(path.resolve().parent))
-    code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
-    main = make_main()
-    main.__file__ = str(path)
-    main.__loader__ = SourceFileLoader("__main__", str(path))
-    main.__cached__ = None  # type: ignore[attr-defined]
-    exec(code, main.__dict__)  # noqa: S102 - running the user's script is the point
-
-
-def _run_module(name: str, args: list[str]) -> None:
-    sys.argv = ["-m", *args]
-    sys.path.insert(0, os.getcwd())
-    make_main()
-    runpy._run_module_as_main(name)  # type: ignore[attr-defined]  # noqa: SLF001 - as `python -m` does
-
-
-def make_main() -> types.ModuleType:
-    """A `__main__` as the interpreter makes it, in the place of ours."""
-    main = types.ModuleType("__main__")
-    main.__builtins__ = builtins  # type: ignore[attr-defined]
-    if sys.version_info < (3, 14):
-        main.__annotations__ = {}
-    sys.modules["__main__"] = main
-    return main
-
-
 def _call_function(name: str, file: Path | None, payload: bytes) -> Any:
     make_main()
-    sys.argv = [name]
+    set_argv([name])
     target = _import_file(file) if file else None
     function, args, kwargs = pickle.loads(payload)  # noqa: S301 - written by this job's own client
     if target is not None:
@@ -98,7 +77,7 @@ def _call_function(name: str, file: Path | None, payload: bytes) -> Any:
 
 def _import_file(path: Path) -> types.ModuleType:
     """Import a file as a module of its own name, as if its folder were on the path."""
-    sys.path.insert(0, str(path.resolve().parent))
+    put_first(str(path.resolve().parent))
     name = path.stem if path.stem not in sys.modules else f"_target_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

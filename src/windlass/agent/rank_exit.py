@@ -15,6 +15,7 @@ import gc
 import io
 import os
 import sys
+import types
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -70,6 +71,7 @@ def _leave_libraries() -> None:
 def _set_aside() -> None:
     """The last exit handler of a rank: hide from the interpreter what it would take apart for nothing."""
     if not _spared:
+        gc.unfreeze()  # else what a frozen object refers to would stay
         return
     _flush_files()
     import ctypes
@@ -78,6 +80,18 @@ def _set_aside() -> None:
     for name, module in _spared.items():
         if sys.modules.get(name) is module:
             del sys.modules[name]
+    _tie_modules()
+
+
+def _tie_modules() -> None:
+    """Have the interpreter empty each module that is left, also one that something set aside refers to.
+
+    It empties those that outlive its last collection, and knows them by the module, not by its variables,
+    which functions keep alive alone.
+    """
+    for name, module in sys.modules.items():
+        if isinstance(module, types.ModuleType) and name not in ("sys", "builtins"):
+            vars(module)["__windlass_module__"] = module
 
 
 def _flush_files() -> None:

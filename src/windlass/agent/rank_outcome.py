@@ -44,11 +44,12 @@ class RankOutcome:
         """Run the work, and tell what came of it; what the process should exit with."""
         try:
             value = call()
-        except SystemExit as error:
-            return self._exited(error)
         except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is its outcome
-            return self._raised(error)
-        return self._returned(value)
+            raised = error
+        else:
+            return self._returned(value)
+        # out of the except clause: what a hook raises now is not raised while handling this
+        return self._exited(raised) if isinstance(raised, SystemExit) else self._raised(raised)
 
     def notify(self, message: dict[str, Any]) -> None:
         """Tell the agent."""

@@ -19,9 +19,10 @@ from typing import Any
 from windlass import names, records
 from windlass.agent import commands, parcels
 from windlass.agent.raised import make_error, report_uncaught
-from windlass.agent.rank import make_main, step_aside
+from windlass.agent.rank import step_aside
 from windlass.agent.rank_exit import INTERRUPTED
 from windlass.agent.rank_outcome import read_exit_code
+from windlass.agent.user_main import make_main, set_argv
 from windlass.agent.warm.channel import RankEnd
 from windlass.agent.warm.sources import Reloader, import_freshly, renew_class
 from windlass.errors import BundleError
@@ -82,8 +83,7 @@ class _Callee:
 
     def _take(self, header: Header, body: bytearray) -> int:
         """Run one call and answer it; what the process should exit with if this was its last."""
-        code = 0
-        sys.argv = [header["name"]]
+        set_argv([header["name"]])
         for file, text in header["sources"].items():  # where tracebacks look for them
             linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
         if header["meeting"]:
@@ -102,8 +102,10 @@ class _Callee:
             packed = parcels.pack(value, name="result") if is_wanted else []
             self._say(header, "answer", packed, state="returned")
         except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is the answer
-            code = self._raised(header, error)
-        return code
+            raised = error
+        else:
+            return 0
+        return self._raised(header, raised)
 
     def _meet(self, meeting: dict[str, str]) -> None:
         """Take up where the ranks of this world find each other."""

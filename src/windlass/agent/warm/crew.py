@@ -115,7 +115,7 @@ class Crew:
             code=code,
             header=None,
             error=None,
-            is_command=False,
+            owes_result=True,
             at_s=time.time(),
             stopped_at_s=self._stopped_at_s,
             out_of_memory=processes.read_oom_kills() > self._oom_kills,
