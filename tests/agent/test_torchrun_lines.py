@@ -8,6 +8,8 @@ import pytest
 
 import windlass as wl
 
+pytestmark = pytest.mark.timeout(400)  # each starts torchrun, which imports torch once more
+
 SCRIPT = """
 import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -34,14 +36,14 @@ def check(folder, num_ranks):
 
 def test_two_nodes_of_two(folder):
     assert (
-        wl.run(["torchrun", "main.py"], nodes=2, procs=2, quiet=True, timeout_s=100) == [None] * 2
+        wl.run(["torchrun", "main.py"], nodes=2, procs=2, quiet=True, timeout_s=300) == [None] * 2
     )
     check(folder, 4)
 
 
 def test_by_its_module_and_another_rendezvous(folder):
     line = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d", "main.py"]
-    assert wl.run(line, nodes=2, quiet=True, timeout_s=100) == [None, None]
+    assert wl.run(line, nodes=2, quiet=True, timeout_s=300) == [None, None]
     check(folder, 2)
 
 
@@ -52,5 +54,5 @@ def test_alone_it_starts_as_many_as_were_asked_for(folder):
 
 def test_an_app_has_as_many_as_were_asked_for(folder):
     app = wl.app("torchrun main.py", name="two", procs=2, engine="local")
-    assert app.deploy().wait(100).phase.value == "succeeded"
+    assert app.deploy().wait(300).phase.value == "succeeded"
     check(folder, 2)
