@@ -150,5 +150,5 @@ def test_a_parameter_that_is_also_our_flag_is_told(windlass: Cli, project: Path)
     (project / "named.py").write_text("def train(name: str):\n    return name\n")
     ran = windlass("run", "named.py::train", "--name", "x")
     assert ran.code == 2
-    assert "before -- --name is Windlass's own; write: named.py::train -- --name ..." in ran.err
+    assert "its own: named.py::train -- --name ..." in ran.err
     assert windlass("run", "named.py::train", "--", "--name", "x").out.splitlines()[-1] == "'x'"

@@ -250,3 +250,12 @@ def test_installed_modules_are_the_image_s_business_wherever_the_environment_lie
     check_modules(["packed"], root, [str(tmp_path)])
     with pytest.raises(SpecError, match="the module astray lies in"):
         check_modules(["astray"], root, [str(tmp_path)])
+
+
+def test_a_command_needs_no_project(tmp_path, monkeypatch):
+    from windlass.client.run import prepare
+
+    monkeypatch.chdir(tmp_path)
+    flags = {"engine": "kubernetes", "image": "a:1"}
+    plan = prepare(["no-such-program-here"], detach=True, flags=flags).plan
+    assert (plan.work.argv, plan.cwd, plan.inputs) == (("no-such-program-here",), "", ())
