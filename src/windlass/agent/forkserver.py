@@ -69,7 +69,7 @@ def _preload(modules: Sequence[str], control: socket.socket) -> bool:
         if not culprit and processes.count_threads() > 1:
             culprit = name
     if "importlib.metadata" in sys.modules:  # which keeps our archive open, having looked into it
-        sys.modules["importlib.metadata"].MetadataPathFinder.invalidate_caches()
+        sys.modules["importlib.metadata"].MetadataPathFinder().invalidate_caches()
     rank = importlib.import_module("windlass.agent.rank")  # once here, not once in each rank
     rank.note_modules()
     gc.freeze()

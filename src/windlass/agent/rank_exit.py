@@ -9,10 +9,10 @@ anybody: that comes before.
 
 from __future__ import annotations
 
+import _io
 import atexit
 import contextlib
 import gc
-import io
 import os
 import sys
 import types
@@ -97,7 +97,7 @@ def _tie_modules() -> None:
 def _flush_files() -> None:
     """Flush what the user's code left open, even where only a module that is set aside knows of it."""
     for thing in gc.get_objects():  # made since the fork: what was there before is frozen
-        if isinstance(thing, io.IOBase):
+        if issubclass(type(thing), _io._IOBase):  # noqa: SLF001 - asks the object nothing
             with contextlib.suppress(
                 Exception
             ):  # closed, read only, a full disk, a user's own class
