@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -62,14 +62,12 @@ def _preload(modules: Sequence[str], control: socket.socket) -> bool:
     for name in modules:
         is_spared = name.partition(".")[0] in _SPARED
         try:
-            with rank_exit.sparing() if is_spared else contextlib.nullcontext():
+            with _importing_library() if is_spared else contextlib.nullcontext():
                 snapshot.import_module(name)
         except Exception as error:  # noqa: BLE001 - the rank that needs it will say so, at the user's line
             missing[name] = f"{type(error).__name__}: {error}"
         if not culprit and processes.count_threads() > 1:
             culprit = name
-    if "importlib.metadata" in sys.modules:  # which keeps our archive open, having looked into it
-        sys.modules["importlib.metadata"].MetadataPathFinder().invalidate_caches()
     rank = importlib.import_module("windlass.agent.rank")  # once here, not once in each rank
     rank.note_modules()
     gc.freeze()
@@ -84,6 +82,18 @@ def _preload(modules: Sequence[str], control: socket.socket) -> bool:
     }
     send_event(control, event)
     return not culprit
+
+
+@contextlib.contextmanager
+def _importing_library() -> Iterator[None]:
+    """Without our archive on the path, which importlib.metadata would look into and keep open in every rank."""
+    path = list(sys.path)
+    sys.path[:] = [entry for entry in path if not entry.endswith(".pyz")]
+    try:
+        with rank_exit.sparing():
+            yield
+    finally:
+        sys.path[:] = [*(entry for entry in path if entry not in sys.path), *sys.path]
 
 
 class _ForkServer:

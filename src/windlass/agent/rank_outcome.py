@@ -49,7 +49,10 @@ class RankOutcome:
         else:
             return self._returned(value)
         # out of the except clause: what a hook raises now is not raised while handling this
-        return self._exited(raised) if isinstance(raised, SystemExit) else self._raised(raised)
+        try:
+            return self._exited(raised) if isinstance(raised, SystemExit) else self._raised(raised)
+        finally:
+            del raised  # it holds this frame, which holds it
 
     def notify(self, message: dict[str, Any]) -> None:
         """Tell the agent."""

@@ -105,7 +105,10 @@ class _Callee:
             raised = error
         else:
             return 0
-        return self._raised(header, raised)
+        try:
+            return self._raised(header, raised)
+        finally:
+            del raised  # it holds this frame, which holds it
 
     def _meet(self, meeting: dict[str, str]) -> None:
         """Take up where the ranks of this world find each other."""
