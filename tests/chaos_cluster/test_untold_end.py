@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from windlass.engines.jobview import _explain
+from windlass.engines.lost_nodes import explain_loss
 from windlass.kube.pods import read_pods
 from windlass.wire.status import FailureKind, Verdict
 
@@ -36,10 +36,10 @@ def test_the_newest_pod_before_the_loss_is_meant():
     second = _make_pod("job-1-bbbbb", "2001-09-09T01:47:40Z")
     dead = read_pods([first, second]).dead
     assert [pod.ended_s for pod in dead] == [None, None]
-    assert "job-1-aaaaa on node n1 was evicted" in _explain(_lose(CREATED_S + 30), dead).message
-    assert "job-1-bbbbb on node n1 was evicted" in _explain(_lose(CREATED_S + 90), dead).message
+    assert "job-1-aaaaa on node n1 was evicted" in explain_loss(_lose(CREATED_S + 30), dead).message
+    assert "job-1-bbbbb on node n1 was evicted" in explain_loss(_lose(CREATED_S + 90), dead).message
 
 
 def test_a_loss_before_the_pod_was_there_is_not_its_end():
     dead = read_pods([_make_pod("job-1-aaaaa", "2001-09-09T01:46:40Z")]).dead
-    assert _explain(_lose(CREATED_S - 30), dead).message == "node 1 was lost"
+    assert explain_loss(_lose(CREATED_S - 30), dead).message == "node 1 was lost"
