@@ -86,7 +86,7 @@ def _preload(modules: Sequence[str], control: socket.socket) -> bool:
 
 @contextlib.contextmanager
 def _importing_library() -> Iterator[None]:
-    """Without our archive on the path, which importlib.metadata would look into and keep open in every rank."""
+    """Without our archive on the path, which importlib.metadata would look into and keep open in ranks."""
     path = list(sys.path)
     sys.path[:] = [entry for entry in path if not entry.endswith(".pyz")]
     try:

@@ -49,9 +49,9 @@ def relative_packages():
 
 def shadowed_library():
     """A file beside the script wins over a library module that the interpreter has not loaded yet."""
-    import colorsys
+    import netrc
 
-    return getattr(colorsys, "IS_OURS", False)
+    return getattr(netrc, "IS_OURS", False)
 
 
 def compiled_flags():
