@@ -12,7 +12,7 @@ from windlass.engines.pyz import build_archive, find_archive, local_archive
 
 
 def test_it_is_small():
-    assert len(build_archive()) <= 150 * 1024
+    assert len(build_archive()) <= 256 * 1024
 
 
 def test_equal_sources_give_equal_bytes():

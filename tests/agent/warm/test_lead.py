@@ -48,7 +48,7 @@ class Compute:
             "slot": slot,
             "instance": instance,
             "shape": f"{nodes}",
-            "world": {"nodes": nodes, "procs": 1, "ranks": None},
+            "world": {"nodes": nodes, "min_nodes": nodes, "procs": 1, "ranks": None},
             "store": False,
             "preload": [],
             "env": {},
