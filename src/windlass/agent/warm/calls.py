@@ -22,7 +22,7 @@ from windlass.agent.warm.parts import send_parts
 from windlass.agent.warm.worlds import World
 from windlass.plan.plan import Plan
 from windlass.wire.results import ErrorInfo, Outcome
-from windlass.wire.status import Verdict
+from windlass.wire.status import FailureKind, Verdict
 
 _SLOW_S = 24 * 3600.0
 _SMALL_BYTES = 64 << 10
@@ -245,6 +245,16 @@ class Call:
     def tell_end(self, listener: Listener) -> None:
         verdict = records.to_json(self.verdict) if self.verdict else None
         listener.tell({"type": "done", "id": self.id, "state": self.state, "verdict": verdict})
+
+    def settle(self, verdict: Verdict | None, *, is_told: bool) -> None:
+        """It ends so: tell whoever listens, unless they know, and let go of what it brought."""
+        self.verdict, self.ended_at_s = verdict, time.time()
+        self.tell_unsaid()
+        is_cancelled = verdict is not None and verdict.kind is FailureKind.CANCELLED
+        self.state = "returned" if verdict is None else "cancelled" if is_cancelled else "failed"
+        for listener in self.listeners if not is_told else ():
+            self.tell_end(listener)
+        self.release()
 
     def release(self) -> None:
         """What it brought is no longer needed."""

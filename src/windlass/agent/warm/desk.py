@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -249,7 +248,7 @@ class Desk:
             new = {k: v for k, v in hidden.items() if os.environ.get(k) != v}
             self._lead.setup = make_setup(dict(asked["env"]), list(asked["steps"]), new)
         if "ttl_s" in header:
-            self._lead.set_ttl(header["ttl_s"])
+            self._lead.inactivity.set(header["ttl_s"])
         self._lead.record.update(header.get("record", {}))
 
     def _render_info(self) -> dict[str, Any]:
@@ -266,8 +265,8 @@ class Desk:
                 for call in lead.ledger.recent()[-20:]
             ],
             "num_calls": lead.ledger.num_calls,
-            "idle_s": time.monotonic() - lead.idle_since_s if lead.is_idle else 0.0,
-            "ttl_s": lead.ttl_s,
+            "idle_s": lead.queue.idle_s,
+            "ttl_s": lead.inactivity.ttl_s,
             "setup": lead.setup["digest"],
             "env": lead.setup["env"],
             "steps": lead.setup["steps"],

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import signal
 import time
-from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +18,10 @@ from windlass import names, records
 from windlass.agent.board import Board
 from windlass.agent.failure import make_job_verdict
 from windlass.agent.parcels import forget
+from windlass.agent.warm.call_queue import CallQueue
 from windlass.agent.warm.calls import Answer, Call
 from windlass.agent.warm.crews import Crews, MustMake, NotReady
+from windlass.agent.warm.inactivity import Inactivity
 from windlass.agent.warm.ledger import Ledger
 from windlass.agent.warm.worlds import World
 from windlass.errors import WindlassError
@@ -41,31 +42,29 @@ class WarmLead(Crews):
     def __init__(self, plan: Plan, board: Board, *, address: str = "") -> None:
         super().__init__(plan, board, address=address)
         self.ledger = Ledger()
-        self._queue: deque[Call] = deque()
-        self._asked = asyncio.Event()
-        self._current: Call | None = None
-        self.idle_since_s = time.monotonic()
-        self.ttl_s: float | None = plan.work.ttl_s  # type: ignore[union-attr]
-        self._ttl_timer: asyncio.TimerHandle | None = None
+        self.queue = CallQueue()
+        self.inactivity = Inactivity(
+            plan.work.ttl_s,  # type: ignore[union-attr]
+            idle_s=lambda: self.queue.idle_s,
+            end=lambda why: self.end(FailureKind.TIMEOUT, why),
+        )
         self.record: dict[str, Any] = {}  # what was deployed here, to be called by name
 
     @property
     def is_idle(self) -> bool:
-        return self._current is None and not self._queue
+        return self.queue.is_idle
 
     # -- the compute's life --------------------------------------------------------------------
 
     async def run(self) -> None:
         """Until it is ended; afterwards the board is final."""
         self._board.set_phase(Phase.RUNNING, names.REASON_READY, "waiting for calls")
-        self._check_ttl()
+        self.inactivity.check()
         while self.stopped is None:
-            call = self._next_call()
+            call = self.queue.start_next()
             if call is None:
-                self._asked.clear()
-                await self._asked.wait()
+                await self.queue.wait()
                 continue
-            self._current = call
             try:
                 await self._run_call(call)
             except WindlassError as error:
@@ -74,8 +73,8 @@ class WarmLead(Crews):
                 logger.exception("call %s", call.id)
                 self._refuse(call, f"the lead failed: {error!r}")
             finally:
-                self._rest()
-        for call in (*self._queue, *([self._current] if self._current else [])):
+                self.queue.end_current()
+        for call in self.queue.all():
             self._end_call(call, self.stopped)
         await self.dismiss_all(now=self.must_hurry)
         self._board.set_verdict(self.stopped, final=True)
@@ -84,47 +83,16 @@ class WarmLead(Crews):
         reason = names.REASON_INACTIVE if is_idle else names.REASON_CANCELLED
         self._board.set_phase(phase, reason, self.stopped.message)
 
-    def _next_call(self) -> Call | None:
-        """The first in the queue, unless another one runs."""
-        if not self._queue or self._current not in (None, self._queue[0]):
-            return None
-        return self._queue.popleft()
-
-    def _rest(self) -> None:
-        self._current = None
-        self.idle_since_s = time.monotonic()
-        if self._queue:
-            self._asked.set()
-
-    def set_ttl(self, ttl_s: float | None) -> None:
-        """How long it stays when nothing is called, from now on."""
-        self.ttl_s = ttl_s
-        if self._ttl_timer is not None:
-            self._ttl_timer.cancel()
-        self._check_ttl()
-
-    def _check_ttl(self) -> None:
-        """End when nothing was called for long; look again when that could be so at the earliest."""
-        if self.ttl_s is None:
-            return
-        idle_s = time.monotonic() - self.idle_since_s if self.is_idle else 0.0
-        if idle_s >= self.ttl_s:
-            message = f"nothing was called for {self.ttl_s:g} s (inactivity_ttl)"
-            self.end(FailureKind.TIMEOUT, message)
-            return
-        loop = asyncio.get_running_loop()
-        self._ttl_timer = loop.call_later(self.ttl_s - idle_s, self._check_ttl)
-
     def end(
         self, kind: FailureKind, message: str, *, now: bool = False, signum: int = signal.SIGTERM
     ) -> None:
         """Somebody wants the compute to end."""
         super().end(kind, message, now=now, signum=signum)
-        self._asked.set()
-        if self._current is not None:
-            self._current.stop = self._current.stop or self.stopped
-            self._current.stop_signal = self.stop_signal
-            self._current.end()
+        self.queue.wake()
+        if (call := self.queue.current) is not None:
+            call.stop = call.stop or self.stopped
+            call.stop_signal = self.stop_signal
+            call.end()
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -138,15 +106,11 @@ class WarmLead(Crews):
         if self.is_idle and call.asked["slot"] and not call.file:
             world = self.find_world(call)
             if world is not None:
-                self._current = call
-                call.on_trouble = self._take_up
+                self.queue.current = call
+                call.on_trouble = self.queue.put_first
                 self._dispatch(world, call)
                 return
-        # one that has ended, and whose ranks only have to go, is nothing to wait for
-        ahead = [each for each in (self._current, *self._queue) if each and not each.is_final]
-        self._queue.append(call)
-        self._asked.set()
-        if ahead:
+        if ahead := self.queue.add(call):
             call.tell_waiting({"type": "queued", "ahead": len(ahead), "first": ahead[0].id})
 
     def abandon(self, call: Call) -> None:
@@ -157,12 +121,6 @@ class WarmLead(Crews):
                 self.cancel(call, "nobody listened to its stream any more")
 
         asyncio.get_running_loop().call_later(_ABANDONED_S, look)
-
-    def _take_up(self, call: Call) -> None:
-        """Something is wrong with a call that never met the queue: it is first in it now."""
-        if call not in self._queue and not call.is_final:
-            self._queue.appendleft(call)
-            self._asked.set()
 
     def cancel(
         self,
@@ -178,8 +136,7 @@ class WarmLead(Crews):
         if call.stop is None:
             call.stop_signal = signum
         call.stop = call.stop or make_job_verdict(self.plan, kind, why, at_s=time.time())
-        if call in self._queue and call is not self._current:
-            self._queue.remove(call)
+        if self.queue.remove(call):
             call.stop_timer()
             self._end_call(call, call.stop)
         else:
@@ -294,8 +251,8 @@ class WarmLead(Crews):
             self._take_absence(index, message["world"])
         elif kind == "report":
             self._board.report(message)
-        elif kind == "setting_up" and self._current is not None:
-            self._current.tell({"type": "said", "line": f"node {index}: {message['line']}"})
+        elif kind == "setting_up" and self.queue.current is not None:
+            self.queue.current.tell({"type": "said", "line": f"node {index}: {message['line']}"})
         else:
             super().receive(index, message, body)
 
@@ -323,7 +280,7 @@ class WarmLead(Crews):
             self._end_call(call, None, is_told=True)
             if call.on_trouble is not None:  # it never met the queue
                 call.stop_timer()
-                self._rest()
+                self.queue.end_current()
 
     async def _keep_pace(self, call: Call) -> None:
         """Have a stream go on once all its readers have caught up: what they lack is held here."""
@@ -334,7 +291,7 @@ class WarmLead(Crews):
             self.send(world, {"type": "more", "world": world.number})
 
     def _take_log(self, index: int, message: dict[str, Any], body: bytes) -> None:
-        call = self._current
+        call = self.queue.current
         if call is not None and (message["call"] == call.id or not message["call"]):
             call.tell({"type": "log", "rank": message["rank"]}, body)
         if index and self.keeps_logs:
@@ -343,15 +300,15 @@ class WarmLead(Crews):
     def _take_end(self, message: dict[str, Any]) -> None:
         """A rank's process ended before it answered, or while it was kept."""
         self.lose_rank(message["world"])
-        if self._current is not None:
+        if (call := self.queue.current) is not None:
             outcome = records.read(Outcome, message["outcome"])
             given, answered = message["given"], message["answered"]
-            self._current.lose_rank(outcome, given=given, answered=answered)
+            call.lose_rank(outcome, given=given, answered=answered)
 
     def _take_absence(self, index: int, number: int) -> None:
         """A node was given a call for ranks that it does not have."""
         self.lose_rank(number)
-        call = self._current
+        call = self.queue.current
         if call is not None and call.attempt is not None and call.attempt.number == number:
             call.lose_node(index, "its ranks were gone before the call came")
 
@@ -360,8 +317,8 @@ class WarmLead(Crews):
         if not self.is_here(index):
             return
         super().lose(index, why)
-        if self._current is not None:
-            self._current.lose_node(index, why)
+        if self.queue.current is not None:
+            self.queue.current.lose_node(index, why)
 
     # -- the end of a call ---------------------------------------------------------------------
 
@@ -388,13 +345,7 @@ class WarmLead(Crews):
     def _end_call(self, call: Call, verdict: Verdict | None, *, is_told: bool = False) -> None:
         if call.is_final:
             return
-        call.verdict, call.ended_at_s = verdict, time.time()
-        call.tell_unsaid()
-        is_cancelled = verdict is not None and verdict.kind is FailureKind.CANCELLED
-        call.state = "returned" if verdict is None else "cancelled" if is_cancelled else "failed"
-        for listener in call.listeners if not is_told else ():
-            call.tell_end(listener)
-        call.release()
+        call.settle(verdict, is_told=is_told)
         self.ledger.settle(call)
 
     def _refuse(self, call: Call, why: str) -> None:

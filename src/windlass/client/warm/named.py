@@ -13,11 +13,11 @@ from difflib import get_close_matches
 from typing import Any
 
 from windlass.agent import parcels
+from windlass.client.warm.callable_work import Work
 from windlass.client.warm.compute import Compute
 from windlass.client.warm.computes import find_computes
 from windlass.client.warm.nodes import LiveNodes
 from windlass.client.warm.remote import Remote
-from windlass.client.warm.requests import Work
 from windlass.client.warm.spec import decide
 from windlass.client.warm.talk import ask_at
 from windlass.engines.protocol import JobRef

@@ -18,12 +18,13 @@ from typing import Any
 
 from windlass.agent import commands
 from windlass.client.job import Job
+from windlass.client.warm.callable_work import Work, make_work
 from windlass.client.warm.calling import Calling, Reply
 from windlass.client.warm.compute import Compute
 from windlass.client.warm.echo import Echo
 from windlass.client.warm.nodes import LiveNodes
 from windlass.client.warm.options import Options, make_options
-from windlass.client.warm.requests import Requests, Work, make_work
+from windlass.client.warm.requests import Requests
 from windlass.client.warm.spread import Spread, make_spread
 from windlass.errors import SpecError
 from windlass.inside import Plain, is_inside

@@ -1,6 +1,7 @@
-"""What a call is made of: the work, its arguments, the code it needs, and the world it runs in.
+"""What a call is made of: its arguments, the code it needs, and the world it runs in.
 
-Most of a call is the same each time and made once; a call adds its arguments. Says nothing to anybody.
+Most of a call is the same each time and made once; a call adds its arguments. What is called is
+`client.warm.callable_work`. Says nothing to anybody.
 """
 
 from __future__ import annotations
@@ -9,39 +10,31 @@ import hashlib
 import inspect
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from windlass import names
-from windlass.agent import commands, parcels
+from windlass.agent import parcels
 from windlass.bundle.functions import read_contents
-from windlass.client.early import find_early_write
-from windlass.client.ids import make_call_id, make_letters
-from windlass.client.preload import TORCH, choose_preload
+from windlass.client.ids import make_call_id
+from windlass.client.preload import TORCH
 from windlass.client.run import current_folder
 from windlass.client.target import (
     blame_argument,
     check_bound,
-    function_name,
     import_paths,
     read_signature,
-    travels_alone,
     unwrap,
 )
-from windlass.client.torchrun import tell_size
 from windlass.client.travel import check_modules
+from windlass.client.warm.callable_work import Work, first_method, fit_command
 from windlass.client.warm.calling import Request
 from windlass.client.warm.cell_sources import find_sources
 from windlass.client.warm.project import PlacedProject, Project, find_project, project_at
 from windlass.client.warm.scripts import GUARD, name_by_file
 from windlass.client.warm.spread import Spread
-from windlass.client.warm.values import read_words
 from windlass.client.warm.where import say
 from windlass.errors import BundleError, SpecError
-from windlass.spec.launchers import find_launcher
-from windlass.spec.work import Command
 
 if TYPE_CHECKING:
     from windlass.client.warm.compute import Compute
@@ -49,117 +42,8 @@ if TYPE_CHECKING:
     from windlass.client.warm.options import Options
 
 _MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
-# what a remote callable has itself, under names that a class may have, too
-REMOTE_NAMES = (
-    *("name", "compute", "rebuild", "to", "distribute", "options", "deploy", "teardown"),
-    *("submit", "acall"),
-)
-
 
 _told: set[str] = set()  # what was said once already
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What is called: a function, a command, or the object of a class."""
-
-    target: Any
-    name: str
-    is_class: bool = False
-    is_command: bool = False
-    init: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
-    source: Path | None = None
-    preload: tuple[str, ...] = ()
-    early: str = ""  # what it sets before it imports torch, which must not be there already
-    instance: str = field(default_factory=lambda: make_letters(12))
-    clashes: tuple[str, ...] = ()  # what the class has under names that a remote object has, too
-
-    @property
-    def label(self) -> str:
-        """For names: the last part."""
-        return self.name.rpartition(".")[2].strip("<>") or "call"
-
-    @property
-    def has_call(self) -> bool:
-        """Whether its objects can be called themselves."""
-        mro = getattr(self.target, "__mro__", ()) if self.is_class else ()
-        return any("__call__" in vars(base) for base in mro)
-
-    def parameters(self, method: str) -> Sequence[str]:
-        """The names of the parameters that are the work's own."""
-        target = getattr(self.target, method, None) if method else self.target
-        try:
-            found = inspect.signature(target).parameters  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            return ()
-        return tuple(found)
-
-
-def make_work(
-    target: Any,
-    *,
-    name: str = "",
-    init: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}),
-) -> Work:
-    """The work a user means."""
-    if isinstance(target, str):
-        words = read_words(target, "the command", example='fn("nvidia-smi")')
-        run = commands.Run(words)
-        return Work(target=run, name=name or Path(words[0]).stem, is_command=True)
-    if not callable(target):
-        raise SpecError(
-            f"cannot call {target!r:.60}", hint="give a function, a class, or a command as text"
-        )
-    is_class = inspect.isclass(target) or bool(getattr(target, "is_class", False))
-    plain = target if inspect.isclass(target) else _unwrap(target)
-    module = sys.modules.get(getattr(plain, "__module__", "") or "")
-    file = getattr(module, "__file__", None)
-    source = Path(file) if file else None
-    early = _find_early(plain, source)
-    return Work(
-        target=target,
-        name=name or function_name(plain),
-        is_class=is_class,
-        init=init,
-        source=source,
-        preload=() if early else _choose_preload(source),
-        early=early,
-        clashes=_find_clashes(inspect.unwrap(target)) if is_class else (),
-    )
-
-
-def _find_clashes(target: Any) -> tuple[str, ...]:
-    own = {name for base in target.__mro__[:-1] for name in vars(base)}
-    return tuple(name for name in REMOTE_NAMES if name in own)
-
-
-def _fit_command(work: Work, num_nodes: int, procs: int) -> Work:
-    """A launcher's line, told of its size by the launcher's own flags where it has no variables for it."""
-    command = Command(argv=tuple(work.target.words), procs=procs)
-    line = find_launcher(command.argv)
-    if line is None:
-        return work
-    words = tell_size(command, line, num_nodes).argv
-    return work if words == command.argv else replace(work, target=commands.Run(words))
-
-
-def _unwrap(target: Any) -> Any:
-    """The function inside partials and decorators: its module says where the project is."""
-    return inspect.unwrap(unwrap(target))
-
-
-def _find_early(plain: Any, source: Path | None) -> str:
-    if source is None or not source.is_file():
-        return ""
-    name = plain.__name__ if travels_alone(plain) else ""
-    found = find_early_write([source], source.parent, function=name)
-    return str(found) if found else ""
-
-
-def _choose_preload(source: Path | None) -> tuple[str, ...]:
-    if source is None or not source.is_file():
-        return TORCH if "torch" in sys.modules else ()
-    return choose_preload(source)
 
 
 class Requests:
@@ -180,7 +64,7 @@ class Requests:
         self._command_env: dict[str, str] = {}
         if work.is_command:
             per_node = self._spread.procs or self._node_procs
-            work = _fit_command(work, self._spread.workers, per_node)
+            work = fit_command(work, self._spread.workers, per_node)
             variables = (names.NPROC_PER_NODE, names.PET_NPROC_PER_NODE)
             self._command_env = dict.fromkeys(variables, str(per_node))
         self._work = work
@@ -324,7 +208,7 @@ class Requests:
         if work.is_class and not method:
             raise SpecError(
                 f"{work.name} is a class: call its methods",
-                hint=f"remote.{_first_method(work.target)}(...)",
+                hint=f"remote.{first_method(work.target)}(...)",
             )
         target = _as_defined_now(work.target)
         if not method and not self._project.is_edited:
@@ -430,9 +314,3 @@ def _is_of_main(thing: Any) -> bool:
         "__main__",
         thing.__name__,
     )
-
-
-def _first_method(target: Any) -> str:
-    found = vars(target).items() if inspect.isclass(target) else ()
-    names = [name for name, value in found if callable(value) and not name.startswith("_")]
-    return names[0] if names else "method"
