@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -112,11 +114,58 @@ def leave_early() -> int:
     return rank()
 
 
+_open_files: list[Any] = []
+
+
+def offer_a_port_and_return(folder: str, fail: bool) -> str:
+    """Rank 0 listens and is done; rank 1 connects once it is told to."""
+    path = Path(folder)
+    if rank() == 0:
+        listening = socket.create_server(("0.0.0.0", 0))
+        _open_files.extend([listening, (path / "left-open").open("w")])
+        _open_files[-1].write("x")
+        atexit.register((path / "ended").write_text, "x")
+        _write_whole(path / "port", str(listening.getsockname()[1]))
+        return "offered"
+    wait_for_file(path / "go")
+    place = (os.environ["MASTER_ADDR"], int((path / "port").read_text()))
+    try:
+        socket.create_connection(place, timeout=10).close()
+    except ConnectionRefusedError:
+        return "refused"
+    if fail:
+        raise ValueError("after the other was done")
+    return "connected"
+
+
+def _write_whole(path: Path, text: str) -> None:
+    beside = path.with_suffix(".new")
+    beside.write_text(text)
+    beside.rename(path)
+
+
 def wait_for_file(path: str | Path, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not os.path.exists(path):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def wait_to_be_told(path: str) -> None:
+    """Until a signal comes; which one is left beside `path`."""
+    mark = f"{path}-{rank()}"
+
+    def on_term(*_: Any) -> None:
+        Path(f"{mark}-by-SIGTERM").touch()
+        sys.exit(1)
+
+    signal.signal(signal.SIGTERM, on_term)
+    Path(f"{mark}-started").touch()
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        Path(f"{mark}-by-KeyboardInterrupt").touch()
+        raise
 
 
 def hang() -> None:

@@ -64,6 +64,82 @@ def test_an_earlier_failure_that_is_heard_of_later_is_blamed(tmp_path):
     assert status.verdict.others == {"raised": 1, "stopped": 2}
 
 
+def test_ranks_that_are_done_are_let_go_when_all_are(tmp_path):
+    def acts(nodes, index, order):
+        if order["type"] == "start":
+            for rank in nodes.plan.nodes[index].ranks:
+                nodes.say(index, "done", rank=rank, attempt=0)
+        elif order["type"] == "release":
+            for rank in nodes.plan.nodes[index].ranks:
+                nodes.end(rank, "returned", exit_code=0)
+
+    status, nodes = lead_through(tmp_path, acts)
+    assert status.phase is Phase.SUCCEEDED
+    assert nodes.kinds(0) == nodes.kinds(1) == ["start", "release"]
+
+
+def test_ranks_that_are_done_are_not_let_go_while_one_works(tmp_path):
+    def acts(nodes, index, order):
+        if order["type"] == "start" and index == 0:
+            nodes.say(0, "done", rank=0, attempt=0)
+            nodes.end(1, "returned", exit_code=0)  # a command ends by itself
+        elif order["type"] == "start":
+            nodes.say(1, "done", rank=2, attempt=0)
+            nodes.end(3, "raised", error=ErrorInfo(type="E", message="the cause"))
+        elif order["type"] == "stop":
+            nodes.stopped(index, 0, but={1, 3})
+
+    status, nodes = lead_through(tmp_path, acts)
+    assert status.verdict.rank == 3
+    assert nodes.kinds(0) == nodes.kinds(1) == ["start", "stop"]
+
+
+LOST_PEER = ErrorInfo(type="RuntimeError", message="Connection reset by peer")
+
+
+def test_nobody_is_stopped_while_the_cause_is_still_to_be_heard(tmp_path):
+    """A rank that is stopped cannot say any more what it raised."""
+    loop_s = 1.0  # more than any verdict waits for what was heard late
+
+    def acts(nodes, index, order):
+        if order["type"] == "start" and index == 0:
+            for rank in (0, 1):
+                nodes.end(rank, "raised", at_s=100.0, error=LOST_PEER)
+            cause = ErrorInfo(type="ValueError", message="the cause")
+            say = lambda: nodes.end(3, "raised", at_s=200.0, error=cause)  # noqa: E731
+            asyncio.get_running_loop().call_later(loop_s, say)
+        elif order["type"] == "stop":
+            assert "the cause" in str(nodes.lead._attempt.outcomes[3].error)
+            nodes.stopped(index, 0, but={0, 1, 3})
+
+    status, _ = lead_through(tmp_path, acts)
+    assert (status.verdict.rank, status.verdict.exception) == (3, "ValueError: the cause")
+
+
+def test_the_cause_is_waited_for_no_longer_than_the_grace(tmp_path):
+    def acts(nodes, index, order):
+        if order["type"] == "start" and index == 0:
+            nodes.end(0, "raised", error=LOST_PEER)
+        elif order["type"] == "stop":
+            nodes.stopped(index, 0, but={0})
+
+    status, nodes = lead_through(tmp_path, acts, grace_s=0.05)
+    assert status.verdict.rank == 0
+    assert nodes.kinds(1) == ["start", "stop"]
+
+
+def test_the_cause_is_not_waited_for_when_every_rank_has_failed(tmp_path):
+    def acts(nodes, index, order):
+        if order["type"] == "start":
+            for rank in nodes.plan.nodes[index].ranks:
+                nodes.end(rank, "raised", at_s=100.0 + rank, error=LOST_PEER)
+        elif order["type"] == "stop":
+            nodes.say(index, "stopped", attempt=0)
+
+    status, _ = lead_through(tmp_path, acts, grace_s=600)
+    assert status.verdict.rank == 0
+
+
 def test_a_verdict_comes_early_and_counts_the_others_in_the_end(tmp_path, monkeypatch):
     from windlass.agent import lead
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import rank_work
+from waits import wait_for
 
 import windlass as wl
 from windlass.client.interrupts import Interrupts
@@ -51,3 +55,48 @@ def test_signals_are_as_before_afterwards():
     with Interrupts():
         assert signal.getsignal(signal.SIGINT) not in before
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+PROGRAM = """
+import sys
+import rank_work
+import windlass as wl
+
+try:
+    wl.run(rank_work.wait_to_be_told, args=[sys.argv[1]], procs=2)
+except Exception as error:
+    print("swallowed", type(error).__name__)
+except KeyboardInterrupt:
+    print("interrupted")
+    raise
+finally:
+    print("ended")
+"""
+
+
+def start_program(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    env = {**os.environ, "PYTHONPATH": str(Path(rank_work.__file__).parent)}
+    words = [sys.executable, str(program), str(tmp_path / "told")]
+    running = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env, cwd=tmp_path)
+    wait_for(lambda: len(list(tmp_path.glob("told-*-started"))) == 2, "both ranks run")
+    return running
+
+
+@pytest.mark.parametrize(
+    ("number", "printed", "heard"),
+    [
+        (signal.SIGINT, "interrupted\nended\n", "KeyboardInterrupt"),
+        (signal.SIGTERM, "", "SIGTERM"),
+    ],
+    ids=["ctrl-c", "sigterm"],
+)
+def test_a_signal_means_to_a_program_what_it_means_without_a_job(tmp_path, number, printed, heard):
+    """After the job's end; ranks hear the same one."""
+    running = start_program(tmp_path)
+    running.send_signal(number)
+    out, _ = running.communicate(timeout=60)
+    assert (out, running.returncode) == (printed, -number)
+    told = sorted(path.name for path in tmp_path.glob("told-*-by-*"))
+    assert told == [f"told-0-by-{heard}", f"told-1-by-{heard}"]

@@ -6,6 +6,7 @@ nothing of how they are started. Imports little: `windlass run` looks here befor
 
 from __future__ import annotations
 
+import _thread
 import os
 import sys
 import zlib
@@ -34,6 +35,9 @@ if sys.version_info < (3, 10):
 from windlass.agent.__main__ import main
 sys.exit(main())
 """
+_building = (
+    _thread.allocate_lock()
+)  # threads that all start their first job would each take seconds
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -50,14 +54,15 @@ def local_archive() -> str:
     __pycache__, and compiling at every start would take longer than all else.
     """
     path = _local_path()
-    if not os.path.exists(path):
-        from pathlib import Path
+    with _building:
+        if not os.path.exists(path):
+            from pathlib import Path
 
-        from windlass.wire.folder import write_once
+            from windlass.wire.folder import write_once
 
-        Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # never over one that is there: Python reads an archive piece by piece, by places it remembers
-        write_once(Path(path), build_archive(compiled=True))
+            Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # never over one that is there: Python reads an archive piece by piece, by places it remembers
+            write_once(Path(path), build_archive(compiled=True))
     return path
 
 

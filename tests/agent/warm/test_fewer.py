@@ -83,8 +83,6 @@ class Compute:
             "stream": False,
             "sizes": [],
             "launch_timeout_s": limit_s,
-            "is_watched": False,
-            "sources": {},
         }
         call = Call(f"t-ab2cd.{self._num_calls}", {**asked, "shape": shape_of(asked)}, b"")
         ear = Ear()

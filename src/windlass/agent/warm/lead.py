@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from windlass import names, records
+from windlass.agent.attempt import Attempt
 from windlass.agent.board import Board
 from windlass.agent.failure import make_job_verdict
 from windlass.agent.parcels import forget
@@ -141,6 +142,7 @@ class WarmLead(Crews):
             self._end_call(call, call.stop)
         else:
             call.end()
+            self._changed.set()
 
     async def _run_call(self, call: Call) -> None:
         try:
@@ -330,6 +332,7 @@ class WarmLead(Crews):
         if world.slot and world.is_alive and call.stop is None:
             # ranks that are kept are given the chance to fail together, and stay
             await self._changed.until(lambda: attempt.is_done, timeout_s=2 * _SETTLE_S)
+        await self._hear_cause(call, attempt)
         if not (world.slot and world.is_alive and attempt.is_done):
             must_hurry = call.stop is not None and self.must_hurry
             self.dismiss(world, now=must_hurry, signum=call.stop_signal)
@@ -341,6 +344,15 @@ class WarmLead(Crews):
         if call.stop is not None and (verdict is None or verdict.at_s > call.stop.at_s):
             verdict = call.stop
         self._end_call(call, verdict)
+
+    async def _hear_cause(self, call: Call, attempt: Attempt) -> None:
+        """While all that failed have only lost a peer, wait for who failed before them, as any lead does."""
+
+        def is_over() -> bool:
+            is_known = not attempt.has_only_consequences
+            return is_known or attempt.is_done or call.stop is not None
+
+        await self._changed.until(is_over, timeout_s=self.plan.grace_s)
 
     def _end_call(self, call: Call, verdict: Verdict | None, *, is_told: bool = False) -> None:
         if call.is_final:

@@ -1,0 +1,46 @@
+"""A rank that is done keeps its process and its connections for the others, and loses nothing by waiting."""
+
+from __future__ import annotations
+
+import pytest
+import rank_work as work
+
+
+@pytest.fixture
+def pair(on, shared):
+    """Start two ranks, of which rank 0 listens, leaves a file open and is done."""
+
+    def start(*, fail=False, **settings):
+        args = [str(shared.path), fail]
+        job = on.submit(work.offer_a_port_and_return, args, **settings)
+        shared.wait_for("port")
+        return job
+
+    return start
+
+
+@pytest.mark.parametrize("size", [{"procs": 2}, {"nodes": 2}], ids=["procs", "nodes"])
+def test_its_peers_still_find_it(pair, shared, size):
+    job = pair(**size)
+    assert not shared.exists("ended")
+    shared.touch("go")
+    assert job.results() == ["offered", "connected"]
+    assert (shared.read("left-open"), shared.read("ended")) == ("x", "x")
+
+
+def test_it_ends_like_any_other_when_a_peer_fails(pair, shared):
+    job = pair(procs=2, fail=True)
+    shared.touch("go")
+    with pytest.raises(ValueError, match="after the other was done"):
+        job.results()
+    assert job.outcomes()[0].state == "returned"
+    assert (shared.read("left-open"), shared.read("ended")) == ("x", "x")
+
+
+def test_it_waits_no_longer_than_it_is_told_to(pair, shared):
+    job = pair(procs=2, peer_wait_s=0)
+    shared.wait_for("ended")
+    assert shared.read("left-open") == "x"
+    assert not job.done()
+    shared.touch("go")
+    assert job.results() == ["offered", "refused"]
