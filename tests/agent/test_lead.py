@@ -112,7 +112,7 @@ def test_nobody_is_stopped_while_the_cause_is_still_to_be_heard(tmp_path):
             assert "the cause" in str(nodes.lead._attempt.outcomes[3].error)
             nodes.stopped(index, 0, but={0, 1, 3})
 
-    status, _ = lead_through(tmp_path, acts)
+    status, _ = lead_through(tmp_path, acts, grace_s=600)
     assert (status.verdict.rank, status.verdict.exception) == (3, "ValueError: the cause")
 
 
