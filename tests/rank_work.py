@@ -114,6 +114,23 @@ def leave_early() -> int:
     return rank()
 
 
+def train_alone(folder: str) -> int:
+    """A DDP model in a group of its own, freed as this returns."""
+    import torch
+    import torch.distributed as dist
+
+    place = f"file://{folder}/group-{rank()}"
+    dist.init_process_group("gloo", init_method=place, rank=0, world_size=1)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+    return rank()
+
+
 _open_files: list[Any] = []
 
 

@@ -1,0 +1,35 @@
+"""A function with a DDP model that ends with `destroy_process_group()` ends, every time.
+
+torch deadlocks where such a model is freed as its function returns while gloo's threads want the interpreter.
+Fifty functions in all, each with a group of its own: what deadlocks is in one process.
+"""
+
+from __future__ import annotations
+
+import pytest
+import rank_work as work
+
+import windlass as wl
+
+NUM_RANKS = 17
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return str(tmp_path)
+
+
+@pytest.mark.crowd
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("way", ["run", "submit", "call"])
+def test_every_one_ends(folder, way):
+    if way == "run":
+        ended = wl.run(work.train_alone, [folder], procs=NUM_RANKS, quiet=True)
+    elif way == "submit":
+        ended = wl.submit(work.train_alone, [folder], procs=NUM_RANKS).results(timeout_s=300)
+    else:
+        compute = wl.Compute(name="ddp-ends", engine="local")
+        remote = wl.fn(work.train_alone).to(compute).distribute("pytorch", procs=NUM_RANKS)
+        ended = remote(folder, timeout=300)
+        compute.teardown()
+    assert ended == list(range(NUM_RANKS))
