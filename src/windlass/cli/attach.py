@@ -18,6 +18,7 @@ from windlass.cli.trouble import say
 from windlass.client.follow import follow
 from windlass.client.jobs import find_job
 from windlass.client.view import LiveView
+from windlass.client.warm.holders import explain_by
 from windlass.observe.verdict import exit_code_of, render_verdict
 from windlass.settings import start_folder
 from windlass.wire.status import JobStatus, Phase
@@ -31,10 +32,12 @@ def attach(job_text: str) -> int:
     Ctrl-C leaves, and the job goes on. A job that was not started with --detach ends when nobody is left
     watching it: neither its run nor an attach.
     """
-    job = find_job(job_text, load_settings())
+    settings = load_settings()
+    job = find_job(job_text, settings)
     before = job.status()
     try:
-        status = follow(job, LiveView(), lease=not before.detach)
+        explain = explain_by(job.ref, settings)
+        status = follow(job, LiveView(), lease=not before.detach, explain=explain)
     except KeyboardInterrupt:
         say(_render_leaving(before))
         return names.EXIT_INTERRUPTED

@@ -21,7 +21,7 @@ from windlass.cli.words import TargetCommand, Words
 from windlass.client.interrupts import Interrupts
 from windlass.client.job import Job
 from windlass.client.run import Prepared
-from windlass.settings import start_folder
+from windlass.settings import Settings, start_folder
 from windlass.spec.work import Function
 from windlass.wire.status import JobStatus, Phase
 
@@ -63,7 +63,7 @@ def run(
         if not quiet:
             _say_start(prepared)
         view = _make_view(quiet=quiet, as_json=as_json)
-        status = _follow(job, view, interrupts)
+        status = _follow(job, view, interrupts, prepared.settings)
     _show_end(job, status, prepared, quiet=quiet, as_json=as_json)
     if interrupts.was_heard and status.phase is not Phase.SUCCEEDED:
         return names.EXIT_INTERRUPTED
@@ -102,11 +102,12 @@ def _make_view(*, quiet: bool, as_json: bool) -> View:
     return QuietView() if quiet else LiveView(out=sys.stderr if as_json else None)
 
 
-def _follow(job: Job, view: View, interrupts: Interrupts) -> JobStatus:
+def _follow(job: Job, view: View, interrupts: Interrupts, settings: Settings) -> JobStatus:
     from windlass.client.follow import follow
+    from windlass.client.warm.holders import explain_by
 
     try:
-        return follow(job, view, interrupts=interrupts)
+        return follow(job, view, interrupts=interrupts, explain=explain_by(job.ref, settings))
     except BrokenPipeError:
         job.cancel(why="nobody reads its client's output any more")
         close_stdout()

@@ -10,6 +10,7 @@ from windlass import records
 from windlass.cli.flags import job_argument, json_option, load_settings
 from windlass.cli.show import one_line, print_json
 from windlass.client.jobs import find_job
+from windlass.client.warm.holders import explain_by
 from windlass.observe.why import explain
 from windlass.settings import start_folder
 
@@ -19,8 +20,10 @@ from windlass.settings import start_folder
 @json_option
 def why(job_text: str, as_json: bool) -> None:
     """Say in one sentence why JOB is pending, what it waits for, or why it failed."""
-    job = find_job(job_text, load_settings())
-    found = explain(job.status(), now_s=time.time(), folder=str(start_folder()))
+    settings = load_settings()
+    job = find_job(job_text, settings)
+    status = explain_by(job.ref, settings)(job.status())
+    found = explain(status, now_s=time.time(), folder=str(start_folder()))
     if as_json:
         print_json({"ref": str(job.ref), **records.to_json(found)})
         return

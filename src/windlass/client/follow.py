@@ -7,6 +7,7 @@ ends this process leaves the job to its lease.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 from windlass.client.interrupts import Interrupts
 from windlass.client.job import Job
@@ -25,8 +26,12 @@ def follow(
     *,
     lease: bool = True,
     interrupts: Interrupts | None = None,
+    explain: Callable[[JobStatus], JobStatus] | None = None,
 ) -> JobStatus:
-    """Show a job until it has ended; its last status. Without `interrupts`, Ctrl-C only ends the showing."""
+    """Show a job until it has ended; its last status. Without `interrupts`, Ctrl-C only ends the showing.
+
+    `explain` says more of what it waits for than its status does.
+    """
     with contextlib.ExitStack() as stack:
         stack.callback(view.close)
         if lease:
@@ -38,7 +43,7 @@ def follow(
                 view.interrupted(now=to_show.pop(0))
             status = job.status()
             lines = reader.read_new()
-            view.show(status, lines)
+            view.show(explain(status) if explain else status, lines)
             if lines:
                 continue
             if status.phase.is_final:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from windlass import names
+from windlass.engines.abandoned import may_be_live_compute
 from windlass.engines.hidden import NO_HIDDEN, check_hidden
 from windlass.engines.leftovers import has_unread, read_unread
 from windlass.engines.outcomes import read_outcomes
@@ -27,6 +28,7 @@ from windlass.errors import EngineError, JobNotFound, SpecError
 from windlass.kube.api import Api, connect
 from windlass.kube.blocker import HALF_SUBMITTED
 from windlass.kube.certificates import make_certificates
+from windlass.kube.fields import Object, name_of
 from windlass.kube.kinds import JOBS, SECRETS
 from windlass.kube.mounts import HIDDEN_KEY
 from windlass.kube.refusals import NotFound
@@ -228,11 +230,19 @@ class ClusterEngine:
         status = self.status(ref)
         return read_outcomes(JobFolder(self._home / ref.job_id), self.plan(ref), status)
 
+    @staticmethod
+    def _list_jobs(api: Api) -> Sequence[Object]:
+        found = api.list(JOBS, labels=names.LABEL_JOB)
+        return sorted(found, key=lambda job: str(job["metadata"]["creationTimestamp"]))[::-1]
+
+    def computes(self) -> list[JobRef]:
+        api = self._api()
+        jobs = [job for job in self._list_jobs(api) if may_be_live_compute(job)]
+        return [JobRef(self.name, name_of(job), api.namespace) for job in jobs]
+
     def jobs(self) -> list[JobRef]:
         api = self._api()
-        found = api.list(JOBS, labels=f"{names.LABEL_JOB}")
-        found.sort(key=lambda job: str(job["metadata"]["creationTimestamp"]), reverse=True)
-        here = [JobRef(self.name, job["metadata"]["name"], api.namespace) for job in found]
+        here = [JobRef(self.name, name_of(job), api.namespace) for job in self._list_jobs(api)]
         known = {ref.job_id for ref in here}
         # one that was not seen to end is only there if it is in the cluster's own list
         return here + [

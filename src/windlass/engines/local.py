@@ -221,6 +221,9 @@ class LocalEngine:
         found.sort(key=lambda path: (path / names.PLAN_FILE).stat().st_mtime, reverse=True)
         return [JobRef(self.name, path.name) for path in found]
 
+    def computes(self) -> list[JobRef]:
+        return self.jobs()
+
     def jobs_here(self) -> list[JobRef]:
         return self.jobs()
 

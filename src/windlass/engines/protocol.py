@@ -122,6 +122,9 @@ class Engine(Protocol):
     def jobs(self) -> list[JobRef]:
         """The jobs that are known here, newest first."""
 
+    def computes(self) -> list[JobRef]:
+        """Those of them that may be computes that live, newest first: who asks looks at their plans."""
+
     def jobs_here(self) -> list[JobRef]:
         """Those that this machine has a folder of, newest first; nothing else is asked for them."""
 

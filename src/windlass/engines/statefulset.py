@@ -160,6 +160,9 @@ class StatefulSetEngine:
     def jobs(self) -> list[JobRef]:
         return []
 
+    def computes(self) -> list[JobRef]:
+        return []
+
     def jobs_here(self) -> list[JobRef]:
         return []
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from windlass.wire.status import Condition
 
 CONDITION = "blocker"
+WHEN_OTHERS_END = "it starts when others end"
 ARROW = " -> "  # between what is so and what to do, where there is room for one text only
 
 QUOTA = "QuotaExceeded"
@@ -76,6 +77,13 @@ class Blocker:
     def is_hopeless(self) -> bool:
         """Whether no waiting will cure it: somebody has to change something."""
         return self.rank <= _RANKS[START_ERROR] or self.reason == CONTAINER_CONFIG
+
+
+def needs_room(condition: Condition) -> bool:
+    """Whether it would help that somebody else ends: nodes, the quota or the queue are full."""
+    if condition.type != CONDITION:
+        return False
+    return condition.reason in (QUOTA, NOT_ADMITTED) or WHEN_OTHERS_END in condition.message
 
 
 def make_condition(blocker: Blocker) -> Condition:

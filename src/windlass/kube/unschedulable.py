@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from windlass.errors import SpecError
-from windlass.kube.blocker import UNSCHEDULABLE, VOLUME
+from windlass.kube.blocker import UNSCHEDULABLE, VOLUME, WHEN_OTHERS_END
 from windlass.kube.fields import Object, container_spec_of
 from windlass.spec.quantity import BILLION, read_quantity
 
@@ -96,7 +96,7 @@ def _hint_lacking(resources: list[str], is_too_big: bool) -> str:
     if is_too_big:
         return f"no node is that big: ask for less with {flags}, and for more --nodes"
     return (
-        f"it starts when others end; to start sooner ask for less with {flags} or --nodes; "
+        f"{WHEN_OTHERS_END}; to start sooner ask for less with {flags} or --nodes; "
         "windlass doctor -e kubernetes shows what is free"
     )
 

@@ -74,6 +74,7 @@ class Calls:
     )  # what of that is nowhere else in the plan
     ttl_s: float | None = None  # how long they stay when nothing is called
     steps: tuple[Mapping[str, Any], ...] = ()  # of the image, run once on each node
+    user: str = ""  # who started them
 
     @property
     def label(self) -> str:

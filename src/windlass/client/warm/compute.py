@@ -8,11 +8,11 @@ Two computes of one name and one spec are the same nodes, from whatever process.
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from windlass.client.user import name_user
 from windlass.client.warm.nodes import LiveNodes
 from windlass.client.warm.spec import decide
 from windlass.client.warm.spread import Spread, make_spread
@@ -113,16 +113,17 @@ class Compute:
 
     def teardown(self) -> None:
         """End the nodes. What is called on it afterwards starts others."""
-        self.nodes().teardown()
+        if self._nodes:
+            self._nodes[0].teardown()
+            return
+        # of those that live under its name, nothing but that must be known
+        wanted, name = decide(self.keywords, is_there=True), self.name or make_name("compute")
+        LiveNodes(name, wanted, launch_timeout_s=self._launch_s).teardown()
 
 
 def make_name(what: str) -> str:
     """A name that is this user's own."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name
-        user = "user"
-    return f"{user}-{what}".replace("_", "-").lower()[:40].strip("-")
+    return f"{name_user()}-{what}".replace("_", "-").lower()[:40].strip("-")
 
 
 def _read_launch(given: Any) -> float:

@@ -17,7 +17,7 @@ _END_S = 120.0
 def find_computes(wanted: Wanted, name: str = "") -> list[JobRef]:
     """The computes that live, or those of one name."""
     found = []
-    for ref in wanted.engine.jobs():
+    for ref in wanted.engine.computes():
         if name and not is_made_from(ref.job_id, name):
             continue
         with contextlib.suppress(WindlassError):

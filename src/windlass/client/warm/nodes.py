@@ -20,6 +20,7 @@ from typing import Any
 from windlass.agent.parcels import remove_spills
 from windlass.client.ids import is_made_from
 from windlass.client.warm.computes import end_job, find_computes
+from windlass.client.warm.holders import Holders, remove_by_call
 from windlass.client.warm.keywords import speak_python
 from windlass.client.warm.scaling import scale_to
 from windlass.client.warm.spec import Wanted, describe_change
@@ -28,7 +29,7 @@ from windlass.client.warm.waiting_line import waiting_line
 from windlass.client.warm.where import say
 from windlass.engines.protocol import JobRef
 from windlass.errors import EngineError, JobNotFound, ProtocolError, SpecError, WindlassError
-from windlass.kube.blocker import CONDITION
+from windlass.kube.blocker import ARROW, CONDITION
 from windlass.kube.naming import object_name
 from windlass.plan.plan import Plan
 from windlass.spec.work import Calls
@@ -61,6 +62,7 @@ class LiveNodes:
         self._preload: tuple[str, ...] = ()
         self._min_nodes = 0  # with so many calls may start; 0: with all
         self._is_adopted = False
+        self._holders = Holders(wanted.engine, remove_by_call(wanted.settings))
         _all.add(self)
 
     def __del__(self) -> None:
@@ -106,7 +108,7 @@ class LiveNodes:
     def _find(self) -> bool:
         """Use nodes of this name that live already, whoever started them."""
         engine = self.wanted.engine
-        for ref in engine.jobs():
+        for ref in engine.computes():
             if not is_made_from(ref.job_id, self.name):
                 continue
             try:
@@ -188,11 +190,11 @@ class LiveNodes:
         finally:
             waiting_line.end()
         if not is_up:
-            blocked = self._explain(engine.status(ref))
+            blocked, _, advice = self._explain(engine.status(ref)).partition(ARROW)
             raise EngineError(
                 f"node 0 of {self.name} is not up after {self.launch_timeout_s:g} s (launch_timeout)"
                 + (f": {blocked}" if blocked else ""),
-                hint=f"windlass why {ref.job_id}; it goes on trying",
+                hint=f"{advice or f'windlass why {ref.job_id}'}; it goes on trying",
             )
         talk, info = self._connect()
         self.num_nodes = info["nodes"]
@@ -204,10 +206,12 @@ class LiveNodes:
             return False
         status = self.wanted.engine.status(self.ref)
         if status.phase.is_final:
-            message = status.verdict.message if status.verdict else "it ended"
+            said = status.verdict.message if status.verdict else "it ended"
+            said = speak_python(self._holders.add_to(said, self.ref))
+            message, _, advice = said.partition(ARROW)
             raise EngineError(
                 f"{self.name} did not start: {message}",
-                hint=f"windlass why {self.ref.job_id}",
+                hint=advice or f"windlass why {self.ref.job_id}",
             )
         if status.phase is Phase.RUNNING:
             return True
@@ -215,10 +219,9 @@ class LiveNodes:
             waiting_line.show(f"{self.name}: {blocked}")
         return False
 
-    @staticmethod
-    def _explain(status: JobStatus) -> str:
-        blocked = (c.message for c in status.conditions if c.type == CONDITION)
-        return speak_python("; ".join(blocked))
+    def _explain(self, status: JobStatus) -> str:
+        told = self._holders.name_in(status, self._here())
+        return speak_python("; ".join(c.message for c in told.conditions if c.type == CONDITION))
 
     # -- changing in place ---------------------------------------------------------------------
 

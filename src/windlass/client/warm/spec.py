@@ -21,6 +21,7 @@ from windlass import names, records
 from windlass.client.ids import make_job_id
 from windlass.client.pods import forget_own_python, make_pod
 from windlass.client.run import current_folder
+from windlass.client.user import name_user
 from windlass.client.warm.image import Image
 from windlass.client.warm.keywords import make_flags
 from windlass.client.warm.secret import resolve_secrets
@@ -90,7 +91,13 @@ class Wanted:
     def make_plan(
         self, name: str, num_nodes: int, preload: tuple[str, ...], *, min_nodes: int = 0
     ) -> Plan:
-        work = Calls(fixed=self.digest, about=self.about, ttl_s=self.ttl_s, steps=self.steps)
+        work = Calls(
+            fixed=self.digest,
+            about=self.about,
+            ttl_s=self.ttl_s,
+            steps=self.steps,
+            user=name_user(),
+        )
         settings = self.settings
         spec = JobSpec(
             work=work,

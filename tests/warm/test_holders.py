@@ -1,0 +1,119 @@
+"""Who holds what a job waits for: idle computes of the user's own, named with what ends them."""
+
+from __future__ import annotations
+
+import io
+import sys
+from dataclasses import replace
+
+import pytest
+import warm_tasks as tasks
+from waits import wait_for
+
+import windlass as kt
+from windlass.client.warm.holders import Holders, remove_by_call, remove_by_command
+from windlass.kube import blocker as reasons
+from windlass.kube.blocker import Blocker, make_condition
+from windlass.kube.kinds import RESOURCE_QUOTAS
+from windlass.wire.status import JobStatus
+
+FULL = Blocker(reason=reasons.QUOTA, message="the quota is used up", hint="end other jobs")
+NO_ROOM = replace(FULL, reason=reasons.UNSCHEDULABLE, hint=f"{reasons.WHEN_OTHERS_END}; or less")
+TOO_BIG = replace(NO_ROOM, hint="no node is that big")
+GPUS = 2
+
+
+def explain(holders: Holders, waiting: kt.Compute, blocker: Blocker = FULL) -> str:
+    """What is said of a compute that waits because of `blocker`."""
+    nodes = waiting.nodes()
+    assert nodes.ref is not None
+    status: JobStatus = nodes.wanted.engine.status(nodes.ref)
+    told = holders.name_in(replace(status, conditions=(make_condition(blocker),)), nodes.ref)
+    return told.conditions[0].message
+
+
+@pytest.fixture
+def waiting(make):
+    """One that is asked about, as if it had to wait."""
+    return make().up()
+
+
+@pytest.fixture
+def holders(waiting):
+    wanted = waiting.nodes().wanted
+    return Holders(wanted.engine, remove_by_command(wanted.settings))
+
+
+@pytest.mark.local_only
+def test_an_idle_compute_is_named_with_what_ends_it(make, waiting, holders):
+    idle = make().up()
+    said = explain(holders, waiting)
+    assert f"1 node is held by your idle compute {idle.name}" in said
+    assert f" -> windlass compute rm {idle.name}" in said
+    assert said.endswith("; or end other jobs")
+    assert waiting.name not in said
+    idle.teardown()
+    assert explain(holders, waiting) == said, "asked for once"
+
+
+@pytest.mark.local_only
+def test_only_where_it_would_help(make, waiting, holders):
+    idle = make().up()
+    assert idle.name not in explain(holders, waiting, TOO_BIG)
+    assert idle.name in explain(holders, waiting, NO_ROOM)
+
+
+@pytest.mark.local_only
+def test_one_at_work_is_not_named(make, waiting, holders):
+    busy = make()
+    call = kt.fn(tasks.sleep).to(busy).submit(600)
+    wait_for(lambda: call.status().phase.value == "running", "the call runs")
+    assert explain(holders, waiting) == "the quota is used up -> end other jobs"
+    call.cancel()
+
+
+@pytest.mark.local_only
+def test_those_of_others_are_not_named(make, waiting, holders, monkeypatch):
+    make().up()
+    monkeypatch.setenv("LOGNAME", "somebody-else")
+    assert explain(holders, waiting) == "the quota is used up -> end other jobs"
+
+
+@pytest.mark.local_only
+def test_a_namespace_that_was_said_is_said(on):
+    wanted = kt.Compute(name="a", engine="kubernetes", namespace="team", image="i").nodes().wanted
+    assert remove_by_command(wanted.settings)("b") == "windlass compute rm b --namespace team"
+    text = 'windlass.Compute(name="b", namespace="team").teardown()'
+    assert remove_by_call(wanted.settings)("b") == text
+
+
+@pytest.mark.cluster_only
+def test_gpus_of_an_idle_compute(on, make, monkeypatch):
+    """What is said can be done as it is said, and then the other one starts."""
+    limit = {"hard": {"requests.nvidia.com/gpu": str(GPUS)}}
+    quota = {"metadata": {"name": "gpus"}, "spec": limit}
+    on.space.api.create(RESOURCE_QUOTAS, quota)
+    try:
+        wait_for(lambda: _has_quota(on.space.api), "the quota counts")
+        idle = make(gpus=GPUS, cpus="0.1").up()
+        piped = io.StringIO()
+        monkeypatch.setattr(sys, "stderr", piped)
+        late = make(gpus=GPUS, cpus="0.1", launch_timeout=15)
+        with pytest.raises(kt.EngineError) as caught:
+            late.up()
+        held = f"{GPUS} GPUs are held by your idle compute {idle.name}"
+        remedy = f'windlass.Compute(name="{idle.name}").teardown()'
+        assert piped.getvalue().count(held) == 1
+        assert held in caught.value.message
+        assert remedy in caught.value.hint
+        monkeypatch.delenv("WINDLASS_IMAGE")  # which is nothing that ending one needs
+        eval(remedy, {"windlass": kt})
+        monkeypatch.setenv("WINDLASS_IMAGE", on.space.image)
+        again = make(name=late.name, gpus=GPUS, cpus="0.1")
+        assert kt.fn(tasks.whoami).to(again)()["rank"] == 0
+    finally:
+        on.space.api.delete(RESOURCE_QUOTAS, "gpus")
+
+
+def _has_quota(api) -> bool:
+    return any("hard" in quota.get("status", {}) for quota in api.list(RESOURCE_QUOTAS))
