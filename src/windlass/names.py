@@ -75,6 +75,9 @@ LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
 ANNOTATION_VERSION = "windlass.dev/version"
 ANNOTATION_SUBMIT = "windlass.dev/submit"  # one submit's own mark: whose half-made objects?
 ANNOTATION_WORK = "windlass.dev/work"
+ANNOTATION_KEEP_PLACE = (
+    "windlass.dev/keep-place-until"  # of a compute that never started; Unix time
+)
 ANNOTATION_FAILURES = "batch.kubernetes.io/job-index-failure-count"
 
 # What a pod's agent finds in its environment.

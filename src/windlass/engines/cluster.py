@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from windlass import names
-from windlass.engines.abandoned import may_be_live_compute
+from windlass.engines.abandoned import may_be_live_compute, remove_abandoned
 from windlass.engines.hidden import NO_HIDDEN, check_hidden
 from windlass.engines.leftovers import has_unread, read_unread
 from windlass.engines.outcomes import read_outcomes
@@ -232,7 +232,7 @@ class ClusterEngine:
 
     @staticmethod
     def _list_jobs(api: Api) -> Sequence[Object]:
-        found = api.list(JOBS, labels=names.LABEL_JOB)
+        found = remove_abandoned(api, api.list(JOBS, labels=names.LABEL_JOB))
         return sorted(found, key=lambda job: str(job["metadata"]["creationTimestamp"]))[::-1]
 
     def computes(self) -> list[JobRef]:
@@ -279,6 +279,11 @@ class ClusterEngine:
     ) -> None:
         size = {"completions": num_nodes, "parallelism": num_nodes}
         self._api_of(ref).patch(JOBS, ref.job_id, {"spec": size}, brief=True)
+
+    def keep_place(self, ref: JobRef, until_s: float | None) -> None:
+        until = None if until_s is None else f"{until_s:.0f}"
+        body = {"metadata": {"annotations": {names.ANNOTATION_KEEP_PLACE: until}}}
+        self._api_of(ref).patch(JOBS, ref.job_id, body, brief=True)
 
     def let_go(self, ref: JobRef) -> None:
         if ref.job_id in self._views:

@@ -153,6 +153,9 @@ class LocalEngine:
             raise
         return connection
 
+    def keep_place(self, ref: JobRef, until_s: float | None) -> None:
+        """Nodes of this machine are not waited for."""
+
     def let_go(self, ref: JobRef) -> None:
         self._files.pop(self._jobs / ref.job_id, None)
 

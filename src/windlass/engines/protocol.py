@@ -116,6 +116,9 @@ class Engine(Protocol):
     ) -> None:
         """Have a compute's nodes `indexes` started, of so many in all; or fewer than there are."""
 
+    def keep_place(self, ref: JobRef, until_s: float | None) -> None:
+        """Until when a compute waits for its machines though nobody waits for it; None: it is up."""
+
     def let_go(self, ref: JobRef) -> None:
         """Stop following a job from here; it is followed again when somebody asks."""
 

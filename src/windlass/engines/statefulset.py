@@ -154,6 +154,9 @@ class StatefulSetEngine:
     def grow(self, _ref: JobRef, _indexes: Sequence[int], _num_nodes: int, **_how: object) -> None:
         _refuse()
 
+    def keep_place(self, _ref: JobRef, _until_s: float | None) -> None:
+        _refuse()
+
     def let_go(self, _ref: JobRef) -> None:
         _refuse()
 

@@ -177,16 +177,19 @@ class Api:
         grace_s: float | None = None,
         namespace: str | None = None,
         uid: str = "",
+        version: str = "",
     ) -> bool:
         """Delete it, and in the background what it owns; False when it was not there.
 
-        With `uid`, only that very object: another one of the same name is a `Conflict`.
+        With `uid`, only that very object: another one of the same name is a `Conflict`; with `version`, only
+        as it was seen.
         """
         body: Object = {"propagationPolicy": "Background"}
         if grace_s is not None:
             body["gracePeriodSeconds"] = int(grace_s)
-        if uid:
-            body["preconditions"] = {"uid": uid}
+        if uid or version:
+            seen = {"uid": uid, "resourceVersion": version}
+            body["preconditions"] = {key: value for key, value in seen.items() if value}
         try:
             self._object("delete", "DELETE", kind, name, namespace=namespace, body=body)
         except NotFound as error:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from windlass import names
 from windlass.plan.plan import Plan
 from windlass.spec.storage import SecretFiles, Volume
+from windlass.spec.work import Calls
 
 _MAX_LABEL = 63
 _MAX_VOLUME = 40
@@ -51,6 +52,9 @@ def make_annotations(plan: Plan, submit: str = "") -> dict[str, str]:
         names.ANNOTATION_VERSION: names.VERSION,
         names.ANNOTATION_WORK: plan.work.label[:_MAX_WORK].encode(errors="replace").decode(),
     }
+    if isinstance(plan.work, Calls) and plan.work.place_s is not None:
+        until_s = plan.created_at_s + plan.work.place_s
+        found[names.ANNOTATION_KEEP_PLACE] = f"{until_s:.0f}"
     return {**found, names.ANNOTATION_SUBMIT: submit} if submit else found
 
 

@@ -20,22 +20,18 @@ from typing import Any
 from windlass.agent.parcels import remove_spills
 from windlass.client.ids import is_made_from
 from windlass.client.warm.computes import end_job, find_computes
-from windlass.client.warm.holders import Holders, remove_by_call
-from windlass.client.warm.keywords import speak_python
 from windlass.client.warm.scaling import scale_to
 from windlass.client.warm.spec import Wanted, describe_change
+from windlass.client.warm.start_wait import StartWait
 from windlass.client.warm.talk import LineBroke, Talk, ask_at, ask_info
 from windlass.client.warm.waiting_line import waiting_line
 from windlass.client.warm.where import say
 from windlass.engines.protocol import JobRef
 from windlass.errors import EngineError, JobNotFound, ProtocolError, SpecError, WindlassError
-from windlass.kube.blocker import ARROW, CONDITION
 from windlass.kube.naming import object_name
 from windlass.plan.plan import Plan
 from windlass.spec.work import Calls
-from windlass.waiting import wait_until
 from windlass.wire.messages import Frame
-from windlass.wire.status import JobStatus, Phase
 
 _RETRY_S = 0.1
 _TELL_S = 5.0
@@ -62,7 +58,7 @@ class LiveNodes:
         self._preload: tuple[str, ...] = ()
         self._min_nodes = 0  # with so many calls may start; 0: with all
         self._is_adopted = False
-        self._holders = Holders(wanted.engine, remove_by_call(wanted.settings))
+        self._start_wait = StartWait(name, wanted, timeout_s=launch_timeout_s)
         _all.add(self)
 
     def __del__(self) -> None:
@@ -160,12 +156,18 @@ class LiveNodes:
         wanted = self.wanted
         self._make_volumes(num_nodes)
         fewest = min(self._min_nodes, num_nodes)
-        plan = wanted.make_plan(self.name, num_nodes, self._preload, min_nodes=fewest)
+        plan = wanted.make_plan(
+            self.name,
+            num_nodes,
+            self._preload,
+            min_nodes=fewest,
+            place_s=self._start_wait.place_s,
+        )
         word = f"{num_nodes} node{'s' * (num_nodes > 1)}"
         say(f"{self.name}: starting {word} ({wanted.where.engine}: {wanted.where.why})")
         ref = wanted.engine.submit(plan, None, None, hidden=wanted.hidden)
         self.num_nodes = num_nodes
-        self._settle(ref)
+        self._settle(ref, is_new=True)
 
     def _make_volumes(self, num_nodes: int) -> None:
         if not self.wanted.volumes or not self.is_remote:
@@ -178,50 +180,20 @@ class LiveNodes:
             for sentence in volume.ensure(api, num_nodes):
                 say(sentence)
 
-    def _settle(self, ref: JobRef) -> None:
+    def _settle(self, ref: JobRef, *, is_new: bool = False) -> None:
         """Wait for the lead; afterwards calls reach it without asking anybody where it is."""
         self.ref = ref
-        engine = self.wanted.engine
         try:
-            is_up = wait_until(self._is_up, timeout_s=self.launch_timeout_s, every_s=0.02)
+            is_up = self._start_wait.until_up(ref, is_new=is_new)
         except WindlassError:
             self.ref = None
             raise
-        finally:
-            waiting_line.end()
         if not is_up:
-            blocked, _, advice = self._explain(engine.status(ref)).partition(ARROW)
-            raise EngineError(
-                f"node 0 of {self.name} is not up after {self.launch_timeout_s:g} s (launch_timeout)"
-                + (f": {blocked}" if blocked else ""),
-                hint=f"{advice or f'windlass why {ref.job_id}'}; it goes on trying",
-            )
+            raise self._start_wait.make_late(ref)
         talk, info = self._connect()
         self.num_nodes = info["nodes"]
         self.give_talk(talk)
-        engine.let_go(ref)
-
-    def _is_up(self) -> bool:
-        if self.ref is None:
-            return False
-        status = self.wanted.engine.status(self.ref)
-        if status.phase.is_final:
-            said = status.verdict.message if status.verdict else "it ended"
-            said = speak_python(self._holders.add_to(said, self.ref))
-            message, _, advice = said.partition(ARROW)
-            raise EngineError(
-                f"{self.name} did not start: {message}",
-                hint=advice or f"windlass why {self.ref.job_id}",
-            )
-        if status.phase is Phase.RUNNING:
-            return True
-        if blocked := self._explain(status):
-            waiting_line.show(f"{self.name}: {blocked}")
-        return False
-
-    def _explain(self, status: JobStatus) -> str:
-        told = self._holders.name_in(status, self._here())
-        return speak_python("; ".join(c.message for c in told.conditions if c.type == CONDITION))
+        self.wanted.engine.let_go(ref)
 
     # -- changing in place ---------------------------------------------------------------------
 
@@ -361,7 +333,7 @@ class LiveNodes:
                 self._restart_lost(ref)
         if not self.is_remote:
             return
-        blocked = self._explain(engine.status(ref))
+        blocked = self._start_wait.explain(engine.status(ref), ref)
         waiting_line.show(f"{self.name}: {what}{f': {blocked}' if blocked else ''}")
 
     def _restart_lost(self, ref: JobRef) -> None:

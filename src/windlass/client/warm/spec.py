@@ -89,7 +89,13 @@ class Wanted:
         return found | dict.fromkeys(key for key in there if key not in kept)
 
     def make_plan(
-        self, name: str, num_nodes: int, preload: tuple[str, ...], *, min_nodes: int = 0
+        self,
+        name: str,
+        num_nodes: int,
+        preload: tuple[str, ...],
+        *,
+        min_nodes: int = 0,
+        place_s: float | None = None,
     ) -> Plan:
         work = Calls(
             fixed=self.digest,
@@ -97,6 +103,7 @@ class Wanted:
             ttl_s=self.ttl_s,
             steps=self.steps,
             user=name_user(),
+            place_s=place_s,
         )
         settings = self.settings
         spec = JobSpec(

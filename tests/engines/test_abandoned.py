@@ -1,0 +1,70 @@
+"""Computes that never started and that nobody waits for are removed by who lists jobs; nothing else is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kube.api_server import connect_to, refuse, serve
+from kube.fake_cluster import fake_cluster, make_fake_job
+from kube.plans import FILES, make_pod_plan
+
+from windlass import names
+from windlass.engines.abandoned import is_abandoned, may_be_live_compute, remove_abandoned
+from windlass.kube.manifests import make_job
+from windlass.spec.work import Calls, Command
+
+UNTIL_S = 1000
+LATER_S = UNTIL_S + 1.0
+
+
+def make_compute(name: str = "c-ab2cd", **counts: int) -> dict[str, Any]:
+    """The Job of a compute that keeps its place until `UNTIL_S`; `counts` are of its pods."""
+    plan = make_pod_plan(name, work=Calls(place_s=UNTIL_S))
+    job = make_job(plan, files=FILES)
+    job["metadata"] |= {"uid": f"uid-of-{name}", "resourceVersion": "7"}
+    return {**job, "status": counts}
+
+
+def test_a_job_says_how_long_its_place_is_kept() -> None:
+    assert make_compute()["metadata"]["annotations"][names.ANNOTATION_KEEP_PLACE] == "1000"
+    for_ever = make_job(make_pod_plan(work=Calls(place_s=None)), files=FILES)
+    assert names.ANNOTATION_KEEP_PLACE not in for_ever["metadata"]["annotations"]
+    assert not is_abandoned(for_ever, LATER_S)
+
+
+def test_one_that_never_started_is_abandoned_in_time() -> None:
+    assert not is_abandoned(make_compute(), UNTIL_S - 1.0)
+    assert is_abandoned(make_compute(), LATER_S)
+    assert is_abandoned(make_compute(active=2, ready=0), LATER_S), "its pods are pending"
+
+
+@pytest.mark.parametrize("kind", ["ready", "failed", "succeeded", "terminating"])
+def test_one_whose_pods_ran_is_not(kind: str) -> None:
+    assert not is_abandoned(make_compute(**{kind: 1}), LATER_S)
+
+
+def test_only_computes_that_live_are() -> None:
+    about = make_compute()["metadata"]
+    ended = {**make_fake_job("c", {"type": "Failed"}), "metadata": about}
+    assert not may_be_live_compute(ended)
+    assert not is_abandoned(ended, LATER_S)
+    command = make_job(make_pod_plan(work=Command(argv=("train",))), files=FILES)
+    assert not may_be_live_compute(command)
+
+
+def test_what_is_abandoned_goes_as_it_was_seen(tmp_path) -> None:
+    gone, used = make_compute("gone-ab2cd"), make_compute("used-ab2cd", ready=1)
+    with fake_cluster() as cluster:
+        api = connect_to(cluster.url, tmp_path)
+        assert remove_abandoned(api, [gone, used]) == [used]
+        (asked,) = [seen for seen in cluster.seen if seen.method == "DELETE"]
+    assert asked.path.endswith("/jobs/gone-ab2cd")
+    seen = asked.body["preconditions"]
+    assert seen == {"uid": "uid-of-gone-ab2cd", "resourceVersion": "7"}, "not if somebody came"
+
+
+def test_one_that_may_not_be_removed_is_listed(tmp_path) -> None:
+    with serve(refuse(403, "Forbidden", "you may not")) as server:
+        api = connect_to(server.url, tmp_path)
+        assert remove_abandoned(api, [make_compute()]) == [make_compute()]
