@@ -271,3 +271,18 @@ def test_the_quiet_view_is_quiet(capsys):
     view.interrupted(now=True)
     view.close()
     assert capsys.readouterr() == ("", "")
+
+
+def test_what_blocks_is_told_in_whole_words_and_what_to_do_begins_a_line():
+    text = f"{'each pod wants more than there is, ' * 4}-> windlass compute rm my-idle-compute"
+    blocker = Condition(type="blocker", reason="X", message=text, since_s=1.0)
+    blocked = status(Phase.PENDING, conditions=(blocker,))
+    for talk in (Tty(), io.StringIO()):
+        LiveView(out=io.StringIO(), talk=talk).show(blocked, [])
+        *whole, _ = talk.getvalue().split("\n")
+        assert " ".join(one.strip() for one in whole) == f"windlass: {text}"
+        if talk.isatty():
+            assert whole[-1] == "  -> windlass compute rm my-idle-compute"
+            assert max(map(len, whole)) < 100
+        else:
+            assert len(whole) == 1

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 from typing import TextIO
+
+from windlass.kube.blocker import ARROW
 
 _SGR = re.compile(r"\x1b\[[0-9;:]*m")
 _ESCAPES = re.compile(
@@ -33,6 +36,21 @@ def clean(text: str, *, colour: bool) -> str:
 def paint(text: str, code: int | str, *, colour: bool) -> str:
     """The text in a colour, where colours are wanted."""
     return f"\x1b[{code}m{text}{_RESET}" if colour else text
+
+
+def wrap_advice(text: str, width: int) -> str:
+    """In lines that end at spaces, so that names can be copied; what to do about it begins one of its own."""
+    message, arrow, hint = text.partition(ARROW)
+    lines = _wrap(message, width, indent="  ")
+    if hint:
+        lines += _wrap(f"  {arrow.strip()} {hint}", width, indent="     ")
+    return "\n".join(lines)
+
+
+def _wrap(text: str, width: int, *, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def rank_colour(rank: int) -> int:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from typing import Protocol, TextIO
 
-from windlass.client.terminal import can_draw, clean, paint, rank_colour, wants_colour
+from windlass.client.terminal import can_draw, clean, paint, rank_colour, wants_colour, wrap_advice
 from windlass.wire.logs import LogLine
 from windlass.wire.status import Condition, JobStatus, Phase, Progress
 
@@ -121,8 +121,11 @@ class LiveView:
         new = [condition for condition in status.conditions if condition not in self._shown]
         self._shown.update(new)
         for condition in new:
-            if condition.type == "warning" or self._is_news(condition):
+            if condition.type == "warning":
                 self.say(f"windlass: {condition.message}")
+            elif self._is_news(condition):
+                text = f"windlass: {condition.message}"
+                self.say(wrap_advice(text, _width()) if self._draws else text)
         for verdict in status.history[self._num_restarts :]:
             self.say(f"windlass: {verdict.message}; restarted, attempt {verdict.attempt + 1}")
         self._num_restarts = len(status.history)
@@ -138,7 +141,7 @@ class LiveView:
         if not self._draws or status.phase.is_final or now_s - self._drawn_s < _REDRAW_S:
             return
         self._drawn_s = now_s
-        width = shutil.get_terminal_size().columns - 1
+        width = _width()
         line = render_status_line(status, now_s=time.time(), bar=self._last_bar())
         text = clean(" ".join(line.split()), colour=False)
         if len(text) > width:  # numbers before pictures
@@ -218,3 +221,7 @@ def render_seconds(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns - 1

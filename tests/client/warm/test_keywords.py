@@ -18,6 +18,10 @@ from windlass.kube.unschedulable import diagnose
         ("correct --volume or --secret", "correct volumes= or secrets="),
         ("change --spread soft", 'change spread="soft"'),
         ("change --node-selector and --toleration", "change node_selector= and tolerations="),
+        (
+            "it had no nodes after 9 s (--join-timeout)",
+            "it had no nodes after 9 s (launch_timeout)",
+        ),
         ("kubectl delete pod p --grace-period=0 --force", None),
         ("windlass doctor -e kubernetes shows what is free", None),
     ],

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from windlass import records
 from windlass.client.user import name_user
-from windlass.client.warm.talk import ask_at
 from windlass.engines.protocol import Engine, JobRef, make_engine
 from windlass.errors import WindlassError
 from windlass.kube.blocker import ARROW, needs_room
@@ -39,6 +38,10 @@ class Holder:
 
 def find_holders(engine: Engine, ref: JobRef) -> Iterator[Holder]:
     """This user's idle computes that hold what the job `ref` could use."""
+    from windlass.client.warm.talk import (
+        ask_at,  # it loads TLS, which a job that runs need not wait for
+    )
+
     resource = _read_gpus(engine.plan(ref))[0]
     for other in engine.computes():
         if other.job_id == ref.job_id:

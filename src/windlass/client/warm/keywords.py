@@ -25,7 +25,7 @@ _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*\b(?: (soft|hard))?")
 _SAID = {setting.flag: f"{name}=" for name, setting in BY_NAME.items()} | {
     "--nodes": "workers=",
     "--timeout": "timeout=",
-    "--join-timeout": "launch_timeout=",
+    "--join-timeout": "launch_timeout",  # never with a value behind it
 }
 
 

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import shutil
 import sys
-import textwrap
 import time
 
-from windlass.client.terminal import can_draw, clean, paint, wants_colour
+from windlass.client.terminal import can_draw, clean, paint, wants_colour, wrap_advice
 from windlass.client.view import render_seconds
-from windlass.kube.blocker import ARROW
 
 _REDRAW_S = 0.5
-_INDENT = "  "
 
 
 class WaitingLine:
@@ -38,7 +35,7 @@ class WaitingLine:
                 self._write(f"windlass: {text}\n")
             return
         if is_new and len(self._render(text, now_s)) > _width():  # then whole, and above the line
-            self._write(f"{self._begin()}{_wrap(text)}\n")
+            self._write(f"{self._begin()}{wrap_advice(f'windlass: {text}', _width())}\n")
             self._is_drawn = False
         if is_new or now_s - self._drawn_s >= _REDRAW_S:
             self._draw(now_s)
@@ -71,21 +68,6 @@ class WaitingLine:
         """What was waited for has come: the same is news when it is waited for again."""
         self.erase()
         self._text = ""
-
-
-def _wrap(text: str) -> str:
-    """In lines that end at spaces, so that names can be copied; what to do about it begins one of its own."""
-    message, arrow, hint = f"windlass: {text}".partition(ARROW)
-    lines = _break(message, _INDENT)
-    if hint:
-        lines += _break(f"{_INDENT}{arrow.strip()} {hint}", f"{_INDENT}   ")
-    return "\n".join(lines)
-
-
-def _break(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(
-        text, _width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
 
 
 def _width() -> int:
