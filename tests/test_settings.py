@@ -59,6 +59,7 @@ def test_defaults(project, home):
         "node_restarts": 3,
         "timeout_s": None,
         "grace_s": 10.0,
+        "peer_wait_s": 60.0,
         "lease_s": None,
         "join_timeout_s": None,
         "image": "",

@@ -111,7 +111,7 @@ def test_a_result_that_is_gone_is_named(windlass: Cli, ended: str, home: Path) -
     assert second.startswith("rank 1: the result of rank 1 is missing: ")
     assert "the result of rank 1 is missing" in ran.err
     assert windlass("result", ended, "--rank", "0").code == 0
-    assert windlass("result", ended, "--json").json[1]["state"] == "missing"
+    assert windlass("result", ended, "--json").json["results"][1]["state"] == "missing"
 
 
 def test_a_name_with_a_dot_is_no_call(windlass: Cli) -> None:

@@ -31,13 +31,17 @@ def test_an_exception_keeps_its_attributes(on):
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ("awkward", "rank_work.Awkward: 1 and 2"),
         ("lock", "RuntimeError: holds a lock"),
     ],
 )
 def test_what_cannot_be_rebuilt_is_named(on, how, says):
     with pytest.raises(wl.RemoteError, match=says):
         on.run(work.fail, (how,))
+
+
+def test_an_exception_is_rebuilt_without_its_constructor(on):
+    with pytest.raises(work.Awkward, match="1 and 2"):
+        on.run(work.fail, ("awkward",))
 
 
 def test_a_class_made_in_the_rank(on):
@@ -58,7 +62,7 @@ def test_chained_exceptions_are_told_whole(on):
         ("raise", "user error", "rank 1 on {job}-node-0 raised ValueError: boom é at"),
         ("memory", "out of memory", "raised MemoryError: too much"),
         ("exit 3", "user error", "exited with code 3 at"),
-        ("exit text", "user error", "exited with code 1 at"),
+        ("exit text", "user error", "exited with code 1: bad config at"),
         ("_exit 0", "user error", "exited with code 0 before its work returned"),
         ("_exit 5", "user error", "exited with code 5"),
         ("interrupt", "user error", "raised KeyboardInterrupt"),

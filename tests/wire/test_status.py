@@ -15,7 +15,7 @@ def test_the_words_are_frozen():
     ]  # fmt: skip
     assert [kind.value for kind in FailureKind] == [
         "user error", "killed by a signal", "out of memory", "lost node", "timeout",
-        "cancelled", "start failed", "outcome not known",
+        "cancelled", "start failed", "step failed", "outcome not known",
     ]  # fmt: skip
 
 

@@ -119,6 +119,7 @@ class Hearing:
             self._take_running(message)
         elif kind == "done" and is_current and 0 <= message["rank"] < self._attempt.num_ranks:
             self._attempt.done.add(message["rank"])
+            self._board.set_rank(message["rank"], state="returned")
         elif kind == "report" and is_current:
             self._board.report(message)
         elif kind == "stopped" and is_current:

@@ -21,7 +21,7 @@ class Words:
     """The words of one command line. `target` is empty when none was given."""
 
     ours: tuple[str, ...] = ()
-    late: tuple[str, ...] = ()  # those of ours that stand behind the target
+    late: tuple[str, ...] = ()  # those of ours behind the target, where no `--` says whose is what
     target: tuple[str, ...] = ()  # one word, or `-m` and a module
     loose: tuple[str, ...] = ()  # before `--`: passed on because they are not ours
     verbatim: tuple[str, ...] = ()  # after `--`
@@ -65,7 +65,7 @@ def sort_words(options: Mapping[str, click.Option], argv: Sequence[str]) -> Word
         target, verbatim = list(verbatim[:size]), verbatim[size:]
     return Words(
         ours=tuple(ours),
-        late=tuple(late),
+        late=tuple(late) if cut == len(argv) else (),
         target=tuple(target),
         loose=tuple(loose),
         verbatim=verbatim,

@@ -129,7 +129,7 @@ class JobView:
             lambda: self._line.is_synced.is_set() or self._sight.has_ended, timeout_s=timeout_s
         )
 
-    def cancel(self, *, now: bool, why: str, interrupt: bool) -> None:
+    def cancel(self, *, now: bool, why: str, interrupt: bool = False) -> None:
         """Ask the lead; a job without one is deleted when its status is next looked at."""
         self._cancelled_s = self._cancelled_s or time.monotonic()
         self._cancelled_why = why or "cancelled by a client"

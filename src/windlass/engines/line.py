@@ -96,7 +96,7 @@ class Line:
         self._holds_lease = held
         self._order({"type": "lease", "held": held})
 
-    def cancel(self, *, now: bool, why: str, interrupt: bool) -> None:
+    def cancel(self, *, now: bool, why: str, interrupt: bool = False) -> None:
         self._order({"type": "cancel", "now": now, "why": why, "interrupt": interrupt})
 
     def _order(self, order: Header) -> None:

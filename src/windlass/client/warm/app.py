@@ -30,6 +30,7 @@ from windlass.client.warm.values import read_words
 from windlass.client.warm.where import say
 from windlass.engines.protocol import Engine
 from windlass.errors import JobNotFound, SpecError
+from windlass.spec.launchers import find_launcher
 from windlass.spec.work import Command
 from windlass.wire.logs import LogLine
 from windlass.wire.status import JobStatus
@@ -151,14 +152,19 @@ class App:
 
     def _prepare(self, wanted: Wanted) -> Prepared:
         cwd = self._find_folder()
-        gpus = int(self._keywords["gpus"] or 0)
-        procs = self._procs or wanted.settings.procs or gpus
-        work = Command(argv=self._find_command(cwd, is_here=not wanted.has_pods), procs=procs)
+        argv = self._find_command(cwd, is_here=not wanted.has_pods)
+        launcher = find_launcher(argv)
+        asked = self._procs or wanted.settings.procs or 0
+        says_so = launcher is not None and launcher.num_procs is not None
+        # one process a GPU, unless the line says how many
+        work = Command(
+            argv=argv, procs=asked or (0 if says_so else int(self._keywords["gpus"] or 0))
+        )
         settings = make_other(
             wanted.settings,
             name=self.name,
             nodes=self.replicas,
-            procs=1,
+            procs=1 if launcher is None else None,
             env={**self._make_env(wanted), **wanted.env},
         )
         target = Target(work=work, preload=())
