@@ -294,10 +294,19 @@ def find_waiting() -> list[int]:
     deadline = time.monotonic() + _WAIT_S
     while time.monotonic() < deadline:
         children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-        if len(children) > 1:
-            return [int(pid) for pid in children if int(pid) != os.getpid()]
+        waiting = [int(pid) for pid in children if int(pid) != os.getpid() and _lives(pid)]
+        if waiting:
+            return waiting
         time.sleep(0.01)
     raise TimeoutError("no rank was forked ahead")
+
+
+def _lives(pid: str) -> bool:
+    """Whether it is more than an entry that its parent has not looked at yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def kill_waiting(rank: int) -> int:
