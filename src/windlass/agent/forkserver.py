@@ -30,6 +30,7 @@ from windlass.agent.openblas import Threads
 from windlass.agent.prelude import run_prelude
 from windlass.wire.folder import JobFolder
 
+_ORDERS_TO_END = frozenset({signal.SIGTERM, signal.SIGINT})
 # Libraries that may end with the process. Others are taken apart in each rank: they might be the user's.
 _SPARED = frozenset({"torch", "numpy"})
 
@@ -153,11 +154,11 @@ class _ForkServer:
             kept = {k: v for k, v in os.environ.items() if k not in request["forget"]}
             self._threads.promise({**kept, **request["env"]})
         # an order to end that comes right after the fork must find a process that hears it
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ORDERS_TO_END)
         pid = os.fork()
         if pid == 0:
             self._become(enter, server, request, fds)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ORDERS_TO_END)
         for fd in fds:
             os.close(fd)
         if request["kind"] == "store":
@@ -170,6 +171,8 @@ class _ForkServer:
         """Be a rank, and then unwind to the top of the process, which ends as any interpreter does."""
         try:
             code = enter(*args)
+        except KeyboardInterrupt:  # before there was anything of the user's to hear it
+            os._exit(128 + signal.SIGINT)
         except BaseException as error:  # noqa: BLE001 - nothing may unwind into the server's own loop
             sys.stderr.write(f"windlass: cannot start this rank: {type(error).__name__}: {error}\n")
             sys.stderr.flush()
@@ -183,8 +186,8 @@ class _ForkServer:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ORDERS_TO_END)
         os.close(self._wake_read)
         os.close(self._wake_write)
 

@@ -20,7 +20,7 @@ from windlass.client.job import Job
 from windlass.client.pods import forget_own_python, make_pod
 from windlass.client.preload import TORCH, choose_preload
 from windlass.client.target import Target, import_paths, read_target
-from windlass.client.torchrun import fit_command
+from windlass.client.torchrun import describe_worlds, fit_command
 from windlass.client.travel import Luggage, pack
 from windlass.engines.protocol import Engine, check_capabilities, make_engine
 from windlass.errors import SpecError
@@ -163,7 +163,7 @@ def prepare_target(
         payload=found.payload,
         bundle=luggage.bundle,
         settings=settings,
-        notes=notes,
+        notes=(*notes, *describe_worlds(work, len(plan.nodes))),
     )
 
 

@@ -67,6 +67,13 @@ def check_num_nodes(command: str, num_nodes: int, keyword: str) -> None:
         )
 
 
+def describe_worlds(work: Work, num_nodes: int) -> tuple[str, ...]:
+    """What to say of a line that keeps its nodes apart."""
+    if num_nodes > 1 and isinstance(work, Command) and _STANDALONE in work.label:
+        return (f"{_STANDALONE}: each of the {num_nodes} nodes is a world of its own",)
+    return ()
+
+
 def fit_command(work: Work, settings: Settings) -> tuple[Work, Settings]:
     """Work and settings as a launcher's line wants them: one command a node, told what it does not say."""
     line = find_launcher(work.argv) if isinstance(work, Command) else None

@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +75,8 @@ class Crew:
         hand.streams.settle()
         hand.has_begun = True
         if frame.type == "answer":
+            if self._stopped_at_s is not None:
+                hand.channel.close()  # it was asked to end, and is done: nothing more will come
             hand.call, hand.has_answered, hand.answered = "", True, hand.call
             if self.file and not any(other.call for other in self.hands.values()):
                 forget(self.file)
@@ -90,7 +92,7 @@ class Crew:
             return
         hand.pid = pid
         if self._has_killed:
-            self._kill_all()
+            self._kill([hand])
         elif self._stopped_at_s is not None:
             processes.kill(pid, self._stop_signal)
 
@@ -126,7 +128,10 @@ class Crew:
         self._tell({**about, "outcome": records.to_json(outcome)}, b"")
 
     def stop(self, *, now: bool, signum: int = signal.SIGTERM) -> None:
-        """End every rank: those that wait for calls at once, the others after asking and a grace."""
+        """End every rank: those that wait for calls are told that none will come, the others are asked.
+
+        After the grace they are killed; with `now` those that are in a call are, at once.
+        """
         if self._stopped_at_s is None:
             self._stopped_at_s, self._stop_signal = time.time(), signum
             for hand in self.hands.values():
@@ -137,14 +142,16 @@ class Crew:
         if self._timer is not None:
             self._timer.cancel()
         if now:
-            self._kill_all()
-        else:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._grace_s, self._kill_all)
+            self._kill(hand for hand in self.hands.values() if hand.call)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._grace_s, self._kill_all)
 
     def _kill_all(self) -> None:
+        self._kill(self.hands.values())
+
+    def _kill(self, hands: Iterable[Hand]) -> None:
         self._has_killed = True
-        for hand in self.hands.values():
+        for hand in hands:
             if hand.pid is not None:
                 processes.kill_group(hand.pid, signal.SIGKILL)
                 processes.kill(hand.pid, signal.SIGKILL)
