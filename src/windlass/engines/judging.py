@@ -58,7 +58,7 @@ def end_job(
 
 def show_ending(status: JobStatus, *, at_s: float) -> JobStatus:
     """A job that has ended, while what it left is still on its way: it waits for nothing else."""
-    if status.phase not in (Phase.PENDING, Phase.STARTING):
+    if status.phase.is_final or status.phase is Phase.STOPPING:
         return status
     condition = Condition(
         type=Phase.STOPPING.value,

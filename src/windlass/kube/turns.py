@@ -72,6 +72,8 @@ class Forward:
         return None if self._timeout_s is None else time.monotonic() + self._timeout_s
 
     def _wait(self, end_s: float | None, *, write: bool = False) -> None:
+        if self._wire.sock.fileno() < 0:
+            raise ConnectionResetError("the line was closed")
         poll = select.poll()
         poll.register(self._wire.sock, select.POLLOUT if write else select.POLLIN)
         left_ms = None if end_s is None else max(0.0, end_s - time.monotonic()) * 1000
