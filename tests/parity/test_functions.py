@@ -88,6 +88,8 @@ def looked(call) -> Callable[[str], list[Any]]:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_function_finds(alone, looked, way, name):
     reason = {**DELIBERATE, **FUNCTIONS_ONLY, **(CALLS_ONLY if way == "call" else {})}.get(name)
+    if name == "warning_options" and "torch" in sys.modules:
+        reason = "this process has imported torch, so ranks have it ahead, and torch adds filters"
     if reason:
         pytest.skip(reason)
     seen = looked(way)[1]["seen"][name]

@@ -111,7 +111,7 @@ def test_a_call_whose_ranks_were_forked_ahead_and_killed(make):
     last = 1
     for rank in (1, 0) * TIMES:
         found = expect_end(functools.partial(kill, rank), last)
-        assert found is None or sum(found) == 1
+        assert found is None or sum(found) >= 1  # and such as are just ending
         last = rank
 
 
