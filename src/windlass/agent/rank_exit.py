@@ -98,17 +98,15 @@ def _flush_files() -> None:
     """Flush what the user's code left open, even where only a module that is set aside knows of it."""
     for thing in gc.get_objects():  # made since the fork: what was there before is frozen
         if issubclass(type(thing), _io._IOBase):  # noqa: SLF001 - asks the object nothing
-            with contextlib.suppress(
-                Exception
-            ):  # closed, read only, a full disk, a user's own class
+            # closed, read only, a full disk, a user's own class
+            with contextlib.suppress(Exception):
                 thing.flush()
 
 
 def leave(code: int) -> NoReturn:
     """Unwind to the top of the process, where the interpreter ends it."""
-    if (
-        code == INTERRUPTED
-    ):  # which ends an interpreter by the signal itself, and has been told already
+    if code == INTERRUPTED:  # which ends an interpreter by the signal itself
+        # the exception has been told already
         sys.excepthook = lambda *_: None
         raise KeyboardInterrupt
     sys.exit(code)
