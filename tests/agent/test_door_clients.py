@@ -151,6 +151,20 @@ def test_an_attached_job_ends_when_nobody_holds_it(tmp_path):
     run_at_door(tmp_path, visit, make_job(detach=False, lease_s=0.2))
 
 
+def test_a_client_may_take_longer_to_come_than_it_may_be_gone(tmp_path):
+    async def visit(scene):
+        watching = asyncio.ensure_future(scene.door.watch_lease())
+        await asyncio.wait({watching}, timeout=20 * 0.02)
+        assert not watching.done()
+        client = await scene.visit(None, lease=True)
+        await until(lambda: scene.door._num_leases == 1, "it holds it")
+        await client.close()
+        await asyncio.wait_for(watching, 20)
+        assert scene.lead._stop.message == "its client has been gone for 0.02 s"
+
+    run_at_door(tmp_path, visit, make_job(detach=False, lease_s=0.02))
+
+
 # -- the end -------------------------------------------------------------------------------------
 
 

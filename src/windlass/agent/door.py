@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _DEPUTY = 1  # keeps a copy of what node 0's ranks left, for the node 0 that may come after it
 _READER_SILENCE_S = 60.0
+_FIRST_HELLO_S = 60.0  # a client has to find the lead before it can hold a lease, however short that one is
 _RANK_FILE = re.compile(r"attempt-\d+/rank-(\d+)\.")
 
 
@@ -56,6 +57,7 @@ class Door:
         self._desk = desk  # where the nodes take calls
         self._inputs = inputs
         self._num_leases = 0
+        self._had_lease = False
         self._lease_changed = asyncio.Event()
         self._links: set[Link] = set()
         self._nodes: set[int] = set()
@@ -226,11 +228,12 @@ class Door:
 
     def _change_leases(self, by: int) -> None:
         self._num_leases += by
+        self._had_lease |= by > 0
         self._lease_changed.set()
 
     def hold_until_closed(self, client: socket.socket) -> None:
         """A lease from birth: the client keeps this open until it has said hello."""
-        self._num_leases += 1
+        self._change_leases(1)
 
         def closed() -> None:
             asyncio.get_running_loop().remove_reader(client.fileno())
@@ -247,10 +250,11 @@ class Door:
             if self._num_leases:
                 await self._lease_changed.wait()
                 continue
+            gone_s = plan.lease_s if self._had_lease else max(plan.lease_s, _FIRST_HELLO_S)
             try:
-                await asyncio.wait_for(self._lease_changed.wait(), plan.lease_s)
+                await asyncio.wait_for(self._lease_changed.wait(), gone_s)
             except asyncio.TimeoutError:
-                message = f"its client has been gone for {plan.lease_s:g} s"
+                message = f"its client has been gone for {gone_s:g} s"
                 self._lead.end(FailureKind.CANCELLED, message)
                 return
 
