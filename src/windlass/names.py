@@ -123,6 +123,7 @@ WORLD_FILE = "world.json"
 UNREAD_FILE = "unread-logs.json"  # pods whose lines nobody has asked for yet
 OMITTED_FILE = "omitted.json"  # what a job left that did not outlive its pods
 STATUS_FILE = "status.json"
+SOCKETS_FILE = "sockets"  # where those of a job on this machine are
 LEAD_LOCK_FILE = "lead.lock"
 LEAD_SOCKET = "lead.sock"
 

@@ -92,7 +92,7 @@ class Board:
     def keep_world(self, attempt: int, world: Plan) -> None:
         """Which node ran which rank, for readers of an attempt that lacked some nodes."""
         try:
-            self._folder.attempt(attempt).mkdir(exist_ok=True)
+            self._folder.make_attempt(attempt)
             write_atomically(self._folder.world(attempt), render_world(world))
         except OSError as error:
             logger.warning("world of attempt %s: %s", attempt, error)

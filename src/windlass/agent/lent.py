@@ -10,6 +10,8 @@ import os
 import sys
 from pathlib import Path
 
+from windlass.trusted import make_own
+
 # Stands first on the path and steps aside when it is imported.
 _PACKAGE = """import importlib.util, sys, zipimport
 sys.path[:] = [path for path in sys.path if path != {folder!r}]
@@ -25,7 +27,7 @@ def lend_package(folder: Path) -> None:
     """Let `import windlass` work in this process after its exec."""
     archive = os.path.abspath(sys.argv[0])
     package = folder / "windlass"
-    package.mkdir(parents=True, exist_ok=True)
+    make_own(package, below=folder.parent)
     beside = package / f"{os.getpid()}.tmp"
     beside.write_text(_PACKAGE.format(archive=archive, folder=str(folder)))
     beside.rename(package / "__init__.py")  # ranks of one node may do this at the same time

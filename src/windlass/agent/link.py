@@ -17,6 +17,7 @@ from windlass import names
 from windlass.agent.refusals import render_trouble
 from windlass.agent.tcp import SHUTDOWN_TIMEOUT_S, render_address
 from windlass.errors import ProtocolError
+from windlass.trusted import find_peer_fault
 from windlass.wire.messages import Frame, FrameDecoder, Header, render_frame, render_head
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class Link(asyncio.Protocol):
         self.is_silent = False  # it was hung up on because it said nothing
         self.peer = ""
         self.certificate: dict[str, Any] | None = None  # on one machine
+        self.fault = ""  # why its other end is not ours, on one machine
 
     # -- what the loop says --------------------------------------------------------------------
 
@@ -67,6 +69,8 @@ class Link(asyncio.Protocol):
         self.peer = render_address(transport.get_extra_info("peername"))
         if transport.get_extra_info("ssl_object") is not None:
             self.certificate = transport.get_extra_info("peercert") or {}
+        else:
+            self.fault = find_peer_fault(transport.get_extra_info("socket"))
         if self._on_made is not None:
             self._on_made(self)
 

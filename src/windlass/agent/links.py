@@ -51,6 +51,9 @@ async def serve(place: Place, job_id: str, handler: Handler) -> asyncio.Abstract
     async def greet(link: Link, introduced: Introduced = lambda: None) -> None:
         frames = link.frames()
         try:
+            if link.fault:
+                refusals.log(link.peer, link.fault)
+                return
             hello = await _hear_hello(frames, timeout_s)
             if isinstance(hello, str):
                 refusals.log(link.peer, hello)
@@ -149,6 +152,9 @@ async def _connect_unix(path: Path, hello: Header, timeout_s: float) -> Link:
             if loop.time() > deadline or not path.parent.exists():
                 raise
             await asyncio.sleep(_RETRY_S)
+    if link.fault:
+        await link.close()
+        raise ProtocolError(f"{link.fault} at {path}", hint="remove it, and start the job again")
     link.send(hello)
     return link
 

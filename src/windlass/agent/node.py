@@ -121,7 +121,7 @@ class Node:
         self._stopped_at_s = None
         self._has_killed = False
         self._oom_kills = processes.read_oom_kills()
-        self._folder.attempt(attempt).mkdir(exist_ok=True)
+        self._folder.make_attempt(attempt)
         if not self._forks.is_running:
             self._forks.restart()
             self._forks.listen(self._loop, self._on_fork_event)

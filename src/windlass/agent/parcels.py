@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.agent.values import cannot_travel, reduce_error
+from windlass.trusted import find_private_fault, make_private
 
 Segment = bytes | bytearray | memoryview
 
@@ -104,25 +105,47 @@ def map_file(path: str) -> mmap.mmap | bytes:
 
 def make_spill(name: str, fallback: Path, *, needed_bytes: int = 64 << 20) -> Path:
     """The folder for a node's parcels: in shared memory where that is large enough, else beside it."""
-    with contextlib.suppress(OSError):
-        free = os.statvfs(_SHARED_MEMORY)
-        if free.f_bavail * free.f_frsize >= needed_bytes:
-            path = _shared_path(name)
-            path.mkdir(mode=0o700, exist_ok=True)
-            return path
     path = fallback / "parcels"
-    path.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(OSError):
+        if _has_room(needed_bytes):
+            _make_shared_parent()
+            path = _shared_parent() / name
+    make_private(path)
     return path
 
 
-def _shared_path(name: str) -> Path:
-    return Path(_SHARED_MEMORY, f"windlass-{os.getuid()}-{name}")
+def check_spill() -> None:
+    """Refuse now what nodes of this machine would refuse when they have started."""
+    with contextlib.suppress(OSError):
+        if _has_room(0):
+            _make_shared_parent()
+
+
+def _has_room(needed_bytes: int) -> bool:
+    free = os.statvfs(_SHARED_MEMORY)
+    return free.f_bavail * free.f_frsize >= needed_bytes
+
+
+def _make_shared_parent() -> None:
+    """Anybody may have made a folder of that name before us, and put pickles there for us to load."""
+    parent = _shared_parent()
+    hint = f"parcels of computes go there; have its owner or root remove it: rm -r {parent}"
+    make_private(parent, hint=hint)
+
+
+def _shared_parent() -> Path:
+    return Path(_SHARED_MEMORY, f"windlass-{os.geteuid()}")
 
 
 def remove_spills(job_id: str) -> None:
     """Remove what nodes of a job on this machine left in shared memory."""
-    for path in _shared_path("").parent.glob(f"{_shared_path(job_id).name}-*"):
-        shutil.rmtree(path, ignore_errors=True)
+    parent = _shared_parent()
+    if not find_private_fault(parent):
+        for path in parent.glob(f"{job_id}-*"):
+            if path.name.removeprefix(
+                f"{job_id}-"
+            ).isdigit():  # not of a job whose id only begins so
+                shutil.rmtree(path, ignore_errors=True)
 
 
 @functools.lru_cache(maxsize=4)

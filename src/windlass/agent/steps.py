@@ -24,6 +24,7 @@ from typing import Any
 from windlass.agent.overlay import Overlay
 from windlass.agent.shell import Ended, run_command
 from windlass.errors import ProtocolError, StepFailed
+from windlass.trusted import make_own
 from windlass.wire.folder import write_atomically
 
 Say = Callable[[str], None]
@@ -49,7 +50,7 @@ async def run_steps(
 
     `say` gets every line of output as it comes. Each step has `timeout_s`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_own(folder)
     async with _locked(folder / "steps.lock", timeout_s):
         overlay = Overlay(folder / "site", python)
         runner = _Runner(overlay, Path(cwd), overlay.environ(env), say, timeout_s)

@@ -26,6 +26,7 @@ from windlass.errors import BundleError, SpecError
 from windlass.plan.plan import Input
 from windlass.spec.job import JobSpec
 from windlass.spec.work import Command, Function, Script
+from windlass.trusted import make_own
 from windlass.wire.folder import write_once
 
 _KEPT_BUNDLES = 8
@@ -143,7 +144,7 @@ def _pack_root(root: Path, folder: Path) -> Path:
     bundle = collect(root)
     path = folder / f"{bundle.manifest.digest[:32]}.tar.gz"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_own(folder, below=folder.parent)
         packed = io.BytesIO()
         write_archive(root, make_delta(EMPTY, bundle.manifest), packed)
         write_once(path, packed.getvalue())

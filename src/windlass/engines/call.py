@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 
-from windlass import names
+from windlass.engines.socket_folder import dial_lead
 from windlass.errors import EngineError
 from windlass.waiting import wait_until
+from windlass.wire.folder import JobFolder
 from windlass.wire.messages import Frame, FrameDecoder, Header, make_hello, refusal, render_frame
 
 _CONNECT_TIMEOUT_S = 60.0
@@ -21,9 +21,9 @@ _CONNECT_TIMEOUT_S = 60.0
 class LeadCall:
     """One connection to the lead of one job."""
 
-    def __init__(self, run_dir: Path, job_id: str, *, lease: bool) -> None:
-        self._path = run_dir / names.LEAD_SOCKET
-        self._hello = {**make_hello(role="client", job_id=job_id), "lease": lease}
+    def __init__(self, folder: JobFolder, *, lease: bool) -> None:
+        self._folder = folder
+        self._hello = {**make_hello(role="client", job_id=folder.path.name), "lease": lease}
         self._socket: socket.socket | None = None
         self._decoder = FrameDecoder()
 
@@ -45,7 +45,7 @@ class LeadCall:
             lambda: self._try() or not is_needed(), timeout_s=_CONNECT_TIMEOUT_S, every_s=0.01
         ):
             raise EngineError(
-                f"the lead did not answer at {self._path} within {_CONNECT_TIMEOUT_S:g} s",
+                f"the lead of {self._folder.path.name} did not answer in {_CONNECT_TIMEOUT_S:g} s",
                 hint="windlass doctor; the job's agent-0.log says what it is doing",
             )
         if self._socket is None:
@@ -53,14 +53,10 @@ class LeadCall:
         return self.send(self._hello)
 
     def _try(self) -> bool:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(_CONNECT_TIMEOUT_S)
         try:
-            connection.connect(str(self._path))
+            self._socket = dial_lead(self._folder, timeout_s=_CONNECT_TIMEOUT_S)
         except OSError:
-            connection.close()
             return False
-        self._socket = connection
         return True
 
     def send(self, header: Header) -> bool:

@@ -35,6 +35,7 @@ from windlass.kube.refusals import NotFound
 from windlass.plan.plan import Facts, Plan, read_plan, render_plan
 from windlass.settings import Settings
 from windlass.spec.work import Calls
+from windlass.trusted import check_own, make_own
 from windlass.wire.folder import JobFolder, write_atomically
 from windlass.wire.identity import CERTIFICATES
 from windlass.wire.logfiles import LogFiles
@@ -80,6 +81,7 @@ class ClusterEngine:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._home = Path(str(settings.value("home"))).expanduser() / self.name
+        check_own(self._home)
         self._apis: dict[tuple[str, str], Api] = {}
         self._views: dict[str, JobView] = {}
         self._keys: dict[str, Mapping[str, bytes]] = {}  # of computes that are called from here
@@ -174,7 +176,7 @@ class ClusterEngine:
     ) -> JobFolder:
         folder = JobFolder(self._home / plan.job_id)
         try:
-            folder.path.mkdir(parents=True, mode=0o700)
+            make_own(folder.path, below=self._home.parent, is_new=True)
             if payload is not None:
                 folder.payload.write_bytes(payload)
             if bundle is not None:
@@ -351,7 +353,7 @@ class ClusterEngine:
             api = self._api_of(ref)
             plan, certificates = self._fetch(api, ref)
             folder = JobFolder(self._home / ref.job_id)
-            folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_own(folder.path, below=self._home.parent)
             self._keep_place(api, folder)
             write_atomically(folder.plan, render_plan(plan).encode())
             self._views[ref.job_id] = _make_view(api, plan, folder, certificates)

@@ -21,6 +21,7 @@ from windlass.kube.api import Api
 from windlass.kube.fields import container_of, index_of, name_of
 from windlass.kube.refusals import ClusterError, Forbidden, NotFound
 from windlass.plan.plan import Plan
+from windlass.trusted import make_own
 from windlass.wire.copying import is_from_lead
 from windlass.wire.folder import JobFolder, write_atomically
 from windlass.wire.lastword import LastWord, num_lines, read_last_word
@@ -137,7 +138,7 @@ def _take_last_word(api: Api, pod: dict[str, Any], folder: JobFolder) -> bool:
     for path, data in sorted(found.files.items(), key=lambda file: file[0] == names.STATUS_FILE):
         target = folder.path / path
         if is_from_lead(path) and (path == names.STATUS_FILE or len(data) > _size(target)):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_own(target.parent, below=folder.path)
             write_atomically(target, data)
     return True
 
@@ -168,7 +169,7 @@ def _take_lines(log: bytes, folder: JobFolder) -> None:
         if (
             not target.exists()
         ):  # one that was copied from the node is more exact, if perhaps shorter
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_own(target.parent, below=folder.path)
             write_atomically(target, *lines)
 
 

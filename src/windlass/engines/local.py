@@ -14,7 +14,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,16 +22,25 @@ from typing import Any
 from windlass import names, records
 from windlass.agent import processes
 from windlass.agent.failure import make_job_verdict
-from windlass.agent.parcels import remove_spills
+from windlass.agent.parcels import check_spill, remove_spills
 from windlass.engines.call import LeadCall
 from windlass.engines.hidden import NO_HIDDEN, check_hidden
 from windlass.engines.launch import AgentProcess, make_command, reap_agents, take_head_start
 from windlass.engines.outcomes import read_outcomes
 from windlass.engines.protocol import JobRef
 from windlass.engines.pyz import local_archive
+from windlass.engines.socket_folder import (
+    dial_lead,
+    find_socket_folder,
+    keep_place,
+    make_socket_folder,
+    remove_socket_folder,
+)
 from windlass.errors import EngineError, JobNotFound, SpecError
 from windlass.plan.plan import Facts, Plan, read_plan, render_plan
 from windlass.settings import Settings
+from windlass.spec.work import Calls
+from windlass.trusted import check_own, make_own
 from windlass.waiting import wait_until
 from windlass.wire.first import make_first_status, render_status
 from windlass.wire.folder import JobFolder, write_atomically
@@ -42,7 +50,6 @@ from windlass.wire.results import ResultHeader
 from windlass.wire.status import FailureKind, JobStatus, Phase
 from windlass.wire.statusfile import StatusFile
 
-_MAX_SOCKET_PATH = 103  # of macOS; Linux takes 107
 _TIDY_S = 10.0
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -54,8 +61,9 @@ class LocalEngine:
     can = frozenset({"submit", "detach", "restarts", "timeout"})
 
     def __init__(self, settings: Settings) -> None:
-        home = Path(str(settings.value("home"))).expanduser()
-        self._jobs = home / "jobs"
+        self._home = Path(str(settings.value("home"))).expanduser()
+        self._jobs = self._home / "jobs"
+        check_own(self._jobs)
         self._files: dict[Path, StatusFile] = {}
         self._births: dict[str, AgentProcess] = {}  # held until a lease is held instead
 
@@ -87,15 +95,21 @@ class LocalEngine:
                 f"there is a job {plan.job_id} already", hint="prepare it anew: an id is used once"
             )
         archive = _find_archive()
-        run_dir = _make_run_dir(plan.job_id)
+        if isinstance(plan.work, Calls):
+            check_spill()
+        run_dir = make_socket_folder(plan.job_id)
         try:
-            folder.path.mkdir(parents=True, mode=0o700)
+            make_own(folder.path, below=self._home, is_new=True)
+            keep_place(folder, run_dir)
             if payload is not None:
                 folder.payload.write_bytes(payload)
             write_atomically(folder.status, render_status(make_first_status(plan)))
             # last: a folder is a job from the moment its plan is there
             write_atomically(folder.plan, render_plan(plan).encode())
             self._start_agents(plan, folder, run_dir, python, archive, hidden)
+        except EngineError:
+            shutil.rmtree(run_dir, ignore_errors=True)
+            raise
         except OSError as error:
             shutil.rmtree(folder.path, ignore_errors=True)
             shutil.rmtree(run_dir, ignore_errors=True)
@@ -137,7 +151,8 @@ class LocalEngine:
         *,
         hidden: Mapping[str, str] = NO_HIDDEN,
     ) -> None:
-        folder, run_dir = self._folder(ref), _run_dir(ref.job_id)
+        folder = self._folder(ref)
+        run_dir = find_socket_folder(folder)
         command = make_command(_find_python(self.plan(ref).python), _find_archive())
         for index in indexes:
             agent = AgentProcess(command, log=str(folder.agent_log(index)))
@@ -145,13 +160,7 @@ class LocalEngine:
             agent.let_go()
 
     def dial(self, ref: JobRef) -> socket.socket:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            connection.connect(str(_run_dir(ref.job_id) / names.LEAD_SOCKET))
-        except OSError:
-            connection.close()
-            raise
-        return connection
+        return dial_lead(JobFolder(self._jobs / ref.job_id))
 
     def keep_place(self, ref: JobRef, until_s: float | None) -> None:
         """Nodes of this machine are not waited for."""
@@ -239,7 +248,7 @@ class LocalEngine:
         if self.status(ref).phase.is_final:
             _kill_marked(ref.job_id)
             return
-        with LeadCall(_run_dir(ref.job_id), ref.job_id, lease=False) as call:
+        with LeadCall(folder, lease=False) as call:
             if not call.connect(is_needed=lambda: _is_lead_alive(folder)):
                 _kill_marked(ref.job_id)
                 return
@@ -248,7 +257,7 @@ class LocalEngine:
     @contextlib.contextmanager
     def hold(self, ref: JobRef) -> Iterator[None]:
         folder = self._folder(ref)
-        with LeadCall(_run_dir(ref.job_id), ref.job_id, lease=True) as call:
+        with LeadCall(folder, lease=True) as call:
             call.connect(is_needed=lambda: _is_lead_alive(folder))
             if ref.job_id in self._births:
                 self._births.pop(ref.job_id).let_go()
@@ -264,7 +273,7 @@ class LocalEngine:
         # a lead writes its last status, then tidies up
         wait_until(lambda: not _is_lead_alive(folder), timeout_s=_TIDY_S)
         _kill_marked(ref.job_id)
-        shutil.rmtree(_run_dir(ref.job_id), ignore_errors=True)
+        remove_socket_folder(folder)
         shutil.rmtree(folder.path)
 
     def _has_ended(self, ref: JobRef) -> bool:
@@ -322,35 +331,6 @@ def _find_archive() -> str:
 
 def _remedy(error: OSError) -> str:
     return "free some space there" if error.errno == errno.ENOSPC else "make it writable"
-
-
-def _run_dir(job_id: str) -> Path:
-    return Path(tempfile.gettempdir()) / f"windlass-{os.getuid()}" / job_id
-
-
-def _make_run_dir(job_id: str) -> Path:
-    """Sockets need short paths, and a folder nobody else may enter."""
-    path = _run_dir(job_id)
-    if len(os.fsencode(path / "node-9999.sock")) > _MAX_SOCKET_PATH:
-        raise EngineError(
-            f"{path.parent} is too long for a socket's name", hint="set TMPDIR to a shorter one"
-        )
-    try:
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise EngineError(
-            f"cannot start the job: {path.parent}: {error.strerror}",
-            hint="remove what is there, or set TMPDIR to a folder of your own",
-        ) from error
-    found = path.parent.lstat()
-    if found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise EngineError(
-            f"{path.parent} belongs to somebody else or is open to others",
-            hint=f"remove it, or chmod 700 {path.parent}, or set TMPDIR to a folder of your own",
-        )
-    shutil.rmtree(path, ignore_errors=True)  # of a lead that could not clear up behind itself
-    path.mkdir(mode=0o700)
-    return path
 
 
 def _is_lead_alive(folder: JobFolder) -> bool:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _OURS = (
-    *("__init__.py", "names.py", "errors.py", "records.py", "waiting.py"),
+    *("__init__.py", "names.py", "errors.py", "records.py", "trusted.py", "waiting.py"),
     *("distributed.py", "inside.py"),
     *("spec", "plan", "wire", "agent"),
     *(

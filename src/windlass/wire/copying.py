@@ -19,6 +19,7 @@ from pathlib import Path
 
 from windlass import names
 from windlass.errors import ProtocolError
+from windlass.trusted import make_own
 from windlass.wire.folder import JobFolder, write_atomically
 from windlass.wire.messages import Header
 
@@ -171,7 +172,8 @@ class Receiver:
         if bool(_LOG.match(piece.path)) != (piece.total_bytes is None):
             raise ProtocolError(f"{piece.path} does not travel like that: logs grow, others do not")
         path = self._folder.path / piece.path
-        path.parent.mkdir(exist_ok=True)
+        if path.parent != self._folder.path:
+            make_own(path.parent)
         if piece.total_bytes is None:
             _append(path, piece)
             return False

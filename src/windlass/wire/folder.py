@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windlass import names
+from windlass.trusted import make_own
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,18 @@ class JobFolder:
     def lead_lock(self) -> Path:
         return self.path / names.LEAD_LOCK_FILE
 
+    @property
+    def sockets(self) -> Path:
+        return self.path / names.SOCKETS_FILE
+
     def agent_log(self, node: int) -> Path:
         return self.path / f"agent-{node}.log"
 
     def attempt(self, attempt: int) -> Path:
         return self.path / f"attempt-{attempt}"
+
+    def make_attempt(self, attempt: int) -> None:
+        make_own(self.attempt(attempt))
 
     def attempts(self) -> list[int]:
         """The attempts that have a folder, oldest first."""

@@ -119,7 +119,7 @@ class Members(Meetings):
     def keep_log(self, number: int, rank: int, lines: bytes) -> None:
         """Lines of a rank on another machine, where all readers find them."""
         folder = self._board.folder
-        folder.attempt(number).mkdir(exist_ok=True)
+        folder.make_attempt(number)
         with folder.log(number, rank).open("ab") as file:
             file.write(lines)
 

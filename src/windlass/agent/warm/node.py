@@ -132,7 +132,7 @@ class WarmNode:
         keep = order["about"]["keep"]
         crew = Crew(number, keep=keep, grace_s=self._plan.grace_s, tell=self._tell_of_rank)
         self._crews[number] = crew
-        self._station.folder.attempt(number).mkdir(exist_ok=True)
+        self._station.folder.make_attempt(number)
         start = order["about"]["start"] or self._plan.start
         about = {**order["about"], "start": start, "spill": str(self.spill)}
         about["peer_wait_s"] = self._plan.peer_wait_s

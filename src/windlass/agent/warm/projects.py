@@ -13,6 +13,7 @@ from windlass.agent.station import Station
 from windlass.bundle.extract import extract
 from windlass.bundle.manifest import EMPTY, Manifest, make_delta
 from windlass.errors import BundleError
+from windlass.trusted import make_own
 
 _KEY = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
@@ -37,7 +38,7 @@ class Projects:
             raise BundleError(f"{key!r:.80} is not the key of a project")
         is_whole = header["base"] == EMPTY.digest
         base = EMPTY if is_whole else self._known.get(key, EMPTY)
-        self._folder.mkdir(exist_ok=True)
+        make_own(self._folder)
         self._known[key] = extract(
             io.BytesIO(body), self._folder / key, base=base, expected=header["digest"]
         )

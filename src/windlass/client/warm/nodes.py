@@ -31,6 +31,7 @@ from windlass.errors import EngineError, JobNotFound, ProtocolError, SpecError, 
 from windlass.kube.naming import object_name
 from windlass.plan.plan import Plan
 from windlass.spec.work import Calls
+from windlass.trusted import make_own
 from windlass.wire.messages import Frame
 
 _RETRY_S = 0.1
@@ -95,9 +96,9 @@ class LiveNodes:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """Of several processes that start one compute at a time, the others find what the first started."""
-        home = Path(str(self.wanted.settings.value("home"))).expanduser() / "locks"
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (home / object_name(self.name, 60)).open("w") as lock:
+        home = Path(str(self.wanted.settings.value("home"))).expanduser()
+        make_own(home / "locks", below=home)
+        with (home / "locks" / object_name(self.name, 60)).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

@@ -17,6 +17,7 @@ from windlass.distributed import volume_variable
 from windlass.errors import EngineError, SpecError
 from windlass.spec.quantity import check_bytes, read_quantity
 from windlass.spec.storage import ACCESS_MODES, Claim, read_volume
+from windlass.trusted import make_own
 
 if TYPE_CHECKING:
     from windlass.kube.api import Api
@@ -164,7 +165,7 @@ class Volume:
         """Where it is on this machine, made if missing."""
         folder = home / "volumes" / self.name
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_own(folder, below=home)
         except OSError as error:
             raise EngineError(
                 f"cannot make the folder of volume {self.name}: {error.filename}: {error.strerror}",

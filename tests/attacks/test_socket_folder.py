@@ -1,0 +1,168 @@
+"""Attack: somebody else's process listens where a client looks for its lead, to hear secrets and to answer.
+
+Sockets lie in the temporary folder. Where exactly is kept in the job's own folder, and whose folder and whose
+process it is, is looked at before the first word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+from waits import wait_for
+
+from windlass import EngineError
+from windlass.engines.socket_folder import dial_lead, find_socket_folder, keep_place
+from windlass.trusted import find_peer_fault
+from windlass.wire.folder import JobFolder
+
+STAY = """
+import time
+from pathlib import Path
+
+while not Path("flag").exists():
+    time.sleep(0.05)
+"""
+# Says "up" when it listens, and then how many bytes it was told.
+LISTEN = """
+import socket, sys
+server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+server.bind(sys.argv[1])
+server.listen()
+print("up", flush=True)
+print(len(server.accept()[0].recv(1)), flush=True)
+"""
+
+
+@contextlib.contextmanager
+def _listening(user, path: Path):
+    process = user.start("/usr/bin/env", "python3", "-c", LISTEN, str(path), PYTHONPATH="")
+    try:
+        assert process.stdout.readline() == "up\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A job's folder whose sockets are in a folder of ours."""
+    folder = JobFolder(tmp_path / "job")
+    folder.path.mkdir()
+    with tempfile.TemporaryDirectory(prefix="wl") as made:
+        (Path(made) / "job").mkdir(mode=0o700)
+        keep_place(folder, Path(made) / "job")
+        yield folder
+
+
+def test_a_client_with_another_tmpdir_finds_the_lead_and_not_who_waits_there(victim, stranger):
+    script = victim.write("stay.py", STAY)
+    submitted = victim.windlass("run", "--detach", str(script))
+    assert submitted.returncode == 0, submitted.stderr
+    job_id = submitted.stdout.strip().rpartition("/")[2]
+    trap = stranger.home
+    trap.chmod(0o755)
+    for folder in (trap / f"windlass-{victim.uid}", trap / f"windlass-{victim.uid}" / job_id):
+        stranger.mkdir(folder, 0o755)
+    with _listening(stranger, folder / "lead.sock") as fake:
+        (folder / "lead.sock").chmod(0o777)
+        ended = victim.windlass("cancel", job_id, TMPDIR=str(trap))
+        assert ended.returncode == 0, ended.stderr
+        assert fake.poll() is None  # nobody has called there
+    assert '"cancelled"' in victim.windlass("status", job_id, "--json").stdout
+
+
+def test_a_folder_of_sockets_that_somebody_else_put_there_is_refused_by_name(job, stranger):
+    sockets = find_socket_folder(job)
+    sockets.rmdir()
+    stranger.mkdir(sockets, 0o755)
+    with _listening(stranger, stranger.home / "lead.sock") as fake:
+        (stranger.home / "lead.sock").rename(sockets / "lead.sock")
+        with pytest.raises(EngineError, match=f"{sockets} belongs to somebody else"):
+            dial_lead(job)
+        assert fake.poll() is None
+
+
+def test_a_folder_of_sockets_below_one_of_somebody_else_is_refused_by_name(job, stranger):
+    parent = find_socket_folder(job).parent
+    stranger.give(parent)
+    with pytest.raises(EngineError, match=f"{parent} belongs to somebody else"):
+        dial_lead(job)
+    os.chown(parent, os.geteuid(), -1)
+
+
+def test_a_link_to_another_folder_of_sockets_is_refused_by_name(job, tmp_path):
+    sockets = find_socket_folder(job)
+    sockets.rmdir()
+    (tmp_path / "other").mkdir(mode=0o700)
+    sockets.symlink_to(tmp_path / "other")
+    with pytest.raises(EngineError, match="is a link"):
+        dial_lead(job)
+    sockets.unlink()
+    sockets.mkdir()
+
+
+def test_a_process_of_somebody_else_is_told_nothing(job, stranger):
+    """The folder is ours, but the socket in it was brought there."""
+    theirs = stranger.home / "lead.sock"
+    with _listening(stranger, theirs) as fake:
+        theirs.rename(find_socket_folder(job) / "lead.sock")
+        with pytest.raises(EngineError, match=rf"somebody else \(user {stranger.uid}\) listens"):
+            dial_lead(job)
+        assert fake.stdout.readline() == "0\n"  # it was hung up on without a word
+
+
+def test_a_process_of_our_own_is_spoken_to(job):
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with contextlib.closing(server):
+        server.bind(str(find_socket_folder(job) / "lead.sock"))
+        server.listen()
+        with dial_lead(job) as connection:
+            connection.sendall(b"hello")
+            with server.accept()[0] as accepted:
+                assert accepted.recv(5) == b"hello"
+
+
+def test_where_the_system_cannot_say_whose_process_it_is_the_folder_must_do(monkeypatch):
+    monkeypatch.delattr(socket, "SO_PEERCRED", raising=False)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert find_peer_fault(ours) == ""
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
+def test_every_folder_below_the_home_is_closed_whatever_the_umask(victim, umask):
+    script = victim.write("hello.py", "print('hello')")
+    home = victim.home / "own"
+    ran = victim.windlass("run", "--nodes", "2", str(script), umask=umask, WINDLASS_HOME=str(home))
+    assert ran.returncode == 0, ran.stderr
+    folders = [Path(top) for top, _, _ in os.walk(home)]
+    assert len(folders) >= 4  # itself, jobs, the job, its attempt
+    modes = {str(folder): oct(stat.S_IMODE(folder.stat().st_mode)) for folder in folders}
+    assert set(modes.values()) == {oct(0o700)}, modes
+
+
+def test_a_home_that_was_there_keeps_its_mode(victim):
+    script = victim.write("hello.py", "print('hello')")
+    home = victim.mkdir(victim.home / "own", 0o755)
+    assert victim.windlass("run", str(script), WINDLASS_HOME=str(home)).returncode == 0
+    assert stat.S_IMODE(home.stat().st_mode) == 0o755
+    assert stat.S_IMODE((home / "jobs").stat().st_mode) == 0o700
+
+
+def test_jobs_of_somebody_else_in_our_home_are_refused_by_name(victim, stranger):
+    """Their results would be unpickled."""
+    script = victim.write("hello.py", "print('hello')")
+    home = victim.mkdir(victim.home / "own")
+    stranger.mkdir(home / "jobs", 0o777)
+    for argv in (["run", str(script)], ["ls"], ["status", "some-job"]):
+        ran = victim.windlass(*argv, WINDLASS_HOME=str(home))
+        assert ran.returncode == 3, (argv, ran.stdout)
+        assert f"{home / 'jobs'} belongs to somebody else" in ran.stderr
+    wait_for(lambda: not list((home / "jobs").iterdir()), "nothing was put there", 5.0)

@@ -1,0 +1,96 @@
+"""Attack: somebody else makes the folder in shared memory first, and puts pickles there for us to load.
+
+Large arguments and results of calls lie in /dev/shm, where everybody may write and names can be read by all.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from windlass import EngineError
+from windlass.agent.parcels import make_spill, remove_spills
+
+CALL = """
+import windlass as wl
+
+def echo(data):
+    return len(data)
+
+if __name__ == "__main__":
+    compute = wl.Compute(name="c", inactivity_ttl=60)
+    try:
+        print("answer", wl.fn(echo).to(compute)(bytes(3 << 20)))
+    finally:
+        compute.teardown()
+"""
+
+
+def _parent(user) -> Path:
+    return Path(f"/dev/shm/windlass-{user.uid}")
+
+
+def test_parcels_lie_in_a_folder_that_nobody_else_can_enter(victim, stranger):
+    ran = victim.python(CALL.replace("teardown()", "name"))
+    assert "answer 3145728" in ran.stdout, ran.stderr
+    folders = [_parent(victim), *_parent(victim).iterdir()]
+    assert len(folders) == 2
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
+    assert stranger.run("ls", str(_parent(victim))).returncode != 0
+    victim.python("import windlass as wl; wl.Compute(name='c').teardown()")
+    assert list(_parent(victim).iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o777])
+def test_a_folder_that_somebody_else_made_first_is_refused_by_name(victim, stranger, mode):
+    stranger.mkdir(_parent(victim), mode)
+    ran = victim.python(CALL)
+    assert "answer" not in ran.stdout
+    assert f"{_parent(victim)} belongs to somebody else (user {stranger.uid})" in ran.stderr
+    assert list(_parent(victim).iterdir()) == []  # nothing of ours was put there
+
+
+def test_a_link_is_refused_by_name(victim, stranger):
+    theirs = stranger.mkdir(Path(f"/dev/shm/windlass-{stranger.uid}"), 0o777)
+    _parent(victim).symlink_to(theirs)
+    stranger.give(_parent(victim))
+    ran = victim.python(CALL)
+    assert "answer" not in ran.stdout
+    assert f"{_parent(victim)} is a link" in ran.stderr
+    assert list(theirs.iterdir()) == []
+
+
+def test_a_folder_of_ours_that_is_open_to_others_is_refused_by_name(victim):
+    victim.mkdir(_parent(victim), 0o777)
+    ran = victim.python(CALL)
+    assert "answer" not in ran.stdout
+    assert f"{_parent(victim)} is open to others (mode 777)" in ran.stderr
+
+
+def test_a_link_to_a_folder_of_our_own_is_refused_too(tmp_path, monkeypatch):
+    monkeypatch.setattr("windlass.agent.parcels._SHARED_MEMORY", str(tmp_path))
+    (tmp_path / "mine").mkdir(mode=0o700)
+    (tmp_path / f"windlass-{os.geteuid()}").symlink_to(tmp_path / "mine")
+    with pytest.raises(EngineError, match="is a link") as caught:
+        make_spill("job-0", tmp_path)
+    assert str(tmp_path / f"windlass-{os.geteuid()}") in caught.value.hint
+
+
+def test_only_the_parcels_of_this_job_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr("windlass.agent.parcels._SHARED_MEMORY", str(tmp_path))
+    for name in ("train-0", "train-12", "train-big-0"):
+        make_spill(name, tmp_path)
+    remove_spills("train")
+    assert [path.name for path in (tmp_path / f"windlass-{os.geteuid()}").iterdir()] == [
+        "train-big-0"
+    ]
+
+
+def test_without_shared_memory_parcels_lie_beside_the_sockets(tmp_path, monkeypatch):
+    monkeypatch.setattr("windlass.agent.parcels._SHARED_MEMORY", str(tmp_path / "none"))
+    spill = make_spill("job-0", tmp_path)
+    assert spill == tmp_path / "parcels"
+    assert stat.S_IMODE(spill.stat().st_mode) == 0o700
