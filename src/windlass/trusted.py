@@ -111,10 +111,14 @@ def find_foreign_fault(path: str | os.PathLike[str], *, is_closed: bool = False)
     return _judge_mode(place, found) if is_closed else ""
 
 
+def find_owner_fault(file: int, path: str | os.PathLike[str]) -> str:
+    """Why an open file is somebody else's: the owner of what was really opened."""
+    return _judge_owner(os.fspath(path), os.fstat(file))
+
+
 def find_file_fault(file: int, path: str | os.PathLike[str]) -> str:
-    """The same of an open file that will be executed: owner and mode of what was really opened."""
-    found = os.fstat(file)
-    return _judge_owner(os.fspath(path), found) or _judge_mode(os.fspath(path), found)
+    """The same, and because others may write to it: of a file that will be executed."""
+    return find_owner_fault(file, path) or _judge_mode(os.fspath(path), os.fstat(file))
 
 
 def _judge_owner(place: str, found: os.stat_result) -> str:
@@ -131,7 +135,10 @@ def _judge_mode(place: str, found: os.stat_result) -> str:
 
 def is_open_to_everybody(folder: str | os.PathLike[str]) -> bool:
     """Whether anybody may put files there, as in /tmp."""
-    return bool(os.stat(folder).st_mode & _EVERYBODY_WRITES)
+    try:
+        return bool(os.stat(folder).st_mode & _EVERYBODY_WRITES)
+    except OSError:  # one that we may not even look at is none of ours
+        return True
 
 
 def find_peer_fault(connection: socket.socket) -> str:

@@ -13,6 +13,7 @@ import zlib
 from importlib.machinery import PathFinder
 
 from windlass.names import VERSION
+from windlass.trusted import find_foreign_fault, make_own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,13 +39,21 @@ sys.exit(main())
 _building = (
     _thread.allocate_lock()
 )  # threads that all start their first job would each take seconds
+_said: set[str] = set()
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def find_archive() -> str | None:
     """The path of the archive for nodes of this machine, if it was built before."""
-    path = _local_path()
-    return path if os.path.exists(path) else None
+    from windlass.errors import EngineError
+
+    try:
+        path = _local_path()
+        return (
+            path if os.path.exists(path) and not find_foreign_fault(path, is_closed=True) else None
+        )
+    except (OSError, EngineError):
+        return None  # which is told by who needs it
 
 
 def local_archive() -> str:
@@ -55,12 +64,14 @@ def local_archive() -> str:
     """
     path = _local_path()
     with _building:
+        if os.path.lexists(path) and (fault := find_foreign_fault(path, is_closed=True)):
+            _say(f"{fault}; it is not run, and made anew")
+            os.unlink(path)
         if not os.path.exists(path):
             from pathlib import Path
 
             from windlass.wire.folder import write_once
 
-            Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             # never over one that is there: Python reads an archive piece by piece, by places it remembers
             write_once(Path(path), build_archive(compiled=True))
     return path
@@ -72,8 +83,35 @@ def _local_path() -> str:
     key = repr([(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]).encode()
     digest = f"{zlib.crc32(key):08x}{zlib.adler32(key):08x}"
     name = f"agent-{VERSION}-{sys.implementation.cache_tag}-{digest}.pyz"
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.join(cache, "windlass", name)
+    return os.path.join(_cache_folder(), name)
+
+
+def _cache_folder() -> str:
+    """A folder of ours, closed to others: what lies there is executed."""
+    from windlass.errors import EngineError
+
+    home = os.path.expanduser("~/.cache")
+    fault = ""
+    for cache in dict.fromkeys((os.environ.get("XDG_CACHE_HOME") or home, home)):
+        folder = os.path.join(cache, "windlass")
+        try:
+            make_own(folder, below=cache)
+            fault = find_foreign_fault(folder, is_closed=True)
+        except EngineError as error:
+            fault = error.message
+        if not fault:
+            return folder
+        _say(f"{fault}; programs that are kept there are not run")
+    raise EngineError(fault, hint="set XDG_CACHE_HOME to a folder of your own")
+
+
+def _say(text: str) -> None:
+    """Once."""
+    if text not in _said:
+        import logging
+
+        _said.add(text)
+        logging.getLogger(__name__).warning(text)
 
 
 def build_archive(*, compiled: bool = False) -> bytes:

@@ -1,10 +1,12 @@
 """Reading settings: flags > environment > project file > user file > default.
 
-Pure but for reading the two files: the environment and the folder to start from are arguments.
+Pure but for reading the two files: the environment and the folder to start from are arguments. A file names
+programs that will be run, so one that somebody else may have put there is ignored, and that is said.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,6 +16,7 @@ from windlass.settings.places import place
 from windlass.settings.setting import Setting
 from windlass.settings.table import BY_NAME, SETTINGS, Settings, find_setting, nearest
 from windlass.settings.values import Layer, read_value
+from windlass.trusted import find_owner_fault, is_open_to_everybody
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,8 +85,14 @@ def _resolve(
 
 
 def _find_project_file(start: Path) -> tuple[Path, Mapping[str, object] | None]:
-    """The nearest windlass.toml, or pyproject.toml with [tool.windlass], at `start` or above."""
+    """The nearest windlass.toml, or pyproject.toml with [tool.windlass], at `start` or above.
+
+    Not in a folder above that everybody may write to, like /tmp, nor beyond it.
+    """
     for folder in (start, *start.parents):
+        if folder != start and is_open_to_everybody(folder):
+            _say_what_lies_beyond(folder)
+            break
         if (values := _read_table(folder / PROJECT_FILE)) is not None:
             return folder / PROJECT_FILE, values
         project = folder / "pyproject.toml"
@@ -94,7 +103,11 @@ def _find_project_file(start: Path) -> tuple[Path, Mapping[str, object] | None]:
 
 def _read_table(path: Path, *keys: str) -> Mapping[str, object] | None:
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            if fault := find_owner_fault(file.fileno(), path):
+                _say_ignored(path, fault)
+                return None
+            content = file.read()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
     except OSError as error:
@@ -114,6 +127,25 @@ def _read_table(path: Path, *keys: str) -> Mapping[str, object] | None:
             f"{'.'.join(keys)} in {path} must be a table", hint=f"write [{'.'.join(keys)}]"
         )
     return table
+
+
+def _say_what_lies_beyond(shared: Path) -> None:
+    for folder in (shared, *shared.parents):
+        path = folder / PROJECT_FILE
+        if os.path.lexists(path):
+            _say_ignored(path, f"anybody may write to {shared}")
+
+
+@functools.cache
+def _say_ignored(path: Path, why: str) -> None:
+    """Once: settings are read often."""
+    import logging
+
+    logging.getLogger(__name__).warning(
+        "%s is ignored: %s; what it sets may also be given as flags, or as variables (WINDLASS_...)",
+        path,
+        why,
+    )
 
 
 def _parse(path: Path, content: bytes) -> Mapping[str, object]:

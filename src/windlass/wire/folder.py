@@ -97,11 +97,16 @@ def write_once(path: Path, *chunks: bytes) -> None:
         beside.unlink()
 
 
+def _open_private(path: str, flags: int) -> int:
+    """Nobody else's to read, nor to write where it is executed, whatever the umask."""
+    return os.open(path, flags, 0o600)
+
+
 @contextlib.contextmanager
 def _written_beside(path: Path, chunks: Iterable[bytes]) -> Iterator[Path]:
     beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
-        with beside.open("wb") as file:
+        with open(beside, "wb", opener=_open_private) as file:
             file.writelines(chunks)
         yield beside
     except BaseException:

@@ -1,0 +1,103 @@
+"""Attack: a cache that several users share (XDG_CACHE_HOME) holds a program or byte code of somebody else.
+
+The agent is built once and kept in the cache, and so is the byte code of what it imports: both are executed.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import stat
+import zipfile
+
+import pytest
+
+from windlass.agent import snapshot
+from windlass.engines import pyz
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache that many use, and a home with another one."""
+    shared = tmp_path / "cache"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared))
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    pyz._said.clear()
+    return shared
+
+
+def _evil(path, mark) -> None:
+    """An archive that leaves a mark when it is run."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("__main__.py", f"open({str(mark)!r}, 'w').close()")
+
+
+def test_an_archive_in_a_cache_folder_of_somebody_else_is_not_run(victim, stranger):
+    """End to end: the stranger knows the archive's name, and made the folder first."""
+    victim.home.chmod(0o755)
+    cache = stranger.mkdir(stranger.home / "cache", 0o1777)
+    stranger.home.chmod(0o755)
+    script = victim.write("hello.py", "print('hello')")
+    ran = victim.windlass("run", str(script))
+    assert ran.returncode == 0, ran.stderr
+    [name] = [path.name for path in (victim.home / ".cache/windlass").glob("agent-*.pyz")]
+    folder = stranger.mkdir(cache / "windlass", 0o755)
+    mark = victim.home / "mark"
+    _evil(folder / name, mark)
+    stranger.give(folder / name)
+    ran = victim.windlass("run", str(script), XDG_CACHE_HOME=str(cache))
+    assert ran.returncode == 0, ran.stderr
+    assert "hello" in ran.stdout
+    assert not mark.exists()
+    assert ran.stderr.count(f"{folder} belongs to somebody else (user {stranger.uid})") == 1
+
+
+def test_a_cache_folder_is_made_for_us_alone(cache):
+    path = pyz.local_archive()
+    assert path.startswith(str(cache))
+    assert stat.S_IMODE((cache / "windlass").stat().st_mode) == 0o700
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+
+
+def test_a_cache_folder_of_ours_that_others_may_write_to_is_closed(cache):
+    (cache / "windlass").mkdir()
+    (cache / "windlass").chmod(0o777)
+    assert pyz.local_archive().startswith(str(cache))
+    assert stat.S_IMODE((cache / "windlass").stat().st_mode) == 0o700
+
+
+def test_an_archive_of_somebody_else_in_a_folder_of_ours_is_made_anew(cache, stranger, caplog):
+    """It was put there while the folder was open."""
+    path = pyz.local_archive()
+    os.unlink(path)
+    _evil(path, cache / "mark")
+    os.chown(path, stranger.uid, stranger.uid)
+    assert pyz.find_archive() is None
+    assert pyz.local_archive() == path
+    assert os.stat(path).st_uid == os.geteuid()
+    assert pyz.find_archive() == path
+    assert f"{path} belongs to somebody else" in caplog.text
+
+
+def test_a_link_of_somebody_else_is_not_followed(cache, stranger, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (cache / "windlass").symlink_to(tmp_path / "elsewhere")
+    stranger.give(cache / "windlass")
+    assert pyz.local_archive().startswith(str(tmp_path / "user" / ".cache" / "windlass"))
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize("how", ["owner", "mode"])
+def test_byte_code_that_others_may_have_written_is_not_used(tmp_path, how, request, caplog):
+    path = tmp_path / "import-json-00000000.bin"
+    entries = {"json": ("/x/json.py", False, 0, 0, b"")}
+    path.write_bytes(marshal.dumps((snapshot._folders(), entries)))
+    assert snapshot._read(path) == entries
+    if how == "owner":
+        request.getfixturevalue("stranger").give(path)
+    else:
+        path.chmod(0o666)
+    assert snapshot._read(path) == {}
+    assert f"{path}" in caplog.text
