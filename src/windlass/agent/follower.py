@@ -70,7 +70,7 @@ class Follower:
 
             ship = self._ship if station.is_pod else None
             node = WarmNode(station, forks=forks, send=self._send, echo=echo, ship=ship)
-            self._parts = PartStore(node.spill)
+            self._parts = PartStore(node.spill, is_far=station.is_pod)
             return node
         return Node(
             station.plan,
@@ -191,9 +191,7 @@ class Follower:
             self.node.receive(self._read(frame), frame.body)
 
     def _read(self, frame: Frame) -> dict[str, Any]:
-        if self._parts is None or "parcel" not in frame.header:
-            return dict(frame.header)
-        return {**self._parts.with_file(frame), "is_ours": True}
+        return dict(frame.header) if self._parts is None else self._parts.with_file(frame)
 
     def _take_piece(self, frame: Frame) -> None:
         piece = read_piece(frame.header, frame.body)

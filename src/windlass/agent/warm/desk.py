@@ -126,7 +126,9 @@ class Desk:
     def _visitor(self, link: Link) -> _Visitor:
         visitor = self._visitors.get(link)
         if visitor is None:
-            visitor = self._visitors[link] = _Visitor(PartStore(self._node.spill))
+            visitor = self._visitors[link] = _Visitor(
+                PartStore(self._node.spill, is_far=self._station.is_pod)
+            )
         return visitor
 
     # -- calls ---------------------------------------------------------------------------------

@@ -14,10 +14,14 @@ from windlass.wire.messages import Frame
 
 
 class PartStore:
-    """Parcels that arrive, by the key their sender gave them."""
+    """Parcels that arrive, by the key their sender gave them.
 
-    def __init__(self, spill: Path) -> None:
+    `is_far` where senders are on other machines: a path that one of them names is none of this machine's.
+    """
+
+    def __init__(self, spill: Path, *, is_far: bool) -> None:
         self._spill = str(spill)
+        self._is_far = is_far
         self._paths: dict[str, str] = {}
 
     def take(self, frame: Frame) -> None:
@@ -31,8 +35,12 @@ class PartStore:
     def with_file(self, frame: Frame) -> dict[str, Any]:
         """What a frame says, with the file of the parcel that came ahead of it."""
         header = dict(frame.header)
+        if self._is_far:
+            header.pop("file", None)
         key = header.pop("parcel", None)
-        return header if key is None else {**header, "file": self.claim(str(key))}
+        if key is None:
+            return {**header, "is_ours": False}
+        return {**header, "file": self.claim(str(key)), "is_ours": True}
 
     def claim(self, key: str) -> str:
         """The file of a parcel that has come whole; it is the caller's from now on."""

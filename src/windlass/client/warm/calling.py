@@ -235,7 +235,8 @@ class Calling:
             elif kind == "result":  # one that is large, or a thing that was yielded
                 segments = self._segments(header, frame.body)
                 if "state" not in header:
-                    forget(header.get("file", ""))  # it is mapped, and nobody else wants it
+                    if not self._home.is_remote:
+                        forget(header.get("file", ""))  # it is mapped, and nobody else wants it
                     yield parcels.unpack(segments)
                 else:
                     self.reply.results[header["rank"]] = (header, segments)
@@ -338,7 +339,7 @@ class Calling:
     def _segments(self, header: Header, body: Any) -> list[memoryview]:
         if header.get("parcel"):
             body = self._parcels.pop(header["parcel"], bytearray())
-        elif header.get("file"):
+        elif header.get("file") and not self._home.is_remote:  # else a path of another machine
             body = parcels.map_file(header["file"])
         elif len(header["sizes"]) > 1:
             body = bytearray(body)  # so that arrays which come back can be written to

@@ -1,0 +1,135 @@
+"""Attack: a peer on another machine names a file in its frame, to have ours read, sent or removed.
+
+On one machine large parcels are files whose paths are told. Between machines they come in parts, and a path
+is nobody's business.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from windlass import RemoteError
+from windlass.agent.warm.parts import PartStore
+from windlass.client.warm.calling import Calling, Request
+from windlass.client.warm.talk import Talk
+from windlass.wire.messages import Frame, FrameDecoder, render_frame
+
+
+class _FalseLead(threading.Thread):
+    """The other end of a line: welcomes, and answers the first call with the frames it was given."""
+
+    def __init__(self, connection: socket.socket, answers: list[bytes]) -> None:
+        super().__init__(daemon=True)
+        self._socket = connection
+        self._answers = answers
+        self.start()
+
+    def run(self) -> None:
+        decoder = FrameDecoder()
+        while data := self._socket.recv(1 << 16):
+            for frame in decoder.feed(data):
+                if frame.type == "hello":
+                    self._socket.sendall(render_frame({"type": "welcome"}))
+                elif frame.type == "call":
+                    self._socket.sendall(b"".join(self._answers))
+
+
+class _Home:
+    """What a call needs of its compute, which is on other machines."""
+
+    is_remote = True
+    spill = "/nonexistent"
+
+    def __init__(self, talk: Talk) -> None:
+        self._talk = talk
+
+    def take_talk(self, timeout_s: float | None) -> Talk:
+        return self._talk
+
+    def give_talk(self, talk: Talk) -> None:
+        talk.close()
+
+    def tell(self, what: dict) -> None:
+        raise AssertionError(what)
+
+    def look_after(self, what: str) -> None:
+        raise AssertionError(what)
+
+
+@pytest.fixture
+def call():
+    """Makes a call to a false lead that gives these answers."""
+    sockets: list[socket.socket] = []
+
+    def make(*answers: dict) -> Calling:
+        ours, theirs = socket.socketpair()
+        sockets.extend((ours, theirs))
+        _FalseLead(theirs, [render_frame(answer) for answer in answers])
+        header = {"type": "call", "id": "c.1", "profile": "p", "sizes": []}
+        request = Request(
+            header=header, segments=[b"x"], profile={"name": "f"}, make_sync=lambda _has: None
+        )
+        calling = Calling(_Home(Talk(ours, "c")), request, lambda _rank, _data: None)
+        calling.say()
+        return calling
+
+    yield make
+    for end in sockets:
+        end.close()
+
+
+def _secret(tmp_path: Path) -> tuple[Path, int]:
+    """A file of the client's own, which happens to be a pickle."""
+    path = tmp_path / "secret"
+    path.write_bytes(pickle.dumps("what only this machine knows"))
+    return path, path.stat().st_size
+
+
+def test_a_result_that_names_a_file_of_the_client_is_not_read_from_there(call, tmp_path):
+    path, size = _secret(tmp_path)
+    result = {"type": "result", "id": "c.1", "rank": 0, "state": "returned", "sizes": [size]}
+    done = {"type": "done", "id": "c.1", "state": "returned", "verdict": None}
+    reply = call({**result, "file": str(path)}, done).follow(wait_s=30)
+    with pytest.raises(RemoteError):
+        reply.value(0)
+    assert path.exists()
+
+
+def test_an_item_that_names_a_file_of_the_client_neither_reads_nor_removes_it(call, tmp_path):
+    path, size = _secret(tmp_path)
+    item = {"type": "result", "id": "c.1", "rank": 0, "sizes": [size], "file": str(path)}
+    with pytest.raises(EOFError):
+        next(call(item).items(wait_s=30))
+    assert path.exists()
+
+
+def test_small_answers_that_name_files_are_not_read_from_there_either(call, tmp_path):
+    path, size = _secret(tmp_path)
+    answer = {"rank": 0, "state": "returned", "sizes": [size], "file": str(path)}
+    results = {"type": "results", "id": "c.1", "answers": [answer], "ends": True}
+    reply = call(results).follow(wait_s=30)
+    with pytest.raises(RemoteError):
+        reply.value(0)
+    assert path.exists()
+
+
+def test_between_nodes_only_parts_that_came_count(tmp_path):
+    path, _ = _secret(tmp_path)
+    store = PartStore(tmp_path, is_far=True)
+    evil = {"type": "answer", "file": str(path), "is_ours": True}
+    assert store.with_file(Frame(evil)) == {"type": "answer", "is_ours": False}
+    store.take(Frame({"parcel": str(path)}, b"parts"))
+    header = store.with_file(Frame({**evil, "parcel": str(path)}))
+    assert Path(header["file"]).read_bytes() == b"parts"
+    assert header["file"] != str(path)
+
+
+def test_on_one_machine_paths_are_told(tmp_path):
+    path, _ = _secret(tmp_path)
+    store = PartStore(tmp_path, is_far=False)
+    assert store.with_file(Frame({"file": str(path)})) == {"file": str(path), "is_ours": False}
