@@ -77,8 +77,8 @@ class PodLead:
         certificates = {path.name: path.read_bytes() for path in self.files.iterdir()}
         return Line(JOB, folder, certificates, self.dial)
 
-    def dial(self):
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+    def dial(self, secure):
+        return secure(socket.create_connection(("127.0.0.1", self.port), timeout=20))
 
 
 @pytest.fixture

@@ -56,14 +56,14 @@ class Client:
         certificates = {path.name: path.read_bytes() for path in scene.files.iterdir()}
         self.line = make(job_id, self.folder, certificates, self.dial)
 
-    def dial(self):
+    def dial(self, secure):
         self.num_dials += 1
         if self.dials:
             found = self.dials.pop(0)
             if isinstance(found, Exception):
                 raise found
-            return found
-        return socket.create_connection(("127.0.0.1", self.scene.port), timeout=20)
+            return found and secure(found)
+        return secure(socket.create_connection(("127.0.0.1", self.scene.port), timeout=20))
 
     def read(self, path):
         with contextlib.suppress(FileNotFoundError):

@@ -88,6 +88,7 @@ def make_fake_pod(name: str, index: int = 0, **state: Object) -> Object:
             "uid": name,
             "creationTimestamp": "2026-01-31T12:00:00Z",
             "labels": {names.LABEL_INDEX: str(index)},
+            "ownerReferences": [{"kind": "Job", "uid": "j", "controller": True}],
         },
         "spec": {"nodeName": "n1", "containers": [{"name": names.CONTAINER}]},
         "status": {

@@ -22,7 +22,7 @@ from windlass.engines.leftovers import has_unread, read_unread
 from windlass.engines.outcomes import read_outcomes
 from windlass.engines.protocol import JobRef, Stream
 from windlass.engines.pyz import local_archive
-from windlass.engines.reach import dial_lead
+from windlass.engines.reach import Reach
 from windlass.engines.submitting import create_objects
 from windlass.errors import EngineError, JobNotFound, SpecError
 from windlass.kube.api import Api, connect
@@ -84,7 +84,7 @@ class ClusterEngine:
         check_own(self._home)
         self._apis: dict[tuple[str, str], Api] = {}
         self._views: dict[str, JobView] = {}
-        self._keys: dict[str, Mapping[str, bytes]] = {}  # of computes that are called from here
+        self._reached: dict[str, Reach] = {}  # computes that are called from here
 
     def facts(self) -> Facts:
         return Facts(
@@ -136,7 +136,7 @@ class ClusterEngine:
             raise
         self._views[plan.job_id] = view
         if isinstance(plan.work, Calls):
-            self._keys[plan.job_id] = certificates
+            self._reached[plan.job_id] = Reach(api, plan.job_id, certificates)
         if plan.detach and any(wanted.name not in files for wanted in plan.inputs):
             self._wait_for_upload(view, plan)
         return JobRef(self.name, plan.job_id, api.namespace)
@@ -267,9 +267,10 @@ class ClusterEngine:
         return self._fetch(self._api_of(ref), ref)[0]
 
     def dial(self, ref: JobRef) -> Stream:
-        if ref.job_id not in self._keys:
-            self._keys[ref.job_id] = self._fetch(self._api_of(ref), ref)[1]
-        return dial_lead(self._api_of(ref), ref.job_id, self._keys[ref.job_id])
+        if ref.job_id not in self._reached:
+            api = self._api_of(ref)
+            self._reached[ref.job_id] = Reach(api, ref.job_id, self._fetch(api, ref)[1])
+        return self._reached[ref.job_id].dial()
 
     def grow(
         self,

@@ -8,7 +8,6 @@ their logs what it left.
 from __future__ import annotations
 
 import logging
-import socket
 import time
 import weakref
 from collections.abc import Mapping
@@ -17,9 +16,10 @@ from dataclasses import replace
 from windlass import names
 from windlass.engines.judging import end_job, show_ending
 from windlass.engines.leftovers import read_leftovers, read_unread
-from windlass.engines.line import Dial, Line, keeping
+from windlass.engines.line import Line, keeping
 from windlass.engines.lost_nodes import explain_loss, is_unexplained
 from windlass.engines.outages import Outage
+from windlass.engines.reach import make_dial
 from windlass.engines.sight import Sight
 from windlass.engines.unheard import UNSEEN, add_warning, describe_silence
 from windlass.kube.api import Api
@@ -71,7 +71,9 @@ class JobView:
         self.folder = folder
         self._status_file = StatusFile(folder.status)
         self._sight = Sight(api, plan.job_id)
-        self._line = Line(plan.job_id, folder, certificates, _make_dial(api, self._sight))
+        self._line = Line(
+            plan.job_id, folder, certificates, make_dial(api, plan.job_id, self._sight)
+        )
         # Nobody closes the handle of a job: its threads end when it is forgotten.
         weakref.finalize(self, _let_go, self._line, self._sight).atexit = False
         self._cancelled_s: float | None = None
@@ -373,16 +375,6 @@ class JobView:
         history = tuple(explain_loss(verdict, dead) for verdict in status.history)
         verdict = explain_loss(status.verdict, dead) if status.verdict else None
         return replace(status, history=history, verdict=verdict)
-
-
-def _make_dial(api: Api, sight: Sight) -> Dial:
-    """How the lead is reached. It must not hold the view: the thread that dials would keep it alive."""
-
-    def dial() -> socket.socket | None:
-        pod = sight.find_lead()
-        return None if pod is None else api.forward(pod, names.AGENT_PORT)
-
-    return dial
 
 
 def _let_go(line: Line, sight: Sight) -> None:

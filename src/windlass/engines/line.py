@@ -38,6 +38,7 @@ from windlass.wire.messages import Frame, FrameDecoder, Header, make_hello, refu
 logger = logging.getLogger(__name__)
 
 _SEND_TIMEOUT_S = 30.0
+_HANDSHAKE_S = 10.0
 _SILENCE_S = 15.0
 _BEAT_S = 5.0
 _HANG_UP_S = 2.0
@@ -46,7 +47,8 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.25, 1.0  # each try costs the cluster somethin
 _NO_ROOM_PAUSE_S = 5.0
 _READ_BYTES = 1 << 20
 
-Dial = Callable[[], socket.socket | None]  # a socket to the lead; None while there is no lead
+Secure = Callable[[socket.socket], ssl.SSLSocket]  # speaks the job's TLS over a socket
+Dial = Callable[[Secure], ssl.SSLSocket | None]  # a line to the lead; None while there is no lead
 
 
 class CannotKeep(EngineError):
@@ -134,15 +136,12 @@ class Line:
         pause_s = _FIRST_PAUSE_S
         while not self._stop.is_set():
             try:
-                reached = self._dial()
+                reached = self._dial(self._secure)
                 self.unreachable = None
                 if reached is None:
                     self._stop.wait(_LOOK_S)  # which costs nothing
                     continue
-                reached.settimeout(_SEND_TIMEOUT_S)  # also for a lead that never says a word
-                with self._context.wrap_socket(
-                    reached, server_hostname=server_name(self._job_id)
-                ) as connection:
+                with reached as connection:
                     pause_s = _FIRST_PAUSE_S
                     if self._serve(connection):
                         return
@@ -163,6 +162,16 @@ class Line:
                 self._receiver.drop_parts()
             self._stop.wait(pause_s)
             pause_s = min(_LAST_PAUSE_S, pause_s * 1.5)
+
+    def _secure(self, reached: socket.socket) -> ssl.SSLSocket:
+        reached.settimeout(_HANDSHAKE_S)
+        try:
+            found = self._context.wrap_socket(reached, server_hostname=server_name(self._job_id))
+        except BaseException:
+            reached.close()
+            raise
+        found.settimeout(_SEND_TIMEOUT_S)  # also for a lead that never says a word
+        return found
 
     def _note_cannot_keep(self, error: CannotKeep) -> None:
         if self.cannot_keep is None:  # said once: it is tried again all the time

@@ -1,7 +1,8 @@
 """What the API server shows of one job: its Job and its pods, watched; its events, when somebody asks.
 
-Pods that are gone are remembered, since why a node was lost is known from them alone. Two threads; they
-wait out an API server that is away. What it all means is `kube.pods` and `kube.blockers`.
+Pods that are gone are remembered, since why a node was lost is known from them alone. Anybody may give a pod
+the job's labels: only those that its Job controls are seen. Two threads; they wait out an API server that is
+away. What it all means is `kube.pods` and `kube.blockers`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from typing import Any
 
 from windlass import names
+from windlass.engines.lead_pods import is_owned_by, runs
 from windlass.kube.access import may
 from windlass.kube.api import Api
 from windlass.kube.fields import (
@@ -22,6 +24,7 @@ from windlass.kube.fields import (
     is_true,
     name_of,
     read_time,
+    uid_of,
 )
 from windlass.kube.kinds import EVENTS, JOBS, NODES, PODS, PVCS, RESOURCE_QUOTAS, Kind
 from windlass.kube.refusals import ClusterError, Forbidden, NotFound
@@ -47,6 +50,8 @@ class Sight:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._job: Object | None = None
+        self._job_uid = ""  # also once it is gone
+        self._distrusted: set[str] = set()  # pods by uid
         self._pods: dict[str, Object] = {}
         self._gone: dict[str, Object] = {}
         self._others: dict[Kind, tuple[float, list[Object]]] = {}
@@ -92,7 +97,7 @@ class Sight:
 
     def _see_job(self, event: str, job: Object) -> None:
         self._was_completed |= is_true(condition_of(job, "Complete"))
-        self._job = None if event == "DELETED" else job
+        self._job, self._job_uid = None if event == "DELETED" else job, uid_of(job)
 
     def _see_pod(self, event: str, pod: Object) -> None:
         if event == "DELETED":
@@ -128,13 +133,22 @@ class Sight:
     @property
     def pods(self) -> list[Object]:
         with self._lock:
-            return list(self._pods.values())
+            return [pod for pod in self._pods.values() if self._is_own(pod)]
 
     @property
     def all_pods(self) -> list[Object]:
         """Also those that are gone."""
         with self._lock:
-            return [*self._gone.values(), *self._pods.values()]
+            known = (*self._gone.values(), *self._pods.values())
+            return [pod for pod in known if self._is_own(pod)]
+
+    def _is_own(self, pod: Object) -> bool:
+        return is_owned_by(pod, self._job_uid) and uid_of(pod) not in self._distrusted
+
+    def distrust(self, uid: str) -> None:
+        """See no more of a pod that was found not to be what it says it is."""
+        with self._lock:
+            self._distrusted.add(uid)
 
     @property
     def has_ended(self) -> bool:
@@ -148,14 +162,15 @@ class Sight:
         """Whether agents left in peace, which they do when their job has ended, and only then."""
         if self._was_completed:
             return True
-        lead = self._find_lead_pod(running=False)
+        # while another one runs, one that left cannot have been the last
+        lead = None if self.find_leads() else self._find_last_lead()
         left = container_of(lead).get("state", {}).get("terminated") if lead else None
         return left is not None and left.get("exitCode") == 0
 
     @property
     def ended_at_s(self) -> float:
         """When that was, by the cluster's clock; now, where it does not say."""
-        job, lead = self.job or {}, self._find_lead_pod(running=False)
+        job, lead = self.job or {}, self._find_last_lead()
         times = [read_time(condition_of(job, end).get("lastTransitionTime")) for end in _ENDS]
         if lead is not None:
             left = container_of(lead).get("state", {}).get("terminated") or {}
@@ -169,20 +184,20 @@ class Sight:
 
     def find_lead(self) -> str | None:
         """The name of node 0's newest pod whose container runs."""
-        pod = self._find_lead_pod(running=True)
-        return name_of(pod) if pod is not None else None
+        found = self.find_leads()
+        return name_of(found[-1]) if found else None
 
-    def _find_lead_pod(self, *, running: bool) -> Object | None:
-        found = [pod for pod in self.pods if index_of(pod) == 0]
-        if running:
-            found = [
-                pod
-                for pod in found
-                if container_of(pod).get("state", {}).get("running")
-                and not pod["metadata"].get("deletionTimestamp")
-            ]
-        found.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+    def find_leads(self) -> list[Object]:
+        """All pods of node 0 whose containers run, oldest first: there is one, unless somebody cheats."""
+        return [pod for pod in self._list_leads() if runs(pod)]
+
+    def _find_last_lead(self) -> Object | None:
+        found = self._list_leads()
         return found[-1] if found else None
+
+    def _list_leads(self) -> list[Object]:
+        found = [pod for pod in self.pods if index_of(pod) == 0]
+        return sorted(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
 
     def read_events(self) -> list[Object]:
         """Events of the namespace, at most a second old; none where they may not be read."""

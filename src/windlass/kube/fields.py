@@ -32,6 +32,16 @@ def name_of(body: Object) -> str:
     return str(body.get("metadata", {}).get("name", ""))
 
 
+def uid_of(body: Object) -> str:
+    return str(body.get("metadata", {}).get("uid", ""))
+
+
+def controller_of(body: Object) -> str:
+    """The uid of what controls it; nothing where nothing does."""
+    owners: Sequence[Object] = body.get("metadata", {}).get("ownerReferences") or ()
+    return next((str(owner.get("uid", "")) for owner in owners if owner.get("controller")), "")
+
+
 def labels_of(body: Object) -> Mapping[str, str]:
     return body.get("metadata", {}).get("labels") or {}
 
