@@ -43,7 +43,10 @@ def main() -> None:
         "WINDLASS_NAMESPACE": args.namespace,
         "WINDLASS_IMAGE": args.image,
     }
-    jobs = {"ended": submit(args, env), "pending": submit(args, env, "--gpus", "4096", "--procs", "1")}
+    jobs = {
+        "ended": submit(args, env),
+        "pending": submit(args, env, "--gpus", "4096", "--procs", "1"),
+    }
     try:
         for state, ref in jobs.items():
             wait_for(ref, state, args.pods, env)

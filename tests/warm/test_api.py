@@ -144,6 +144,31 @@ def test_a_deployed_class_keeps_methods_of_our_names(on, make, project):
     check_own_methods(kt.get("Own"))
 
 
+def test_objects_that_can_be_called_can_be_called_by_a_deployed_name(on, make, project):
+    compute = make()
+    project.write(
+        "{stem}.py",
+        f"""
+        import windlass as kt
+
+        @kt.compute(name={compute.name!r}, inactivity_ttl=240)
+        class Doubler:
+            def __call__(self, number):
+                return 2 * number
+
+        @kt.compute(name={compute.name!r}, inactivity_ttl=240)
+        class Silent:
+            pass
+        """,
+    )
+    module = project.load("{stem}")
+    assert [made.kind for made in deploy([module.Doubler, module.Silent])] == ["class"] * 2
+    assert on.info(compute.up())["record"].keys() == {"Doubler", "Silent"}
+    assert kt.get("Doubler")(21) == 42
+    with pytest.raises(kt.SpecError, match="method"):
+        kt.get("Silent")(21)
+
+
 def test_ours_are_ours_where_a_class_has_none_of_that_name(warm):
     counter = kt.cls(tasks.Counter, name="ours").to(warm)
     assert counter.name == "ours"

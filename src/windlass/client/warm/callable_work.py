@@ -44,17 +44,12 @@ class Work:
     early: str = ""  # what it sets before it imports torch, which must not be there already
     instance: str = field(default_factory=lambda: make_letters(12))
     clashes: tuple[str, ...] = ()  # what the class has under names that a remote object has, too
+    has_call: bool = False  # whether objects of the class can be called themselves
 
     @property
     def label(self) -> str:
         """For names: the last part."""
         return self.name.rpartition(".")[2].strip("<>") or "call"
-
-    @property
-    def has_call(self) -> bool:
-        """Whether its objects can be called themselves."""
-        mro = getattr(self.target, "__mro__", ()) if self.is_class else ()
-        return any("__call__" in vars(base) for base in mro)
 
     def parameters(self, method: str) -> Sequence[str]:
         """The names of the parameters that are the work's own."""
@@ -96,6 +91,7 @@ def make_work(
         preload=() if early else _choose_preload(source),
         early=early,
         clashes=_find_clashes(inspect.unwrap(target)) if is_class else (),
+        has_call=is_class and any("__call__" in vars(b) for b in inspect.unwrap(target).__mro__),
     )
 
 

@@ -92,6 +92,7 @@ class Remote:
             "is_class": self._work.is_class,
             "is_command": self._work.is_command,
             "clashes": list(self._work.clashes),
+            "has_call": self._work.has_call,
             "instance": self._work.instance,
             "spread": None if spread is None else dataclasses.asdict(spread),
             "options": {"collect": options.collect, "keep": options.keep},
@@ -109,6 +110,7 @@ class Remote:
             instance=found["instance"],
             early=found.get("early", ""),
             clashes=tuple(found.get("clashes", ())),
+            has_call=found.get("has_call", False),
         )
         made = _make_remote(work, Options(**found["options"]))
         spread = None if found["spread"] is None else Spread(**found["spread"])
@@ -169,7 +171,9 @@ class Remote:
         """
         from windlass.client.warm.named import record
 
-        idle = dataclasses.replace(self._work, target=commands.do_nothing, is_class=False)
+        idle = dataclasses.replace(
+            self._work, target=commands.do_nothing, is_class=False, has_call=False
+        )
         self._with(work=idle, options=Options(logs=False))()
         record(self._nodes(), self._work, self._describe())
         return self
