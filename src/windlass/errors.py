@@ -13,6 +13,7 @@
       EngineError       us, or what we run on
         JobNotFound       no such job here
         WaitTimeout       the wait ended, the job goes on
+        KeysReplaced      what was submitted from here has other keys now
         ProtocolError     a peer speaks another version, or not our language
 
 `hint` is the next thing to type; `retryable` says whether the same call may succeed later.
@@ -106,6 +107,10 @@ class WaitTimeout(EngineError):
     """The wait ended before the job did; the job goes on."""
 
     retryable = True
+
+
+class KeysReplaced(EngineError):
+    """A job that was submitted from here has other keys now: somebody has replaced them."""
 
 
 class ProtocolError(EngineError):

@@ -24,6 +24,7 @@ class FakeCluster(ApiServer):
         super().__init__([Answer(body={})], 0)
         self.objects: dict[str, list[Object]] = {}
         self.logs: dict[str, bytes] = {}
+        self.user = "somebody"  # what it calls whoever asks
         self.is_away = False
         self._held = threading.Event()
 
@@ -44,17 +45,27 @@ class FakeCluster(ApiServer):
             return Answer(cut=True)
         if seen.path.endswith("/log"):
             return self._find_log(seen.path.split("/")[-2])
+        if seen.path.endswith("/selfsubjectreviews"):
+            return Answer(body={"status": {"userInfo": {"username": self.user}}})
         if seen.method != "GET":
             return Answer(body={"kind": "Status", "status": "Success"})
         if "watch" in seen.params:
             return Answer(lines=(), hold=self._held)
-        items = self.objects.get(seen.path.rpartition("/")[2], [])
+        folder, _, last = seen.path.rpartition("/")
+        named = [one for one in self.objects.get(folder.rpartition("/")[2], []) if _is(one, last)]
+        if named:
+            return Answer(body=named[0])
+        items = self.objects.get(last, [])
         return Answer(body={"items": items, "metadata": {"resourceVersion": "1"}})
 
     def _find_log(self, pod: str) -> Answer:
         if pod not in self.logs:
             return refuse(404, "NotFound", f'pods "{pod}" not found')
         return Answer(body=self.logs[pod])
+
+
+def _is(thing: Object, name: str) -> bool:
+    return bool(thing["metadata"].get("name") == name)
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def ls(as_json: bool) -> None:
     print_table(header, [_make_row(living) for living in found])
     for living in found:
         if living.why:
-            say(f"{living.name}: {living.why}")
+            say(f"{_name(living)}: {living.why}")
     if not found:
         say("no compute is up; windlass.Compute(...) in Python or windlass deploy brings one up")
 
@@ -52,7 +52,7 @@ def _make_row(living: Living) -> tuple[str, ...]:
     place = f"{living.ref.engine}/{living.ref.place}" if living.ref.place else living.ref.engine
     waiting = f", {living.num_waiting} waiting" if living.num_waiting else ""
     return (
-        shorten(one_line(living.name), _WIDEST),
+        shorten(one_line(_name(living)), _WIDEST),
         place,
         f"{here}/{living.num_nodes}",
         f"{living.state}{waiting}",
@@ -62,6 +62,11 @@ def _make_row(living: Living) -> tuple[str, ...]:
         shorten(one_line(", ".join(living.deployed)), _WIDEST) or "-",
         living.ref.job_id,
     )
+
+
+def _name(living: Living) -> str:
+    """What to ask for it by."""
+    return f"{living.owner}/{living.name}" if living.owner else living.name
 
 
 def _render_ttl(living: Living) -> str:
@@ -97,7 +102,7 @@ def calls(text: str, as_json: bool) -> None:
 
 @compute.command(short_help="End computes: their calls, their ranks, their nodes.")
 @click.argument("texts", metavar="NAME...", nargs=-1)
-@click.option("--all", "-a", "is_all", is_flag=True, help="all that ls shows")
+@click.option("--all", "-a", "is_all", is_flag=True, help="all of your own that ls shows")
 @click.option("--yes", "-y", is_flag=True, help="do not ask")
 @place_options
 @json_option
@@ -107,11 +112,15 @@ def rm(texts: tuple[str, ...], is_all: bool, yes: bool, as_json: bool) -> None:
     if is_all == bool(texts):
         raise SpecError("which compute?", hint="windlass compute rm NAME..., or --all")
     if is_all:
+        there = [(where, living) for where in wheres for living in list_living(where)]
         found = [
             Found(where=where, ref=living.ref, name=living.name)
-            for where in wheres
-            for living in list_living(where)
+            for where, living in there
+            if not living.owner
         ]
+        for _, living in there:
+            if living.owner:
+                say(f"{_name(living)} is not yours, and stays: windlass compute rm {_name(living)}")
     else:  # an unknown one ends nothing
         found = [find_living(text, wheres) for text in texts]
     if is_all and found and not yes:

@@ -62,8 +62,11 @@ def find_job(text: str, settings: Settings) -> Job:
     compute, call = split_call(text)
     if call:
         from windlass.client.warm.calljob import attach_call
+        from windlass.client.warm.makers import check_own
 
         job = find_job(compute, settings)
+        if not compute.endswith(job.id):  # a name led to it, which anybody may have taken
+            check_own(make_engine(job.ref.engine, settings), job.ref)
         return attach_call(job, f"{job.id}.{call}")
     if separator:
         return _find_at(make_engine(name, settings), job_id)

@@ -6,7 +6,6 @@ the home, where its files are copied to; keys stay in the job's Secret and in me
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -18,20 +17,21 @@ from pathlib import Path
 from windlass import names
 from windlass.engines.abandoned import may_be_live_compute, remove_abandoned
 from windlass.engines.hidden import NO_HIDDEN, check_hidden
+from windlass.engines.job_secret import BrokenSubmit, fetch, is_pinned, pin
 from windlass.engines.leftovers import has_unread, read_unread
 from windlass.engines.outcomes import read_outcomes
 from windlass.engines.protocol import JobRef, Stream
 from windlass.engines.pyz import local_archive
 from windlass.engines.reach import Reach
 from windlass.engines.submitting import create_objects
-from windlass.errors import EngineError, JobNotFound, SpecError
+from windlass.errors import EngineError, SpecError
+from windlass.kube.access import read_identity
 from windlass.kube.api import Api, connect
 from windlass.kube.blocker import HALF_SUBMITTED
 from windlass.kube.certificates import make_certificates
 from windlass.kube.fields import Object, name_of
-from windlass.kube.kinds import JOBS, SECRETS
+from windlass.kube.kinds import JOBS
 from windlass.kube.mounts import HIDDEN_KEY
-from windlass.kube.refusals import NotFound
 from windlass.plan.plan import Facts, Plan, read_plan, render_plan
 from windlass.settings import Settings
 from windlass.spec.work import Calls
@@ -68,10 +68,6 @@ def _make_view(
     return JobView(api, plan, folder, certificates, start_timeout_s=start_timeout_s)
 
 
-class BrokenSubmit(EngineError):
-    """A job whose client went away before all its objects were made: it will never start."""
-
-
 class ClusterEngine:
     """Nodes are pods."""
 
@@ -84,6 +80,7 @@ class ClusterEngine:
         check_own(self._home)
         self._apis: dict[tuple[str, str], Api] = {}
         self._views: dict[str, JobView] = {}
+        self._identity: str | None = None
         self._reached: dict[str, Reach] = {}  # computes that are called from here
 
     def facts(self) -> Facts:
@@ -114,6 +111,7 @@ class ClusterEngine:
 
         def make_files() -> dict[str, bytes]:
             certificates.update(self.make_certificates(plan))
+            pin(folder, certificates)
             return {**files, **certificates}
 
         try:
@@ -264,12 +262,12 @@ class ClusterEngine:
         kept = JobFolder(self._home / ref.job_id).plan
         if kept.exists():
             return read_plan(kept.read_text())
-        return self._fetch(self._api_of(ref), ref)[0]
+        return self._fetch(ref)[0]
 
     def dial(self, ref: JobRef) -> Stream:
         if ref.job_id not in self._reached:
-            api = self._api_of(ref)
-            self._reached[ref.job_id] = Reach(api, ref.job_id, self._fetch(api, ref)[1])
+            keys = self._fetch(ref)[1]
+            self._reached[ref.job_id] = Reach(self._api_of(ref), ref.job_id, keys)
         return self._reached[ref.job_id].dial()
 
     def grow(
@@ -287,6 +285,14 @@ class ClusterEngine:
         until = None if until_s is None else f"{until_s:.0f}"
         body = {"metadata": {"annotations": {names.ANNOTATION_KEEP_PLACE: until}}}
         self._api_of(ref).patch(JOBS, ref.job_id, body, brief=True)
+
+    def is_made_here(self, ref: JobRef) -> bool:
+        return is_pinned(JobFolder(self._home / ref.job_id))
+
+    def identity(self) -> str:
+        if self._identity is None:
+            self._identity = read_identity(self._api())
+        return self._identity
 
     def let_go(self, ref: JobRef) -> None:
         if ref.job_id in self._views:
@@ -349,10 +355,13 @@ class ClusterEngine:
         place = self._place(ref.job_id)
         return self._api(place["context"], ref.place or place["namespace"])
 
+    def _fetch(self, ref: JobRef) -> tuple[Plan, Mapping[str, bytes]]:
+        return fetch(self._api_of(ref), ref, JobFolder(self._home / ref.job_id))
+
     def _view(self, ref: JobRef) -> JobView:
         if ref.job_id not in self._views:
             api = self._api_of(ref)
-            plan, certificates = self._fetch(api, ref)
+            plan, certificates = self._fetch(ref)
             folder = JobFolder(self._home / ref.job_id)
             make_own(folder.path, below=self._home.parent)
             self._keep_place(api, folder)
@@ -360,31 +369,3 @@ class ClusterEngine:
             self._views[ref.job_id] = _make_view(api, plan, folder, certificates)
             self._views[ref.job_id].settle()
         return self._views[ref.job_id]
-
-    def _fetch(self, api: Api, ref: JobRef) -> tuple[Plan, Mapping[str, bytes]]:
-        """Plan and certificates of a job that somebody submitted, here or elsewhere."""
-        try:
-            data = api.get(SECRETS, ref.job_id).get("data") or {}
-        except NotFound:
-            raise self._not_found(api, ref) from None
-        files = {
-            name: base64.b64decode(content)
-            for name, content in data.items()
-            if not name.startswith(HIDDEN_KEY)  # for pods alone
-        }
-        if names.PLAN_FILE not in files:
-            raise self._not_found(api, ref)
-        return read_plan(files[names.PLAN_FILE].decode()), files
-
-    def _not_found(self, api: Api, ref: JobRef) -> EngineError:
-        try:
-            api.get(JOBS, ref.job_id)
-        except NotFound:
-            return JobNotFound(
-                f"there is no job {ref.job_id!r} in namespace {api.namespace}",
-                hint="windlass ls -e kubernetes shows what is there",
-            )
-        return BrokenSubmit(
-            f"the submit of {ref.job_id} broke off before it was complete",
-            hint=f"windlass rm {ref.job_id} removes what there is; then submit it again",
-        )

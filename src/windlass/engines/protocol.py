@@ -119,6 +119,12 @@ class Engine(Protocol):
     def keep_place(self, ref: JobRef, until_s: float | None) -> None:
         """Until when a compute waits for its machines though nobody waits for it; None: it is up."""
 
+    def is_made_here(self, ref: JobRef) -> bool:
+        """Whether a job was submitted by this user from this machine, as its keys show."""
+
+    def identity(self) -> str:
+        """What the place of the nodes calls this user; nothing where it has no names for users."""
+
     def let_go(self, ref: JobRef) -> None:
         """Stop following a job from here; it is followed again when somebody asks."""
 

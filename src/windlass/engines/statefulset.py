@@ -157,6 +157,12 @@ class StatefulSetEngine:
     def keep_place(self, _ref: JobRef, _until_s: float | None) -> None:
         _refuse()
 
+    def is_made_here(self, _ref: JobRef) -> bool:
+        return False
+
+    def identity(self) -> str:
+        return ""
+
     def let_go(self, _ref: JobRef) -> None:
         _refuse()
 

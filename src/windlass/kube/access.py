@@ -11,13 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from windlass.kube.refusals import ROLE_HINT, Forbidden
+from windlass.kube.refusals import ROLE_HINT, ClusterError, Forbidden
 
 if TYPE_CHECKING:
     from windlass.kube.api import Api
 
 ROLE_NAME = "windlass"
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_SELF = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 _RULES = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
 _NUM_THREADS = 8
 _MAX_NAMED = 3
@@ -207,3 +208,14 @@ def may(
     }
     answer = api.request("POST", _REVIEWS, body=review)
     return bool(answer.get("status", {}).get("allowed"))
+
+
+def read_identity(api: Api) -> str:
+    """What the API server calls whoever asks; nothing where it does not tell."""
+    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+    try:
+        answer = api.request("POST", _SELF, body=review)
+    except ClusterError:
+        return ""
+    user = (answer.get("status") or {}).get("userInfo") or {} if isinstance(answer, dict) else {}
+    return str(user.get("username", ""))

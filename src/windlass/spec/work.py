@@ -75,6 +75,7 @@ class Calls:
     ttl_s: float | None = None  # how long they stay when nothing is called
     steps: tuple[Mapping[str, Any], ...] = ()  # of the image, run once on each node
     user: str = ""  # who started them
+    identity: str = ""  # and what the cluster calls him, where it tells
     place_s: float | None = None  # how long they wait for their machines if nobody waits any more
 
     @property

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from windlass.client.warm.computes import find_computes
+from windlass.client.warm.computes import find_computes, read_owner
+from windlass.client.warm.makers import is_meant, make_refusal, name_for, split_owner
 from windlass.client.warm.spec import Wanted, decide
 from windlass.client.warm.talk import ask_at
 from windlass.client.warm.where import choose_where
 from windlass.engines.protocol import JobRef
 from windlass.errors import JobNotFound, SpecError, WindlassError
 from windlass.kube.blocker import CONDITION
+from windlass.plan.plan import Plan
 from windlass.settings import Settings, read_settings, start_folder
 from windlass.wire.status import JobStatus
 
@@ -32,6 +34,7 @@ class Living:
     ref: JobRef
     created_at_s: float
     num_nodes: int
+    owner: str = ""  # who made it, if that is somebody else
     num_here: int | None = None
     state: str = "starting"  # starting, idle, at work, silent
     why: str = ""  # it is not there to be asked
@@ -50,6 +53,7 @@ class Found:
     where: Wanted
     ref: JobRef
     name: str = ""
+    owner: str = ""  # if it is somebody else's
 
 
 def places(flags: Mapping[str, Any]) -> list[Wanted]:
@@ -66,7 +70,12 @@ def _engines(settings: Settings) -> list[str]:
 
 def list_living(where: Wanted) -> list[Living]:
     """All computes of one place, newest first."""
-    return [look(Found(where=where, ref=ref)) for ref in find_computes(where)]
+    return [look(_make_found(where, ref, plan)) for ref, plan in find_computes(where)]
+
+
+def _make_found(where: Wanted, ref: JobRef, plan: Plan) -> Found:
+    owner, name = split_owner(name_for(where.engine, ref, plan))
+    return Found(where=where, ref=ref, name=name, owner=owner)
 
 
 def look(found: Found) -> Living:
@@ -75,6 +84,7 @@ def look(found: Found) -> Living:
     status = where.engine.status(ref)
     about: dict[str, Any] = {
         "name": status.name,
+        "owner": found.owner,
         "ref": ref,
         "created_at_s": status.created_at_s,
         "num_nodes": status.num_nodes,
@@ -104,21 +114,26 @@ def _explain(status: JobStatus, error: Exception) -> dict[str, Any]:
 
 
 def find_living(text: str, wheres: Sequence[Wanted]) -> Found:
-    """The one compute that `text` means: its name, its id, or its reference."""
-    known: dict[str, Found] = {}
+    """The one compute that `text` means: its name, owner/name, its id, or its reference."""
+    meant: dict[str, Found] = {}
+    others: dict[str, Found] = {}
     for where in wheres:
-        for ref in find_computes(where):
-            name = where.engine.status(ref).name
-            found = Found(where=where, ref=ref, name=name)
+        owner, name = read_owner(where.engine, text)
+        for ref, plan in find_computes(where):
+            found = _make_found(where, ref, plan)
             if text in (ref.job_id, str(ref)):
                 return found
-            known.setdefault(str(ref), found)
-    named = [found for found in known.values() if found.name == text]
+            is_one = is_meant(where.engine, ref, plan, owner)
+            (meant if is_one else others).setdefault(str(ref), found)
+    named = [found for found in meant.values() if found.name == name]
     if len(named) == 1:
         return named[0]
     if named:
         shown = ", ".join(str(found.ref) for found in named)
         raise SpecError(f"{text!r} could be any of {shown}", hint="write the one you mean")
-    near = get_close_matches(text, [found.name for found in known.values()], n=1)
+    for found in others.values():
+        if found.name == text:
+            raise make_refusal(text, f"{found.owner}/{found.name}")
+    near = get_close_matches(name, [found.name for found in meant.values()], n=1)
     hint = f"did you mean {near[0]}?" if near else "windlass compute ls shows them"
     raise JobNotFound(f"there is no compute {text!r:.80}", hint=hint)

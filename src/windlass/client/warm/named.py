@@ -15,13 +15,15 @@ from typing import Any
 from windlass.agent import parcels
 from windlass.client.warm.callable_work import Work
 from windlass.client.warm.compute import Compute
-from windlass.client.warm.computes import find_computes
+from windlass.client.warm.computes import list_computes, read_owner
+from windlass.client.warm.makers import is_meant, make_refusal, name_for, split_owner
 from windlass.client.warm.nodes import LiveNodes
 from windlass.client.warm.remote import Remote
 from windlass.client.warm.spec import decide
 from windlass.client.warm.talk import ask_at
-from windlass.engines.protocol import JobRef
+from windlass.engines.protocol import Engine, JobRef
 from windlass.errors import JobNotFound, WindlassError
+from windlass.plan.plan import Plan
 
 
 class Deployed:
@@ -45,20 +47,41 @@ def record(nodes: LiveNodes, work: Work, about: Mapping[str, Any]) -> None:
 
 
 def get(name: str, **where: Any) -> Remote:
-    """The callable that was deployed under this name; keywords say where to look: engine, namespace."""
-    wanted = decide(where, is_there=True)
+    """The callable that was deployed under this name; keywords say where to look: engine, namespace.
+
+    What another user deployed is asked for as owner/name.
+    """
+    engine = decide(where, is_there=True).engine
+    owner, name = read_owner(engine, name)
     known: list[str] = []
-    for ref in find_computes(wanted):
-        try:
-            info = ask_at(wanted.engine, ref)
-        except (OSError, WindlassError):
+    others: list[tuple[JobRef, Plan]] = []
+    for ref, plan in list_computes(engine):
+        if not is_meant(engine, ref, plan, owner):
+            others.append((ref, plan))
             continue
-        known += info["record"]
-        if name in info["record"]:
-            return _make(name, info["record"][name], ref, where)
+        record = _ask_record(engine, ref)
+        known += record
+        if name in record:
+            return _make(name, record[name], ref, where)
+    for ref, plan in (
+        others if not owner else ()
+    ):  # asked only so that the error can say whose it is
+        if name in _ask_record(engine, ref):
+            maker, _ = split_owner(name_for(engine, ref, plan))
+            raise make_refusal(name, f"{maker}/{name}", what="deployed name")
     near = get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "windlass deploy SCRIPT.py brings it up"
-    raise JobNotFound(f"nothing is deployed under the name {name!r}", hint=hint)
+    whose = f" by {owner}" if owner else ""
+    raise JobNotFound(f"nothing is deployed under the name {name!r}{whose}", hint=hint)
+
+
+def _ask_record(engine: Engine, ref: JobRef) -> dict[str, Any]:
+    """What is deployed on a compute; nothing where it does not answer."""
+    try:
+        found: dict[str, Any] = ask_at(engine, ref)["record"]
+    except (OSError, WindlassError):
+        return {}
+    return found
 
 
 def _make(name: str, found: dict[str, Any], ref: JobRef, where: dict[str, Any]) -> Remote:

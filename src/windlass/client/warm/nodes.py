@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from windlass.agent.parcels import remove_spills
-from windlass.client.ids import is_made_from
-from windlass.client.warm.computes import end_job, find_computes
+from windlass.client.warm.computes import end_job, find_meant
+from windlass.client.warm.makers import is_own, split_owner
 from windlass.client.warm.scaling import scale_to
 from windlass.client.warm.spec import Wanted, describe_change
 from windlass.client.warm.start_wait import StartWait
@@ -45,7 +45,8 @@ class LiveNodes:
     """One compute's nodes, by its name."""
 
     def __init__(self, name: str, wanted: Wanted, *, launch_timeout_s: float) -> None:
-        self.name = name
+        self.asked_as = name  # which may say whose it is
+        self.name = split_owner(name)[1]
         self.wanted = wanted
         self.launch_timeout_s = launch_timeout_s
         self.is_remote = wanted.has_pods
@@ -59,7 +60,7 @@ class LiveNodes:
         self._preload: tuple[str, ...] = ()
         self._min_nodes = 0  # with so many calls may start; 0: with all
         self._is_adopted = False
-        self._start_wait = StartWait(name, wanted, timeout_s=launch_timeout_s)
+        self._start_wait = StartWait(self.name, wanted, timeout_s=launch_timeout_s)
         _all.add(self)
 
     def __del__(self) -> None:
@@ -103,17 +104,13 @@ class LiveNodes:
             yield
 
     def _find(self) -> bool:
-        """Use nodes of this name that live already, whoever started them."""
-        engine = self.wanted.engine
-        for ref in engine.computes():
-            if not is_made_from(ref.job_id, self.name):
-                continue
-            try:
-                plan = engine.plan(ref)
-                is_live = isinstance(plan.work, Calls) and not engine.status(ref).phase.is_final
-            except WindlassError:  # one that cannot be read is not the one
-                continue
-            if is_live and self._take_over(ref, plan):
+        """Use nodes of this name that live already: one's own, or those of whom it was asked for by name."""
+        for ref, plan in find_meant(self.wanted, self.asked_as):
+            if not is_own(self.wanted.engine, ref, plan):
+                say(f"{self.asked_as}: using its live nodes as they are ({ref})")
+                self.adopt(ref)
+                return True
+            if self._take_over(ref, plan):
                 return True
         return False
 
@@ -349,11 +346,14 @@ class LiveNodes:
     # -- ending --------------------------------------------------------------------------------
 
     def teardown(self) -> None:
-        """End the nodes, whoever started them."""
+        """End the nodes, whichever process started them."""
         with self._lock:
             self._hang_up()
             engine = self.wanted.engine
-            for ref in [self.ref] if self.ref else find_computes(self.wanted, self.name):
+            there = (
+                [ref for ref, _ in find_meant(self.wanted, self.asked_as)] if not self.ref else []
+            )
+            for ref in [self.ref] if self.ref else there:
                 end_job(self.wanted, ref)
                 engine.let_go(ref)
             self.ref = None  # how many there were is known to the next call

@@ -103,6 +103,7 @@ class Wanted:
             ttl_s=self.ttl_s,
             steps=self.steps,
             user=name_user(),
+            identity=self.engine.identity(),
             place_s=place_s,
         )
         settings = self.settings

@@ -1,0 +1,75 @@
+"""Whose a compute is. Who says only a name means one's own; another's is asked for as `owner/name`.
+
+A compute gets secrets, and what it answers is unpickled. So one that somebody else made is not used since it
+carries a name. It is one's own if its keys were made on this machine, or else if it says that the same user
+made it, known to the cluster by the same name.
+"""
+
+from __future__ import annotations
+
+from windlass.client.user import name_user
+from windlass.engines.protocol import Engine, JobRef
+from windlass.errors import SpecError
+from windlass.plan.plan import Plan
+from windlass.spec.work import Calls
+
+
+def split_owner(text: str) -> tuple[str, str]:
+    """Owner and name; no owner: one's own. A name has no slash, but what a cluster calls a user may."""
+    owner, _, name = text.rpartition("/")
+    return owner, name
+
+
+def is_own(engine: Engine, ref: JobRef, plan: Plan) -> bool:
+    """Whether this user made it, as far as that can be known."""
+    work = plan.work
+    if engine.is_made_here(ref):
+        return True
+    is_same = isinstance(work, Calls) and work.user == name_user()
+    return is_same and isinstance(work, Calls) and work.identity == engine.identity()
+
+
+def owners_of(plan: Plan) -> tuple[str, ...]:
+    """The names by which its maker can be asked for."""
+    work = plan.work
+    known = (work.user, work.identity) if isinstance(work, Calls) else ()
+    return tuple(name for name in known if name)
+
+
+def is_meant(engine: Engine, ref: JobRef, plan: Plan, owner: str) -> bool:
+    """Whether who names that owner, or none, may mean this compute."""
+    return owner in owners_of(plan) if owner else is_own(engine, ref, plan)
+
+
+def name_for(engine: Engine, ref: JobRef, plan: Plan) -> str:
+    """What to ask for it by: its name, and before it its owner if that is somebody else."""
+    if is_own(engine, ref, plan):
+        return plan.name
+    # of two users of one name the cluster's own name tells which
+    own = (name_user(), engine.identity())
+    owners = [owner for owner in owners_of(plan) if owner not in own]
+    return f"{owners[0]}/{plan.name}" if owners else plan.name
+
+
+def check_own(engine: Engine, ref: JobRef) -> None:
+    """Refuse a compute of somebody else, that only its name led to."""
+    plan = engine.plan(ref)
+    if not is_own(engine, ref, plan):
+        error = make_refusal(plan.name, name_for(engine, ref, plan))
+        error.hint = f"write {ref.job_id} in place of its name if you trust its maker"
+        raise error
+
+
+def make_refusal(name: str, asked_as: str, *, what: str = "compute") -> SpecError:
+    """That a name is taken by somebody else's, and what can be done."""
+    owner, _ = split_owner(asked_as)
+    if not owner:
+        return SpecError(
+            f"the {what} {name} does not say who made it, so it is not used",
+            hint="use another name; windlass compute ls shows its id, windlass compute rm ID ends it",
+        )
+    return SpecError(
+        f"the {what} {name} is not yours: {owner} made it",
+        hint=f"ask for it as {asked_as!r} if you trust {owner} with what you send there; "
+        "another name makes your own",
+    )

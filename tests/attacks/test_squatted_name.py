@@ -1,0 +1,195 @@
+"""A squatted name: somebody made a compute that is called what yours would be called.
+
+Who uses it gives it secrets and unpickles what it answers. So a name means one's own compute; another's is
+refused by every way that leads to it, before anything is sent there, unless it is asked for as `owner/name`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli.process import WINDLASS
+from kube.api_server import write_kubeconfig
+from kube.fake_cluster import FakeCluster, fake_cluster, make_fake_job
+from kube.plans import make_pod_plan
+
+import windlass as wl
+from windlass.client.user import name_user
+from windlass.client.warm.makers import is_meant, is_own, name_for
+from windlass.engines.kubernetes import KubernetesEngine
+from windlass.engines.protocol import JobRef
+from windlass.errors import JobNotFound, KeysReplaced, SpecError
+from windlass.kube.certificates import make_certificates
+from windlass.plan.plan import Plan, render_plan
+from windlass.settings import read_settings
+from windlass.spec.work import Calls
+from windlass.wire.folder import JobFolder
+
+JOB = "shared-ab2cd"
+REF = JobRef("kubernetes", JOB, "space")
+SCRIPT = """
+import windlass as wl
+
+@wl.compute(name="shared", image="any:1", secrets=[wl.Secret(provider="hf")])
+def train():
+    return 1
+"""
+
+
+def make_squatter(user: str, identity: str) -> Plan:
+    return make_pod_plan(JOB, name="shared", work=Calls(user=user, identity=identity))
+
+
+def put(cluster: FakeCluster, plan: Plan) -> dict[str, bytes]:
+    """A compute in the cluster, as its maker's client would have made it; its keys."""
+    job = make_fake_job(plan.job_id)
+    job["metadata"]["annotations"] = {"windlass.dev/work": "compute"}
+    files = make_certificates(plan.job_id, now_s=time.time(), valid_s=3600.0)
+    data = {"plan.json": render_plan(plan).encode(), **files}
+    secret = {
+        "metadata": {"name": plan.job_id, "uid": "s"},
+        "data": {name: base64.b64encode(value).decode() for name, value in data.items()},
+    }
+    cluster.objects = {"jobs": [job], "secrets": [secret]}
+    return files
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
+    """A cluster that calls us "me", in which mallory was first."""
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "windlass.toml").touch()
+    (tmp_path / "project" / "script.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path / "project")
+    with fake_cluster() as found:
+        found.user = "me"
+        monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path, server=found.url)))
+        monkeypatch.setenv("WINDLASS_ENGINE", "kubernetes")
+        monkeypatch.setenv("HF_TOKEN", "what the squatter is after")
+        put(found, make_squatter("mallory", "mallory@example.org"))
+        yield found
+
+
+def make_engine() -> KubernetesEngine:
+    return KubernetesEngine(read_settings(flags={}, environ=os.environ, start=Path.cwd()))
+
+
+def check_untouched(cluster: FakeCluster) -> None:
+    """Nothing was sent there, nothing was made, and nothing was taken away."""
+    said = [seen for seen in cluster.seen if seen.method != "GET" and "reviews" not in seen.path]
+    assert said == []
+    assert not [seen for seen in cluster.seen if seen.path.endswith(("/portforward", "/log"))]
+
+
+def use_it(name: str) -> None:
+    token = wl.Secret(provider="hf")
+    wl.Compute(name=name, image="any:1", secrets=[token], launch_timeout=20).up()
+
+
+def send_to_it(name: str) -> None:
+    wl.fn(print).to(wl.Compute(name=name, image="any:1"))
+
+
+def end_it(name: str) -> None:
+    wl.Compute(name=name).teardown()
+
+
+def read_its_call(name: str) -> None:
+    wl.attach(f"{name}.abcdef").results()
+
+
+@pytest.mark.parametrize("way", [use_it, send_to_it, end_it, read_its_call])
+def test_a_compute_of_another_maker_is_refused(cluster, way):
+    with pytest.raises(SpecError, match="shared is not yours: mallory made it") as refused:
+        way("shared")
+    assert refused.value.hint
+    if way is use_it:
+        assert "'mallory/shared' if you trust mallory" in refused.value.hint
+        assert "another name makes your own" in refused.value.hint
+    check_untouched(cluster)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("compute", "rm", "shared"),
+        ("compute", "scale", "shared", "2"),
+        ("compute", "calls", "shared"),
+        ("deploy", "script.py"),
+    ],
+)
+def test_it_is_refused_in_the_shell_too(cluster, words):
+    done = subprocess.run([*WINDLASS, *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert "shared is not yours: mallory made it" in done.stderr
+    assert "mallory/shared" in done.stderr
+    check_untouched(cluster)
+
+
+def test_all_of_ones_own_are_not_those_of_others(cluster):
+    words = ("compute", "rm", "--all", "--yes")
+    done = subprocess.run([*WINDLASS, *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "mallory/shared is not yours, and stays" in done.stderr
+    check_untouched(cluster)
+
+
+def test_they_are_listed_by_what_they_are_asked_for_as(cluster):
+    words = ("compute", "ls", "--json")
+    done = subprocess.run([*WINDLASS, *words], capture_output=True, text=True, timeout=120)
+    (one,) = [one for one in json.loads(done.stdout) if one["job_id"] == JOB]
+    assert (one["owner"], one["name"]) == ("mallory", "shared")
+
+
+def test_who_asks_for_an_owner_that_has_none_is_told(cluster):
+    with pytest.raises(JobNotFound, match="eve has no compute shared here") as error:
+        wl.Compute(name="eve/shared", image="any:1").up()
+    assert error.value.hint == "there is mallory/shared"
+    check_untouched(cluster)
+
+
+@pytest.mark.parametrize(
+    ("user", "identity", "is_mine"),
+    [
+        ("mallory", "mallory@example.org", False),
+        ("mallory", "me", False),  # whoever shares an account of the cluster
+        (None, "mallory@example.org", False),  # whoever has the same name on his own machine
+        (None, "", False),
+        (None, "me", True),
+    ],
+)
+def test_whose_it_is(cluster, user, identity, is_mine):
+    """None is the user of this process."""
+    plan = make_squatter(user or name_user(), identity)
+    put(cluster, plan)
+    engine = make_engine()
+    assert is_own(engine, REF, plan) is is_mine
+    assert is_meant(engine, REF, plan, "") is is_mine
+    for owner in filter(None, (user, identity)):
+        assert is_meant(engine, REF, plan, owner)
+    is_told = not is_mine and bool(user or identity)  # who it is, then
+    assert ("/" in name_for(engine, REF, plan)) is is_told
+
+
+def test_one_made_from_here_is_known_by_its_keys_and_by_nothing_it_says(cluster, home):
+    """Its folder here keeps its authority; what has another is not used, whatever else is the same."""
+    plan = make_squatter(name_user(), "me")
+    files = put(cluster, plan)
+    folder = JobFolder(home / "kubernetes" / JOB)
+    folder.path.mkdir(parents=True)
+    (folder.path / "ca.crt").write_bytes(files["ca.crt"])
+    assert make_engine().plan(REF).work == plan.work
+    put(cluster, plan)  # the same plan with keys of somebody's own
+    with pytest.raises(KeysReplaced, match="are not those that it was submitted with") as error:
+        make_engine().dial(REF)
+    assert f"kubectl describe secret {JOB}" in error.value.hint
+    with pytest.raises(KeysReplaced):
+        use_it("shared")
+    check_untouched(cluster)
