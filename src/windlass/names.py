@@ -160,5 +160,7 @@ PART_FRAME = "part"
 MAX_HEADER_BYTES = 1 << 20
 MAX_BODY_BYTES = 256 << 20
 MAX_DATAGRAM_BYTES = 60_000
+MAX_ATTEMPTS = 1_000_000_000
+MAX_RANKS = 100_000  # of one job; a status that speaks of more is not believed
 PART_BYTES = 4 << 20
 MAX_LOG_RECORD_BYTES = 16 << 10

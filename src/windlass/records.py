@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import json
 import math
 import types
 import typing
@@ -19,6 +20,9 @@ from typing import Any, TypeVar
 from windlass.errors import ProtocolError
 
 T = TypeVar("T")
+
+MAX_JSON_BYTES = 64 << 20  # a status of ten thousand ranks has 2 MiB
+MAX_DEPTH = 100
 
 
 def to_json(value: Any) -> Any:
@@ -38,11 +42,47 @@ def to_json(value: Any) -> Any:
     return value
 
 
+def parse(text: bytes, what: str, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
+    """JSON that somebody else wrote: ProtocolError names `what` when it is not that, or a bomb."""
+    if len(text) > max_bytes:
+        raise ProtocolError(f"{what} has more than {max_bytes} bytes")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"{what} is not JSON: {error!s:.80}") from error
+    if is_deep(value):
+        raise ProtocolError(f"{what} is nested more than {MAX_DEPTH} levels deep")
+    return value
+
+
+def is_deep(value: Any) -> bool:
+    """Whether plain data has more levels than anything here is made for."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, Mapping):
+                inner.extend(one.values())
+            elif isinstance(one, (list, tuple)):
+                inner.extend(one)
+        level = [one for one in inner if isinstance(one, (Mapping, list, tuple))]
+        if not level:
+            return False
+    return True
+
+
 def read(cls: type[T], data: Any) -> T:
     """Build `cls` from its JSON form; unknown keys are ignored so that a newer writer can be read."""
     try:
         built = _read(cls, data)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise ProtocolError(
             f"cannot read {cls.__name__}: {error}",
             hint="written by another version of Windlass? `windlass doctor` shows the version here",

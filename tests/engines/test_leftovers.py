@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+from dataclasses import replace
 
 import pytest
 from kube.api_server import Answer, connect_to, refuse, serve
@@ -16,13 +17,15 @@ from windlass.engines.leftovers import has_unread, read_leftovers, read_unread
 from windlass.kube.refusals import Forbidden
 from windlass.names import OMITTED_FILE
 from windlass.wire.copying import find_files
+from windlass.wire.first import make_first_status, render_status
 from windlass.wire.folder import JobFolder, write_atomically
 from windlass.wire.lastword import render_last_word
 from windlass.wire.logs import read_record
+from windlass.wire.status import Phase
 
 PLAN = make_pod_plan(nodes=2)
 WHEN = b"2026-01-31T12:00:00.123456789Z "
-STATUS = b'{"phase": "succeeded"}'
+STATUS = render_status(replace(make_first_status(PLAN), phase=Phase.SUCCEEDED))
 LOG_0, LOG_1 = "attempt-0/rank-0.log", "attempt-0/rank-1.log"
 GONE = refuse(404, "NotFound", "pods not found")
 
@@ -82,8 +85,9 @@ def test_the_last_word_and_the_lines_of_every_pod(tmp_path, folder):
     assert read_texts(folder, LOG_0) == [b"hello", b"again"]
     assert read_texts(folder, "attempt-2/rank-1.log") == [b"once more"]
     assert [pod for pod, _ in asked] == ["pod-0", "pod-0", "pod-1"]
-    assert asked[0][1] == {"container": names.CONTAINER, "tailLines": "50"}
-    assert asked[1][1] == {"container": names.CONTAINER, "timestamps": "true"}
+    limit = {"limitBytes": str(64 << 20)}
+    assert asked[0][1] == {"container": names.CONTAINER, "tailLines": "50", **limit}
+    assert asked[1][1] == {"container": names.CONTAINER, "timestamps": "true", **limit}
 
 
 def test_a_long_last_word_is_asked_for_again(tmp_path, folder):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 import random
 import socket
 import threading
@@ -17,16 +16,20 @@ from tls_peers import JOB, until
 from windlass import names
 from windlass.agent import door
 from windlass.engines import line as lines
-from windlass.engines.line import Line, is_final
+from windlass.engines.line import Line
 from windlass.errors import EngineError
 from windlass.kube.refusals import Unreachable
 from windlass.plan.plan import Input
 from windlass.wire.copying import find_files
+from windlass.wire.first import render_status
 from windlass.wire.folder import JobFolder, write_atomically
-from windlass.wire.status import FailureKind
+from windlass.wire.status import FailureKind, JobStatus, Phase
 
 LOG, RESULT = "attempt-0/rank-0.log", "attempt-0/rank-1.result"
-RUNNING, SUCCEEDED = b'{"phase": "running"}', b'{"phase": "succeeded"}'
+RUNNING, SUCCEEDED = (
+    render_status(JobStatus(job_id=JOB, name="train", engine="local", work="f", phase=phase))
+    for phase in (Phase.RUNNING, Phase.SUCCEEDED)
+)
 
 
 def put(folder, path, data):
@@ -384,9 +387,3 @@ def test_closing_does_not_wait_for_a_lead(tmp_path):
         await client.close()
 
     on_line(tmp_path, visit)
-
-
-@pytest.mark.parametrize("phase", ["pending", "running", "succeeded", "failed", "cancelled"])
-def test_which_status_is_the_last(phase):
-    status = json.dumps({"phase": phase}).encode()
-    assert is_final(status) is (phase in ("succeeded", "failed", "cancelled"))

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 _EVERY_S = 0.1
 _RESERVE_BYTES = 32 << 10
+_MAX_METRICS = 256  # of a rank: everybody reads the status, again and again
+_MAX_CONDITIONS = 500
 
 
 class Board:
@@ -59,7 +61,10 @@ class Board:
 
     def add_condition(self, kind: str, reason: str, message: str) -> None:
         """Something worth knowing that changes no phase; said once."""
-        if any(c.reason == reason and c.message == message for c in self.status.conditions):
+        known = self.status.conditions
+        if len(known) >= _MAX_CONDITIONS or (reason, message) in (
+            (c.reason, c.message) for c in known
+        ):
             return
         condition = Condition(type=kind, reason=reason, message=message, since_s=time.time())
         self._set(conditions=(*self.status.conditions, condition))
@@ -117,7 +122,8 @@ class Board:
         if not 0 <= rank < len(self.status.ranks):
             return
         before = self._reports.get(rank, {}).get("metrics", {})
-        self._reports[rank] = {**message, "metrics": {**before, **message["metrics"]}}
+        metrics = list({**before, **message["metrics"]}.items())[-_MAX_METRICS:]
+        self._reports[rank] = {**message, "metrics": dict(metrics)}
         if step is not None:
             self.set_rank(rank, step=step)
             self.mark("first step", message["at_s"])

@@ -32,6 +32,7 @@ from windlass.wire.copying import (
     is_input,
     measure_files,
     read_piece,
+    read_sizes,
 )
 from windlass.wire.messages import Frame, Header
 from windlass.wire.status import FailureKind
@@ -157,7 +158,7 @@ class Door:
             return []
         folder = self._station.folder
         link.send({"type": "has", "files": measure_files(folder, is_from_ranks)})
-        has = _read_has(about)
+        has = read_sizes(about, "has")
         wants = self._wanted_by_deputy if index == _DEPUTY else is_input
         return [Pump(link, Sender(folder, wants, has=has))]
 
@@ -196,7 +197,9 @@ class Door:
         try:
             if "has" in hello:
                 link.send({"type": "wants", "inputs": not self._inputs.is_ready})
-                pump = Pump(link, Sender(self._station.folder, is_from_lead, has=_read_has(hello)))
+                pump = Pump(
+                    link, Sender(self._station.folder, is_from_lead, has=read_sizes(hello, "has"))
+                )
                 self._readers[link] = pump
                 self._had_reader = True
                 self._reader_came.set()
@@ -299,13 +302,6 @@ class Door:
             if order is not None:
                 link.send(order)
         await asyncio.gather(*(link.close() for link in self._links))
-
-
-def _read_has(header: Header) -> dict[str, int]:
-    has = header.get("has") or {}
-    if not isinstance(has, dict) or not all(isinstance(size, int) for size in has.values()):
-        raise ProtocolError("a peer said something malformed of the files it has")
-    return has
 
 
 async def beat(link: Link) -> None:

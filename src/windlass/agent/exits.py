@@ -5,13 +5,16 @@ Pure, but for reading the error file that torch's `record` writes.
 
 from __future__ import annotations
 
-import json
 import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from windlass import records
+from windlass.errors import ProtocolError
 from windlass.wire.results import ErrorInfo, Outcome, ResultHeader
+
+_MAX_ERROR_BYTES = 4 << 20
 
 
 def judge_exit(
@@ -53,14 +56,17 @@ def judge_exit(
 def read_error_file(path: Path) -> ErrorInfo | None:
     """What torch's `record` left of an exception; None when there is nothing, or nothing readable."""
     try:
-        message = json.loads(path.read_text())["message"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        with path.open("rb") as file:
+            data = file.read(_MAX_ERROR_BYTES + 1)
+        message = records.parse(data, path.name, max_bytes=_MAX_ERROR_BYTES)["message"]
+    except (OSError, ProtocolError, KeyError, TypeError):
         return None
     text, extra = _read_message(message)
     if not text:
         return None
     type_name, _, rest = text.partition(": ")
-    return ErrorInfo(type=type_name, message=rest, traceback=str(extra.get("py_callstack", "")))
+    traceback = str(extra.get("py_callstack", ""))
+    return ErrorInfo(type=type_name, message=rest, traceback=traceback).clip()
 
 
 def _read_message(message: Any) -> tuple[str, dict[str, Any]]:

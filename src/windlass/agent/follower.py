@@ -31,6 +31,7 @@ from windlass.wire.copying import (
     is_input,
     measure_files,
     read_piece,
+    read_sizes,
 )
 from windlass.wire.messages import Frame, refusal
 
@@ -177,7 +178,8 @@ class Follower:
         if frame.type == PIECE:
             self._take_piece(frame)
         elif frame.type == "has":
-            sender = Sender(self._station.folder, is_from_ranks, has=frame.header["files"])
+            has = read_sizes(frame.header, "files")
+            sender = Sender(self._station.folder, is_from_ranks, has=has)
             self._pump = Pump(link, sender)
         elif frame.type == "flush":
             self._start(self._flush())

@@ -13,12 +13,10 @@ import sysconfig
 import traceback
 from types import TracebackType
 
-from windlass.wire.results import ErrorInfo
+from windlass.wire.results import MAX_MESSAGE, MAX_TRACEBACK, ErrorInfo
 
 # as the frames name it: byte code in an archive keeps the names it was compiled with
 _OURS = os.path.dirname((lambda: 0).__code__.co_filename)
-_MAX_TRACEBACK = 20_000
-_MAX_MESSAGE = 4_000
 _LIBRARIES = tuple(
     path
     for key in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -31,8 +29,8 @@ def make_error(error: BaseException, *, root: str) -> ErrorInfo:
     file, line = _find_line(error, root)
     return ErrorInfo(
         type=f"{type(error).__module__}.{type(error).__qualname__}",
-        message=_message(error)[:_MAX_MESSAGE],
-        traceback=format_error(error)[-_MAX_TRACEBACK:],
+        message=_message(error)[:MAX_MESSAGE],
+        traceback=format_error(error)[-MAX_TRACEBACK:],
         file=file,
         line=line,
         source=linecache.getline(file, line).strip()[:200] if file else "",

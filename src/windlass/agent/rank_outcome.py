@@ -154,5 +154,5 @@ def describe(value: Any) -> tuple[str, bool, Any]:
         plain = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
         return text[:_MAX_TEXT], False, None
-    is_json = len(plain) <= _MAX_TEXT
+    is_json = len(plain) <= _MAX_TEXT and not records.is_deep(value)
     return text[:_MAX_TEXT], is_json, value if is_json else None

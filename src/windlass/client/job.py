@@ -118,7 +118,8 @@ class Job:
 
     def outcomes(self) -> list[ResultHeader | None]:
         """What each rank left, without unpickling anything; also of a job that failed."""
-        return [found[0] if found else None for found in self._engine.results(self.ref)]
+        found = self._engine.results(self.ref, with_values=False)
+        return [left[0] if left else None for left in found]
 
     def verdict(self) -> Verdict | None:
         """Who failed first, why, and what to do; None while there is nothing to blame."""

@@ -211,11 +211,8 @@ class ClusterEngine:
         """The last status of a job that was seen to end: it needs no cluster any more."""
         if ref.job_id in self._views:  # which reads it itself, and is asked often
             return None
-        try:
-            status = StatusFile(JobFolder(self._home / ref.job_id).status).read()
-        except FileNotFoundError:
-            return None
-        return status if status.phase.is_final else None
+        status = StatusFile(JobFolder(self._home / ref.job_id).status).read_known()
+        return status if status is not None and status.phase.is_final else None
 
     def logs(self, ref: JobRef, query: LogQuery) -> LogFiles:
         self.status(ref)
@@ -226,9 +223,11 @@ class ClusterEngine:
             read_unread(self._api_of(ref), folder)
         return LogFiles(folder, read_plan(folder.plan.read_text()), query)
 
-    def results(self, ref: JobRef) -> list[tuple[ResultHeader, bytes] | None]:
-        status = self.status(ref)
-        return read_outcomes(JobFolder(self._home / ref.job_id), self.plan(ref), status)
+    def results(
+        self, ref: JobRef, *, with_values: bool = True
+    ) -> list[tuple[ResultHeader, bytes] | None]:
+        status, folder = self.status(ref), JobFolder(self._home / ref.job_id)
+        return read_outcomes(folder, self.plan(ref), status, with_values=with_values)
 
     @staticmethod
     def _list_jobs(api: Api) -> Sequence[Object]:

@@ -165,10 +165,7 @@ class JobView:
         return None if self._line.is_up else self._line.unreachable or self._sight.away
 
     def _read_status(self) -> JobStatus:
-        try:
-            return self._status_file.read()
-        except FileNotFoundError:
-            return make_first_status(self._plan)
+        return self._status_file.read_known() or make_first_status(self._plan)
 
     def _look(self, status: JobStatus) -> JobStatus:
         """A job that its lead has not called ended: what the API server says of it."""

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from windlass import names
+from windlass import names, records
+from windlass.errors import ProtocolError
 from windlass.kube.api import Api
 from windlass.kube.fields import container_of, index_of, name_of
 from windlass.kube.refusals import ClusterError, Forbidden, NotFound
@@ -26,6 +27,7 @@ from windlass.wire.copying import is_from_lead
 from windlass.wire.folder import JobFolder, write_atomically
 from windlass.wire.lastword import LastWord, num_lines, read_last_word
 from windlass.wire.podlog import read_pod_log
+from windlass.wire.statusfile import read_status
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,8 @@ _ALL_S = 5.0
 _FIRST_S = 0.7  # of many nodes none answers for so long only if none will
 _FEW = 64
 _NUM_THREADS = 16
+_MAX_LOG_BYTES = 64 << 20  # nodes keep ten megabytes of a pod's log, unless somebody changed that
+_MAX_LOGS = 10_000  # ranks and attempts in one pod
 
 
 def read_leftovers(api: Api, plan: Plan, pods: Sequence[dict[str, Any]], folder: JobFolder) -> None:
@@ -45,7 +49,7 @@ def read_leftovers(api: Api, plan: Plan, pods: Sequence[dict[str, Any]], folder:
     )
     logger.debug("%s has ended: reading the log of node 0", plan.job_id)
     for pod in reversed(leads):
-        if _take_last_word(api, pod, folder):
+        if _take_last_word(api, pod, plan, folder):
             break
     unread = json.dumps([name_of(pod) for pod in pods])
     write_atomically(folder.path / names.UNREAD_FILE, unread.encode())
@@ -62,7 +66,7 @@ def read_unread(api: Api, folder: JobFolder, *, num_threads: int = _NUM_THREADS)
     Pods that cannot be read now are asked again the next time; one that is gone is not.
     """
     file = folder.path / names.UNREAD_FILE
-    pods: list[str] = json.loads(file.read_bytes())
+    pods = [str(pod) for pod in records.parse(file.read_bytes(), file.name)]
     is_patient = len(pods) <= _FEW
     unread, why = set(pods), ""
     for pod, said in _ask_all(api, pods, num_threads, first_s=_ALL_S if is_patient else _FIRST_S):
@@ -106,7 +110,7 @@ def _ask_all(
                 return
             try:
                 log = api.read_log(
-                    pod, container=names.CONTAINER, timestamps=True,
+                    pod, container=names.CONTAINER, timestamps=True, limit_bytes=_MAX_LOG_BYTES,
                     timeout_s=left_s, is_patient=False,
                 )  # fmt: skip
                 answers.put((pod, log))
@@ -126,11 +130,11 @@ def _ask_all(
         yield pod, said
 
 
-def _take_last_word(api: Api, pod: dict[str, Any], folder: JobFolder) -> bool:
+def _take_last_word(api: Api, pod: dict[str, Any], plan: Plan, folder: JobFolder) -> bool:
     # an agent that leaves a last word leaves a message, too: without one a moment must do
     is_told = bool((container_of(pod).get("state", {}).get("terminated") or {}).get("message"))
     found = _find_last_word(api, name_of(pod), timeout_s=_TOLD_S if is_told else _UNTOLD_S)
-    if found is None:
+    if found is None or not _is_of(found, plan):
         return False
     if found.omitted:
         write_atomically(folder.path / names.OMITTED_FILE, json.dumps(found.omitted).encode())
@@ -143,15 +147,27 @@ def _take_last_word(api: Api, pod: dict[str, Any], folder: JobFolder) -> bool:
     return True
 
 
+def _is_of(word: LastWord, plan: Plan) -> bool:
+    """Whether it holds a status of this job: anything in a pod can write such lines."""
+    try:
+        return read_status(word.files[names.STATUS_FILE]).job_id == plan.job_id
+    except (KeyError, ProtocolError) as error:
+        logger.warning("the last word in the log of node 0 is ignored: %s", error)
+        return False
+
+
 def _find_last_word(api: Api, pod: str, *, timeout_s: float) -> LastWord | None:
     """It is the end of the log, and says itself how many lines it has."""
     try:
         end = api.read_log(
-            pod, container=names.CONTAINER, tail_lines=50, timeout_s=timeout_s, is_patient=False
-        )
+            pod, container=names.CONTAINER, tail_lines=50, limit_bytes=_MAX_LOG_BYTES,
+            timeout_s=timeout_s, is_patient=False,
+        )  # fmt: skip
         wanted = num_lines(end)
         if wanted > 50:
-            end = api.read_log(pod, container=names.CONTAINER, tail_lines=wanted + 50)
+            end = api.read_log(
+                pod, container=names.CONTAINER, tail_lines=wanted + 50, limit_bytes=_MAX_LOG_BYTES
+            )
     except Forbidden:
         raise
     except ClusterError as error:  # which says nothing about the others
@@ -163,7 +179,8 @@ def _find_last_word(api: Api, pod: str, *, timeout_s: float) -> LastWord | None:
 def _take_lines(log: bytes, folder: JobFolder) -> None:
     found: dict[tuple[int, int], list[bytes]] = collections.defaultdict(list)
     for rank, attempt, record in read_pod_log(log):
-        found[attempt, rank].append(record)
+        if len(found) < _MAX_LOGS or (attempt, rank) in found:
+            found[attempt, rank].append(record)
     for (attempt, rank), lines in found.items():
         target = folder.log(attempt, rank)
         if (

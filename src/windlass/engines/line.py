@@ -34,6 +34,8 @@ from windlass.wire.copying import (
 )
 from windlass.wire.folder import JobFolder
 from windlass.wire.messages import Frame, FrameDecoder, Header, make_hello, refusal, render_frame
+from windlass.wire.status import JobStatus
+from windlass.wire.statusfile import read_status
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ _LOOK_S = 0.05
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.25, 1.0  # each try costs the cluster something
 _NO_ROOM_PAUSE_S = 5.0
 _READ_BYTES = 1 << 20
+_MAX_SAID = 20
 
 Secure = Callable[[socket.socket], ssl.SSLSocket]  # speaks the job's TLS over a socket
 Dial = Callable[[Secure], ssl.SSLSocket | None]  # a line to the lead; None while there is no lead
@@ -81,6 +84,7 @@ class Line:
         self._orders: collections.deque[Header] = collections.deque()
         self._holds_lease = False
         self._has_last = False  # a final status has come
+        self._malformed: set[str] = set()
         self._wake, self._waker = socket.socketpair()
         self._stop = threading.Event()
         self.is_up = False
@@ -146,7 +150,7 @@ class Line:
                     if self._serve(connection):
                         return
             except ProtocolError as error:
-                logger.warning("line to %s: %s", self._job_id, error)
+                self._note_malformed(error.message)
                 self.was_refused = error
             except Forbidden as error:
                 self.forbidden = error
@@ -172,6 +176,23 @@ class Line:
             raise
         found.settimeout(_SEND_TIMEOUT_S)  # also for a lead that never says a word
         return found
+
+    def _note_malformed(self, what: str) -> None:
+        if what not in self._malformed and len(self._malformed) < _MAX_SAID:
+            self._malformed.add(what)  # said once: it may come again and again
+            logger.warning("line to %s: %s", self._job_id, what)
+
+    def _check_status(self, piece: Piece) -> JobStatus | None:
+        """The status in a piece; None, said once, where it is none: that is no reason to follow no more."""
+        try:
+            status = read_status(piece.body)
+        except ProtocolError as error:
+            self._note_malformed(f"its status is ignored: {error.message}")
+            return None
+        if status.job_id != self._job_id:
+            self._note_malformed(f"its status is ignored: it is of {status.job_id!r:.80}")
+            return None
+        return status
 
     def _note_cannot_keep(self, error: CannotKeep) -> None:
         if self.cannot_keep is None:  # said once: it is tried again all the time
@@ -247,7 +268,7 @@ class Line:
             raise refused
         if frame.type == "welcome":
             self.is_up, self.forbidden, self.unreachable = True, None, None
-        elif frame.type == "wants" and frame.header["inputs"]:
+        elif frame.type == "wants" and frame.header.get("inputs"):
             for piece in Sender(self._folder, is_input, has={}).pieces():
                 self._say(connection, piece.header, piece.body)
         elif frame.type == PIECE:
@@ -256,7 +277,10 @@ class Line:
 
     def _take_piece(self, connection: ssl.SSLSocket, piece: Piece) -> bool:
         is_status = piece.path == names.STATUS_FILE
-        is_last = is_status and is_final(piece.body)
+        status = self._check_status(piece) if is_status else None
+        if is_status and status is None:
+            return False
+        is_last = status is not None and status.phase.is_final
         if is_last:  # said before anybody here sees the end, and perhaps ends this process
             self._has_last = True
             self._say(connection, {"type": READ_ALL})
@@ -266,12 +290,3 @@ class Line:
             self.cannot_keep = None
             self.is_synced.set()
         return is_last
-
-
-def is_final(status: bytes) -> bool:
-    """Whether a status says that its job has ended."""
-    import json
-
-    from windlass.wire.status import Phase
-
-    return Phase(json.loads(status)["phase"]).is_final

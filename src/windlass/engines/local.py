@@ -36,7 +36,7 @@ from windlass.engines.socket_folder import (
     make_socket_folder,
     remove_socket_folder,
 )
-from windlass.errors import EngineError, JobNotFound, SpecError
+from windlass.errors import EngineError, JobNotFound, ProtocolError, SpecError
 from windlass.plan.plan import Facts, Plan, read_plan, render_plan
 from windlass.settings import Settings
 from windlass.spec.work import Calls
@@ -190,7 +190,10 @@ class LocalEngine:
             return self._files.setdefault(folder.path, StatusFile(folder.status)).read()
         except FileNotFoundError:
             raise _not_found(folder.path.name, self.jobs()) from None
-        except (OSError, ValueError) as error:
+        except (OSError, ProtocolError) as error:
+            if isinstance(error, ProtocolError) and _is_lead_alive(folder):
+                # a rank wrote there: the lead writes it anew with the next change
+                return self._files[folder.path].last or make_first_status(self._plan(folder))
             raise EngineError(
                 f"the status of {folder.path.name} cannot be read: {error}",
                 hint=f"windlass rm {folder.path.name} forgets it",
@@ -229,10 +232,12 @@ class LocalEngine:
         folder = self._folder(ref)
         return LogFiles(folder, self._plan(folder), query)
 
-    def results(self, ref: JobRef) -> list[tuple[ResultHeader, bytes] | None]:
+    def results(
+        self, ref: JobRef, *, with_values: bool = True
+    ) -> list[tuple[ResultHeader, bytes] | None]:
         folder = self._folder(ref)
         status = self.status(ref)
-        return read_outcomes(folder, self._plan(folder), status)
+        return read_outcomes(folder, self._plan(folder), status, with_values=with_values)
 
     def jobs(self) -> list[JobRef]:
         found = [path for path in self._jobs.glob("*") if (path / names.PLAN_FILE).exists()]

@@ -7,12 +7,12 @@ why; None would be taken for what it returned.
 from __future__ import annotations
 
 import contextlib
-import json
 
 from windlass import names
 from windlass.plan.plan import Plan
 from windlass.spec.work import Function
 from windlass.wire.folder import JobFolder
+from windlass.wire.lastword import read_omitted
 from windlass.wire.results import ResultHeader, make_missing, read_results
 from windlass.wire.status import JobStatus, Phase
 
@@ -20,9 +20,13 @@ Result = tuple[ResultHeader, bytes]
 _KEEP = "stay attached, or have the code write it to a volume (--volume)"
 
 
-def read_outcomes(folder: JobFolder, plan: Plan, status: JobStatus) -> list[Result | None]:
+def read_outcomes(
+    folder: JobFolder, plan: Plan, status: JobStatus, *, with_values: bool
+) -> list[Result | None]:
     """What each rank left in the last attempt, in rank order."""
-    found = read_results(folder, attempt=status.attempt, num_ranks=status.num_ranks)
+    found = read_results(
+        folder, attempt=status.attempt, num_ranks=status.num_ranks, with_values=with_values
+    )
     if status.phase is not Phase.SUCCEEDED or not isinstance(plan.work, Function):
         return found
     return [
@@ -44,6 +48,5 @@ def _explain(folder: JobFolder, status: JobStatus, rank: int) -> str:
 
 def _read_omitted(folder: JobFolder) -> dict[str, int]:
     with contextlib.suppress(FileNotFoundError):
-        omitted: dict[str, int] = json.loads((folder.path / names.OMITTED_FILE).read_bytes())
-        return omitted
+        return read_omitted((folder.path / names.OMITTED_FILE).read_bytes())
     return {}

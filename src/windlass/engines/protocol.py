@@ -89,8 +89,10 @@ class Engine(Protocol):
     def logs(self, ref: JobRef, query: LogQuery) -> LogReader:
         """A reader of all ranks' lines, merged."""
 
-    def results(self, ref: JobRef) -> list[tuple[ResultHeader, bytes] | None]:
-        """What each rank left in the last attempt, in rank order."""
+    def results(
+        self, ref: JobRef, *, with_values: bool = True
+    ) -> list[tuple[ResultHeader, bytes] | None]:
+        """What each rank left in the last attempt, in rank order; without values, headers alone are read."""
 
     def cancel(
         self, ref: JobRef, *, now: bool = False, why: str = "", interrupt: bool = False

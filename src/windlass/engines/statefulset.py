@@ -136,7 +136,7 @@ class StatefulSetEngine:
     def logs(self, _ref: JobRef, _query: LogQuery) -> LogReader:
         _refuse()
 
-    def results(self, _ref: JobRef) -> list[tuple[ResultHeader, bytes] | None]:
+    def results(self, _ref: JobRef, **_how: object) -> list[tuple[ResultHeader, bytes] | None]:
         _refuse()
 
     def cancel(self, _ref: JobRef, **_how: object) -> None:

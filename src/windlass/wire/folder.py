@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from pathlib import Path
 
 from windlass import names
 from windlass.trusted import make_own
+
+_ATTEMPT = re.compile(r"attempt-([0-9]{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +70,8 @@ class JobFolder:
 
     def attempts(self) -> list[int]:
         """The attempts that have a folder, oldest first."""
-        found = (entry.name.removeprefix("attempt-") for entry in self.path.glob("attempt-*"))
-        return sorted(int(number) for number in found if number.isdigit())
+        found = (_ATTEMPT.fullmatch(entry.name) for entry in self.path.glob("attempt-*"))
+        return sorted(int(attempt[1]) for attempt in found if attempt)
 
     def world(self, attempt: int) -> Path:
         return self.attempt(attempt) / names.WORLD_FILE

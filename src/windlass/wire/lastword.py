@@ -10,15 +10,28 @@ import base64
 import io
 import json
 import re
+import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from windlass import records
+from windlass.errors import ProtocolError
+
 MAX_BYTES = 2 << 20  # a node keeps about ten megabytes of a pod's log
 _LINE_BYTES = 12 << 10  # container runtimes cut lines at 16 KiB
-_LINE = re.compile(rb"windlass-last-word (\d+)/(\d+) ([A-Za-z0-9+/=]*)\s*$")
+_LINE = re.compile(rb"windlass-last-word ([0-9]{1,5})/([0-9]{1,5}) ([A-Za-z0-9+/=]*)\s*$")
+# Anything in a pod can write such lines: no more is believed than an agent ever leaves. A status has no limit
+# of its own, but with one of ten thousand ranks there is still room.
+_MAX_PARTS = 2048
+_MAX_UNPACKED_BYTES = 32 << 20
+_MAX_FILES = 20_000
 _OMITTED = "omitted.json"
+_UNREADABLE = (
+    *(ValueError, KeyError, EOFError, OSError, struct.error, zipfile.BadZipFile, zlib.error),
+    *(RuntimeError, NotImplementedError, ProtocolError),  # encrypted, or packed in another way
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +86,11 @@ def read_last_word(log: bytes) -> LastWord | None:
         if found := _LINE.match(line):
             number, total = int(found[1]), int(found[2])
             parts[number] = found[3]
-    if not total or set(parts) != set(range(1, total + 1)):
+    if not 0 < total <= _MAX_PARTS or set(parts) != set(range(1, total + 1)):
         return None
     try:
         return _unpack(base64.b64decode(b"".join(parts[number] for number in sorted(parts))))
-    except (ValueError, KeyError, zipfile.BadZipFile, zlib.error):  # a line was cut
+    except _UNREADABLE:  # a line was cut, or it is none of ours
         return None
 
 
@@ -85,7 +98,7 @@ def num_lines(log: bytes) -> int:
     """How many lines the last word has, by the last line of a log; 0 when it does not end with one."""
     for line in reversed(log.splitlines()):
         if found := _LINE.match(line):
-            return int(found[2])
+            return min(int(found[2]), _MAX_PARTS)
     return 0
 
 
@@ -98,6 +111,20 @@ def _pack(files: Mapping[str, bytes], omitted: Mapping[str, int]) -> bytes:
 
 
 def _unpack(data: bytes) -> LastWord:
+    files, left = {}, _MAX_UNPACKED_BYTES
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        files = {name: archive.read(name) for name in archive.namelist()}
-    return LastWord(omitted=json.loads(files.pop(_OMITTED)), files=files)
+        for name in archive.namelist()[: _MAX_FILES + 1]:
+            with archive.open(name) as file:
+                files[name] = file.read(left + 1)  # what it says of its size may be a lie
+            left -= len(files[name])
+            if left < 0 or len(files) > _MAX_FILES:
+                raise ValueError("more than an agent ever leaves")
+    return LastWord(omitted=read_omitted(files.pop(_OMITTED)), files=files)
+
+
+def read_omitted(text: bytes) -> dict[str, int]:
+    """The sizes of files that are missing, by their paths."""
+    sizes = records.parse(text, "what a job left")
+    if not isinstance(sizes, dict) or not all(type(size) is int for size in sizes.values()):
+        raise ProtocolError("what a job left is malformed")
+    return sizes

@@ -47,6 +47,8 @@ class RankLog:
         """Lines that were finished by these bytes, which follow the last ones."""
         self.offset += len(data)
         *lines, self._tail = (self._tail + data).split(b"\n")
+        if len(self._tail) > _READ_BYTES:  # no record: agents cut those at 16 KiB
+            self._tail = self._tail[:_MAX_LINE_BYTES]
         for line in lines:
             record = read_record(line)
             if record is not None:
@@ -60,9 +62,9 @@ class RankLog:
                 while high - low > _READ_BYTES:
                     middle = (low + high) // 2
                     file.seek(middle)
-                    file.readline()  # the rest of a record
+                    file.readline(_READ_BYTES)  # the rest of a record
                     start = file.tell()
-                    record = read_record(file.readline())
+                    record = read_record(file.readline(_READ_BYTES))
                     if record is not None and record.at_s < since_s:
                         low = start
                     else:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from windlass.wire.logs import FULL, REPLACED, read_record, render_prefix
 
-_LINE = re.compile(rb"\[rank (\d+)(?:, attempt (\d+))?(, stderr)?\] ?(.*)", re.DOTALL)
+_LINE = re.compile(rb"\[rank ([0-9]{1,6})(?:, attempt ([0-9]{1,6}))?(, stderr)?\] ?(.*)", re.DOTALL)
 
 
 def render_pod_lines(records: bytes, *, rank: int, attempt: int) -> bytes:

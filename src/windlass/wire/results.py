@@ -7,15 +7,19 @@ the value itself unpickles anything. Records and bytes only; pickling is `agent.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from windlass import records
 from windlass.errors import ProtocolError
 from windlass.wire.folder import JobFolder, write_atomically
 
 MISSING = "missing"
+MAX_NAME, MAX_MESSAGE, MAX_TRACEBACK = 200, 4_000, 20_000
+MAX_HEADER_BYTES = (
+    8 << 20
+)  # of a file that a rank can write; its text and traceback are far shorter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,17 @@ class ErrorInfo:
     file: str = ""
     line: int = 0
     source: str = ""
+
+    def clip(self) -> ErrorInfo:
+        """No longer than a rank of ours would make it: anybody may have written the file it is from."""
+        return replace(
+            self,
+            type=self.type[:MAX_NAME],
+            message=self.message[:MAX_MESSAGE],
+            traceback=self.traceback[-MAX_TRACEBACK:],
+            file=self.file[:MAX_MESSAGE],
+            source=self.source[:MAX_NAME],
+        )
 
     @property
     def text(self) -> str:
@@ -73,10 +88,10 @@ class ResultHeader:
         return Outcome(
             rank=self.rank,
             attempt=self.attempt,
-            state=self.state,
+            state=self.state[:MAX_NAME],
             at_s=self.at_s,
             exit_code=self.exit_code,
-            error=self.error,
+            error=self.error.clip() if self.error else None,
         )
 
 
@@ -90,27 +105,29 @@ def read_header(path: Path) -> ResultHeader | None:
     """The first line of a result; None when the rank left none."""
     try:
         with path.open("rb") as file:
-            line = file.readline()
+            return _read_line(path, file)
     except FileNotFoundError:
         return None
-    return _parse(path, line)
 
 
 def read_result(path: Path) -> tuple[ResultHeader, bytes] | None:
     """The whole result; None when the rank left none."""
     try:
         with path.open("rb") as file:
-            line = file.readline()
-            return _parse(path, line), file.read()
+            return _read_line(path, file), file.read()
     except FileNotFoundError:
         return None
 
 
 def read_results(
-    folder: JobFolder, *, attempt: int, num_ranks: int
+    folder: JobFolder, *, attempt: int, num_ranks: int, with_values: bool = True
 ) -> list[tuple[ResultHeader, bytes] | None]:
-    """What each rank left in one attempt, in rank order."""
-    return [read_result(folder.result(attempt, rank)) for rank in range(num_ranks)]
+    """What each rank left in one attempt, in rank order; all of it may be larger than this memory."""
+    paths = [folder.result(attempt, rank) for rank in range(num_ranks)]
+    if with_values:
+        return [read_result(path) for path in paths]
+    headers = (read_header(path) for path in paths)
+    return [None if header is None else (header, b"") for header in headers]
 
 
 def make_missing(rank: int, attempt: int, why: str) -> tuple[ResultHeader, bytes]:
@@ -119,9 +136,11 @@ def make_missing(rank: int, attempt: int, why: str) -> tuple[ResultHeader, bytes
     return ResultHeader(rank=rank, attempt=attempt, state=MISSING, at_s=0.0, error=error), b""
 
 
-def _parse(path: Path, line: bytes) -> ResultHeader:
+def _read_line(path: Path, file: BinaryIO) -> ResultHeader:
+    line = file.readline(MAX_HEADER_BYTES + 1)
     try:
-        data = json.loads(line)
-    except ValueError as error:
-        raise ProtocolError(f"{path} is not a result file") from error
-    return records.read(ResultHeader, data)
+        return records.read(
+            ResultHeader, records.parse(line, "its first line", max_bytes=MAX_HEADER_BYTES)
+        )
+    except ProtocolError as error:
+        raise ProtocolError(f"{path} is not a result file: {error.message}") from error

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
-from windlass import records
+from windlass import names, records
+from windlass.errors import ProtocolError
 from windlass.wire.status import JobStatus
+
+
+def read_status(text: bytes) -> JobStatus:
+    """A status that somebody else wrote; ProtocolError when it is malformed, or speaks of the impossible."""
+    status = records.read(JobStatus, records.parse(text, "the status"))
+    if not (0 <= status.num_ranks <= names.MAX_RANKS and 0 <= status.num_nodes <= names.MAX_RANKS):
+        raise ProtocolError(
+            f"the status speaks of {status.num_ranks:.3g} ranks on {status.num_nodes:.3g} nodes"
+        )
+    if not 0 <= status.attempt < names.MAX_ATTEMPTS:
+        raise ProtocolError("the status speaks of an attempt that cannot be")
+    return status
 
 
 class StatusFile:
@@ -18,11 +30,23 @@ class StatusFile:
         self._stamp: tuple[int, int, int] | None = None
         self._status: JobStatus | None = None
 
+    @property
+    def last(self) -> JobStatus | None:
+        """What was last read."""
+        return self._status
+
+    def read_known(self) -> JobStatus | None:
+        """The same; None where there is none yet, or half of one, as a power cut leaves it."""
+        try:
+            return self.read()
+        except (FileNotFoundError, ProtocolError):
+            return None
+
     def read(self) -> JobStatus:
         with self._path.open("rb") as file:
             found = os.fstat(file.fileno())
             stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
             if self._status is None or stamp != self._stamp:
-                self._status = records.read(JobStatus, json.loads(file.read()))
+                self._status = read_status(file.read(records.MAX_JSON_BYTES + 1))
                 self._stamp = stamp
             return self._status

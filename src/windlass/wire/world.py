@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 
-from windlass import records
+from windlass import names, records
+from windlass.errors import ProtocolError
 from windlass.plan.plan import Plan
 from windlass.plan.topology import NodePlan
 from windlass.wire.folder import JobFolder
@@ -21,7 +22,15 @@ def render_world(world: Plan) -> bytes:
 def read_world(folder: JobFolder, plan: Plan, attempt: int) -> tuple[NodePlan, ...]:
     """The nodes of one attempt, with the ranks they had in it."""
     try:
-        found = json.loads(folder.world(attempt).read_bytes())
+        with folder.world(attempt).open("rb") as file:
+            text = file.read(records.MAX_JSON_BYTES + 1)
     except FileNotFoundError:
         return plan.nodes
-    return tuple(records.read(NodePlan, node) for node in found)
+    found = records.parse(text, f"the world of attempt {attempt}")
+    if not isinstance(found, list):
+        raise ProtocolError(f"the world of attempt {attempt} is no list of nodes")
+    nodes = tuple(records.read(NodePlan, node) for node in found)
+    is_sane = all(min(node.index, node.first_rank, node.num_ranks) >= 0 for node in nodes)
+    if not is_sane or sum(node.num_ranks for node in nodes) > names.MAX_RANKS:
+        raise ProtocolError(f"the world of attempt {attempt} has more than {names.MAX_RANKS} ranks")
+    return nodes

@@ -1,0 +1,382 @@
+"""Attack: small things that become large, or that no parser takes, in whatever a pod or a rank can write.
+
+Logs of pods, status, results and error files, reports, lists in a hello. Each is refused or cut before it
+costs memory, and who follows a job goes on following.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import resource
+import socket
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import rank_work as work
+from pod_places import make_job, run_at_door
+from tls_peers import JOB, until
+
+import windlass as wl
+from windlass import names, records
+from windlass.agent.exits import read_error_file
+from windlass.agent.rank_outcome import describe
+from windlass.agent.reports import read_message
+from windlass.engines.line import Line
+from windlass.errors import ProtocolError
+from windlass.wire.copying import read_piece, read_sizes
+from windlass.wire.first import make_first_status, render_status
+from windlass.wire.folder import JobFolder, write_atomically
+from windlass.wire.lastword import num_lines, read_last_word
+from windlass.wire.logfiles import RankLog
+from windlass.wire.podlog import read_pod_log
+from windlass.wire.results import ErrorInfo, ResultHeader, read_header, write_result
+from windlass.wire.status import Phase
+from windlass.wire.statusfile import read_status
+from windlass.wire.world import read_world
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+LESS_DEEP = b"[" * 500 + b"]" * 500
+MANY_DIGITS = b"9" * 5_000
+
+
+@pytest.fixture
+def folder(tmp_path):
+    found = JobFolder(tmp_path / "job")
+    found.path.mkdir()
+    found.attempt(0).mkdir()
+    return found
+
+
+@pytest.fixture
+def little_memory():
+    """No test here may take much more than there is now."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+# -- the last word in a pod's log ----------------------------------------------------------------
+
+
+def _last_word(data: bytes) -> bytes:
+    text = base64.b64encode(data)
+    parts = [text[at : at + 12_000] for at in range(0, len(text), 12_000)]
+    return b"".join(
+        b"windlass-last-word %d/%d %s\n" % (number, len(parts), part)
+        for number, part in enumerate(parts, 1)
+    )
+
+
+def _zip(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"windlass-last-word 1/999999999999 AA",
+        b"windlass-last-word 1/99999 AA",
+        b"windlass-last-word 1/%s AA" % MANY_DIGITS,
+        b"windlass-last-word %s/1 AA" % MANY_DIGITS,
+    ],
+)
+def test_a_last_word_that_says_it_has_many_parts(line, little_memory):
+    assert read_last_word(line) is None
+    assert num_lines(line) <= 2048
+
+
+@pytest.fixture
+def bomb():
+    """300 MiB in 300 KB."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("status.json", "w") as file:
+            for _ in range(300):
+                file.write(bytes(1 << 20))
+        archive.writestr("omitted.json", b"{}")
+    assert len(buffer.getvalue()) < 400_000
+    return buffer.getvalue()
+
+
+def test_a_last_word_that_unpacks_to_much(bomb, little_memory):
+    assert read_last_word(_last_word(bomb)) is None
+
+
+def test_a_last_word_that_lies_about_its_size(bomb, little_memory):
+    true, small = (300 << 20).to_bytes(4, "little"), (10).to_bytes(4, "little")
+    assert true in bomb
+    assert read_last_word(_last_word(bomb.replace(true, small))) is None
+
+
+@pytest.mark.parametrize(
+    "omitted", [DEEP, LESS_DEEP, b"[]", b'{"a": "b"}', b'{"a": %s}' % MANY_DIGITS, b"", b"\xff"]
+)
+def test_a_last_word_whose_list_is_malformed(omitted):
+    assert read_last_word(_last_word(_zip({"omitted.json": omitted}))) is None
+
+
+def test_a_last_word_of_many_files():
+    files = {f"f{number}": b"" for number in range(20_001)}
+    assert read_last_word(_last_word(_zip({**files, "omitted.json": b"{}"}))) is None
+
+
+def test_lines_of_a_pod_that_name_impossible_ranks():
+    when = b"2026-01-31T12:00:00.123456789Z "
+    lines = [b"[rank %s] x" % MANY_DIGITS, b"[rank 1, attempt %s] x" % MANY_DIGITS, b"[rank 2] y"]
+    found = list(read_pod_log(b"".join(when + line + b"\n" for line in lines)))
+    assert [(rank, attempt) for rank, attempt, _ in found] == [(2, 0)]
+
+
+# -- status ----------------------------------------------------------------------------------------
+
+STATUS = json.loads(render_status(make_first_status(make_job())))
+MALFORMED = {
+    "no JSON": b"{",
+    "deep": b'{"phase": %s}' % DEEP,
+    "less deep": json.dumps({**STATUS, "x": 0})[:-2].encode() + LESS_DEEP + b"}",
+    "digits": b'{"attempt": %s}' % MANY_DIGITS,
+    "a list": b"[]",
+    "nothing": b"",
+    "no phase": json.dumps({**STATUS, "phase": "nonsense"}).encode(),
+    "many ranks": json.dumps({**STATUS, "num_ranks": 10**12}).encode(),
+    "negative": json.dumps({**STATUS, "num_nodes": -1}).encode(),
+    "attempt": json.dumps({**STATUS, "attempt": 10**30}).encode(),
+    "rank": json.dumps({**STATUS, "ranks": [{"rank": "x", "node": None}]}).encode(),
+}
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_a_malformed_status_is_refused(what, little_memory):
+    with pytest.raises(ProtocolError):
+        read_status(MALFORMED[what])
+
+
+def test_a_malformed_status_does_not_end_who_follows(tmp_path, caplog):
+    """A real line to a real door, in whose folder one bad status comes after another."""
+
+    async def visit(scene):
+        folder = JobFolder(tmp_path / "client")
+        folder.path.mkdir()
+        certificates = {path.name: path.read_bytes() for path in scene.files.iterdir()}
+        line = Line(
+            JOB, folder, certificates, lambda: socket.create_connection(("127.0.0.1", scene.port))
+        )
+        scene.folder.make_attempt(0)
+
+        async def copy_a_line() -> None:
+            with scene.folder.log(0, 0).open("ab") as file:
+                file.write(b"2026-01-31T12:00:00.123456Z stdout F a line\n")
+            size = scene.folder.log(0, 0).stat().st_size
+            log = folder.log(0, 0)
+            await until(lambda: log.exists() and log.stat().st_size == size, "lines still come")
+
+        await until(line.is_synced.is_set, "the first status")
+        first = folder.status.read_bytes()
+        for text in MALFORMED.values():
+            write_atomically(scene.folder.status, text)
+            await copy_a_line()  # a round with it, or the one before
+            await copy_a_line()
+            assert folder.status.read_bytes() == first
+        good = render_status(replace(make_first_status(make_job()), phase=Phase.RUNNING))
+        write_atomically(scene.folder.status, good)
+        await until(lambda: folder.status.read_bytes() == good, "the next status that is one")
+        assert caplog.text.count("its status is ignored") >= 5
+        await asyncio.to_thread(line.close)
+
+    run_at_door(tmp_path, visit)
+
+
+SPOIL = """
+import os, time
+from pathlib import Path
+
+[status] = Path(os.environ["WINDLASS_HOME"]).glob("jobs/*/status.json")
+status.write_bytes(b"{" * 1000)
+print("spoilt", flush=True)
+while not Path("go").exists():
+    time.sleep(0.01)
+"""
+
+
+def test_a_rank_that_writes_over_the_status_does_not_end_who_follows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "spoil.py").write_text(SPOIL)
+    job = wl.submit("spoil.py")
+    for line in job.logs(follow=True):
+        if line.text == "spoilt":
+            assert not job.status().phase.is_final
+            (tmp_path / "go").touch()
+    assert job.wait(60).phase is Phase.SUCCEEDED
+
+
+# -- what ranks leave in files ---------------------------------------------------------------------
+
+
+def test_the_first_line_of_a_result_is_bounded(folder, little_memory):
+    path = folder.result(0, 0)
+    with path.open("wb") as file:
+        file.truncate(1 << 32)  # four gigabytes without an end of line
+    with pytest.raises(ProtocolError, match="is not a result file"):
+        read_header(path)
+
+
+@pytest.mark.parametrize("line", [DEEP, b'{"rank": %s}' % MANY_DIGITS, b"", b"[]", b"\xff"])
+def test_a_malformed_result_is_refused(folder, line):
+    folder.result(0, 0).write_bytes(line + b"\n")
+    with pytest.raises(ProtocolError):
+        read_header(folder.result(0, 0))
+
+
+def test_what_a_result_says_of_an_error_is_cut(folder):
+    """It goes into frames and into the status, which everybody reads."""
+    error = ErrorInfo(type="x" * 10**6, message="y" * 10**6, traceback="z" * 10**6)
+    header = ResultHeader(rank=0, attempt=0, state="raised" * 10**5, at_s=0.0, error=error)
+    write_result(folder.result(0, 0), header, b"")
+    outcome = read_header(folder.result(0, 0)).outcome()
+    assert len(json.dumps(records.to_json(outcome))) < 50_000
+
+
+@pytest.mark.parametrize("text", [DEEP, b'{"message": %s}' % DEEP, b'{"message": ' + MANY_DIGITS])
+def test_a_malformed_error_file_says_nothing(folder, text):
+    folder.error(0, 0).write_bytes(text)
+    assert read_error_file(folder.error(0, 0)) is None
+
+
+def test_a_large_error_file_says_nothing(folder, little_memory):
+    with folder.error(0, 0).open("wb") as file:
+        file.truncate(1 << 32)
+    assert read_error_file(folder.error(0, 0)) is None
+
+
+def test_a_long_message_in_an_error_file_is_cut(folder):
+    folder.error(0, 0).write_text(
+        json.dumps({"message": {"message": "ValueError: " + "x" * 10**6}})
+    )
+    assert len(read_error_file(folder.error(0, 0)).message) == 4_000
+
+
+def test_folders_that_are_no_attempts_are_none(folder):
+    for name in ("attempt-²", "attempt-" + "9" * 200, "attempt--1", "attempt-x"):
+        (folder.path / name).mkdir()
+    assert folder.attempts() == [0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [DEEP, b"{}", b"[1]", b'[{"index":0,"name":"n","first_rank":0,"num_ranks":999999999999}]'],
+)
+def test_a_malformed_world_is_refused(folder, text):
+    folder.world(0).write_bytes(text)
+    with pytest.raises(ProtocolError):
+        read_world(folder, make_job(), 0)
+
+
+def test_a_log_without_an_end_of_line_takes_no_memory(folder, little_memory):
+    path = folder.log(0, 0)
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+        file.seek(0, 2)
+        file.write(b"\n2026-01-31T12:00:00.123456Z stdout F the end\n")
+    log = RankLog(path, 0, 0, 0, offset=(1 << 30) - (300 << 20))
+    assert [line.text for line in log] == ["the end"]
+
+
+def test_a_result_nested_deeply_is_shown_as_text():
+    value: list = []
+    for _ in range(500):
+        value = [value]
+    assert describe(value)[1:] == (False, None)
+    assert describe([[1]])[1:] == (True, [[1]])
+
+
+def test_results_larger_than_memory_are_told_of_all_the_same(tmp_path, home):
+    """What they are is in the first lines of their files; only who wants the values themselves reads them."""
+    job = wl.submit(work.rank, procs=2)
+    assert job.results(timeout_s=60) == [0, 1]
+    for path in (home / "jobs" / job.id / "attempt-0").glob("*.result"):
+        with path.open("r+b") as file:
+            file.truncate(8 << 30)
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30));"
+        "from windlass.cli.main import main; sys.exit(main())"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code, "result", job.id, "--json"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert [row["value"] for row in json.loads(ran.stdout)["results"]] == [0, 1]
+    assert [header.json for header in job.outcomes()] == [0, 1]
+
+
+# -- what is said over sockets ---------------------------------------------------------------------
+
+REPORT = {"type": "report", "rank": 0, "attempt": 0, "step": 1, "total": 2, "at_s": 1.0}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        DEEP,
+        b"[]",
+        b"{}",
+        b'{"type": "report", "rank": %s}' % MANY_DIGITS,
+        json.dumps({**REPORT, "metrics": {"loss": [1]}}).encode(),
+        json.dumps({**REPORT, "metrics": 3}).encode(),
+        json.dumps({**REPORT, "rank": "x", "metrics": {}}).encode(),
+        json.dumps({**REPORT, "step": 1.5, "metrics": {}}).encode(),
+        json.dumps({**REPORT, "at_s": float("inf"), "metrics": {}}).encode(),
+    ],
+)
+def test_a_malformed_report_is_nobodys(data):
+    with pytest.raises((ProtocolError, KeyError, TypeError, ValueError)):
+        read_message(data)
+
+
+def test_a_report_is_read():
+    report = {**REPORT, "metrics": {"loss": 0.5, "name": "x", "none": None}}
+    assert read_message(json.dumps(report).encode()) == report
+
+
+@pytest.mark.parametrize(
+    "has", [[], "x", {"a": -1}, {"a": 1.5}, {"a": True}, {"a": 1 << 70}, {"a": None}, {"a": {}}]
+)
+def test_a_malformed_list_in_a_hello_is_refused(has):
+    if has:
+        with pytest.raises(ProtocolError):
+            read_sizes({"has": has}, "has")
+    assert read_sizes({"has": {"a": 0}}, "has") == {"a": 0}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"path": "a", "offset": 1 << 70},
+        {"path": "a", "offset": True},
+        {"path": "a", "offset": -1},
+        {"path": "a", "offset": 0, "total_bytes": -1},
+        {"path": "a", "offset": 0, "total_bytes": "x"},
+        {"path": 3, "offset": 0},
+    ],
+)
+def test_a_malformed_piece_is_refused(header):
+    with pytest.raises(ProtocolError):
+        read_piece(header, b"x")
+
+
+def test_frames_are_bounded():
+    assert names.MAX_HEADER_BYTES <= 1 << 20
+    assert names.MAX_BODY_BYTES <= 256 << 20
