@@ -24,12 +24,12 @@ _ROOT = 0
 
 def make_private(path: str | os.PathLike[str], *, hint: str = "") -> None:
     """A folder on shared ground that nobody else may enter: made, or found to be so; else refused by name."""
-    from windlass.errors import EngineError
-
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
         os.chmod(path, 0o700)  # whatever the umask took from it
     if fault := find_private_fault(path):
+        from windlass.errors import EngineError
+
         raise EngineError(fault, hint=hint or f"have it removed: rm -r {os.fspath(path)}")
 
 
@@ -76,10 +76,10 @@ def make_own(
 
 def check_own(folder: str | os.PathLike[str]) -> None:
     """Refuse by name a folder that belongs to somebody else; one that is not there is nobody's."""
-    from windlass.errors import EngineError
-
     with contextlib.suppress(FileNotFoundError):
         if fault := find_foreign_fault(folder):
+            from windlass.errors import EngineError
+
             raise EngineError(fault, hint="use a folder of your own, or have this one removed")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from dataclasses import replace
 from typing import Any
@@ -158,7 +159,7 @@ class Board:
             self._timer = None
         data = render_status(self.status)
         try:
-            write_atomically(self._folder.status, data)
+            write_atomically(self._folder.status, data, is_durable=self.status.phase.is_final)
         except OSError as error:
             logger.warning("status: %s", error)
             if self.status.phase.is_final:
@@ -177,6 +178,8 @@ class Board:
             with self._folder.reserve.open("r+b") as file:
                 file.write(data)
                 file.truncate()
+                file.flush()
+                os.fsync(file.fileno())
             self._folder.reserve.replace(self._folder.status)
         except OSError as error:
             logger.warning("last status: %s", error)

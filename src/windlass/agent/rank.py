@@ -37,7 +37,11 @@ _noted: tuple[int, list[str]] = (0, [])
 def run_rank(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> int:
     """Run the work of one rank, leave its result, and wait for its peers; what to exit with."""
     outcome = RankOutcome(
-        folder.result(attempt, rank), rank=rank, attempt=attempt, root=plan["cwd"]
+        folder.result(attempt, rank),
+        rank=rank,
+        attempt=attempt,
+        root=plan["cwd"],
+        owes_result=plan["work"]["kind"] == "function",
     )
     call = _make_call(plan, folder)
     step_aside(plan["paths"])

@@ -31,8 +31,11 @@ _MAX_TEXT = 10_000
 class RankOutcome:
     """What one rank says of itself: to its result file, and to its agent."""
 
-    def __init__(self, path: Path, *, rank: int, attempt: int, root: str) -> None:
+    def __init__(
+        self, path: Path, *, rank: int, attempt: int, root: str, owes_result: bool
+    ) -> None:
         self._path = path
+        self._owes_result = owes_result
         self._who: dict[str, Any] = {"rank": rank, "attempt": attempt}
         self._root = root
         self._pid = os.getpid()
@@ -80,8 +83,13 @@ class RankOutcome:
             text, is_json, plain = describe(value)
             self._write(payload, state="returned", repr=text, is_json=is_json, json=plain)
         except OSError as error:
+            if not self._owes_result:  # a script that ends well has ended well, on a full disk too
+                return self._done()
             what = f"the result of {len(payload)} bytes could not be kept: {error.strerror}"
             return self._raised(OSError(error.errno, what, str(self._path)))
+        return self._done()
+
+    def _done(self) -> int:
         self._expect_release()
         self.notify({"type": "done"})
         return 0

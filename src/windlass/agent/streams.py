@@ -1,7 +1,7 @@
 """From a rank's pipes to its log file: bounded memory, whatever the rank prints.
 
-Lines are cut at 16 KiB, progress bars are thinned, a full disk loses lines but never blocks a rank.
-Knows pipes and the log's form; nothing of ranks' fates.
+Lines are cut at 16 KiB, progress bars are thinned, a full disk or a log that is too large loses lines, which
+is told, but never blocks a rank. Knows pipes and the log's form; nothing of ranks' fates.
 """
 
 from __future__ import annotations
@@ -106,8 +106,11 @@ class RankStreams:
         path: Path,
         on_trouble: Callable[[str], None],
         echo: Callable[[bytes], None] | None = None,
+        *,
+        max_bytes: int = names.MAX_LOG_BYTES,
     ) -> None:
         self._path = path
+        self._room_bytes = max_bytes
         self._echo = echo
         self._on_trouble = on_trouble
         self._loop = asyncio.get_running_loop()
@@ -122,7 +125,7 @@ class RankStreams:
         try:
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
-            self._trouble(error)
+            self._trouble(error.strerror or str(error))
         ends = []
         for stream in STREAMS:
             read_end, write_end = os.pipe()
@@ -162,17 +165,27 @@ class RankStreams:
             self._echo(data)
         if self._file is None or not data:
             return
+        if len(data) > self._room_bytes:
+            self._lose(data, "it has become as large as a log may be")
+            self._room_bytes = (
+                0  # a shorter line that would fit must not stand where a longer one stood
+            )
+            return
+        self._room_bytes -= len(data)
         try:
             while data:
                 data = data[os.write(self._file, data) :]
         except OSError as error:
-            if not self._lost_bytes:
-                self._trouble(error)
-            self._lost_bytes += len(data)
+            self._lose(data, error.strerror or str(error))
 
-    def _trouble(self, error: OSError) -> None:
-        logger.warning("log %s: %s", self._path, error)
-        self._on_trouble(f"{self._path.name} is incomplete: {error.strerror or error}")
+    def _lose(self, data: bytes, why: str) -> None:
+        if not self._lost_bytes:
+            self._trouble(why)
+        self._lost_bytes += len(data)
+
+    def _trouble(self, why: str) -> None:
+        logger.warning("log %s: %s", self._path, why)
+        self._on_trouble(f"{self._path.name} is incomplete: {why}")
 
     def _close(self, fd: int) -> None:
         cutter = self._readers.pop(fd)

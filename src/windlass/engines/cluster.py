@@ -19,6 +19,7 @@ from windlass.engines.abandoned import may_be_live_compute, remove_abandoned
 from windlass.engines.hidden import NO_HIDDEN, check_hidden
 from windlass.engines.job_secret import BrokenSubmit, fetch, is_pinned, pin
 from windlass.engines.leftovers import has_unread, read_unread
+from windlass.engines.old_jobs import forget_old_jobs
 from windlass.engines.outcomes import read_outcomes
 from windlass.engines.protocol import JobRef, Stream
 from windlass.engines.pyz import local_archive
@@ -66,6 +67,11 @@ def _make_view(
     from windlass.engines.jobview import JobView
 
     return JobView(api, plan, folder, certificates, start_timeout_s=start_timeout_s)
+
+
+def _was_seen_to_end(folder: Path) -> bool:
+    status = StatusFile(JobFolder(folder).status).read_known()
+    return status is not None and status.phase.is_final
 
 
 class ClusterEngine:
@@ -137,6 +143,7 @@ class ClusterEngine:
             self._reached[plan.job_id] = Reach(api, plan.job_id, certificates)
         if plan.detach and any(wanted.name not in files for wanted in plan.inputs):
             self._wait_for_upload(view, plan)
+        forget_old_jobs(self._home, _was_seen_to_end)
         return JobRef(self.name, plan.job_id, api.namespace)
 
     def make_files(

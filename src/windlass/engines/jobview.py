@@ -299,7 +299,7 @@ class JobView:
             return
         with keeping(self.folder):
             if not self.folder.status.exists() or self.folder.status.read_bytes() != data:
-                write_atomically(self.folder.status, data)
+                write_atomically(self.folder.status, data, is_durable=True)
         if status.phase is Phase.CANCELLED:
             self._delete()
 

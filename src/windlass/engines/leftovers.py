@@ -143,7 +143,7 @@ def _take_last_word(api: Api, pod: dict[str, Any], plan: Plan, folder: JobFolder
         target = folder.path / path
         if is_from_lead(path) and (path == names.STATUS_FILE or len(data) > _size(target)):
             make_own(target.parent, below=folder.path)
-            write_atomically(target, data)
+            write_atomically(target, data, is_durable=True)
     return True
 
 

@@ -285,7 +285,7 @@ class Line:
             self._has_last = True
             self._say(connection, {"type": READ_ALL})
         with keeping(self._folder):
-            self._receiver.take(piece)
+            self._receiver.take(piece, is_last=is_last)
         if is_status:  # which comes last, so all before it has been kept
             self.cannot_keep = None
             self.is_synced.set()

@@ -26,6 +26,7 @@ from windlass.agent.parcels import check_spill, remove_spills
 from windlass.engines.call import LeadCall
 from windlass.engines.hidden import NO_HIDDEN, check_hidden
 from windlass.engines.launch import AgentProcess, make_command, reap_agents, take_head_start
+from windlass.engines.old_jobs import forget_old_jobs
 from windlass.engines.outcomes import read_outcomes
 from windlass.engines.protocol import JobRef
 from windlass.engines.pyz import local_archive
@@ -117,6 +118,7 @@ class LocalEngine:
                 f"cannot start the job in {folder.path}: {error.strerror or error}",
                 hint=f"{_remedy(error)}, or set {names.HOME} to another folder",
             ) from error
+        forget_old_jobs(self._jobs, lambda path: not _is_lead_alive(JobFolder(path)))
         return JobRef(self.name, plan.job_id)
 
     def _start_agents(

@@ -20,7 +20,7 @@ from pathlib import Path
 from windlass import names
 from windlass.errors import ProtocolError
 from windlass.trusted import make_own
-from windlass.wire.folder import JobFolder, write_atomically
+from windlass.wire.folder import JobFolder, sync_name, write_atomically
 from windlass.wire.messages import Header
 
 PIECE = "piece"
@@ -32,6 +32,7 @@ _WHOLE = re.compile(r"attempt-[0-9]{1,9}/(rank-[0-9]{1,9}\.(result|error\.json)|
 INPUTS = frozenset({names.PAYLOAD_FILE, names.BUNDLE_FILE})
 STATUS = frozenset({names.STATUS_FILE})
 Choice = Callable[[str], bool]
+_RESULT = ".result"
 _NUMBERS = itertools.count()
 
 
@@ -176,8 +177,11 @@ class Receiver:
         self._mark = f"{os.getpid()}-{next(_NUMBERS)}"
         self._parts: set[Path] = set()
 
-    def take(self, piece: Piece) -> bool:
-        """Write one piece; whether its file is whole now (a log never is)."""
+    def take(self, piece: Piece, *, is_last: bool = False) -> bool:
+        """Write one piece; whether its file is whole now (a log never is).
+
+        `is_last` of a final status: after a power cut here, it and all results are here still.
+        """
         if not self._takes(piece.path):
             raise ProtocolError(f"a file {piece.path!r:.60} is not taken here")
         if bool(_LOG.match(piece.path)) != (piece.total_bytes is None):
@@ -189,7 +193,8 @@ class Receiver:
             _append(path, piece)
             return False
         if piece.offset == 0 and len(piece.body) == piece.total_bytes:
-            write_atomically(path, piece.body)
+            is_durable = is_last or piece.path.endswith(_RESULT)
+            write_atomically(path, piece.body, is_durable=is_durable)
             return True
         return self._add_part(path, piece)
 
@@ -202,9 +207,12 @@ class Receiver:
                     f"{piece.path} goes on at {piece.offset}, but ends at {file.tell()}"
                 )
             file.write(piece.body)
-        if piece.offset + len(piece.body) < (piece.total_bytes or 0):
-            return False
+            if piece.offset + len(piece.body) < (piece.total_bytes or 0):
+                return False
+            file.flush()
+            os.fsync(file.fileno())
         part.replace(path)
+        sync_name(path)
         self._parts.discard(part)
         return True
 
@@ -217,6 +225,8 @@ class Receiver:
 
 
 def _append(path: Path, piece: Piece) -> None:
+    if piece.offset + len(piece.body) > names.MAX_LOG_BYTES:
+        return  # which no agent of ours lets it become
     with path.open("ab") as file:
         # two clients of one home may copy the same job
         fcntl.flock(file, fcntl.LOCK_EX)

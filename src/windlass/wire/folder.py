@@ -86,10 +86,25 @@ class JobFolder:
         return self.attempt(attempt) / f"rank-{rank}.error.json"
 
 
-def write_atomically(path: Path, *chunks: bytes) -> None:
-    """Write beside and rename: a reader sees the old file or the new one, never half of one."""
-    with _written_beside(path, chunks) as beside:
+def write_atomically(path: Path, *chunks: bytes, is_durable: bool = False) -> None:
+    """Write beside and rename: a reader sees the old file or the new one, never half of one.
+
+    What `is_durable` is there after a power cut, too: how a job ended, and what its ranks returned.
+    """
+    with _written_beside(path, chunks, is_durable=is_durable) as beside:
         beside.replace(path)
+    if is_durable:
+        sync_name(path)
+
+
+def sync_name(path: Path) -> None:
+    """Have the name of a file that was just made or renamed outlive a power cut, as its bytes do."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some file systems cannot, and need not
+            os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def write_once(path: Path, *chunks: bytes) -> None:
@@ -106,11 +121,16 @@ def _open_private(path: str, flags: int) -> int:
 
 
 @contextlib.contextmanager
-def _written_beside(path: Path, chunks: Iterable[bytes]) -> Iterator[Path]:
+def _written_beside(
+    path: Path, chunks: Iterable[bytes], *, is_durable: bool = False
+) -> Iterator[Path]:
     beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         with open(beside, "wb", opener=_open_private) as file:
             file.writelines(chunks)
+            if is_durable:
+                file.flush()
+                os.fsync(file.fileno())
         yield beside
     except BaseException:
         beside.unlink(missing_ok=True)

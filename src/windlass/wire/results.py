@@ -98,7 +98,7 @@ class ResultHeader:
 def write_result(path: Path, header: ResultHeader, payload: bytes) -> None:
     """Write one rank's result in one step."""
     line = json.dumps(records.to_json(header), separators=(",", ":")).encode()
-    write_atomically(path, line, b"\n", payload)
+    write_atomically(path, line, b"\n", payload, is_durable=True)
 
 
 def read_header(path: Path) -> ResultHeader | None:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from windlass import names
 from windlass.agent.board import Board
 from windlass.agent.changes import Changes
 from windlass.agent.failure import make_job_verdict
@@ -121,7 +122,8 @@ class Members(Meetings):
         folder = self._board.folder
         folder.make_attempt(number)
         with folder.log(number, rank).open("ab") as file:
-            file.write(lines)
+            if file.tell() + len(lines) <= names.MAX_LOG_BYTES:
+                file.write(lines)
 
     def prune_logs(self, number: int) -> None:
         shutil.rmtree(self._board.folder.attempt(number - _KEPT_WORLDS), ignore_errors=True)

@@ -1,0 +1,218 @@
+"""Attack: a job that fills the disk, on its node or at its client; and the power cut that comes at the end.
+
+Logs and jobs have limits. A disk that is full is told, ends no job, and makes no verdict untrue. How a job
+ended and what its ranks returned is on the disk before anybody is told of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import rank_work as work
+from pod_places import make_job, run_at_door
+from tls_peers import JOB, until
+
+import windlass as wl
+from windlass import names
+from windlass.agent.board import Board
+from windlass.agent.streams import RankStreams
+from windlass.engines.line import Line
+from windlass.engines.old_jobs import forget_old_jobs
+from windlass.wire.copying import Piece, Receiver, is_from_lead
+from windlass.wire.first import make_first_status, render_status
+from windlass.wire.folder import JobFolder, write_atomically
+from windlass.wire.results import ResultHeader, write_result
+from windlass.wire.status import Phase
+
+MB = 1 << 20
+
+
+@contextlib.contextmanager
+def _small_disk(path: Path, size: int):
+    """A disk of its own at `path`, which is soon full."""
+    path.mkdir(parents=True)
+    options = f"size={size},mode=0700"
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "none", str(path)], capture_output=True, check=False
+    )
+    if made.returncode:
+        pytest.skip("only root can make a small disk")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+# -- a full disk -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A script that prints sixteen megabytes, and a function that returns as many."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "talk.py").write_text("for _ in range(16):\n    print('x' * (1 << 20))\n")
+    (tmp_path / "large.py").write_text("def large():\n    return bytes(16 << 20)\n")
+
+
+def test_a_job_that_fills_the_disk_of_its_node_ends_as_it_would_and_says_so(home, project):
+    with _small_disk(home, 4 * MB):
+        job = wl.submit("talk.py")
+        status = job.wait(120)
+        assert status.phase is Phase.SUCCEEDED
+        told = [c.message for c in status.conditions if c.reason == names.REASON_LOG_TRUNCATED]
+        assert told == ["rank-0.log is incomplete: No space left on device"]
+
+
+def test_a_result_that_does_not_fit_is_told_as_what_it_is(home, project):
+    with _small_disk(home, 4 * MB):
+        job = wl.submit("large.py::large")
+        with pytest.raises(OSError, match=r"the result of \d+ bytes could not be kept"):
+            job.results(timeout_s=120)
+        assert job.status().phase is Phase.FAILED
+
+
+def test_a_job_that_finds_no_room_to_start_is_refused_by_the_name_of_the_folder(home):
+    with _small_disk(home, 2 * MB):
+        with contextlib.suppress(OSError), (home / "full").open("wb") as file:
+            while True:
+                file.write(bytes(4096))
+        with pytest.raises(wl.EngineError, match=str(home)) as caught:
+            wl.submit(work.rank)
+        assert "free some space there" in caught.value.hint
+        assert list((home / "jobs").iterdir()) == []
+
+
+def test_a_client_whose_disk_is_full_is_told_and_goes_on_when_there_is_room(tmp_path, caplog):
+    """A real line to a real door: what comes from a pod does not fit here."""
+
+    async def visit(scene, disk):
+        folder = JobFolder(disk / "client")
+        folder.path.mkdir()
+        certificates = {path.name: path.read_bytes() for path in scene.files.iterdir()}
+        (disk / "full").write_bytes(bytes(MB))
+        line = Line(
+            JOB, folder, certificates, lambda: socket.create_connection(("127.0.0.1", scene.port))
+        )
+        scene.folder.make_attempt(0)
+        write_atomically(scene.folder.result(0, 0), bytes(3 * MB))
+        last = render_status(replace(make_first_status(make_job()), phase=Phase.SUCCEEDED))
+        write_atomically(scene.folder.status, last)
+        await until(lambda: line.cannot_keep is not None, "it is told")
+        assert "No space left on device" in line.cannot_keep.message
+        assert not folder.status.exists() or folder.status.read_bytes() != last
+        (disk / "full").unlink()
+        await until(
+            lambda: folder.status.exists() and folder.status.read_bytes() == last, "all is here"
+        )
+        assert folder.result(0, 0).stat().st_size == 3 * MB
+        assert caplog.text.count("cannot write to") == 1
+        await asyncio.to_thread(line.close)
+
+    with _small_disk(tmp_path / "disk", 3 * MB + MB // 2) as disk:
+        run_at_door(tmp_path, lambda scene: visit(scene, disk))
+
+
+# -- limits ----------------------------------------------------------------------------------------
+
+
+def test_a_log_has_a_limit_and_what_is_lost_is_told(tmp_path):
+    async def run() -> tuple[bytes, list[str]]:
+        told: list[str] = []
+        streams = RankStreams(tmp_path / "rank-0.log", told.append, max_bytes=10_000)
+        ends = streams.open()
+        for number in range(1000):
+            os.write(ends[0], b"line %d\n" % number)
+            await asyncio.sleep(0)
+        for end in ends:
+            os.close(end)
+        streams.close()
+        return (tmp_path / "rank-0.log").read_bytes(), told
+
+    log, told = asyncio.run(run())
+    assert 5_000 < len(log) <= 10_000
+    assert b"line 0\n" in log
+    assert told == ["rank-0.log is incomplete: it has become as large as a log may be"]
+
+
+def test_a_copy_of_a_log_has_the_same_limit(tmp_path):
+    receiver = Receiver(JobFolder(tmp_path), is_from_lead)
+    path = "attempt-0/rank-0.log"
+    receiver.take(Piece(path=path, offset=0, body=b"a line\n"))
+    receiver.take(Piece(path=path, offset=names.MAX_LOG_BYTES, body=b"too much\n"))
+    assert (tmp_path / path).read_bytes() == b"a line\n"
+
+
+def test_a_home_keeps_the_newest_jobs_and_all_that_have_not_ended(tmp_path, caplog):
+    for number in range(20):
+        folder = tmp_path / f"job-{number}"
+        folder.mkdir()
+        (folder / names.PLAN_FILE).touch()
+        os.utime(folder / names.PLAN_FILE, (number, number))
+    (tmp_path / "being-made").mkdir()
+    forgotten = forget_old_jobs(tmp_path, lambda path: path.name != "job-1", max_jobs=15, room=3)
+    assert forgotten == [f"job-{number}" for number in (0, 2, 3, 4, 5, 6, 7, 8)]
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"being-made", "job-1", *(f"job-{number}" for number in range(9, 20))}
+    assert "the 8 oldest that have ended were forgotten" in caplog.text
+    assert forget_old_jobs(tmp_path, lambda path: True, max_jobs=15, room=3) == []
+
+
+# -- a power cut -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """What was forced to the disk, by what it is called, in order; and renames among them."""
+    done: list[str] = []
+    fsync, replace_file = os.fsync, Path.replace
+
+    def note_sync(fd: int) -> None:
+        fsync(fd)
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        done.append("folder" if path.is_dir() else "bytes")
+
+    def note_replace(self: Path, target: Path) -> Path:
+        done.append(f"rename to {Path(target).name}")
+        return replace_file(self, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "replace", note_replace)
+    return done
+
+
+def test_a_result_is_on_the_disk_before_it_has_its_name(tmp_path, synced):
+    header = ResultHeader(rank=0, attempt=0, state="returned", at_s=0.0)
+    write_result(tmp_path / "rank-0.result", header, b"value")
+    assert synced == ["bytes", "rename to rank-0.result", "folder"]
+
+
+def test_a_final_status_is_on_the_disk_and_others_cost_nothing(tmp_path, synced):
+    async def run() -> None:
+        board = Board(make_job(), JobFolder(tmp_path))
+        synced.clear()
+        board.set_phase(Phase.RUNNING, "R", "it runs")
+        assert synced == ["rename to status.json"]
+        synced.clear()
+        board.set_phase(Phase.SUCCEEDED, "R", "it ended")
+
+    asyncio.run(run())
+    assert synced == ["bytes", "rename to status.json", "folder"]
+
+
+def test_a_copy_of_a_result_is_on_the_disk_before_the_status_that_speaks_of_it(tmp_path, synced):
+    receiver = Receiver(JobFolder(tmp_path), is_from_lead)
+    path = "attempt-0/rank-0.result"
+    receiver.take(Piece(path=path, offset=0, body=b"ab", total_bytes=4))
+    receiver.take(Piece(path=path, offset=2, body=b"cd", total_bytes=4))
+    receiver.take(Piece(path="status.json", offset=0, body=b"{}", total_bytes=2), is_last=True)
+    assert synced == [
+        *("bytes", "rename to rank-0.result", "folder"),
+        *("bytes", "rename to status.json", "folder"),
+    ]
