@@ -1,0 +1,43 @@
+"""Attack: five hundred connections that say nothing, to keep the job's own nodes and clients out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+from tls_peers import ask, join, run_with_lead, until, write_certificates
+
+from windlass.agent import tcp
+
+NUM_STRANGERS = 500
+
+
+@pytest.mark.parametrize("says", [b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"])
+def test_who_belongs_to_the_job_gets_in_past_500_silent_connections(tmp_path, says):
+    files = write_certificates(tmp_path / "tls")
+
+    async def visit(listener):
+        async def knock():
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+                writers.append(writer)
+                writer.write(says)
+
+        writers: list[asyncio.StreamWriter] = []
+        await asyncio.gather(*(knock() for _ in range(NUM_STRANGERS)))
+        assert len(writers) > 100
+        link = await join(files, listener.port)
+        seen = await ask(link)
+        assert [frame.type for frame in seen][-1] == "echo"
+        assert listener.num_strangers <= tcp._MAX_STRANGERS
+        client = await join(files, listener.port, cert="client", node=None)
+        assert (await ask(client))[-1].type == "echo"
+        await until(lambda: listener.num_strangers == 0, "all of them were sent away")
+        assert (await ask(link))[-1].type == "echo"  # who is in stays in
+        for one in (link, client):
+            await one.close()
+        for writer in writers:
+            writer.transport.abort()
+
+    run_with_lead(files, visit)
