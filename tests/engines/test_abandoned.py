@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,13 @@ from kube.fake_cluster import fake_cluster, make_fake_job
 from kube.plans import FILES, make_pod_plan
 
 from windlass import names
-from windlass.engines.abandoned import is_abandoned, may_be_live_compute, remove_abandoned
+from windlass.engines.abandoned import (
+    HALF_SUBMITTED_S,
+    is_abandoned,
+    is_half_submitted,
+    may_be_live_compute,
+    remove_abandoned,
+)
 from windlass.kube.manifests import make_job
 from windlass.spec.work import Calls, Command
 
@@ -68,3 +75,33 @@ def test_one_that_may_not_be_removed_is_listed(tmp_path) -> None:
     with serve(refuse(403, "Forbidden", "you may not")) as server:
         api = connect_to(server.url, tmp_path)
         assert remove_abandoned(api, [make_compute()]) == [make_compute()]
+
+
+def make_half_submitted(**asked: Any) -> dict[str, Any]:
+    """The Job of a submit that broke off before it was started."""
+    job = make_job(make_pod_plan(**asked), files=FILES, submit="a-mark")
+    job["metadata"] |= {"uid": "u", "resourceVersion": "7"}
+    job["metadata"]["creationTimestamp"] = "1970-01-01T00:00:00Z"
+    return job
+
+
+def test_a_submit_that_broke_off_has_an_end(tmp_path: Path) -> None:
+    """It never starts by itself, and its Secret would stay for ever."""
+    job = make_half_submitted()
+    assert not is_half_submitted(job, HALF_SUBMITTED_S - 1.0), "it may be under way"
+    assert is_half_submitted(job, HALF_SUBMITTED_S + 1.0)
+    with fake_cluster() as cluster:
+        cluster.objects = {"jobs": [job]}
+        assert remove_abandoned(connect_to(cluster.url, tmp_path), [job]) == []
+        (removed,) = [seen for seen in cluster.seen if seen.method == "DELETE"]
+    assert removed.body["preconditions"] == {"uid": "u", "resourceVersion": "7"}
+
+
+def test_what_somebody_suspended_himself_stays() -> None:
+    """A submit that was complete has taken its mark off; Kueue's jobs are Kueue's."""
+    complete = make_half_submitted()
+    del complete["metadata"]["annotations"][names.ANNOTATION_SUBMIT]
+    running = make_half_submitted()
+    running["spec"]["suspend"] = False
+    for job in (complete, running, make_half_submitted(queue="training")):
+        assert not is_half_submitted(job, HALF_SUBMITTED_S + 1.0)

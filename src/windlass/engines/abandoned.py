@@ -1,11 +1,13 @@
-"""Computes as their Jobs show them: which may live, and which never started and are waited for by nobody.
+"""Jobs that nobody will ever start: computes that are waited for by nobody, and submits that broke off.
 
 Those that wait for a compute say on its Job until when it keeps its place; once it is up, that is taken off.
-No controller looks at it: whoever lists jobs next removes what is abandoned.
+A submit marks its Job, and takes the mark off when it starts it. No controller looks at either: whoever lists
+jobs or submits one next removes what is abandoned.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -13,12 +15,14 @@ from typing import Any
 
 from windlass import names
 from windlass.kube.api import Api
-from windlass.kube.fields import Object, condition_of, is_true, name_of
+from windlass.kube.fields import Object, condition_of, created_s, is_true, labels_of, name_of
 from windlass.kube.kinds import JOBS
 from windlass.kube.refusals import ClusterError
 from windlass.spec.work import Calls
 
 logger = logging.getLogger(__name__)
+
+HALF_SUBMITTED_S = 3600.0  # a submit takes seconds
 
 
 def may_be_live_compute(job: Object) -> bool:
@@ -37,17 +41,41 @@ def is_abandoned(job: Object, now_s: float) -> bool:
     return not any(counts.get(kind) for kind in ("ready", "failed", "succeeded", "terminating"))
 
 
+def is_half_submitted(job: Object, now_s: float) -> bool:
+    """Whether its client went away before it was complete: it is suspended, and never starts.
+
+    One that somebody suspended later has lost its submit's mark; Kueue starts its own.
+    """
+    is_marked = names.ANNOTATION_SUBMIT in _annotations(job)
+    is_suspended = bool(job.get("spec", {}).get("suspend"))
+    is_queued = names.LABEL_QUEUE in labels_of(job)
+    is_old = now_s - created_s(job) > HALF_SUBMITTED_S
+    return is_suspended and is_marked and is_old and not is_queued
+
+
 def remove_abandoned(api: Api, jobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Remove those that are abandoned, as they were seen; the others."""
     now_s = time.time()
     left = []
     for job in jobs:
-        if is_abandoned(job, now_s) and _remove(api, job):
-            name = name_of(job)
-            logger.warning("%s never started, and nobody waited for it any more: removed", name)
+        why = (
+            "never started, and nobody waited for it any more"
+            if is_abandoned(job, now_s)
+            else "was never started: its submit broke off"
+            if is_half_submitted(job, now_s)
+            else ""
+        )
+        if why and _remove(api, job):
+            logger.warning("%s %s: removed", name_of(job), why)
         else:
             left.append(job)
     return left
+
+
+def sweep(api: Api) -> None:
+    """Remove what is abandoned, for who has no other reason to list jobs."""
+    with contextlib.suppress(ClusterError):
+        remove_abandoned(api, api.list(JOBS, labels=names.LABEL_JOB))
 
 
 def _remove(api: Api, job: Object) -> bool:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 MAX_SECRET_BYTES = 900_000  # of the 1 MiB a Secret may hold
 _QUEUE_S = 30 * 86400.0  # how long a job may wait for its pods before its certificates end
+_NO_LIMIT_S = 10 * 365 * 86400.0  # of what may run for ever: its keys live and die with its Secret
 _UPLOAD_S = 1800.0
 _WHERE_FILE = "where.json"
 
@@ -173,7 +174,7 @@ class ClusterEngine:
     @staticmethod
     def make_certificates(plan: Plan) -> dict[str, bytes]:
         """A CA for this job alone, whose own key nobody keeps, and what it signed."""
-        valid_s = _QUEUE_S + (plan.timeout_s or _QUEUE_S)
+        valid_s = _NO_LIMIT_S if plan.timeout_s is None else _QUEUE_S + plan.timeout_s
         return make_certificates(plan.job_id, now_s=plan.created_at_s, valid_s=valid_s)
 
     def _make_folder(

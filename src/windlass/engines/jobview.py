@@ -120,8 +120,9 @@ class JobView:
 
         def is_known() -> bool:
             has_lead = self._sight.find_lead() is not None
-            is_told = self._line.is_synced.is_set() or self._line.forbidden is not None
-            return is_told or not has_lead or self._sight.has_ended
+            line = self._line
+            is_told = line.is_synced.is_set() or line.forbidden or line.expired
+            return bool(is_told) or not has_lead or self._sight.has_ended
 
         wait_until(is_known, timeout_s=max(0.0, end_s - time.monotonic()), every_s=0.02)
 
@@ -358,7 +359,10 @@ class JobView:
 
     def _add_silence(self, status: JobStatus) -> JobStatus:
         """That node 0 runs and does not answer who looks: what is not known must not look like nothing."""
-        lead = self._sight.find_lead()
+        lead, expired = self._sight.find_lead(), self._line.expired
+        if expired and not self._line.is_up:
+            text = f"{expired.message}; {expired.hint}"
+            return add_warning(status, names.REASON_KEYS_EXPIRED, text)
         if lead is None or not self._is_visit or self._line.is_synced.is_set():
             return status
         return add_warning(status, names.REASON_LEAD_SILENT, describe_silence(lead))

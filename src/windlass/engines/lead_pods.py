@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from windlass.errors import EngineError
 from windlass.kube.fields import Object, container_of, controller_of, name_of, uid_of
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,10 @@ logger = logging.getLogger(__name__)
 _STAGGER_S = 0.3  # how long one has before the next is tried beside it
 _MOST_AT_ONCE = 16
 _CLOCKS = (9, 10)  # OpenSSL's codes for "not yet valid" and "expired", said of our own CA's alone
+
+
+class KeysExpired(EngineError):
+    """The job's certificates are not valid now: nobody can reach its nodes any more."""
 
 
 class Closable(Protocol):
@@ -87,7 +92,7 @@ class LeadPods:
                     self._num_failed.pop(uid_of(pod), None)
                     return answer
                 if not self._note(pod, answer):
-                    errors.append(answer)
+                    errors.append(self._explain(answer))
         finally:
             tries.close()
         if errors:
@@ -113,6 +118,15 @@ class LeadPods:
             *(name_of(pod), self._job_id, name_of(pod)),
         )
         return True
+
+    def _explain(self, error: Exception) -> Exception:
+        if not isinstance(error, ssl.SSLCertVerificationError):
+            return error
+        return KeysExpired(
+            f"the certificates of {self._job_id} are not valid now ({error.verify_message})",
+            hint=f"is this machine's clock right? else end it: windlass cancel {self._job_id}; "
+            "then start it anew",
+        )
 
 
 class _Tries(Generic[T]):

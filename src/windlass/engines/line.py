@@ -19,6 +19,7 @@ from typing import Any
 
 from windlass import names
 from windlass.agent.tls import client_context_from, server_name
+from windlass.engines.lead_pods import KeysExpired
 from windlass.errors import EngineError, ProtocolError
 from windlass.kube.refusals import Forbidden, Unreachable
 from windlass.wire.copying import (
@@ -93,6 +94,7 @@ class Line:
         self.forbidden: Forbidden | None = None  # we may not reach it at all
         self.unreachable: Unreachable | None = None  # nobody answers there
         self.cannot_keep: CannotKeep | None = None  # nothing more fits here
+        self.expired: KeysExpired | None = None  # nobody will ever reach it again
         self._thread = threading.Thread(target=self._run, name="windlass-line", daemon=True)
         self._thread.start()
 
@@ -156,6 +158,8 @@ class Line:
                 self.forbidden = error
             except Unreachable as error:
                 self.unreachable = error
+            except KeysExpired as error:
+                self.expired = error
             except CannotKeep as error:
                 self._note_cannot_keep(error)
                 pause_s = _NO_ROOM_PAUSE_S

@@ -1,7 +1,8 @@
 """Making a job's objects on a cluster, in an order that leaves no trace when it breaks off.
 
 The Job comes first and suspended: everything else is owned by it, so that deleting it deletes all. Only
-when all is there is it resumed. Kueue resumes its own.
+when all is there is it resumed, and the mark of its submit taken off: one that keeps it broke off, and is
+removed by who submits next. Kueue resumes its own.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from windlass import names
+from windlass.engines.abandoned import sweep
 from windlass.kube.access import check_needed
 from windlass.kube.api import Api
 from windlass.kube.kinds import JOBS, NETWORK_POLICIES, PVCS, SECRETS, SERVICES, Kind
@@ -26,6 +29,12 @@ from windlass.kube.manifests import (
 from windlass.kube.refusals import ClusterError
 from windlass.plan.plan import Plan
 
+# what is complete is marked no more
+_START = {
+    "spec": {"suspend": False},
+    "metadata": {"annotations": {names.ANNOTATION_SUBMIT: None}},
+}
+
 
 def create_objects(
     api: Api,
@@ -39,8 +48,9 @@ def create_objects(
 
     `make_files` makes what the Secret holds, `file_names`, while the first requests are on their way.
     """
-    with ThreadPoolExecutor(max_workers=4) as pool:
+    with ThreadPoolExecutor(max_workers=5) as pool:
         egress = pool.submit(has_egress_policy, api)
+        pool.submit(sweep, api)
         asked = pool.submit(_create_job, api, plan, file_names, submit)
         try:
             files = make_files()
@@ -54,7 +64,7 @@ def create_objects(
             for answer in made:
                 answer.result()
             if not (plan.pod and plan.pod.queue):
-                api.patch(JOBS, plan.job_id, {"spec": {"suspend": False}}, brief=True)
+                api.patch(JOBS, plan.job_id, _START, brief=True)
         except BaseException as error:
             if asked.exception() is None:
                 _take_back(api, plan.job_id, error)

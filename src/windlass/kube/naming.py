@@ -47,10 +47,10 @@ def make_labels(plan: Plan) -> dict[str, str]:
 
 
 def make_annotations(plan: Plan, submit: str = "") -> dict[str, str]:
-    """What is worth knowing of a job and too long for a label."""
+    """What is worth knowing of a job and too long for a label; arguments may be secrets, and stay out."""
     found = {
         names.ANNOTATION_VERSION: names.VERSION,
-        names.ANNOTATION_WORK: plan.work.label[:_MAX_WORK].encode(errors="replace").decode(),
+        names.ANNOTATION_WORK: plan.work.program[:_MAX_WORK].encode(errors="replace").decode(),
     }
     if isinstance(plan.work, Calls) and plan.work.place_s is not None:
         until_s = plan.created_at_s + plan.work.place_s

@@ -23,6 +23,11 @@ class Function:
     def label(self) -> str:
         return f"{self.file}::{self.name}" if self.file else self.name
 
+    @property
+    def program(self) -> str:
+        """The same without arguments, as others may read it too."""
+        return self.label
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
@@ -35,6 +40,10 @@ class Script:
     @property
     def label(self) -> str:
         return " ".join((self.path, *self.args))
+
+    @property
+    def program(self) -> str:
+        return self.path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +58,10 @@ class Module:
     def label(self) -> str:
         return " ".join(("-m", self.name, *self.args))
 
+    @property
+    def program(self) -> str:
+        return f"-m {self.name}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
@@ -61,6 +74,10 @@ class Command:
     @property
     def label(self) -> str:
         return " ".join(self.argv)
+
+    @property
+    def program(self) -> str:
+        return self.argv[0] if self.argv else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +98,10 @@ class Calls:
     @property
     def label(self) -> str:
         return "compute"
+
+    @property
+    def program(self) -> str:
+        return self.label
 
 
 Work = Function | Script | Module | Command | Calls

@@ -1,0 +1,67 @@
+"""A submit that broke off: its Job is suspended and holds a Secret with keys. It has an end.
+
+Whoever submits or lists jobs next removes it; what somebody suspended himself stays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from attacks.cluster_ground import wait_until_up, working_in
+from cluster_space import Space
+from kube.plans import FILES, make_pod_plan
+from waits import wait_for
+
+import windlass as wl
+from windlass import names
+from windlass.engines import abandoned
+from windlass.kube.fields import created_s
+from windlass.kube.kinds import JOBS, SECRETS
+from windlass.kube.manifests import make_job, make_owner, make_secret
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def ground(space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Space]:
+    with working_in(space, tmp_path / "project", monkeypatch) as found:
+        yield found
+
+
+def break_off(ground: Space, job_id: str) -> None:
+    """As far as a client comes that is killed before it starts its Job."""
+    plan = make_pod_plan(job_id)
+    job = ground.api.create(JOBS, make_job(plan, files=FILES, submit="mark"))
+    ground.api.create(SECRETS, make_secret(plan, FILES, make_owner(job)))
+
+
+@pytest.mark.parametrize("how", ["submit", "ls"])
+def test_the_next_one_removes_it_and_its_secret(
+    ground: Space, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    stays = wl.submit("work.py::stay")
+    wait_until_up(stays)
+    marks = ground.api.get(JOBS, stays.id)["metadata"]["annotations"]
+    assert names.ANNOTATION_SUBMIT not in marks, "what was complete is marked no more"
+    ground.api.patch(JOBS, stays.id, {"spec": {"suspend": True}})  # by hand
+    break_off(ground, "broken-ab2cd")
+    wl.jobs()
+    assert ground.api.get(JOBS, "broken-ab2cd"), "it is young: its submit may be under way"
+    made_s = created_s(ground.api.get(JOBS, "broken-ab2cd"))
+    monkeypatch.setattr(abandoned, "HALF_SUBMITTED_S", 5.0)
+    wait_for(lambda: time.time() - made_s > 6.0, "it is old")
+    if how == "submit":
+        monkeypatch.setattr("windlass.engines.cluster.ClusterEngine.jobs", None)
+        wl.submit("work.py::stay")
+    else:
+        wl.jobs()
+
+    def is_gone() -> bool:
+        left = ground.find_objects(f"{names.LABEL_JOB}=broken-ab2cd")
+        return not left
+
+    wait_for(is_gone, "the Job is gone, and its Secret with it")
+    assert ground.api.get(JOBS, stays.id)["spec"]["suspend"] is True
