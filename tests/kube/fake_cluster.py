@@ -26,6 +26,7 @@ class FakeCluster(ApiServer):
         self.logs: dict[str, bytes] = {}
         self.user = "somebody"  # what it calls whoever asks
         self.is_away = False
+        self.version = 1  # a watch that knows another one has to list again
         self._held = threading.Event()
 
     def go_away(self) -> None:
@@ -50,13 +51,15 @@ class FakeCluster(ApiServer):
         if seen.method != "GET":
             return Answer(body={"kind": "Status", "status": "Success"})
         if "watch" in seen.params:
+            if seen.params.get("resourceVersion") != str(self.version):
+                return refuse(410, "Expired", "too old resource version")
             return Answer(lines=(), hold=self._held)
         folder, _, last = seen.path.rpartition("/")
         named = [one for one in self.objects.get(folder.rpartition("/")[2], []) if _is(one, last)]
         if named:
             return Answer(body=named[0])
         items = self.objects.get(last, [])
-        return Answer(body={"items": items, "metadata": {"resourceVersion": "1"}})
+        return Answer(body={"items": items, "metadata": {"resourceVersion": str(self.version)}})
 
     def _find_log(self, pod: str) -> Answer:
         if pod not in self.logs:
