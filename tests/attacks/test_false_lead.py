@@ -120,7 +120,7 @@ def run_among(tmp_path, false_ones, check):
             one.close()
 
 
-@pytest.mark.parametrize("num_false", [1, 5])
+@pytest.mark.parametrize("num_false", [1, 40])
 @pytest.mark.parametrize("how", ["silent", "plain", "hangs up", "tls"])
 def test_the_true_lead_is_found_among_false_ones(tmp_path, how, num_false):
     """Well before any one of them would have timed out: the deadline is shorter than a handshake's."""
@@ -136,7 +136,11 @@ def test_the_true_lead_is_found_among_false_ones(tmp_path, how, num_false):
 def test_one_that_fails_the_jobs_tls_is_named_once_and_never_dialled_again(tmp_path, caplog):
     false_one = FalseLead(speak_tls_of(tmp_path / "other"))
 
+    def read_told():
+        return [r.getMessage() for r in caplog.records if "false-0" in r.getMessage()]
+
     async def check(scene, line):
+        await until(read_told, "it is named")
         for _ in range(3):  # the line breaks, and is made anew
             for link in list(scene.door._links):
                 link._transport.abort()
@@ -145,7 +149,7 @@ def test_one_that_fails_the_jobs_tls_is_named_once_and_never_dialled_again(tmp_p
         assert false_one.num_visits == 1
 
     run_among(tmp_path, [false_one], check)
-    told = [r.getMessage() for r in caplog.records if "false-0" in r.getMessage()]
+    told = read_told()
     assert len(told) == 1
     assert "does not hold the job's key" in told[0]
     assert "kubectl describe pod false-0" in told[0]

@@ -1,8 +1,8 @@
 """The pods that may be a job's node 0: all are tried, and the one that holds the job's key is it.
 
 Labels and owners of a pod are what anybody who may write pods says they are; the key is not. So whoever fails
-the job's TLS is named once and left alone from then on, and one that only stays silent is overtaken by the
-next: neither delays who wants to reach the lead. Which pods there are, and how one is reached, is told.
+the job's TLS is named once and left alone from then on, and one that only stays silent is not waited for:
+neither delays who wants to reach the lead. Which pods there are, and how one is reached, is told.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from windlass.kube.fields import Object, container_of, controller_of, name_of, u
 
 logger = logging.getLogger(__name__)
 
-_STAGGER_S = 0.3  # how long one has before the next is tried beside it
-_MOST_AT_ONCE = 16
+_LOOK_S = 0.3  # how long those that are tried have before others are tried beside them
+_AT_ONCE = 16
 _CLOCKS = (9, 10)  # OpenSSL's codes for "not yet valid" and "expired", said of our own CA's alone
 
 
@@ -68,7 +68,9 @@ class LeadPods:
         self._job_id = job_id
         self._find = find
         self._distrust = distrust  # is told the uid of each that is not the lead
+        self._lock = threading.Lock()
         self._false: set[str] = set()
+        self._proven = ""  # the one that was reached last
         self._num_failed: collections.Counter[str] = collections.Counter()
 
     def reach(self, connect: Callable[[str], T]) -> T | None:
@@ -76,20 +78,22 @@ class LeadPods:
 
         `connect` takes a pod's name, and returns once the job's TLS stands.
         """
-        tries = _Tries(connect)
+        tries = _Tries(connect, self._note)
         errors: list[Exception] = []
         try:
             while True:
                 waiting = [pod for pod in self._sort() if uid_of(pod) not in tries.asked]
-                if waiting and tries.num_open < _MOST_AT_ONCE:
-                    tries.start(waiting[0])
+                is_known = not tries.asked and self._proven in map(uid_of, waiting[:1])
+                for pod in waiting[: 1 if is_known else _AT_ONCE]:
+                    tries.start(pod)
                 if not tries.num_open:
                     break
-                pod, answer = tries.next(_STAGGER_S)
-                if pod is None or answer is None:
+                found = tries.next(_LOOK_S)
+                if found is None:
                     continue
+                pod, answer = found
                 if not isinstance(answer, Exception):
-                    self._num_failed.pop(uid_of(pod), None)
+                    self._proven = uid_of(pod)
                     return answer
                 if not self._note(pod, answer):
                     errors.append(self._explain(answer))
@@ -100,17 +104,20 @@ class LeadPods:
         return None
 
     def _sort(self) -> list[Object]:
-        """Newest first, and before it those that failed less often."""
+        """The one that was reached last, then those that failed less often, then the newest."""
         found = [pod for pod in self._find() if uid_of(pod) not in self._false]
         found.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp")), reverse=True)
-        return sorted(found, key=lambda pod: self._num_failed[uid_of(pod)])
+        found.sort(key=lambda pod: self._num_failed[uid_of(pod)])
+        return sorted(found, key=lambda pod: uid_of(pod) != self._proven)
 
     def _note(self, pod: Object, error: Exception) -> bool:
         """Remember a failure; whether it was an imposture, which is told once."""
-        self._num_failed[uid_of(pod)] += 1
-        if not is_imposture(error):
-            return False
-        self._false.add(uid_of(pod))
+        with self._lock:
+            self._num_failed[uid_of(pod)] += 1
+            is_false, is_told = is_imposture(error), uid_of(pod) in self._false
+            if not is_false or is_told:
+                return is_false
+            self._false.add(uid_of(pod))
         self._distrust(uid_of(pod))
         logger.warning(
             "pod %s claims to be node 0 of %s but does not hold the job's key: it is not used; "
@@ -130,10 +137,13 @@ class LeadPods:
 
 
 class _Tries(Generic[T]):
-    """Connections under way, a thread each; what comes too late is closed."""
+    """Connections under way, a thread each; what comes too late is closed, and what failed late noted."""
 
-    def __init__(self, connect: Callable[[str], T]) -> None:
+    def __init__(
+        self, connect: Callable[[str], T], note: Callable[[Object, Exception], bool]
+    ) -> None:
         self._connect = connect
+        self._note = note
         self._answers: queue.SimpleQueue[tuple[Object, T | Exception]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._is_over = False
@@ -155,25 +165,26 @@ class _Tries(Generic[T]):
             if not self._is_over:
                 self._answers.put((pod, answer))
                 return
-        _close(answer)
+        self._drop(pod, answer)
 
-    def next(self, timeout_s: float) -> tuple[Object | None, T | Exception | None]:
+    def next(self, timeout_s: float) -> tuple[Object, T | Exception] | None:
         try:
-            pod, answer = self._answers.get(timeout=timeout_s)
+            found = self._answers.get(timeout=timeout_s)
         except queue.Empty:
-            return None, None
+            return None
         self.num_open -= 1
-        return pod, answer
+        return found
 
     def close(self) -> None:
         with self._lock:
             self._is_over = True
         with contextlib.suppress(queue.Empty):
             while True:
-                _close(self._answers.get_nowait()[1])
+                self._drop(*self._answers.get_nowait())
 
-
-def _close(answer: Closable | Exception) -> None:
-    if not isinstance(answer, Exception):
+    def _drop(self, pod: Object, answer: T | Exception) -> None:
+        if isinstance(answer, Exception):
+            self._note(pod, answer)
+            return
         with contextlib.suppress(OSError):
             answer.close()
