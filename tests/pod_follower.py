@@ -12,6 +12,7 @@ from windlass.agent.agent import prepare_forks, run_agent, start_logging
 from windlass.agent.forks import ForkServer
 from windlass.agent.inputs import Inputs
 from windlass.agent.processes import become_subreaper
+from windlass.agent.sight import Sight
 from windlass.agent.station import Station
 from windlass.agent.tcp import TlsPlace
 from windlass.agent.tls import client_context
@@ -31,12 +32,13 @@ def main(about: dict) -> int:
     station = Station(
         plan=plan,
         folder=folder,
-        index=1,
+        index=about.get("index", 1),
         run_dir=folder.path / "run",
         place=TlsPlace(host="127.0.0.1", port=about["port"], context=context),
         is_pod=True,
         address="127.0.0.1",
         host="rack-7",
+        sight=Sight(**about.get("sight", {})),
     )
     forks = ForkServer()
     prepare_forks(plan, forks)

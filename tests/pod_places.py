@@ -178,7 +178,9 @@ class HandMadeLead:
 
 
 @contextlib.contextmanager
-def follower_process(tmp_path: Path, plan: Plan, port: int, **constants: float):
+def follower_process(
+    tmp_path: Path, plan: Plan, port: int, sight: dict[str, float] | None = None, **constants: float
+):
     """One follower, node 1, that finds its lead at `port`."""
     folder = tmp_path / "follower"
     (folder / "run").mkdir(parents=True)
@@ -189,6 +191,7 @@ def follower_process(tmp_path: Path, plan: Plan, port: int, **constants: float):
         "port": port,
         "archive": str(local_archive()),
         "constants": constants,
+        "sight": sight or {},
     }
     with (tmp_path / "follower.log").open("wb") as log:
         process = subprocess.Popen([sys.executable, FOLLOWER, json.dumps(about)], stderr=log)

@@ -193,7 +193,7 @@ def test_a_lead_that_falls_silent_is_taken_for_gone(tmp_path):
         assert not again.has_hung_up
 
     lead = HandMadeLead(beats=False)
-    follow(tmp_path, visit, make_job(nodes=2, work=SLEEP), lead=lead, FENCE_S=2.5)
+    follow(tmp_path, visit, make_job(nodes=2, work=SLEEP), lead=lead, sight={"fence_s": 2.5})
     assert "the lead has said nothing for 2.5 s" in (tmp_path / "follower.log").read_text()
 
 

@@ -176,7 +176,7 @@ def test_what_a_node_remembers_is_no_news_once_the_job_runs(tmp_path):
     def acts(nodes, index, order):
         if order["type"] == "start" and order["attempt"] == 0 and index == 1:
             nodes.lead.lose(1)
-            nodes.join(1, memory=Memory(attempt=7, losses_used=3))
+            nodes.join(1, memory=Memory(attempt=0, losses_used=3))
         elif order["type"] == "stop":
             nodes.stopped(index, 0)
         elif order["attempt"] == 1:
@@ -185,3 +185,20 @@ def test_what_a_node_remembers_is_no_news_once_the_job_runs(tmp_path):
     status, nodes = lead_through(tmp_path, acts, replaces=True)
     assert [order["attempt"] for order in nodes.starts(0)] == [0, 1]
     assert (status.phase, len(status.history)) == (Phase.SUCCEEDED, 1)
+
+
+def test_a_node_that_was_led_by_another_meanwhile_is_believed(tmp_path):
+    """This lead was out of sight, and another one went on: what it did counts."""
+
+    def acts(nodes, index, order):
+        if order["type"] == "start" and order["attempt"] == 0 and index == 1:
+            nodes.lead.lose(1)
+            nodes.join(1, memory=Memory(attempt=7, losses_used=1))
+        elif order["type"] == "stop":
+            nodes.stopped(index, 0)
+        elif order["attempt"] == 8:
+            nodes.succeed(index)
+
+    status, nodes = lead_through(tmp_path, acts, replaces=True)
+    assert [order["attempt"] for order in nodes.starts(0)] == [0, 8]
+    assert status.phase is Phase.SUCCEEDED

@@ -22,6 +22,7 @@ from windlass import names
 from windlass.agent import links, processes
 from windlass.agent.board import Board
 from windlass.agent.door import Door
+from windlass.agent.farewell import say_farewell
 from windlass.agent.follower import Follower
 from windlass.agent.forks import ForkServer
 from windlass.agent.inputs import Inputs
@@ -66,7 +67,14 @@ class LeadAgent:
             self.door = Door(station, self.lead, inputs, desk)
         else:
             memory = make_memory(station.num_losses)
-            self.lead = Lead(plan, self.board, address=station.address, memory=memory)
+            self.lead = Lead(
+                plan,
+                self.board,
+                address=station.address,
+                memory=memory,
+                incarnation=station.incarnation,
+                sight=station.sight,
+            )
             self.node = Node(
                 plan, folder, 0, station.run_dir, forks=forks, send=self._hear, echo=echo
             )
@@ -135,6 +143,7 @@ class LeadAgent:
             python=platform.python_version(),
             host=self._station.host,
             is_prepared=self._inputs.is_ready,
+            incarnation=self._station.incarnation,
         )
         lease = asyncio.ensure_future(self.door.watch_lease())
         self._leading = asyncio.ensure_future(self.lead.run())
@@ -144,9 +153,12 @@ class LeadAgent:
             return 0
         except asyncio.CancelledError:
             server.close()  # whoever comes now is for the next lead
+            await self.lead.leave()
             await self.door.dismiss()
             self.node.stop(now=False)
             await self.node.idle()
+            if self._station.successor is not None and self.lead.has_lost_nodes:
+                await say_farewell(self._station, self._station.successor)
             return names.EXIT_TOLD_TO_STOP
         finally:
             lease.cancel()

@@ -42,14 +42,19 @@ class Attempt:
             self.exited.add(outcome.rank)
         return True
 
-    def lose_node(self, index: int, note: str) -> Iterable[Outcome]:
-        """A node is gone: how its ranks ended, as far as that was not known."""
+    def lose_node(self, index: int, note: str, *, is_cut: bool = False) -> Iterable[Outcome]:
+        """A node is gone: how its ranks ended, as far as that was not known.
+
+        One that was cut off is missed even if its ranks have returned, while others work: it may take
+        part in the next attempt of another lead.
+        """
+        is_missed = is_cut and not self.is_done
         for node in self.world.nodes:
             if node.index != index:
                 continue
             self.stopped.add(index)
             for rank in node.ranks:
-                if rank not in self.exited:
+                if is_missed or rank not in self.exited:
                     yield Outcome(
                         rank=rank,
                         attempt=self.number,

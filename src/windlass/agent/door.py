@@ -18,9 +18,10 @@ from windlass import names, records
 from windlass.agent.inputs import Inputs
 from windlass.agent.lead import Lead
 from windlass.agent.link import Link
-from windlass.agent.memory import Memory
+from windlass.agent.memory import LostLead, Memory, Seat
 from windlass.agent.pump import Pump
-from windlass.agent.station import HEARTBEAT_S, Station
+from windlass.agent.sight import HEARTBEAT_S, Parting
+from windlass.agent.station import Station
 from windlass.errors import BundleError, ProtocolError
 from windlass.wire.copying import (
     PIECE,
@@ -69,13 +70,16 @@ class Door:
         self._is_read = False  # one of them has everything, the last status included
         self._reader_came = asyncio.Event()
         self._reader_left = asyncio.Event()
+        self._is_dismissing = False
 
     async def take(self, link: Link, hello: Header, _frames: AsyncIterator[Frame]) -> None:
         """One peer, until it hangs up."""
         self._links.add(link)
         heart = asyncio.ensure_future(beat(link))
         try:
-            if hello["role"] == "node":
+            if hello["role"] == "node" and "farewell" in hello:
+                self._lead.hear_farewell(records.read(Seat, hello["farewell"]))
+            elif hello["role"] == "node":
                 await self._take_node(link, int(hello["node"]))
             else:
                 await self._take_client(link, hello)
@@ -112,7 +116,10 @@ class Door:
                 self._lead.prepare(index)
             elif kind == "leaving":
                 is_leaving = True
-                self._lead.lose(index, str(frame.header.get("why", ""))[:200])
+                why_left = str(frame.header.get("why", ""))[:200]
+                self._lead.lose(index, why_left, parting=Parting.LEAVING)
+            elif is_leaving and kind == "stopped":
+                self._lead.part(index)
             elif self._lead.is_here(index):
                 self._lead.receive(index, self._read(link, frame), frame.body)
             elif not is_leaving:  # given up on: it may come back with a new link
@@ -122,6 +129,8 @@ class Door:
             await link.listen(take)
             if link.is_silent:
                 why = f"it has said nothing for {self._station.silence_s:g} s"
+            if self._station.is_pod and not self._is_dismissing:
+                link.cut()  # in order only at the end: a node takes that for the end of its lead
         except (KeyError, IndexError, TypeError, ValueError) as error:
             why = f"it said something malformed: {error!r}"
             raise ProtocolError(f"node {index} said something malformed: {error!r}") from error
@@ -130,7 +139,8 @@ class Door:
                 pump.close()
             receiver.drop_parts()
             self._nodes.discard(index)
-            self._lead.lose(index, why)
+            parting = Parting.CLOSED if link.is_closed else Parting.CUT
+            self._lead.lose(index, why, parting=parting)
 
     def _read(self, link: Link, frame: Frame) -> dict[str, Any]:
         if self._desk is not None:
@@ -150,6 +160,8 @@ class Door:
             host=str(about.get("host", "")),
             is_prepared=bool(about.get("is_prepared", True)),
             memory=records.read(Memory, memory) if memory else None,
+            incarnation=str(about.get("incarnation", "")),
+            lost_lead=records.read(LostLead, lost) if (lost := about.get("lost_lead")) else None,
         )
 
     def _start_pumps(self, link: Link, index: int, about: Header) -> list[Pump]:
@@ -298,6 +310,7 @@ class Door:
 
     async def dismiss(self, order: dict[str, Any] | None = None) -> None:
         """Hang up on everybody; with an order, after telling it."""
+        self._is_dismissing = True
         for link in self._links:
             if order is not None:
                 link.send(order)

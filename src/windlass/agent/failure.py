@@ -9,6 +9,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterable
 
+from windlass import names
 from windlass.errors import StepFailed
 from windlass.plan.plan import Plan
 from windlass.wire.results import ErrorInfo, Outcome
@@ -169,3 +170,13 @@ def make_job_verdict(
         at_s=at_s,
         next=f"windlass logs {plan.job_id}",
     )
+
+
+def reason_of(verdict: Verdict) -> str:
+    """What a status says of it."""
+    return {
+        FailureKind.LOST_NODE: names.REASON_NODE_LOST,
+        FailureKind.TIMEOUT: names.REASON_TIMEOUT,
+        FailureKind.CANCELLED: names.REASON_CANCELLED,
+        FailureKind.START_FAILED: names.REASON_START_FAILED,
+    }.get(verdict.kind, names.REASON_RANK_FAILED)

@@ -1,7 +1,8 @@
 """A follower: any node but node 0. Joins the lead, does what it says, and ends when it says so.
 
-In pods a lead that is gone is replaced: a follower ends its ranks at once, so that no two attempts ever
-overlap, and waits for the next lead, whom it tells what the last one wanted remembered.
+In pods a lead that is gone is replaced: a follower ends its ranks, within a few seconds however long their
+grace is, so that no two attempts ever overlap, and waits for the next lead, whom it tells what the last one
+wanted remembered.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
-from windlass import names
+from windlass import names, records
 from windlass.agent import links
 from windlass.agent.door import beat
+from windlass.agent.farewell import say_farewell
 from windlass.agent.forks import ForkServer
 from windlass.agent.inputs import Inputs
 from windlass.agent.link import Link
+from windlass.agent.memory import LostLead
 from windlass.agent.node import Echo, Node
 from windlass.agent.pump import Pump
-from windlass.agent.station import FENCE_S, Station
+from windlass.agent.station import Station
 from windlass.errors import BundleError, ProtocolError
 from windlass.spec.work import Calls
 from windlass.wire.copying import (
@@ -53,6 +56,9 @@ class Follower:
         self._station = station
         self._inputs = inputs
         self._link: Link | None = None
+        self._lost_s: float | None = None  # when the last lead was heard last, if it is gone
+        self._was_closed = False
+        self._is_led = False  # whoever the link leads to has taken this node
         self._pump: Pump | None = None
         self._has_ended = False
         self._must_go = asyncio.Event()
@@ -113,6 +119,8 @@ class Follower:
             await work
         if self._link is not None:
             await self._link.close()
+        elif self._station.is_pod and self._lost_s is not None:
+            await say_farewell(self._station, self._station.place)
         return names.EXIT_TOLD_TO_STOP if self._station.is_pod else 0
 
     async def _follow(self) -> int:
@@ -132,7 +140,7 @@ class Follower:
             if self._has_ended or not self._station.is_pod:
                 return code
             logger.warning("the lead is gone: ending the ranks here, and waiting for the next one")
-            self.node.stop(now=False)
+            self.node.stop(now=False, within_s=self._station.sight.cut_grace_s)
             await self.node.idle()
             if code:
                 await asyncio.sleep(_REFUSED_RETRY_S)
@@ -148,17 +156,19 @@ class Follower:
         )
 
     async def _serve(self, link: Link) -> int:
-        self._link = link
+        self._link, self._is_led = link, False
         has = measure_files(self._station.folder, is_input) if self._station.is_pod else {}
         about = {"host": self._station.host, "is_prepared": self._inputs.is_ready, "has": has}
-        about["address"] = self._station.address
+        about |= {"address": self._station.address, "incarnation": self._station.incarnation}
+        about["lost_lead"] = self._make_lost_lead()
         self.node.introduce(**about)
         heart = asyncio.ensure_future(beat(link))
-        link.watch(FENCE_S)
+        fence_s = self._station.sight.fence_s
+        link.watch(fence_s)
         try:
             await link.listen(functools.partial(self._take, link))
             if link.is_silent:
-                logger.error("the lead has said nothing for %g s", FENCE_S)
+                logger.error("the lead has said nothing for %g s", fence_s)
         except (ProtocolError, BundleError) as error:
             logger.error("%s", error)
             return 1
@@ -169,12 +179,30 @@ class Follower:
                 self._pump.close()
                 self._pump = None
             self._receiver.drop_parts()
-            await link.close()
+            await self._hang_up(link)
         return 0
+
+    async def _hang_up(self, link: Link) -> None:
+        """In order only at the end: a lead takes that for the end of this node, ranks and all."""
+        if self._is_led:
+            self._lost_s = asyncio.get_running_loop().time() - link.silent_for_s
+            self._was_closed = link.is_closed
+        if self._station.is_pod and not self._has_ended and not self._must_go.is_set():
+            link.cut()
+        else:
+            await link.close()
+
+    def _make_lost_lead(self) -> Any:
+        """How the lead before this one was lost."""
+        if self._lost_s is None:
+            return None
+        ago_s = asyncio.get_running_loop().time() - self._lost_s
+        return records.to_json(LostLead(ago_s=ago_s, is_closed=self._was_closed))
 
     def _take(self, link: Link, frame: Frame) -> None:
         if refused := refusal(frame.header):
             raise refused
+        self._is_led = True
         if frame.type == PIECE:
             self._take_piece(frame)
         elif frame.type == "has":

@@ -16,9 +16,11 @@ from windlass.agent.board import Board
 from windlass.agent.changes import Changes
 from windlass.agent.failure import make_job_verdict
 from windlass.agent.link import Send
-from windlass.agent.memory import Memory
+from windlass.agent.memory import LostLead, Memory, Seat
 from windlass.agent.node import read_outcome
+from windlass.agent.one_world import OneWorld
 from windlass.agent.roster import Member, Roster
+from windlass.agent.sight import Parting, Sight
 from windlass.plan.plan import Plan
 from windlass.wire.copying import PIECE
 from windlass.wire.results import Outcome
@@ -30,7 +32,7 @@ logger = logging.getLogger(__name__)
 class Hearing:
     """One job's nodes, its current attempt, and what was said of both."""
 
-    def __init__(self, plan: Plan, board: Board) -> None:
+    def __init__(self, plan: Plan, board: Board, *, incarnation: str, sight: Sight) -> None:
         self._plan = plan
         self._board = board
         self._told: list[Memory] = []  # what nodes remember of an earlier lead
@@ -42,6 +44,11 @@ class Hearing:
         self._stop_signal: int = signal.SIGTERM
         self._now = False
         self._changed = Changes()
+        self._sight = sight
+        own = Seat(index=0, incarnation=incarnation)
+        self._one_world = OneWorld(own, sight, wake=self._changed.set)
+        self._is_cut = False  # nodes of this attempt are out of sight, or this one is out of theirs
+        self._is_stopping = False
 
     def join(
         self,
@@ -53,13 +60,18 @@ class Hearing:
         host: str = "",
         is_prepared: bool = True,
         memory: Memory | None = None,
+        incarnation: str = "",
+        lost_lead: LostLead | None = None,
     ) -> None:
-        """A node is there."""
-        self._roster.add(
-            index, Member(send=send, python=python, host=host, is_prepared=is_prepared)
-        )
-        if memory is not None and self._attempt.number < 0:
+        """A node is there, with what it knows of the lead before this one."""
+        member = Member(send, python, host, is_prepared, incarnation=incarnation)
+        self._roster.add(index, member)
+        self._one_world.join(self._roster.seat(index))
+        # what it remembers of this lead is no news
+        if memory is not None and memory.attempt > self._attempt.number:
             self._told.append(memory)
+            if lost_lead is not None:
+                self._one_world.hear_of_lost_lead(memory, lost_lead)
         self._board.set_node(index, state="joined", pid=pid, python=python, host=host)
         self._check_python(index, python)
         self._changed.set()
@@ -77,19 +89,48 @@ class Hearing:
     def is_here(self, index: int) -> bool:
         return index in self._roster
 
-    def lose(self, index: int, why: str = "") -> None:
-        """A node is gone, and its ranks with it."""
+    def lose(self, index: int, why: str = "", *, parting: Parting = Parting.CLOSED) -> None:
+        """A node is gone. Where it was cut off, its ranks may go on, and it may be this one that is."""
         name = self._roster.name(index)
         member = self._roster.drop(index)
         if member is None:
+            self._lose_leaving(index, parting)
             return
+        may_run = self._attempt.takes_part(index) and index not in self._attempt.stopped
+        is_cut = may_run and parting is Parting.CUT
+        if may_run or parting is not Parting.CUT:
+            self._one_world.lose(Seat(index=index, incarnation=member.incarnation), parting)
         logger.warning("%s is gone%s", name, f": {why}" if why else "")
         self._board.set_node(index, state="lost")
         note = "; ".join(
             part for part in (why, f"it was on {member.host}" * bool(member.host)) if part
         )
-        for outcome in list(self._attempt.lose_node(index, note)):
+        for outcome in list(self._attempt.lose_node(index, note, is_cut=is_cut)):
             self._take_outcome(outcome, exited=True)
+        self._hurry(is_cut=is_cut)
+        self._changed.set()
+
+    def _lose_leaving(self, index: int, parting: Parting) -> None:
+        seat = self._one_world.find_leaving(index)
+        if seat is not None:
+            self._one_world.lose(seat, parting)
+            self._hurry(is_cut=parting is Parting.CUT)
+            self._changed.set()
+
+    def _hurry(self, *, is_cut: bool) -> None:
+        """Who is out of sight may get another lead: the ranks here have less time than their grace."""
+        self._is_cut |= is_cut
+        if is_cut and self._is_stopping:
+            self._tell_to_stop(now=False)
+
+    def part(self, index: int) -> None:
+        """The ranks of a node that leaves are dead, as it says itself, and it will never have others."""
+        self._lose_leaving(index, Parting.CLOSED)
+
+    def hear_farewell(self, seat: Seat) -> None:
+        """A node that had been out of sight ends for good, and has no ranks."""
+        logger.info("node %s of an earlier attempt has ended for good", seat.index)
+        self._one_world.lose(seat, Parting.CLOSED)
         self._changed.set()
 
     def end(
@@ -104,7 +145,7 @@ class Hearing:
         if now and not self._now:
             self._now = True
             if self._board.status.phase is Phase.STOPPING:
-                self._stop_now()
+                self._tell_to_stop(now=True)
         self._changed.set()
 
     def receive(self, index: int, message: dict[str, Any], _body: bytes = b"") -> None:
@@ -175,9 +216,11 @@ class Hearing:
             self.end(FailureKind.START_FAILED, message)
 
     def _make_stop(self, *, now: bool) -> dict[str, Any]:
-        return {"type": "stop", "now": now, "signal": self._stop_signal}
+        """The order to end ranks; they have less than their grace where nodes do not see each other."""
+        order = {"type": "stop", "now": now, "signal": self._stop_signal}
+        return {**order, "within_s": self._sight.cut_grace_s if self._is_cut else None}
 
-    def _stop_now(self) -> None:
-        """Ranks that are being stopped already are to be killed."""
+    def _tell_to_stop(self, *, now: bool) -> None:
+        """Ranks that are being stopped already have less time from now on, or none."""
         for index in self._roster.here():
-            self._roster[index].send(self._make_stop(now=True))
+            self._roster[index].send(self._make_stop(now=now))

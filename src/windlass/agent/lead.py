@@ -15,13 +15,15 @@ from typing import Any
 from windlass import names, records
 from windlass.agent.attempt import Attempt
 from windlass.agent.board import Board
-from windlass.agent.failure import make_job_verdict
+from windlass.agent.failure import make_job_verdict, reason_of
 from windlass.agent.hearing import Hearing
 from windlass.agent.memory import Memory, choose_memory
+from windlass.agent.missing import judge_missing
+from windlass.agent.owing import find_owing, render_missing
 from windlass.agent.port import hold_port
 from windlass.agent.roster import Member
+from windlass.agent.sight import SIGHT, Parting, Sight
 from windlass.plan.plan import Plan
-from windlass.spec.work import Function
 from windlass.wire.status import FailureKind, Phase, Verdict
 
 logger = logging.getLogger(__name__)
@@ -37,9 +39,16 @@ class Lead(Hearing):
     """One job, from the first node that joins to the last that stops."""
 
     def __init__(
-        self, plan: Plan, board: Board, *, address: str = "", memory: Memory | None = None
+        self,
+        plan: Plan,
+        board: Board,
+        *,
+        address: str = "",
+        memory: Memory | None = None,
+        incarnation: str = "",
+        sight: Sight = SIGHT,
     ) -> None:
-        super().__init__(plan, board)
+        super().__init__(plan, board, incarnation=incarnation, sight=sight)
         self._address = plan.master_addr or address or _LOOPBACK
         self._memory = memory or Memory()
 
@@ -56,7 +65,7 @@ class Lead(Hearing):
             self._board.set_phase(Phase.SUCCEEDED, names.REASON_ALL_RETURNED, message)
             return
         phase = Phase.CANCELLED if verdict.kind is FailureKind.CANCELLED else Phase.FAILED
-        self._board.set_phase(phase, _reason(verdict), verdict.message)
+        self._board.set_phase(phase, reason_of(verdict), verdict.message)
 
     async def _run_attempts(self) -> Verdict | None:
         verdict = await self._gather() or self._take_over()
@@ -65,7 +74,7 @@ class Lead(Hearing):
             is_last = verdict is None or self._stop is not None or self._is_hopeless()
             if verdict is None or is_last or not self._spend(verdict):
                 return verdict
-            verdict = await self._gather()
+            verdict = await self._gather() or self._take_over()
         return verdict
 
     async def _gather(self) -> Verdict | None:
@@ -77,51 +86,69 @@ class Lead(Hearing):
         )
 
         def is_over() -> bool:
-            return self._roster.is_complete or self._is_hopeless() or self._stop is not None
+            is_ready = self._roster.is_complete and self._may_start()
+            return is_ready or self._is_hopeless() or self._stop is not None
+
+        def is_enough() -> bool:
+            return (self._roster.is_enough and self._may_start()) or is_over()
 
         join_s, left_s = self._plan.join_timeout_s, self._left_s()
         timeout_s = join_s if left_s is None else min(join_s, left_s)
-        if self._plan.min_nodes < len(self._plan.nodes):
-            first_s = min(names.FEWER_AFTER_S, timeout_s)
-            if not await self._changed.until(is_over, timeout_s=first_s):
-                enough = lambda: self._roster.is_enough or is_over()  # noqa: E731
-                await self._changed.until(enough, timeout_s=timeout_s - first_s)
-        else:
-            await self._changed.until(is_over, timeout_s=timeout_s)
-        if timeout_s < join_s and not self._roster.is_enough and not self._is_hopeless():
+        first_s = min(names.FEWER_AFTER_S, timeout_s) if self._is_elastic else timeout_s
+        if not await self._changed.until(is_over, timeout_s=first_s) and self._is_elastic:
+            await self._changed.until(is_enough, timeout_s=timeout_s - first_s)
+        is_late = not (self._roster.is_enough and self._may_start())
+        if timeout_s < join_s and is_late and not self._is_hopeless():
             self._end_for_time()
         if self._stop is not None:
             return self._stop
-        if not self._roster.is_enough:
+        if is_late:
             return self._judge_missing()
         self._board.mark("nodes joined")
         return None
+
+    @property
+    def _is_elastic(self) -> bool:
+        return self._plan.min_nodes < len(self._plan.nodes)
+
+    def _may_start(self) -> bool:
+        """Whether no other world of this job can be there; if one might, the board says why."""
+        obstacle = self._find_obstacle()
+        message = f"{obstacle}; the job ends if that lasts for {self._plan.join_timeout_s:g} s"
+        if obstacle and self._board.status.conditions[-1].message != message:
+            self._board.set_phase(Phase.STARTING, names.REASON_ONE_WORLD, message)
+        return not obstacle
+
+    def _find_obstacle(self) -> str:
+        is_complete, is_elastic = self._roster.is_complete, self._is_elastic
+        return self._one_world.find_obstacle(
+            self._recall(), self._roster.seats(), is_complete=is_complete, is_elastic=is_elastic
+        )
+
+    def _recall(self) -> Memory:
+        """What is known of the last attempt, be it this lead's or another's."""
+        if self._attempt.number < 0:
+            return choose_memory(self._told, own=self._memory)
+        return max((self._memory, *self._told), key=lambda memory: memory.attempt)
 
     def _is_hopeless(self) -> bool:
         return bool(self._roster.lost) and self._plan.node_restarts == 0
 
     def _judge_missing(self) -> Verdict:
-        timeout = f"within {self._plan.join_timeout_s:g} s"
-        missing = self._roster.missing()
-        if self._is_hopeless():
-            missing = sorted(self._roster.lost)
-            kind, what = FailureKind.LOST_NODE, "was lost before the job could start"
-        elif self._attempt.number >= 0:
-            kind, what = FailureKind.LOST_NODE, f"was lost and did not come back {timeout}"
-        elif missing:
-            kind, what = FailureKind.START_FAILED, f"did not join {timeout}"
-        else:
-            missing = sorted(set(self._roster.here()) - set(self._roster.prepared()))
-            kind, what = FailureKind.START_FAILED, f"did not get the code {timeout}"
-        who = ", ".join(self._plan.nodes[index].name for index in missing)
-        return make_job_verdict(
-            self._plan, kind, f"{who} {what}", at_s=time.time(), node=missing[0]
+        obstacle = self._find_obstacle() if self._roster.is_enough else ""
+        return judge_missing(
+            self._plan,
+            self._roster,
+            obstacle=obstacle,
+            is_hopeless=self._is_hopeless(),
+            has_begun=self._attempt.number >= 0,
         )
 
     def _take_over(self) -> Verdict | None:
-        """Go on where an earlier lead stopped, if there was one; a verdict when its loss was one too many."""
-        known = choose_memory(self._told, own=self._memory)
-        if known.attempt < 0:
+        """Go on where another lead stopped, if there was one; a verdict when its loss was one too many."""
+        known = self._recall()
+        self._told.clear()
+        if known.attempt < 0 or known is self._memory:
             return None
         verdict = make_job_verdict(
             self._plan,
@@ -159,6 +186,7 @@ class Lead(Hearing):
     async def _run_attempt(self, number: int) -> Verdict | None:
         world = self._plan.on_nodes(self._roster.prepared())
         self._attempt = Attempt(number, world)
+        self._is_cut = self._is_stopping = False
         self._board.start_attempt(number, world)
         self._remember(number)
         self._board.set_phase(
@@ -194,9 +222,39 @@ class Lead(Hearing):
             deadline = time.time() + self._plan.timeout_s
         timeline = self._board.status.timeline
         self._memory = replace(
-            self._memory, attempt=number, deadline_at_s=deadline, timeline=timeline
+            self._memory,
+            attempt=number,
+            deadline_at_s=deadline,
+            timeline=timeline,
+            seats=tuple(self._roster.seats()),
         )
+        self._have_remembered()
+
+    def _have_remembered(self) -> None:
         self._tell_all({"type": "remember", "memory": records.to_json(self._memory)})
+
+    def part(self, index: int) -> None:
+        """A node has left for good: a lead that comes after this one need not wait for it."""
+        super().part(index)
+        self._memory = self._one_world.without_gone(self._memory)
+        self._have_remembered()
+
+    async def leave(self) -> None:
+        """End the attempt everywhere while its nodes still hear their lead, then leave for good."""
+        if self._attempt.number < 0:
+            return
+        self._is_stopping = True
+        self._order(self._make_stop(now=False))
+        limit_s = self._plan.grace_s + _STOP_MARGIN_S
+        if await self._changed.until(self._has_stopped, timeout_s=limit_s):
+            self._one_world.lose(self._one_world.own, Parting.CLOSED)
+            self._memory = self._one_world.without_gone(self._memory)
+            self._have_remembered()
+
+    @property
+    def has_lost_nodes(self) -> bool:
+        """Whether nodes of the last attempt are out of sight, and may have another lead."""
+        return bool(set(self._memory.seats) - set(self._roster.seats()))
 
     async def _open_store(self) -> int:
         """The port of this attempt's store; 0 when rank 0 must open one itself."""
@@ -245,8 +303,9 @@ class Lead(Hearing):
     async def _stop_attempt(self) -> Verdict:
         """End the attempt everywhere at once; the verdict does not wait for the slowest rank."""
         why = self._stop.message if self._stop else "a rank failed"
-        self._board.set_phase(Phase.STOPPING, _reason(self._make_verdict()), why)
+        self._board.set_phase(Phase.STOPPING, reason_of(self._make_verdict()), why)
         await self._hear_cause(lambda: self._attempt.are_all_done, timeout_s=self._plan.grace_s)
+        self._is_stopping = True
         self._order(self._make_stop(now=self._now))
         await self._changed.until(self._has_stopped, timeout_s=_SETTLE_S)
         await self._hear_cause(self._has_stopped, timeout_s=max(self._plan.grace_s, _SETTLE_LOST_S))
@@ -257,7 +316,7 @@ class Lead(Hearing):
             self._has_stopped, timeout_s=self._plan.grace_s + _STOP_MARGIN_S
         ):
             for index in [i for i in self._roster.here() if i not in self._attempt.stopped]:
-                self.lose(index, "it did not stop its ranks")
+                self.lose(index, "it did not stop its ranks", parting=Parting.CUT)
         last = self._make_verdict()  # the same, but what became of the others is known by now
         return last if verdict.rank in (None, last.rank) else verdict
 
@@ -318,22 +377,12 @@ class Lead(Hearing):
         self._tell_missing({i: r for i, r in self._find_owing().items() if i in owing})
 
     def _find_owing(self) -> dict[int, list[int]]:
-        """Nodes of this attempt, and those of their ranks whose results are not here."""
-        if not isinstance(self._plan.work, Function) or self._attempt.number < 0:
-            return {}
-        folder, number = self._board.folder, self._attempt.number
-        missing = {
-            node.index: [r for r in node.ranks if not folder.result(number, r).exists()]
-            for node in self._attempt.world.nodes
-        }
-        return {index: ranks for index, ranks in missing.items() if ranks}
+        return find_owing(self._attempt, self._board.folder)
 
     def _tell_missing(self, owing: dict[int, list[int]]) -> None:
         for index, ranks in owing.items():
-            name = self._plan.nodes[index].name
             why = f"sent nothing more for {_STALL_S:g} s" if index in self._roster else "was lost"
-            what = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-            message = f"the result of {what} is missing: {name} {why} before it had sent it"
+            message = render_missing(self._plan.nodes[index].name, ranks, why)
             self._board.add_condition("warning", names.REASON_RESULT_MISSING, message)
 
     def _order(self, message: dict[str, Any]) -> None:
@@ -344,12 +393,3 @@ class Lead(Hearing):
     def _tell_all(self, message: dict[str, Any]) -> None:
         for index in self._roster.here():
             self._roster[index].send(message)
-
-
-def _reason(verdict: Verdict) -> str:
-    return {
-        FailureKind.LOST_NODE: names.REASON_NODE_LOST,
-        FailureKind.TIMEOUT: names.REASON_TIMEOUT,
-        FailureKind.CANCELLED: names.REASON_CANCELLED,
-        FailureKind.START_FAILED: names.REASON_START_FAILED,
-    }.get(verdict.kind, names.REASON_RANK_FAILED)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import ssl
+import struct
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -27,6 +29,7 @@ _UNREAD_BYTES = 512 << 10
 _LARGE_BYTES = 64 << 10
 _DRAIN_TIMEOUT_S = 60.0
 _CLOSE_TIMEOUT_S = 1.0
+_NO_LINGER = struct.pack("ii", 1, 0)
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -55,7 +58,9 @@ class Link(asyncio.Protocol):
         self._writable.set()
         self._gone = asyncio.Event()
         self._heard_s = 0.0
+        self._has_left = False  # this end hung up
         self.is_silent = False  # it was hung up on because it said nothing
+        self.is_closed = False  # the other end's machine ended it in order
         self.peer = ""
         self.certificate: dict[str, Any] | None = None  # on one machine
         self.fault = ""  # why its other end is not ours, on one machine
@@ -87,12 +92,14 @@ class Link(asyncio.Protocol):
         self._news.set()
 
     def eof_received(self) -> bool:
+        self.is_closed = not self._has_left
         self._end()
         return self.certificate is None  # what is still to be said reaches who listens
 
     def connection_lost(self, error: Exception | None) -> None:
         if isinstance(error, ssl.SSLError):
             error = ProtocolError(f"{self.peer}: {render_trouble(error)}")
+        self.is_closed |= error is None and not self._has_left
         self._end(error if isinstance(error, ProtocolError) else None)
         self._gone.set()
         self._writable.set()
@@ -232,11 +239,25 @@ class Link(asyncio.Protocol):
                 return
             if left_s <= 0:
                 self.is_silent = True
-                self._transport.abort()
+                self.cut()
             else:
                 self._loop.call_later(left_s, look)
 
         self._loop.call_later(limit_s, look)
+
+    @property
+    def silent_for_s(self) -> float:
+        """How long ago anything was heard."""
+        return self._loop.time() - self._heard_s
+
+    def cut(self) -> None:
+        """Hang up at once: nothing that was not sent yet is ever heard, and the peer is not told in order."""
+        self._has_left = True
+        if self.certificate is not None:
+            with contextlib.suppress(OSError, AttributeError):
+                connection = self._transport.get_extra_info("socket")
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self._transport.abort()
 
     def trust(self) -> None:
         """The peer has introduced itself: from now on it may send large bodies."""
@@ -244,6 +265,7 @@ class Link(asyncio.Protocol):
 
     async def close(self) -> None:
         """Send what is still to be sent, then hang up."""
+        self._has_left = True
         with contextlib.suppress(OSError):
             await self.drain(timeout_s=_CLOSE_TIMEOUT_S)
         self._transport.close()

@@ -12,6 +12,22 @@ from windlass.wire.status import Moment, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A node that took part in an attempt: the agent that it was, not one that came in its place."""
+
+    index: int
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostLead:
+    """How a node lost the lead that it had."""
+
+    ago_s: float  # since it was heard last
+    is_closed: bool  # its machine ended the connection: its agent is dead, and its ranks are
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """Attempts and budgets so far."""
 
@@ -21,6 +37,7 @@ class Memory:
     deadline_at_s: float | None = None  # of the whole job, by the clock
     history: tuple[Verdict, ...] = ()
     timeline: tuple[Moment, ...] = ()
+    seats: tuple[Seat, ...] = ()  # who took part in that attempt and has not left for good
 
 
 def make_memory(num_losses: int) -> Memory:

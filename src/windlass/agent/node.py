@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 import os
 import platform
 import signal
@@ -97,7 +98,8 @@ class Node:
         elif message["type"] == "release":
             self._release_done()
         elif message["type"] == "stop":
-            self.stop(now=message["now"], signum=message["signal"])
+            within_s = message.get("within_s")
+            self.stop(now=message["now"], signum=message["signal"], within_s=within_s)
         elif message["type"] == "remember":
             self._memory = message["memory"]
 
@@ -229,8 +231,13 @@ class Node:
 
     # -- ending --------------------------------------------------------------------------------
 
-    def stop(self, *, now: bool, signum: int = signal.SIGTERM) -> None:
-        """End every rank: ask with `signum`, and after the grace, make it so. `now` leaves the asking out."""
+    def stop(
+        self, *, now: bool, signum: int = signal.SIGTERM, within_s: float | None = None
+    ) -> None:
+        """End every rank: ask with `signum`, and after the grace, make it so. `now` leaves the asking out.
+
+        `within_s` bounds the grace: who has lost sight of another node must not keep ranks for longer.
+        """
         self._reports.drain()  # a rank that is done already ends by itself, and loses nothing
         if self._stopped_at_s is None:
             self._stopped_at_s, self._stop_signal = time.time(), signum
@@ -238,19 +245,29 @@ class Node:
                 if rank.pid is not None and not rank.is_done:
                     processes.kill(rank.pid, signum)
             self._release_done()
-        if self._kill_timer is not None:
-            self._kill_timer.cancel()
         if now:
             self._kill_all()
         else:
-            self._kill_timer = self._loop.call_later(self._plan.grace_s, self._kill_all)
+            self._kill_after(min(self._plan.grace_s, math.inf if within_s is None else within_s))
         self._check_stopped()
+
+    def _kill_after(self, grace_s: float) -> None:
+        """Never later than was said before."""
+        at_s = self._loop.time() + grace_s
+        if self._kill_timer is not None:
+            at_s = min(at_s, self._kill_timer.when())
+            self._kill_timer.cancel()
+        self._kill_timer = self._loop.call_at(at_s, self._kill_all)
 
     def _release_done(self) -> None:
         """Let ranks that wait for their peers go on to their end."""
         for rank in self._ranks.values():
             if rank.is_done:
                 release(self._reports.path.parent, rank=rank.number, attempt=self._attempt)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._ranks
 
     async def idle(self) -> None:
         """Until no rank of this node is left."""

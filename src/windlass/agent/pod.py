@@ -102,18 +102,20 @@ def _make_station(secret: Path, folder: JobFolder) -> Station:
     index = int(os.environ["JOB_COMPLETION_INDEX"])
     run_dir = Path(names.JOB_FOLDER) / "run"
     run_dir.mkdir(mode=0o700)
-    host, context = "", server_context(secret)
-    if index:
-        host, context = os.environ[names.LEAD], client_context(secret)
+    lead = TlsPlace(
+        host=os.environ[names.LEAD], port=names.AGENT_PORT, context=client_context(secret)
+    )
+    here = TlsPlace(host="", port=names.AGENT_PORT, context=server_context(secret))
     return Station(
         plan=plan,
         folder=folder,
         index=index,
         run_dir=run_dir,
-        place=TlsPlace(host=host, port=names.AGENT_PORT, context=context),
+        place=lead if index else here,
+        successor=None if index else lead,
         is_pod=True,
         address=os.environ[names.POD_IP],
         host=os.environ.get(names.K8S_NODE, ""),
-        incarnation=os.environ.get(names.POD_UID, ""),
+        incarnation=os.environ[names.POD_UID],
         num_losses=int(os.environ.get(names.NODE_FAILURES) or 0),
     )

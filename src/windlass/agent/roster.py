@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from windlass.agent.link import Send
+from windlass.agent.memory import Seat
 from windlass.plan.plan import Plan
 
 
@@ -20,6 +21,7 @@ class Member:
     host: str = ""  # the machine it is on, where that has a name of its own
     is_prepared: bool = True  # it has the code and the payload
     has_imported: bool = False
+    incarnation: str = ""  # which agent of its index it is
 
 
 class Roster:
@@ -52,6 +54,13 @@ class Roster:
 
     def prepared(self) -> list[int]:
         return [index for index in self.here() if self._members[index].is_prepared]
+
+    def seats(self) -> list[Seat]:
+        """The agents that are here and could take part."""
+        return [self.seat(index) for index in self.prepared()]
+
+    def seat(self, index: int) -> Seat:
+        return Seat(index=index, incarnation=self._members[index].incarnation)
 
     def missing(self) -> list[int]:
         return [node.index for node in self._plan.nodes if node.index not in self._members]

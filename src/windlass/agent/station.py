@@ -6,15 +6,18 @@ folder, so files travel over links, and whoever is lost comes back as another po
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from windlass.agent.links import Place
+from windlass.agent.sight import SIGHT, Sight
 from windlass.plan.plan import Plan
 from windlass.wire.folder import JobFolder
 
-HEARTBEAT_S = 1.0
-FENCE_S = 10.0  # a node that has not heard its lead for so long ends its ranks
+
+def _draw_incarnation() -> str:
+    return os.urandom(8).hex()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +32,10 @@ class Station:
     is_pod: bool = False
     address: str = ""  # where other nodes reach this one
     host: str = ""  # the machine it is on
-    incarnation: str = ""  # tells two nodes of one index apart
+    incarnation: str = field(default_factory=_draw_incarnation)  # tells nodes of one index apart
     num_losses: int = 0  # how many nodes of this index there were before
+    successor: Place | None = None  # where another lead may be found by node 0
+    sight: Sight = SIGHT
 
     @property
     def silence_s(self) -> float:
@@ -38,4 +43,4 @@ class Station:
 
         Between machines silence is how a pulled plug looks; on one machine it is only a slow moment.
         """
-        return 4.0 if self.is_pod else FENCE_S
+        return self.sight.silence_s if self.is_pod else self.sight.fence_s

@@ -127,10 +127,12 @@ class Crew:
         about["given"] = "" if hand.has_missed else hand.call
         self._tell({**about, "outcome": records.to_json(outcome)}, b"")
 
-    def stop(self, *, now: bool, signum: int = signal.SIGTERM) -> None:
+    def stop(
+        self, *, now: bool, signum: int = signal.SIGTERM, within_s: float | None = None
+    ) -> None:
         """End every rank: those that wait for calls are told that none will come, the others are asked.
 
-        After the grace they are killed; with `now` those that are in a call are, at once.
+        After the grace, which `within_s` bounds, they are killed; with `now` those in a call are, at once.
         """
         if self._stopped_at_s is None:
             self._stopped_at_s, self._stop_signal = time.time(), signum
@@ -139,12 +141,15 @@ class Crew:
                     hand.channel.close()  # it ends by itself, exit handlers and all
                 elif hand.pid is not None:
                     processes.kill(hand.pid, signum)
-        if self._timer is not None:
-            self._timer.cancel()
         if now:
             self._kill(hand for hand in self.hands.values() if hand.call)
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._grace_s, self._kill_all)
+        grace_s = self._grace_s if within_s is None else min(self._grace_s, within_s)
+        at_s = loop.time() + grace_s
+        if self._timer is not None:  # never later than was said before
+            at_s = min(at_s, self._timer.when())
+            self._timer.cancel()
+        self._timer = loop.call_at(at_s, self._kill_all)
 
     def _kill_all(self) -> None:
         self._kill(self.hands.values())

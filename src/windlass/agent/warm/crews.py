@@ -15,38 +15,18 @@ from typing import Any
 
 from windlass import names, records
 from windlass.agent.board import Board
+from windlass.agent.sight import SIGHT, Parting, Sight
 from windlass.agent.warm.calls import Call
 from windlass.agent.warm.meetings import STORE_S
 from windlass.agent.warm.members import Member, Members, make_setup
+from windlass.agent.warm.not_ready import MustMake, NotReady, NotSetUp
 from windlass.agent.warm.projects import Projects
 from windlass.agent.warm.worlds import World, make_world_nodes
 from windlass.bundle.manifest import EMPTY
 from windlass.errors import WindlassError
 from windlass.plan.plan import Plan
-from windlass.wire.status import FailureKind
 
 logger = logging.getLogger(__name__)
-
-
-class MustMake(Exception):
-    """The object that a call is for is gone, and only its client can make it anew."""
-
-
-class NotReady(Exception):
-    """A call cannot start, and why; `node` is the one to blame, if one is; `hint` says what to do."""
-
-    kind = FailureKind.START_FAILED
-
-    def __init__(self, why: str, node: int | None = None, hint: str = "") -> None:
-        super().__init__(why)
-        self.node = node
-        self.hint = hint
-
-
-class NotSetUp(NotReady):
-    """A step of the image failed."""
-
-    kind = FailureKind.STEP_FAILED
 
 
 def _name_nodes(indexes: Iterable[int]) -> str:
@@ -56,8 +36,10 @@ def _name_nodes(indexes: Iterable[int]) -> str:
 class Crews(Members):
     """Nodes by index, worlds by number."""
 
-    def __init__(self, plan: Plan, board: Board, *, address: str = "") -> None:
-        super().__init__(plan, board, address=address)
+    def __init__(
+        self, plan: Plan, board: Board, *, address: str = "", sight: Sight = SIGHT
+    ) -> None:
+        super().__init__(plan, board, address=address, sight=sight)
         self.worlds: dict[int, World] = {}
         self._slots: dict[str, World] = {}
         self._spare: World | None = None
@@ -65,13 +47,17 @@ class Crews(Members):
         self.projects: Projects | None = None  # node 0's own
         self._given_up: set[int] = set()  # nodes that a call went on without
 
-    def lose(self, index: int, why: str = "") -> None:
+    def lose(self, index: int, why: str = "", *, parting: Parting = Parting.CLOSED) -> None:
         """A node is gone, and with it its ranks of every world."""
-        super().lose(index, why)
-        for world in self.worlds.values():
-            if index in world.nodes:
-                world.is_alive = False
-                world.cleared.add(index)
+        worlds = [world for world in self.worlds.values() if index in world.nodes]
+        super().lose(
+            index, why, parting=parting if worlds or index in self._unseen else Parting.CLOSED
+        )
+        for world in worlds:
+            world.is_alive = False
+            world.cleared.add(index)
+            if world.is_dismissed and parting is Parting.CUT:  # its ranks have less time now
+                self.dismiss(world, now=False)
 
     def receive(self, index: int, message: dict[str, Any], _body: bytes = b"") -> None:
         """Something a node says of itself."""
@@ -128,7 +114,7 @@ class Crews(Members):
         """A world that can take this call at once."""
         asked = call.asked
         world = self._slots.get(asked["slot"]) if asked["slot"] else self._spare
-        if world is None or not world.is_alive or world.shape != asked["shape"]:
+        if world is None or not world.is_alive or world.shape != asked["shape"] or self.unseen():
             return None
         if not asked["slot"] and self._has_grown(world, call):
             return None
@@ -156,6 +142,7 @@ class Crews(Members):
             self.scale(asked["world"]["nodes"])
         while True:
             await self._wait_for_nodes(call)
+            await self._wait_for_unseen(call)
             if call.stop is not None:
                 return None
             plan = self._plan_world(call)
@@ -223,6 +210,15 @@ class Crews(Members):
             return
         late = _name_nodes(self.missing(indexes))
         raise NotReady(f"{late} did not join within {limit_s:g} s (launch_timeout)")
+
+    async def _wait_for_unseen(self, call: Call) -> None:
+        """Until no node that is out of sight can have ranks of an earlier call."""
+        if unseen := self.unseen():
+            what = f"waiting for the ranks of {_name_nodes(unseen)}, out of sight, to have ended"
+            call.tell_waiting({"type": "waiting", "what": what})
+            await self._changed.until(
+                lambda: not self.unseen() or call.stop is not None, timeout_s=None
+            )
 
     def _sync(self, call: Call, indexes: list[int]) -> None:
         """Send each node the code it lacks; what follows on its link finds it there."""
@@ -377,11 +373,12 @@ class Crews(Members):
 
     def dismiss(self, world: World, *, now: bool, signum: int = signal.SIGTERM) -> None:
         """End a world's ranks; those that work are asked with `signum`."""
-        world.is_alive = False
+        world.is_alive, world.is_dismissed = False, True
         self._leave_meeting(world)
         world.cleared.update(self.missing(world.nodes))
+        within_s = self._sight.cut_grace_s if set(self.unseen()) & set(world.nodes) else None
         order = {"type": "dismiss", "world": world.number, "now": now, "signal": signum}
-        self.send(world, order)
+        self.send(world, {**order, "within_s": within_s})
 
     async def dismiss_all(self, *, now: bool) -> None:
         live = list(self.worlds.values())

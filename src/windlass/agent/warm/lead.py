@@ -19,11 +19,13 @@ from windlass.agent.attempt import Attempt
 from windlass.agent.board import Board
 from windlass.agent.failure import make_job_verdict
 from windlass.agent.parcels import forget
+from windlass.agent.sight import SIGHT, Parting, Sight
 from windlass.agent.warm.call_queue import CallQueue
 from windlass.agent.warm.calls import Answer, Call
-from windlass.agent.warm.crews import Crews, MustMake, NotReady
+from windlass.agent.warm.crews import Crews
 from windlass.agent.warm.inactivity import Inactivity
 from windlass.agent.warm.ledger import Ledger
+from windlass.agent.warm.not_ready import MustMake, NotReady
 from windlass.agent.warm.worlds import World
 from windlass.errors import WindlassError
 from windlass.plan.plan import Plan
@@ -40,8 +42,10 @@ _ABANDONED_S = 10.0
 class WarmLead(Crews):
     """One compute, from the first node that joins until somebody ends it or nobody has called for long."""
 
-    def __init__(self, plan: Plan, board: Board, *, address: str = "") -> None:
-        super().__init__(plan, board, address=address)
+    def __init__(
+        self, plan: Plan, board: Board, *, address: str = "", sight: Sight = SIGHT
+    ) -> None:
+        super().__init__(plan, board, address=address, sight=sight)
         self.ledger = Ledger()
         self.queue = CallQueue()
         self.inactivity = Inactivity(
@@ -94,6 +98,14 @@ class WarmLead(Crews):
             call.stop = call.stop or self.stopped
             call.stop_signal = self.stop_signal
             call.end()
+
+    async def leave(self) -> None:
+        """This node is told to stop: its calls are lost with it, and nodes end their ranks."""
+
+    @property
+    def has_lost_nodes(self) -> bool:
+        """Whether a lead that comes after this one waits for its farewell: calls go on with any nodes."""
+        return False
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -314,12 +326,11 @@ class WarmLead(Crews):
         if call is not None and call.attempt is not None and call.attempt.number == number:
             call.lose_node(index, "its ranks were gone before the call came")
 
-    def lose(self, index: int, why: str = "") -> None:
+    def lose(self, index: int, why: str = "", *, parting: Parting = Parting.CLOSED) -> None:
         """A node is gone, and with it its ranks of every world."""
-        if not self.is_here(index):
-            return
-        super().lose(index, why)
-        if self.queue.current is not None:
+        was_here = self.is_here(index)
+        super().lose(index, why, parting=parting)
+        if was_here and self.queue.current is not None:
             self.queue.current.lose_node(index, why)
 
     # -- the end of a call ---------------------------------------------------------------------
@@ -375,6 +386,6 @@ class WarmLead(Crews):
         if not await self._changed.until(lambda: world.is_cleared, timeout_s=limit_s):
             self.dismiss(world, now=True)
             for index in set(world.nodes) - world.cleared:
-                self.lose(index, "it did not end its ranks")
+                self.lose(index, "it did not end its ranks", parting=Parting.CUT)
         self.worlds.pop(world.number, None)
         self.prune_logs(world.number)

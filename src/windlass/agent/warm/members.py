@@ -5,9 +5,11 @@ A base of its crews. Worlds and calls are not known here.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
+import math
 import shutil
 import signal
 import time
@@ -19,6 +21,8 @@ from windlass import names
 from windlass.agent.board import Board
 from windlass.agent.changes import Changes
 from windlass.agent.failure import make_job_verdict
+from windlass.agent.memory import Seat
+from windlass.agent.sight import SIGHT, Parting, Sight
 from windlass.agent.warm.meetings import Meetings
 from windlass.plan.plan import Plan
 from windlass.plan.topology import make_nodes
@@ -27,6 +31,7 @@ from windlass.wire.status import FailureKind, Verdict
 logger = logging.getLogger(__name__)
 
 _KEPT_WORLDS = 200
+_LATER_S = 0.01  # a timer may come a little early
 
 SendBody = Callable[..., None]
 Ship = Callable[[str, str], Awaitable[None]]  # a parcel's key and its file
@@ -49,8 +54,12 @@ class Member:
 class Members(Meetings):
     """Nodes by index."""
 
-    def __init__(self, plan: Plan, board: Board, *, address: str = "") -> None:
+    def __init__(
+        self, plan: Plan, board: Board, *, address: str = "", sight: Sight = SIGHT
+    ) -> None:
         super().__init__(plan, address)
+        self._sight = sight
+        self._unseen: dict[int, float] = {}  # out of sight: until when ranks of theirs may live
         self._board = board
         self._first_nodes = plan.nodes  # as the plan's file has them
         self._members: dict[int, Member] = {}
@@ -80,14 +89,39 @@ class Members(Meetings):
     def prepare(self, index: int) -> None:
         """Of no matter here: code comes with calls."""
 
-    def lose(self, index: int, why: str = "") -> None:
-        """A node is gone, and with it its ranks of every world."""
+    def lose(self, index: int, why: str = "", *, parting: Parting = Parting.CLOSED) -> None:
+        """A node is gone, and with it its ranks of every world; where it was cut off, a little later."""
+        self._lose_sight(index, parting)
         if self._members.pop(index, None) is None:
             return
         logger.warning("node %s is gone%s", index, f": {why}" if why else "")
         if self.knows(index):
             self._board.set_node(index, state="lost")
         self._changed.set()
+
+    def _lose_sight(self, index: int, parting: Parting) -> None:
+        if parting is Parting.LEAVING and index in self._members:
+            self._unseen[index] = math.inf
+        elif parting is Parting.CUT and (index in self._members or index in self._unseen):
+            loop = asyncio.get_running_loop()
+            self._unseen[index] = loop.time() + self._sight.node_gone_s
+            loop.call_later(self._sight.node_gone_s + _LATER_S, self._changed.set)
+        elif parting is Parting.CLOSED:
+            self._unseen.pop(index, None)
+
+    def part(self, index: int) -> None:
+        """The ranks of a node that leaves are dead, as it says itself."""
+        self._unseen.pop(index, None)
+        self._changed.set()
+
+    def hear_farewell(self, seat: Seat) -> None:
+        """A node that had been out of sight ends for good, and has no ranks."""
+        self.part(seat.index)
+
+    def unseen(self) -> list[int]:
+        """Nodes that are out of sight and may still have ranks."""
+        now_s = asyncio.get_running_loop().time()
+        return sorted(index for index, until_s in self._unseen.items() if until_s > now_s)
 
     def scale(self, num_nodes: int) -> None:
         """So many nodes from now on; those beyond are told that they are no longer needed."""

@@ -89,7 +89,7 @@ class WarmNode:
         elif kind == "muster":
             self._muster(header)
         elif kind == "dismiss":
-            self._dismiss(header["world"], now=header["now"], signum=header["signal"])
+            self._dismiss(header)
         elif kind == "open_store":
             self._openings.append(header)
             self._open_stores()
@@ -161,12 +161,12 @@ class WarmNode:
         for end in ends:
             os.close(end)
 
-    def _dismiss(self, number: int, *, now: bool, signum: int) -> None:
-        crew = self._crews.get(number)
+    def _dismiss(self, order: dict[str, Any]) -> None:
+        crew = self._crews.get(order["world"])
         if crew is None:
-            self._tell({"type": "cleared", "world": number})
+            self._tell({"type": "cleared", "world": order["world"]})
             return
-        crew.stop(now=now, signum=signum)
+        crew.stop(now=order["now"], signum=order["signal"], within_s=order.get("within_s"))
         self._check_cleared(crew)
 
     def _check_cleared(self, crew: Crew) -> None:
@@ -179,11 +179,15 @@ class WarmNode:
         if not self._crews:
             self._emptied.set()
 
-    def stop(self, *, now: bool) -> None:
+    def stop(self, *, now: bool, within_s: float | None = None) -> None:
         """End all ranks of all worlds."""
         for crew in list(self._crews.values()):
-            crew.stop(now=now)
+            crew.stop(now=now, within_s=within_s)
             self._check_cleared(crew)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._crews
 
     async def idle(self) -> None:
         """Until no rank of this node is left."""

@@ -16,7 +16,7 @@ def make_staff(
 ) -> tuple[WarmLead, WarmNode, Desk]:
     """Lead, node and desk of one compute."""
     node = WarmNode(station, forks=forks, send=hear, echo=echo)
-    lead = WarmLead(station.plan, board, address=station.address)
+    lead = WarmLead(station.plan, board, address=station.address, sight=station.sight)
     lead.projects = node.projects
     lead.keeps_logs = station.is_pod
     return lead, node, Desk(station, lead, node)

@@ -60,6 +60,7 @@ class World:
     meeting: Meeting | None = None  # where its ranks find each other, from its first call on
     met: dict[str, str] = field(default_factory=dict)  # what they were last told of it
     is_alive: bool = True
+    is_dismissed: bool = False
     cleared: set[int] = field(default_factory=set)  # nodes on which none of it is left
     nodes: list[int] = field(init=False)
 

@@ -1,0 +1,32 @@
+"""The last word of a node that is told to stop and has no lead: that it ends for good, and has no ranks.
+
+Another lead may be waiting for it, since nobody else can tell that it does not go on beyond a cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from windlass import records
+from windlass.agent import links
+from windlass.agent.memory import Seat
+from windlass.agent.station import Station
+from windlass.errors import ProtocolError
+
+_PATIENCE_S = 3.0
+
+
+async def say_farewell(station: Station, place: links.Place) -> None:
+    """Tell the lead that there is at `place`, if there is one."""
+    seat = Seat(index=station.index, incarnation=station.incarnation)
+    also = {"farewell": records.to_json(seat)}
+    with contextlib.suppress(OSError, ProtocolError):
+        link = await links.connect(
+            place,
+            role="node",
+            job_id=station.plan.job_id,
+            node=station.index,
+            timeout_s=_PATIENCE_S,
+            also=also,
+        )
+        await link.close()

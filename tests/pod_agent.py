@@ -1,0 +1,58 @@
+"""An agent of any node in a process of its own, as a pod's is, but on this machine: run by `severed`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+from windlass import names
+from windlass.agent import door
+from windlass.agent.agent import prepare_forks, run_agent, start_logging
+from windlass.agent.forks import ForkServer
+from windlass.agent.inputs import Inputs
+from windlass.agent.processes import become_subreaper
+from windlass.agent.sight import Sight
+from windlass.agent.station import Station
+from windlass.agent.tcp import TlsPlace
+from windlass.agent.tls import client_context, server_context
+from windlass.plan.plan import read_plan
+from windlass.wire.folder import JobFolder
+
+
+def main(about: dict) -> None:
+    sys.argv[0] = about["archive"]  # what fork servers are started from
+    door.HEARTBEAT_S = about["heartbeat_s"]
+    names.FEWER_AFTER_S = about["fewer_after_s"]
+    start_logging()
+    become_subreaper()
+    folder = JobFolder(Path(about["folder"]))
+    plan = read_plan(folder.plan.read_text())
+    files = Path(about["certificates"])
+    lead = TlsPlace(host="127.0.0.1", port=about["lead_port"], context=client_context(files))
+    here = TlsPlace(host="127.0.0.1", port=about["own_port"], context=server_context(files))
+    is_lead = about["index"] == 0
+    station = Station(
+        plan=plan,
+        folder=folder,
+        index=about["index"],
+        run_dir=folder.path / "run",
+        place=here if is_lead else lead,
+        successor=lead if is_lead else None,
+        is_pod=True,
+        address="127.0.0.1",
+        incarnation=about["name"],
+        num_losses=about["num_losses"],
+        sight=Sight(**about["sight"]),
+    )
+    forks = ForkServer()
+    prepare_forks(plan, forks)
+    code = asyncio.run(run_agent(station, forks, Inputs(plan, folder)))
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
