@@ -1,17 +1,25 @@
 """The store where ranks meet: torch's own TCPStore, in a process of its own for each attempt.
 
 As under torchrun it is there before any rank is, so no rank has to wait for another to open it, and rank 0
-may return early. It binds its port itself, which leaves no moment for a neighbour to take it. It is a fork of
-the fork server and exists only where that has imported torch; elsewhere rank 0 opens it (see `agent.port`).
+may return early. It binds its port itself, which leaves no moment for a neighbour to take it; where all nodes
+are on this machine, at the loopback address alone. It is a fork of the fork server and exists only where that
+has imported torch; elsewhere rank 0 opens it (see `agent.port`).
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
-from collections.abc import Callable
-from typing import NoReturn
+
+TYPE_CHECKING = False  # typing's own; what is imported here delays the import of torch
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+_LOOPBACK = "127."
+_BACKLOG = 2048  # as torch's own
 
 
 def is_possible() -> bool:
@@ -25,16 +33,26 @@ def serve_store(address: str, preferred_port: int, tell: Callable[[int], None]) 
     """Open a store, tell its port, and serve until killed."""
     # torch asks for the name of each address it sees, and waits for a slow name server
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
-    make = sys.modules["torch.distributed"].TCPStore
     store = None
     for port in dict.fromkeys((preferred_port, 0)):
         try:
-            store = make(address, port, is_master=True, wait_for_workers=False)
+            store = _open_store(address, port)
             break
-        except RuntimeError:  # taken: any other will do
+        except (OSError, RuntimeError):  # taken: any other will do
             continue
     tell(store.port if store is not None else 0)
     if store is None:
         os._exit(1)
     while True:
         signal.pause()
+
+
+def _open_store(address: str, port: int) -> Any:
+    """Left alone torch listens on all addresses, and asks nobody who it is: on one machine, only here."""
+    make = sys.modules["torch.distributed"].TCPStore
+    if not address.startswith(_LOOPBACK):
+        return make(address, port, is_master=True, wait_for_workers=False)
+    with socket.create_server((address, port), backlog=_BACKLOG) as listening:
+        port = listening.getsockname()[1]
+        fd = listening.detach()  # torch's from now on
+    return make(address, port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
