@@ -163,13 +163,31 @@ class Ground:
     lines: dict[int, Line] = field(default_factory=dict)
     agents: dict[str, Agent] = field(default_factory=dict)
 
-    def start(self, name: str, index: int, *, num_losses: int = 0) -> Agent:
-        """Start an agent; a lead gets the lines that lead nowhere yet."""
+    def start_all(self) -> Agent:
+        """All nodes, the lead last and once the others ask for it: so the first attempt has them all."""
+        port = _find_free_port()
+        followers = range(1, len(self.plan.nodes))
+        for index in followers:
+            self.lines.setdefault(index, Line()).target = port
+            self.start(str(index), index)
+        for index in followers:
+            wait_for(
+                lambda i=index: "is not there yet" in self.log(str(i)), f"node {index} is up", 60
+            )
+        lead = self.start("0", 0, port=port)
+        self.wait_for_ranks(0, len(self.plan.nodes), 60)
+        return lead
+
+    def log(self, name: str) -> str:
+        """What an agent said of itself."""
+        return (self.path / f"{name}.log").read_text()
+
+    def start(self, name: str, index: int, *, num_losses: int = 0, port: int = 0) -> Agent:
+        """Start an agent; who leads listens at `port`, or any."""
         folder = JobFolder(self.path / name)
         (folder.path / "run").mkdir(parents=True)
         folder.plan.write_text(render_plan(self.plan))
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = port or _find_free_port()
         line = self.lines.setdefault(index, Line())
         about = {
             "name": name,
@@ -238,6 +256,11 @@ class Ground:
         return [world for world, _ in spans]
 
 
+def _find_free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
 @contextlib.contextmanager
 def open_ground(tmp_path: Path, **spec: Any) -> Iterator[Ground]:
     """A job of four nodes, of which two will do, whose ranks are deaf and have five minutes of grace."""
@@ -259,7 +282,7 @@ def open_ground(tmp_path: Path, **spec: Any) -> Iterator[Ground]:
         for agent in ground.agents.values():
             agent.process.send_signal(signal.SIGCONT)
             agent.kill()
-            print(f"== {agent.name}\n{(path / f'{agent.name}.log').read_text()[-6000:]}")
+            print(f"== {agent.name}\n{ground.log(agent.name)[-6000:]}")
         wait_for(lambda: not _find_ranks(notes), "no rank is left", 30)
 
 

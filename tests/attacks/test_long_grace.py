@@ -14,14 +14,6 @@ from waits import wait_for
 from windlass.wire.status import Phase
 
 
-def start_two(ground):
-    lead = ground.start("0", 0)
-    ground.lead_to(lead, 1)
-    ground.start("1", 1)
-    ground.wait_for_ranks(0, 2)
-    return lead
-
-
 def finish(ground, lead, num_worlds=2):
     (ground.notes / "done").touch()
     wait_for(lambda: (s := lead.status()) and s.phase.is_final, "the job has ended", 60)
@@ -31,7 +23,7 @@ def finish(ground, lead, num_worlds=2):
 
 def test_a_follower_that_is_cut_off(tmp_path):
     with open_ground(tmp_path, nodes=2, min_nodes=2) as ground:
-        lead = start_two(ground)
+        lead = ground.start_all()
         ground.sever(1)
         ground.lines.pop(1)
         ground.lead_to(lead, 1)
@@ -42,7 +34,7 @@ def test_a_follower_that_is_cut_off(tmp_path):
 
 def test_a_lead_that_is_cut_off(tmp_path):
     with open_ground(tmp_path, nodes=2, min_nodes=2) as ground:
-        start_two(ground)
+        ground.start_all()
         ground.sever(1)
         other = ground.start("0-again", 0, num_losses=1)
         ground.lines[1].divert(other.port)
@@ -53,7 +45,7 @@ def test_a_lead_that_is_cut_off(tmp_path):
 def test_a_cut_while_ranks_have_their_grace(tmp_path):
     """They were asked to end for another reason, and the cut comes when they have minutes left."""
     with open_ground(tmp_path, nodes=2, min_nodes=2) as ground:
-        lead = start_two(ground)
+        lead = ground.start_all()
         follower = ground.agents["1"]
         follower.process.send_signal(signal.SIGTERM)
         wait_for(lambda: lead.status().phase is Phase.STOPPING, "the attempt is being ended", 30)
@@ -69,7 +61,7 @@ def test_a_cut_while_ranks_have_their_grace(tmp_path):
 def test_a_node_that_leaves_keeps_its_grace_and_its_place(tmp_path, index):
     """It is not cut off: nobody starts before its last rank has ended by itself."""
     with open_ground(tmp_path, nodes=2, min_nodes=1, grace_s=6.0) as ground:
-        lead = start_two(ground)
+        lead = ground.start_all()
         leaving = ground.agents[str(index)]
         leaving.process.send_signal(signal.SIGTERM)
         if index == 0:

@@ -16,16 +16,6 @@ from windlass.wire.status import Phase
 NO_MAJORITY = "not more than half"
 
 
-def start_all(ground, num_nodes=4):
-    """A job under way on all its nodes."""
-    lead = ground.start("0", 0)
-    for index in range(1, num_nodes):
-        ground.lead_to(lead, index)
-        ground.start(str(index), index)
-    ground.wait_for_ranks(0, num_nodes)
-    return lead
-
-
 def replace(ground, *indexes, losses=1):
     """What Kubernetes does for pods it cannot see: others of the same index, and the lead's own first."""
     lead = ground.start("0-again", 0, num_losses=losses)
@@ -48,7 +38,7 @@ def finish(ground, lead):
 
 def test_of_two_halves_neither_goes_on_until_the_network_heals(tmp_path):
     with open_ground(tmp_path) as ground:
-        lead = start_all(ground)
+        lead = ground.start_all()
         ground.sever(2, 3)
         wait_for(lambda: is_told(lead), "it says that it is only half", 60)
         assert "only 2 of the 4 nodes of attempt 0 are here" in lead.messages("OneWorld")[-1]
@@ -63,7 +53,7 @@ def test_of_two_halves_neither_goes_on_until_the_network_heals(tmp_path):
 def test_of_two_halves_with_a_lead_each_neither_goes_on(tmp_path):
     """The half without the lead gets another one, and all the nodes it lacks; even so it waits."""
     with open_ground(tmp_path, join_timeout_s=25.0) as ground:
-        lead = start_all(ground)
+        lead = ground.start_all()
         far = [ground.lines[index] for index in (2, 3)]
         ground.sever(2, 3)
         other = replace(ground, 1)
@@ -82,7 +72,7 @@ def test_of_two_halves_with_a_lead_each_neither_goes_on(tmp_path):
 @pytest.mark.parametrize("far", [(3,), (1, 2, 3)], ids=["with the lead", "without the lead"])
 def test_of_two_parts_the_larger_one_goes_on_alone(tmp_path, far):
     with open_ground(tmp_path, min_nodes=1) as ground:
-        lead = start_all(ground)
+        lead = ground.start_all()
         lines = [ground.lines[index] for index in far]
         ground.sever(*far)
         other = replace(ground, *({1, 2, 3} - set(far)))
@@ -100,7 +90,7 @@ def test_of_two_parts_the_larger_one_goes_on_alone(tmp_path, far):
 def test_of_two_nodes_that_replaced_others_neither_counts(tmp_path):
     """Three nodes, of which the lead keeps one: the third gets a new lead and peer, and is still alone."""
     with open_ground(tmp_path, nodes=3) as ground:
-        lead = start_all(ground, 3)
+        lead = ground.start_all()
         far = ground.lines[2]
         ground.sever(2)
         other = replace(ground, 1)
@@ -116,7 +106,7 @@ def test_of_two_nodes_that_replaced_others_neither_counts(tmp_path):
 def test_half_of_the_nodes_are_replaced_and_their_lead_goes_on(tmp_path):
     """All nodes are there again: nobody else can have the half that kept its lead."""
     with open_ground(tmp_path) as ground:
-        lead = start_all(ground)
+        lead = ground.start_all()
         ground.sever(2, 3)
         wait_for(lambda: is_told(lead), "it says that it is only half", 60)
         for index in (2, 3):
@@ -131,7 +121,7 @@ def test_half_of_the_nodes_are_replaced_and_their_lead_goes_on(tmp_path):
 def test_agents_that_died_are_not_waited_for(tmp_path):
     """A machine that ends a connection in order has seen its agent die: that is no cut."""
     with open_ground(tmp_path, min_nodes=1, grace_s=0.5) as ground:
-        lead = start_all(ground)
+        lead = ground.start_all()
         for name in ("2", "3"):
             ground.agents[name].kill()
         ground.wait_for_ranks(1, 2)
@@ -141,7 +131,7 @@ def test_agents_that_died_are_not_waited_for(tmp_path):
 
 def test_a_lead_that_died_is_followed_by_another(tmp_path):
     with open_ground(tmp_path, nodes=2, min_nodes=1) as ground:
-        lead = start_all(ground, 2)
+        lead = ground.start_all()
         lead.kill()
         other = replace(ground)
         ground.lead_to(other, 1)

@@ -1,0 +1,88 @@
+"""Work that is interrupted at the worst moment is neither run twice nor lost without a word.
+
+A line that is broken while 201 other calls are made, a lead that is killed in a call, a node that is killed
+when its ranks have returned and their results are not sent yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+
+import pytest
+from attacks import once
+from pod_places import make_job, put, run_at_door
+from tls_peers import until
+from waits import wait_for
+
+import windlass as wl
+from windlass import records
+from windlass.agent.warm.ledger import KEPT_CALLS
+from windlass.engines.outcomes import read_outcomes
+from windlass.spec.work import Function
+from windlass.wire.results import MISSING, ResultHeader
+from windlass.wire.status import Phase
+
+
+@pytest.fixture
+def compute():
+    found = wl.Compute(engine="local", name="interrupted")
+    yield found
+    found.teardown()
+
+
+def test_201_calls_during_a_broken_line(compute, tmp_path):
+    path = tmp_path / "ran"
+    remote = wl.fn(once.append).to(compute)
+    calling, _ = remote._make("", (str(path), "once"), {}, remote._options, detach=False)
+    calling.say()
+    wait_for(path.exists, "it runs")
+    calling._talk.close()
+    echo = wl.fn(once.echo, keep="process").to(compute)
+    assert [echo(number) for number in range(KEPT_CALLS + 1)] == list(range(KEPT_CALLS + 1))
+    with pytest.raises(wl.JobNotFound, match="not known any more") as caught:
+        calling.follow()
+    assert not caught.value.retryable
+    assert path.read_text() == "once\n"
+
+
+def test_a_lead_that_is_killed_in_a_call(compute, tmp_path):
+    path = tmp_path / "ran"
+    job = wl.fn(once.append_and_hang).to(compute).submit(str(path))
+    wait_for(lambda: path.exists() and path.read_text().endswith("\n"), "it runs")
+    os.kill(int(path.read_text()), signal.SIGKILL)
+    assert isinstance(job.exception(timeout_s=60), wl.NodeLost)
+    assert wl.fn(once.echo).to(compute)("next") == "next"
+    assert len(path.read_text().split()) == 1, "it was run again"
+
+
+def test_a_node_that_is_killed_between_the_exit_of_its_ranks_and_the_sending(tmp_path):
+    """The job is not run again for it, and says whose result is missing; the other's is there."""
+
+    async def visit(scene):
+        leading = asyncio.ensure_future(scene.lead.run())
+        peer = await scene.join(1)
+        await until(lambda: scene.orders and peer.find("start"), "the start")
+        header = ResultHeader(rank=0, attempt=0, state="returned", at_s=1.0)
+        text = json.dumps(records.to_json(header)).encode() + b"\nvalue"
+        put(scene.folder, "attempt-0/rank-0.result", text)
+        for rank, say in ((0, lambda m: scene.lead.receive(0, m)), (1, peer.link.send)):
+            outcome = {"rank": rank, "attempt": 0, "state": "returned", "at_s": 1.0}
+            say({"type": "outcome", "outcome": outcome, "exited": True})
+        await until(lambda: peer.find("flush"), "the order to send what is left")
+        scene.lead.receive(0, {"type": "flushed"})
+        await peer.close()  # its machine ends the connection: the agent was killed
+        again = await scene.join(1)  # what Kubernetes starts in its place has nothing
+        await until(lambda: again.find("flush"), "it is asked")
+        again.say("flushed")
+        await asyncio.wait_for(leading, 30)
+        status = scene.board.status
+        assert (status.phase, status.attempt) == (Phase.SUCCEEDED, 0)
+        assert "the result of rank 1 is missing" in status.conditions[-2].message
+        left = read_outcomes(scene.folder, scene.plan, status)
+        assert [found[0].state for found in left] == ["returned", MISSING]
+        assert left[0][1] == b"value"
+
+    run_at_door(tmp_path, visit, make_job(nodes=2, work=Function(name="train")))
