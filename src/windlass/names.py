@@ -165,7 +165,5 @@ MAX_DATAGRAM_BYTES = 60_000
 MAX_ATTEMPTS = 1_000_000_000
 MAX_RANKS = 100_000  # of one job; a status that speaks of more is not believed
 PART_BYTES = 4 << 20
-MAX_LOG_BYTES = (
-    1 << 30
-)  # of one rank in one attempt; a rank that prints for ever must not fill the disk
+MAX_LOG_BYTES = 8 << 30  # of one rank in one attempt; one that prints for ever fills no disk
 MAX_LOG_RECORD_BYTES = 16 << 10
