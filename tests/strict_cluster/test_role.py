@@ -23,10 +23,11 @@ Move = Callable[[str], None]  # to another machine, which knows nothing of a job
 
 # API servers before 1.35 ask for `get` alone when a websocket is opened, later ones for `create` too.
 OF_NEWER_SERVERS = {("create", "pods/portforward")}
-# Anybody may ask what he may do.
+# Anybody may ask what he may do, and who he is.
 ASKED_BESIDES = {
     ("create", "selfsubjectrulesreviews"),
     ("create", "selfsubjectaccessreviews"),
+    ("create", "selfsubjectreviews"),
 }
 
 
