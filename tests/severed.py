@@ -26,6 +26,7 @@ from tls_peers import write_certificates
 from waits import wait_for
 
 from windlass import records
+from windlass.agent.port import HeldPort, hold_port
 from windlass.engines.pyz import local_archive
 from windlass.plan.plan import Plan, render_plan
 from windlass.spec.work import Command
@@ -162,10 +163,11 @@ class Ground:
     plan: Plan
     lines: dict[int, Line] = field(default_factory=dict)
     agents: dict[str, Agent] = field(default_factory=dict)
+    held: list[HeldPort] = field(default_factory=list)
 
     def start_all(self) -> Agent:
         """All nodes, the lead last and once the others ask for it: so the first attempt has them all."""
-        port = _find_free_port()
+        port = self._hold_port()
         followers = range(1, len(self.plan.nodes))
         for index in followers:
             self.lines.setdefault(index, Line()).target = port
@@ -178,6 +180,11 @@ class Ground:
         self.wait_for_ranks(0, len(self.plan.nodes), 60)
         return lead
 
+    def _hold_port(self) -> int:
+        """Nobody else's until an agent listens there."""
+        self.held.append(hold_port())
+        return self.held[-1].number
+
     def log(self, name: str) -> str:
         """What an agent said of itself."""
         return (self.path / f"{name}.log").read_text()
@@ -187,7 +194,7 @@ class Ground:
         folder = JobFolder(self.path / name)
         (folder.path / "run").mkdir(parents=True)
         folder.plan.write_text(render_plan(self.plan))
-        port = port or _find_free_port()
+        port = port or self._hold_port()
         line = self.lines.setdefault(index, Line())
         about = {
             "name": name,
@@ -256,11 +263,6 @@ class Ground:
         return [world for world, _ in spans]
 
 
-def _find_free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
-
-
 @contextlib.contextmanager
 def open_ground(tmp_path: Path, **spec: Any) -> Iterator[Ground]:
     """A job of four nodes, of which two will do, whose ranks are deaf and have five minutes of grace."""
@@ -279,6 +281,8 @@ def open_ground(tmp_path: Path, **spec: Any) -> Iterator[Ground]:
         (notes / "done").touch()
         for line in ground.lines.values():
             line.close()
+        for held in ground.held:
+            held.release()
         for agent in ground.agents.values():
             agent.process.send_signal(signal.SIGCONT)
             agent.kill()

@@ -7,6 +7,8 @@ test_split_brain_cluster.py.
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from severed import open_ground
 from waits import wait_for
@@ -118,23 +120,54 @@ def test_half_of_the_nodes_are_replaced_and_their_lead_goes_on(tmp_path):
         assert len(ground.check_one_world()) == 2
 
 
-def test_agents_that_died_are_not_waited_for(tmp_path):
-    """A machine that ends a connection in order has seen its agent die: that is no cut."""
+def test_nodes_that_leave_do_not_count_any_more(tmp_path):
+    """They say that they go, and that their ranks are dead: that is no cut, and half are enough."""
     with open_ground(tmp_path, min_nodes=1, grace_s=0.5) as ground:
         lead = ground.start_all()
         for name in ("2", "3"):
-            ground.agents[name].kill()
-        ground.wait_for_ranks(1, 2)
+            ground.agents[name].process.send_signal(signal.SIGTERM)
+        ground.wait_for_ranks(1, 2, 60)
         assert finish(ground, lead).phase is Phase.SUCCEEDED
         assert len(ground.check_one_world()) == 2
 
 
+def test_a_node_that_is_told_to_stop_after_the_cut_says_farewell_to_whoever_leads(tmp_path):
+    """Beyond a healed cut the old half is ended; the new lead hears of it, and goes on."""
+    with open_ground(tmp_path, grace_s=0.5) as ground:
+        ground.start_all()
+        near, far = ground.lines[1], [ground.lines[index] for index in (2, 3)]
+        ground.sever(2, 3)
+        other = replace(ground, 1)
+        for line in far:
+            line.divert(other.port)
+        wait_for(lambda: is_told(other), "the other lead says that it has only half", 60)
+        ground.lines[0].target = near.target = other.port  # the network heals
+        near.sever()
+        near.divert(other.port)
+        for name in ("0", "1"):
+            ground.agents[name].process.send_signal(signal.SIGTERM)
+        ground.wait_for_ranks(1, 4, 60)
+        assert finish(ground, other).phase is Phase.SUCCEEDED
+        assert len(ground.check_one_world()) == 2
+
+
+def test_agents_that_died_are_replaced(tmp_path):
+    with open_ground(tmp_path, grace_s=0.5) as ground:
+        lead = ground.start_all()
+        for index in (2, 3):
+            ground.agents[str(index)].kill()
+            ground.start(f"{index}-again", index)
+        ground.wait_for_ranks(1, 4, 60)
+        assert finish(ground, lead).phase is Phase.SUCCEEDED
+        ground.check_one_world()
+
+
 def test_a_lead_that_died_is_followed_by_another(tmp_path):
-    with open_ground(tmp_path, nodes=2, min_nodes=1) as ground:
+    with open_ground(tmp_path, nodes=3, min_nodes=2) as ground:
         lead = ground.start_all()
         lead.kill()
         other = replace(ground)
-        ground.lead_to(other, 1)
-        ground.wait_for_ranks(1, 2)
+        ground.lead_to(other, 1, 2)
+        ground.wait_for_ranks(1, 2, 60)
         assert finish(ground, other).phase is Phase.SUCCEEDED
-        assert len(ground.check_one_world()) == 2
+        ground.check_one_world()

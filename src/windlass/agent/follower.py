@@ -114,12 +114,13 @@ class Follower:
         if work.done():
             return work.result()
         await self.node.idle()
+        is_led = self._link is not None  # then its lead has heard that the ranks are gone
         work.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await work
         if self._link is not None:
             await self._link.close()
-        elif self._station.is_pod and self._lost_s is not None:
+        elif self._station.is_pod and self._lost_s is not None and not is_led:
             await say_farewell(self._station, self._station.place)
         return names.EXIT_TOLD_TO_STOP if self._station.is_pod else 0
 
