@@ -63,7 +63,7 @@ def put(cluster: FakeCluster, plan: Plan) -> dict[str, bytes]:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    """A cluster that calls us "me", in which mallory was first."""
+    """A cluster that calls us "me", in which stranger was first."""
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "windlass.toml").touch()
     (tmp_path / "project" / "script.py").write_text(SCRIPT)
@@ -73,7 +73,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClu
         monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path, server=found.url)))
         monkeypatch.setenv("WINDLASS_ENGINE", "kubernetes")
         monkeypatch.setenv("HF_TOKEN", "what the squatter is after")
-        put(found, make_squatter("mallory", "mallory@example.org"))
+        put(found, make_squatter("stranger", "stranger@example.org"))
         yield found
 
 
@@ -107,11 +107,11 @@ def read_its_call(name: str) -> None:
 
 @pytest.mark.parametrize("way", [use_it, send_to_it, end_it, read_its_call])
 def test_a_compute_of_another_maker_is_refused(cluster, way):
-    with pytest.raises(SpecError, match="shared is not yours: mallory made it") as refused:
+    with pytest.raises(SpecError, match="shared is not yours: stranger made it") as refused:
         way("shared")
     assert refused.value.hint
     if way is use_it:
-        assert "'mallory/shared' if you trust mallory" in refused.value.hint
+        assert "'stranger/shared' if you trust stranger" in refused.value.hint
         assert "another name makes your own" in refused.value.hint
     check_untouched(cluster)
 
@@ -128,8 +128,8 @@ def test_a_compute_of_another_maker_is_refused(cluster, way):
 def test_it_is_refused_in_the_shell_too(cluster, words):
     done = subprocess.run([*WINDLASS, *words], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
-    assert "shared is not yours: mallory made it" in done.stderr
-    assert "mallory/shared" in done.stderr
+    assert "shared is not yours: stranger made it" in done.stderr
+    assert "stranger/shared" in done.stderr
     check_untouched(cluster)
 
 
@@ -137,7 +137,7 @@ def test_all_of_ones_own_are_not_those_of_others(cluster):
     words = ("compute", "rm", "--all", "--yes")
     done = subprocess.run([*WINDLASS, *words], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "mallory/shared is not yours, and stays" in done.stderr
+    assert "stranger/shared is not yours, and stays" in done.stderr
     check_untouched(cluster)
 
 
@@ -145,22 +145,22 @@ def test_they_are_listed_by_what_they_are_asked_for_as(cluster):
     words = ("compute", "ls", "--json")
     done = subprocess.run([*WINDLASS, *words], capture_output=True, text=True, timeout=120)
     (one,) = [one for one in json.loads(done.stdout) if one["job_id"] == JOB]
-    assert (one["owner"], one["name"]) == ("mallory", "shared")
+    assert (one["owner"], one["name"]) == ("stranger", "shared")
 
 
 def test_who_asks_for_an_owner_that_has_none_is_told(cluster):
     with pytest.raises(JobNotFound, match="eve has no compute shared here") as error:
         wl.Compute(name="eve/shared", image="any:1").up()
-    assert error.value.hint == "there is mallory/shared"
+    assert error.value.hint == "there is stranger/shared"
     check_untouched(cluster)
 
 
 @pytest.mark.parametrize(
     ("user", "identity", "is_mine"),
     [
-        ("mallory", "mallory@example.org", False),
-        ("mallory", "me", False),  # whoever shares an account of the cluster
-        (None, "mallory@example.org", False),  # whoever has the same name on his own machine
+        ("stranger", "stranger@example.org", False),
+        ("stranger", "me", False),  # whoever shares an account of the cluster
+        (None, "stranger@example.org", False),  # whoever has the same name on his own machine
         (None, "", False),
         (None, "me", True),
     ],

@@ -38,24 +38,24 @@ def become(space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def test_it_is_refused_until_it_is_asked_for_by_its_owner(become: Become) -> None:
-    become("mallory")
+    become("stranger")
     theirs = wl.Compute(name="shared", inactivity_ttl="5m")
     wl.fn(sum, name="add").to(theirs).deploy()
     ref = theirs.nodes().ref
     become("alice")
-    with pytest.raises(SpecError, match="shared is not yours: mallory made it"):
+    with pytest.raises(SpecError, match="shared is not yours: stranger made it"):
         wl.Compute(name="shared").up()
-    with pytest.raises(SpecError, match="the deployed name add is not yours: mallory made it"):
+    with pytest.raises(SpecError, match="the deployed name add is not yours: stranger made it"):
         wl.get("add")
     with pytest.raises(SpecError, match="is not yours"):
         wl.Compute(name="shared").teardown()
     with pytest.raises(JobNotFound):
         wl.get("eve/add")
-    assert wl.get("mallory/add")([1, 2]) in (3, [3])
-    used = wl.Compute(name="mallory/shared")
+    assert wl.get("stranger/add")([1, 2]) in (3, [3])
+    used = wl.Compute(name="stranger/shared")
     assert wl.fn(max).to(used)([1, 2]) in (2, [2])
     assert used.nodes().ref == ref, "as it is, and not replaced"
-    become("mallory at another machine")
+    become("stranger at another machine")
     again = wl.Compute(name="shared", inactivity_ttl="5m").up()
     assert again.nodes().ref == ref
     again.teardown()
