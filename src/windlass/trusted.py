@@ -76,7 +76,7 @@ def make_own(
 
 def check_own(folder: str | os.PathLike[str]) -> None:
     """Refuse by name a folder that belongs to somebody else; one that is not there is nobody's."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if fault := find_foreign_fault(folder):
             from windlass.errors import EngineError
 

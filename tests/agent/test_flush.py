@@ -38,7 +38,7 @@ async def run_ranks(scene, *peers):
 
 
 def read(scene):
-    return read_outcomes(scene.folder, scene.plan, scene.board.status)
+    return read_outcomes(scene.folder, scene.plan, scene.board.status, with_values=True)
 
 
 def warnings(scene):

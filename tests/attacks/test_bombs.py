@@ -172,7 +172,10 @@ def test_a_malformed_status_does_not_end_who_follows(tmp_path, caplog):
         folder.path.mkdir()
         certificates = {path.name: path.read_bytes() for path in scene.files.iterdir()}
         line = Line(
-            JOB, folder, certificates, lambda: socket.create_connection(("127.0.0.1", scene.port))
+            JOB,
+            folder,
+            certificates,
+            lambda secure: secure(socket.create_connection(("127.0.0.1", scene.port))),
         )
         scene.folder.make_attempt(0)
 

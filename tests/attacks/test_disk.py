@@ -98,7 +98,10 @@ def test_a_client_whose_disk_is_full_is_told_and_goes_on_when_there_is_room(tmp_
         certificates = {path.name: path.read_bytes() for path in scene.files.iterdir()}
         (disk / "full").write_bytes(bytes(MB))
         line = Line(
-            JOB, folder, certificates, lambda: socket.create_connection(("127.0.0.1", scene.port))
+            JOB,
+            folder,
+            certificates,
+            lambda secure: secure(socket.create_connection(("127.0.0.1", scene.port))),
         )
         scene.folder.make_attempt(0)
         write_atomically(scene.folder.result(0, 0), bytes(3 * MB))

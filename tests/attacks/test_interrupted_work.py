@@ -81,7 +81,7 @@ def test_a_node_that_is_killed_between_the_exit_of_its_ranks_and_the_sending(tmp
         status = scene.board.status
         assert (status.phase, status.attempt) == (Phase.SUCCEEDED, 0)
         assert "the result of rank 1 is missing" in status.conditions[-2].message
-        left = read_outcomes(scene.folder, scene.plan, status)
+        left = read_outcomes(scene.folder, scene.plan, status, with_values=True)
         assert [found[0].state for found in left] == ["returned", MISSING]
         assert left[0][1] == b"value"
 
