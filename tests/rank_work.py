@@ -135,7 +135,7 @@ _open_files: list[Any] = []
 
 
 def offer_a_port_and_return(folder: str, fail: bool) -> str:
-    """Rank 0 listens and is done; rank 1 connects once it is told to."""
+    """Rank 0 listens and is done; rank 1 connects once it is told to, if that one is not about to be gone."""
     path = Path(folder)
     if rank() == 0:
         listening = socket.create_server(("0.0.0.0", 0))
@@ -146,8 +146,11 @@ def offer_a_port_and_return(folder: str, fail: bool) -> str:
         return "offered"
     wait_for_file(path / "go")
     place = (os.environ["MASTER_ADDR"], int((path / "port").read_text()))
+    deadline = time.monotonic() + 20.0
     try:
         socket.create_connection(place, timeout=10).close()
+        while (path / "ended").exists() and time.monotonic() < deadline:
+            socket.create_connection(place, timeout=10).close()
     except ConnectionRefusedError:
         return "refused"
     if fail:

@@ -234,8 +234,8 @@ class Ground:
         return self.path / "notes"
 
     def num_ranks(self, attempt: int) -> int:
-        """How many ranks of an attempt have lived, whoever led it."""
-        return len(list(self.notes.glob(f"{attempt}-*")))
+        """How many ranks of an attempt have lived and noted it, whoever led it."""
+        return sum(path.stat().st_size > 0 for path in self.notes.glob(f"{attempt}-*"))
 
     def wait_for_ranks(self, attempt: int, count: int, timeout_s: float = 25.0) -> None:
         what = f"{count} ranks in attempt {attempt}"
