@@ -124,6 +124,15 @@ def test_what_fits_is_kept_beside_what_does_not(lead):
     assert said.files["attempt-0/rank-1.result"] == b"value"
 
 
+def test_arguments_of_a_command_are_not_in_the_last_word(lead):
+    """Who may read logs may not read Secrets, as with Kubernetes' own role `view`."""
+    one = lead("test hunter2")
+    code, said = one.ends()
+    assert code == 0
+    assert b"hunter2" in one.folder.plan.read_bytes()
+    assert not [path for path, data in said.files.items() if b"hunter2" in data]
+
+
 def test_told_to_stop_after_the_end_it_leaves_its_last_word_and_exits_with_0(lead):
     """A drained node must not have a finished job run again."""
     one = lead(f"{leave(LARGE)}", constants={"_FIRST_READER_S": 600.0})

@@ -7,6 +7,7 @@ read is left out and named. The job is over by now, so nothing here may be what 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,8 @@ def leave_last_word(status: JobStatus, folder: JobFolder, log: PodLog) -> None:
 
 
 def _make_last_word(status: JobStatus, folder: JobFolder) -> bytes:
-    files = {names.STATUS_FILE: render_status(status)}
+    # without the command's arguments: more people may read logs than plans, and readers have the plan
+    files = {names.STATUS_FILE: render_status(replace(status, work=""))}
     try:
         sizes = _measure(status, folder)
         kept = choose_files(sizes)

@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ from windlass.kube.refusals import ClusterError, Forbidden, NotFound
 from windlass.plan.plan import Plan
 from windlass.trusted import make_own
 from windlass.wire.copying import is_from_lead
+from windlass.wire.first import render_status
 from windlass.wire.folder import JobFolder, write_atomically
 from windlass.wire.lastword import LastWord, num_lines, read_last_word
 from windlass.wire.podlog import read_pod_log
+from windlass.wire.status import JobStatus
 from windlass.wire.statusfile import read_status
 
 logger = logging.getLogger(__name__)
@@ -134,12 +137,13 @@ def _take_last_word(api: Api, pod: dict[str, Any], plan: Plan, folder: JobFolder
     # an agent that leaves a last word leaves a message, too: without one a moment must do
     is_told = bool((container_of(pod).get("state", {}).get("terminated") or {}).get("message"))
     found = _find_last_word(api, name_of(pod), timeout_s=_TOLD_S if is_told else _UNTOLD_S)
-    if found is None or not _is_of(found, plan):
+    if found is None or (status := _read_status(found, plan)) is None:
         return False
+    files = {**found.files, names.STATUS_FILE: render_status(status)}
     if found.omitted:
         write_atomically(folder.path / names.OMITTED_FILE, json.dumps(found.omitted).encode())
     # the status last: who has seen a final one has everything it speaks of
-    for path, data in sorted(found.files.items(), key=lambda file: file[0] == names.STATUS_FILE):
+    for path, data in sorted(files.items(), key=lambda file: file[0] == names.STATUS_FILE):
         target = folder.path / path
         if is_from_lead(path) and (path == names.STATUS_FILE or len(data) > _size(target)):
             make_own(target.parent, below=folder.path)
@@ -147,13 +151,14 @@ def _take_last_word(api: Api, pod: dict[str, Any], plan: Plan, folder: JobFolder
     return True
 
 
-def _is_of(word: LastWord, plan: Plan) -> bool:
-    """Whether it holds a status of this job: anything in a pod can write such lines."""
+def _read_status(word: LastWord, plan: Plan) -> JobStatus | None:
+    """The status of this job in it, if there is one: anything in a pod can write such lines."""
     try:
-        return read_status(word.files[names.STATUS_FILE]).job_id == plan.job_id
+        status = read_status(word.files[names.STATUS_FILE])
     except (KeyError, ProtocolError) as error:
         logger.warning("the last word in the log of node 0 is ignored: %s", error)
-        return False
+        return None
+    return replace(status, work=plan.work.label) if status.job_id == plan.job_id else None
 
 
 def _find_last_word(api: Api, pod: str, *, timeout_s: float) -> LastWord | None:
