@@ -64,9 +64,8 @@ def make_own(
     """
     place = os.path.abspath(path)
     top = os.path.dirname(place) if below is None else os.path.abspath(below)
-    if below is not None and not os.path.isdir(top):
-        os.makedirs(os.path.dirname(top), exist_ok=True)
-        _make(top)
+    if below is not None:
+        _make_with_parents(top)
     for part in os.path.relpath(place, top).split(os.sep):
         top = os.path.join(top, part)
         _make(top, is_new=is_new and top == place)
@@ -76,11 +75,25 @@ def make_own(
 
 def check_own(folder: str | os.PathLike[str]) -> None:
     """Refuse by name a folder that belongs to somebody else; one that is not there is nobody's."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        if fault := find_foreign_fault(folder):
-            from windlass.errors import EngineError
+    try:
+        fault = find_foreign_fault(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except PermissionError as error:  # as after one `sudo`, which leaves root's folders in a home
+        fault = f"{os.fspath(folder)}: {error.strerror}"
+    if fault:
+        from windlass.errors import EngineError
 
-            raise EngineError(fault, hint="use a folder of your own, or have this one removed")
+        raise EngineError(
+            fault, hint="set WINDLASS_HOME to a folder of your own, or have this one removed"
+        )
+
+
+def _make_with_parents(folder: str) -> None:
+    if not os.path.isdir(folder):
+        if (parent := os.path.dirname(folder)) != folder:
+            _make_with_parents(parent)
+        _make(folder)
 
 
 def _make(folder: str, *, is_new: bool = False) -> None:
@@ -116,6 +129,14 @@ def find_owner_fault(file: int, path: str | os.PathLike[str]) -> str:
     return _judge_owner(os.fspath(path), os.fstat(file))
 
 
+def find_settings_fault(file: int, path: str | os.PathLike[str]) -> str:
+    """The same, or because a link of somebody else chose it, or since it is no file that has an end."""
+    place = os.fspath(path)
+    fault = find_owner_fault(file, path) or _judge_owner(place, os.lstat(place))
+    is_plain = stat.S_ISREG(os.fstat(file).st_mode)
+    return fault or ("" if is_plain else f"{place} is not a plain file")
+
+
 def find_file_fault(file: int, path: str | os.PathLike[str]) -> str:
     """The same, and because others may write to it: of a file that will be executed."""
     return find_owner_fault(file, path) or _judge_mode(os.fspath(path), os.fstat(file))
@@ -131,6 +152,11 @@ def _judge_mode(place: str, found: os.stat_result) -> str:
     if found.st_mode & _OTHERS_WRITE:
         return f"others may write to {place} (mode {stat.S_IMODE(found.st_mode):o})"
     return ""
+
+
+def open_now(path: str, flags: int) -> int:
+    """An opener that never waits for who would write to it: somebody may have left a pipe there."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def is_open_to_everybody(folder: str | os.PathLike[str]) -> bool:

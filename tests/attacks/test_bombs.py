@@ -10,8 +10,10 @@ import asyncio
 import base64
 import io
 import json
+import os
 import resource
 import socket
+import struct
 import subprocess
 import sys
 import zipfile
@@ -38,7 +40,7 @@ from windlass.wire.logfiles import RankLog
 from windlass.wire.podlog import read_pod_log
 from windlass.wire.results import ErrorInfo, ResultHeader, read_header, write_result
 from windlass.wire.status import Phase
-from windlass.wire.statusfile import read_status
+from windlass.wire.statusfile import StatusFile, read_status
 from windlass.wire.world import read_world
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
@@ -133,11 +135,32 @@ def test_a_last_word_of_many_files():
     assert read_last_word(_last_word(_zip({**files, "omitted.json": b"{}"}))) is None
 
 
+def test_a_last_word_in_lines_longer_than_an_agent_writes(little_memory):
+    """A million names of files, each of which takes memory before one can be counted."""
+    entries = struct.pack("<4s24xH16xs", b"PK\1\2", 1, b"a") * 1_000_000
+    end = struct.pack("<4s8x2I2x", b"PK\5\6", len(entries), 0)
+    text = base64.b64encode(entries + end)
+    assert read_last_word(b"windlass-last-word 1/1 " + text) is None
+
+
 def test_lines_of_a_pod_that_name_impossible_ranks():
     when = b"2026-01-31T12:00:00.123456789Z "
     lines = [b"[rank %s] x" % MANY_DIGITS, b"[rank 1, attempt %s] x" % MANY_DIGITS, b"[rank 2] y"]
     found = list(read_pod_log(b"".join(when + line + b"\n" for line in lines)))
     assert [(rank, attempt) for rank, attempt, _ in found] == [(2, 0)]
+
+
+@pytest.mark.parametrize("read", [read_header, lambda path: StatusFile(path).read()])
+def test_a_pipe_in_place_of_a_file_keeps_nobody(folder, read):
+    """Nobody ever writes to it, and who opens a pipe waits for that."""
+    os.mkfifo(folder.path / "pipe")
+    with pytest.raises(ProtocolError, match="is not JSON"):
+        read(folder.path / "pipe")
+
+
+def test_a_pipe_in_place_of_an_error_file_says_nothing(folder):
+    os.mkfifo(folder.path / "pipe")
+    assert read_error_file(folder.path / "pipe") is None
 
 
 # -- status ----------------------------------------------------------------------------------------
@@ -154,6 +177,9 @@ MALFORMED = {
     "many ranks": json.dumps({**STATUS, "num_ranks": 10**12}).encode(),
     "negative": json.dumps({**STATUS, "num_nodes": -1}).encode(),
     "attempt": json.dumps({**STATUS, "attempt": 10**30}).encode(),
+    "year": json.dumps({**STATUS, "created_at_s": 1e308}).encode(),
+    "no time": json.dumps({**STATUS, "created_at_s": float("nan")}).encode(),
+    "no end": json.dumps({**STATUS, "ended_at_s": float("inf")}).encode(),
     "rank": json.dumps({**STATUS, "ranks": [{"rank": "x", "node": None}]}).encode(),
 }
 
@@ -171,12 +197,11 @@ def test_a_malformed_status_does_not_end_who_follows(tmp_path, caplog):
         folder = JobFolder(tmp_path / "client")
         folder.path.mkdir()
         certificates = {path.name: path.read_bytes() for path in scene.files.iterdir()}
-        line = Line(
-            JOB,
-            folder,
-            certificates,
-            lambda secure: secure(socket.create_connection(("127.0.0.1", scene.port))),
-        )
+
+        def dial(secure):
+            return secure(socket.create_connection(("127.0.0.1", scene.port)))
+
+        line = Line(JOB, folder, certificates, dial)
         scene.folder.make_attempt(0)
 
         async def copy_a_line() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,36 @@ def test_a_link_that_leads_to_a_file_of_somebody_else_is_ignored(
     ran = victim.windlass("run", "hello.py", cwd=project)
     assert ran.returncode == 0, ran.stderr
     assert not mark.exists()
+
+
+def test_a_link_of_somebody_else_that_leads_to_a_file_of_ours_is_ignored(victim, stranger, project):
+    """Which of our files is read is not for others to choose."""
+    ours = victim.write("other.toml", "nodes = 4\n")
+    link = project / "windlass.toml"
+    link.symlink_to(ours)
+    stranger.give(link)
+    shown = victim.windlass("config", cwd=project)
+    assert f"{link} is ignored: {link} belongs to somebody else" in shown.stderr
+    line = next(line for line in shown.stdout.splitlines() if line.startswith("nodes "))
+    assert "default" in line
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_pipe_that_somebody_left_in_place_of_the_file_keeps_nobody(
+    victim, stranger, project, name
+):
+    os.mkfifo(project / name)
+    stranger.give(project / name)
+    ran = victim.windlass("run", "hello.py", cwd=project)
+    assert ran.returncode == 0, ran.stderr
+    assert f"{project / name} is ignored" in ran.stderr
+
+
+def test_a_link_to_a_device_is_ignored(tmp_path, caplog):
+    """/dev/zero belongs to root, and has no end."""
+    (tmp_path / "windlass.toml").symlink_to("/dev/zero")
+    assert _read(tmp_path).nodes == 1
+    assert "windlass.toml is not a plain file" in caplog.text
 
 
 def test_a_config_file_of_somebody_else_is_ignored(victim, stranger, program, project):

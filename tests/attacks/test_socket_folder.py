@@ -166,3 +166,25 @@ def test_jobs_of_somebody_else_in_our_home_are_refused_by_name(victim, stranger)
         assert ran.returncode == 3, (argv, ran.stdout)
         assert f"{home / 'jobs'} belongs to somebody else" in ran.stderr
     wait_for(lambda: not list((home / "jobs").iterdir()), "nothing was put there", 5.0)
+
+
+def test_folders_above_the_home_that_are_made_for_it_are_closed_too(victim):
+    """Who may write to ~/.local could put something else in the place of what is below it."""
+    script = victim.write("hello.py", "print('hello')")
+    ran = victim.windlass("run", str(script), umask=0)
+    assert ran.returncode == 0, ran.stderr
+    made = [victim.home / path for path in (".local", ".local/state", ".cache", ".cache/windlass")]
+    assert {oct(stat.S_IMODE(folder.stat().st_mode)) for folder in made} == {oct(0o700)}
+
+
+def test_a_home_that_root_has_worked_in_is_refused_with_what_to_do(victim):
+    """As after one `sudo windlass run` that kept $HOME."""
+    script = victim.write("hello.py", "print('hello')")
+    roots = victim.home / ".local" / "state" / "windlass"
+    roots.mkdir(parents=True)
+    roots.chmod(0o700)
+    for argv in (["run", str(script)], ["ls"]):
+        ran = victim.windlass(*argv)
+        assert ran.returncode == 3, (argv, ran.stdout)
+        assert f"{roots / 'jobs'}: Permission denied" in ran.stderr
+        assert "WINDLASS_HOME" in ran.stderr

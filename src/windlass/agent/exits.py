@@ -12,6 +12,7 @@ from typing import Any
 
 from windlass import records
 from windlass.errors import ProtocolError
+from windlass.trusted import open_now
 from windlass.wire.results import ErrorInfo, Outcome, ResultHeader
 
 _MAX_ERROR_BYTES = 4 << 20
@@ -56,7 +57,7 @@ def judge_exit(
 def read_error_file(path: Path) -> ErrorInfo | None:
     """What torch's `record` left of an exception; None when there is nothing, or nothing readable."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=open_now) as file:
             data = file.read(_MAX_ERROR_BYTES + 1)
         message = records.parse(data, path.name, max_bytes=_MAX_ERROR_BYTES)["message"]
     except (OSError, ProtocolError, KeyError, TypeError):

@@ -29,7 +29,7 @@ def make_socket_folder(job_id: str) -> Path:
     """A folder with a short path, which sockets need, that nobody else may enter."""
     path = _find_place(job_id)
     try:
-        make_private(path.parent, hint=f"chmod 700 {path.parent}, or remove it, or {_HINT}")
+        make_private(path.parent, hint=_advise(path.parent))
         shutil.rmtree(path, ignore_errors=True)  # of a lead that could not clear up behind itself
         make_private(path)
     except OSError as error:
@@ -38,6 +38,12 @@ def make_socket_folder(job_id: str) -> Path:
             hint=f"remove what is there, or {_HINT}",
         ) from error
     return path
+
+
+def _advise(place: Path) -> str:
+    """No chmod of a link: it would change what that leads to, which is what somebody else chose."""
+    is_folder = place.is_dir() and not place.is_symlink()
+    return f"{f'chmod 700 {place}, or ' if is_folder else ''}remove it, or {_HINT}"
 
 
 def _find_place(job_id: str) -> Path:

@@ -16,7 +16,7 @@ from windlass.settings.places import place
 from windlass.settings.setting import Setting
 from windlass.settings.table import BY_NAME, SETTINGS, Settings, find_setting, nearest
 from windlass.settings.values import Layer, read_value
-from windlass.trusted import find_owner_fault, is_open_to_everybody
+from windlass.trusted import find_settings_fault, is_open_to_everybody, open_now
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -103,8 +103,8 @@ def _find_project_file(start: Path) -> tuple[Path, Mapping[str, object] | None]:
 
 def _read_table(path: Path, *keys: str) -> Mapping[str, object] | None:
     try:
-        with path.open("rb") as file:
-            if fault := find_owner_fault(file.fileno(), path):
+        with open(path, "rb", opener=open_now) as file:
+            if fault := find_settings_fault(file.fileno(), path):
                 _say_ignored(path, fault)
                 return None
             content = file.read()

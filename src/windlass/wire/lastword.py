@@ -21,7 +21,9 @@ from windlass.errors import ProtocolError
 
 MAX_BYTES = 2 << 20  # a node keeps about ten megabytes of a pod's log
 _LINE_BYTES = 12 << 10  # container runtimes cut lines at 16 KiB
-_LINE = re.compile(rb"windlass-last-word ([0-9]{1,5})/([0-9]{1,5}) ([A-Za-z0-9+/=]*)\s*$")
+_LINE = re.compile(
+    rb"windlass-last-word ([0-9]{1,5})/([0-9]{1,5}) ([A-Za-z0-9+/=]{0,%d})\s*$" % _LINE_BYTES
+)
 # Anything in a pod can write such lines: no more is believed than an agent ever leaves. A status has no limit
 # of its own, but with one of ten thousand ranks there is still room.
 _MAX_PARTS = 2048

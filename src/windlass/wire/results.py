@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 from windlass import records
 from windlass.errors import ProtocolError
+from windlass.trusted import open_now
 from windlass.wire.folder import JobFolder, write_atomically
 
 MISSING = "missing"
@@ -104,7 +105,7 @@ def write_result(path: Path, header: ResultHeader, payload: bytes) -> None:
 def read_header(path: Path) -> ResultHeader | None:
     """The first line of a result; None when the rank left none."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=open_now) as file:
             return _read_line(path, file)
     except FileNotFoundError:
         return None
@@ -113,7 +114,7 @@ def read_header(path: Path) -> ResultHeader | None:
 def read_result(path: Path) -> tuple[ResultHeader, bytes] | None:
     """The whole result; None when the rank left none."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=open_now) as file:
             return _read_line(path, file), file.read()
     except FileNotFoundError:
         return None

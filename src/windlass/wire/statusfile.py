@@ -7,7 +7,10 @@ from pathlib import Path
 
 from windlass import names, records
 from windlass.errors import ProtocolError
+from windlass.trusted import open_now
 from windlass.wire.status import JobStatus
+
+_MAX_TIME_S = 253_000_000_000.0  # of the year 9987: calendars end with 9999
 
 
 def read_status(text: bytes) -> JobStatus:
@@ -19,6 +22,8 @@ def read_status(text: bytes) -> JobStatus:
         )
     if not 0 <= status.attempt < names.MAX_ATTEMPTS:
         raise ProtocolError("the status speaks of an attempt that cannot be")
+    if not all(0 <= at_s < _MAX_TIME_S for at_s in (status.created_at_s, status.ended_at_s or 0.0)):
+        raise ProtocolError("the status speaks of a time that cannot be")
     return status
 
 
@@ -43,7 +48,7 @@ class StatusFile:
             return None
 
     def read(self) -> JobStatus:
-        with self._path.open("rb") as file:
+        with open(self._path, "rb", opener=open_now) as file:
             found = os.fstat(file.fileno())
             stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
             if self._status is None or stamp != self._stamp:
