@@ -172,3 +172,29 @@ def test_a_lead_that_died_is_followed_by_another(tmp_path):
         ground.wait_for_ranks(1, 2, 60)
         assert finish(ground, other).phase is Phase.SUCCEEDED
         ground.check_one_world()
+
+
+def test_a_farewell_tells_of_later_attempts_too(tmp_path):
+    """The half that kept its lead went on with others: who leaves it gives the old half no majority."""
+    with open_ground(tmp_path, grace_s=0.5) as ground:
+        lead = ground.start_all()
+        near, far = ground.lines[1], [ground.lines[index] for index in (2, 3)]
+        ground.sever(2, 3)
+        for index in (2, 3):
+            ground.lines.pop(index)
+            ground.lead_to(lead, index)
+            ground.start(f"{index}-again", index)
+        ground.wait_for_ranks(1, 4, 60)
+        other = replace(ground, 1)
+        for line in far:  # beyond the cut they find the new lead
+            line.divert(other.port)
+        wait_for(lambda: is_told(other), "the other lead says that it has only half", 60)
+        near.sever()
+        near.divert(other.port)
+        wait_for(lambda: "the lead is gone" in ground.log("1"), "node 1 has lost its lead", 60)
+        ground.agents["1"].process.send_signal(signal.SIGTERM)
+        wait_for(lambda: "ended for good" in ground.log("0-again"), "its farewell is heard", 60)
+        ground.wait_for_ranks(2, 3, 60)
+        assert finish(ground, lead).phase is Phase.SUCCEEDED
+        assert len(ground.check_one_world()) == 3
+        assert "nodes of attempt 1" in other.messages("OneWorld")[-1]

@@ -158,7 +158,7 @@ class LeadAgent:
             self.node.stop(now=False)
             await self.node.idle()
             if self._station.successor is not None and self.lead.has_lost_nodes:
-                await say_farewell(self._station, self._station.successor)
+                await say_farewell(self._station, self._station.successor, self.node.memory)
             return names.EXIT_TOLD_TO_STOP
         finally:
             lease.cancel()

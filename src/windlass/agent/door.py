@@ -78,7 +78,8 @@ class Door:
         heart = asyncio.ensure_future(beat(link))
         try:
             if hello["role"] == "node" and "farewell" in hello:
-                self._lead.hear_farewell(records.read(Seat, hello["farewell"]))
+                seat = records.read(Seat, hello["farewell"])
+                self._lead.hear_farewell(seat, _read_memory(hello))
             elif hello["role"] == "node":
                 await self._take_node(link, int(hello["node"]))
             else:
@@ -151,7 +152,6 @@ class Door:
         if self._desk is not None:
             self._desk.join(link, index, about)
             return
-        memory = about.get("memory")
         self._lead.join(
             index,
             link.send,
@@ -159,7 +159,7 @@ class Door:
             python=about["python"],
             host=str(about.get("host", "")),
             is_prepared=bool(about.get("is_prepared", True)),
-            memory=records.read(Memory, memory) if memory else None,
+            memory=_read_memory(about),
             incarnation=str(about.get("incarnation", "")),
             lost_lead=records.read(LostLead, lost) if (lost := about.get("lost_lead")) else None,
         )
@@ -322,3 +322,8 @@ async def beat(link: Link) -> None:
     while True:
         link.send({"type": "heartbeat"})
         await asyncio.sleep(HEARTBEAT_S)
+
+
+def _read_memory(about: Header) -> Memory | None:
+    memory = about.get("memory")
+    return records.read(Memory, memory) if memory else None

@@ -6,6 +6,8 @@ Another lead may be waiting for it, since nobody else can tell that it does not 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
+from typing import Any
 
 from windlass import records
 from windlass.agent import links
@@ -16,10 +18,16 @@ from windlass.errors import ProtocolError
 _PATIENCE_S = 3.0
 
 
-async def say_farewell(station: Station, place: links.Place) -> None:
-    """Tell the lead that there is at `place`, if there is one."""
+async def say_farewell(
+    station: Station, place: links.Place, memory: Mapping[str, Any] | None
+) -> None:
+    """Tell the lead that there is at `place`, if there is one.
+
+    With what the node remembers: it may have taken part in a later attempt than that lead knows of, whose
+    other nodes go on without it.
+    """
     seat = Seat(index=station.index, incarnation=station.incarnation)
-    also = {"farewell": records.to_json(seat)}
+    also = {"farewell": records.to_json(seat), "memory": memory}
     with contextlib.suppress(OSError, ProtocolError):
         link = await links.connect(
             place,

@@ -121,7 +121,7 @@ class Follower:
         if self._link is not None:
             await self._link.close()
         elif self._station.is_pod and self._lost_s is not None and not is_led:
-            await say_farewell(self._station, self._station.place)
+            await say_farewell(self._station, self._station.place, self.node.memory)
         return names.EXIT_TOLD_TO_STOP if self._station.is_pod else 0
 
     async def _follow(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from typing import Any
+from typing import Any, TypeGuard
 
 from windlass import names
 from windlass.agent.attempt import Attempt
@@ -67,14 +67,17 @@ class Hearing:
         member = Member(send, python, host, is_prepared, incarnation=incarnation)
         self._roster.add(index, member)
         self._one_world.join(self._roster.seat(index))
-        # what it remembers of this lead is no news
-        if memory is not None and memory.attempt > self._attempt.number:
+        if self._is_news(memory):
             self._told.append(memory)
             if lost_lead is not None:
                 self._one_world.hear_of_lost_lead(memory, lost_lead)
         self._board.set_node(index, state="joined", pid=pid, python=python, host=host)
         self._check_python(index, python)
         self._changed.set()
+
+    def _is_news(self, memory: Memory | None) -> TypeGuard[Memory]:
+        """Whether it is not what this lead has told itself."""
+        return memory is not None and memory.attempt > self._attempt.number
 
     def prepare(self, index: int) -> None:
         """A node has its code and its payload now."""
@@ -127,8 +130,10 @@ class Hearing:
         """The ranks of a node that leaves are dead, as it says itself, and it will never have others."""
         self._lose_leaving(index, Parting.CLOSED)
 
-    def hear_farewell(self, seat: Seat) -> None:
-        """A node that had been out of sight ends for good, and has no ranks."""
+    def hear_farewell(self, seat: Seat, memory: Memory | None) -> None:
+        """A node that had been out of sight ends for good, and has no ranks; others may know what it knew."""
+        if self._is_news(memory):
+            self._told.append(memory)
         logger.info("node %s of an earlier attempt has ended for good", seat.index)
         self._one_world.lose(seat, Parting.CLOSED)
         self._changed.set()

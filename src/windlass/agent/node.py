@@ -103,6 +103,11 @@ class Node:
         elif message["type"] == "remember":
             self._memory = message["memory"]
 
+    @property
+    def memory(self) -> dict[str, Any] | None:
+        """What its lead has told it to remember."""
+        return self._memory
+
     def introduce(self, **about: Any) -> None:
         """Join the lead: who is here, and what it should know that an earlier lead may have said."""
         self._tell(

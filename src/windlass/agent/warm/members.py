@@ -21,7 +21,7 @@ from windlass import names
 from windlass.agent.board import Board
 from windlass.agent.changes import Changes
 from windlass.agent.failure import make_job_verdict
-from windlass.agent.memory import Seat
+from windlass.agent.memory import Memory, Seat
 from windlass.agent.sight import SIGHT, Parting, Sight
 from windlass.agent.warm.meetings import Meetings
 from windlass.plan.plan import Plan
@@ -114,7 +114,7 @@ class Members(Meetings):
         self._unseen.pop(index, None)
         self._changed.set()
 
-    def hear_farewell(self, seat: Seat) -> None:
+    def hear_farewell(self, seat: Seat, _memory: Memory | None) -> None:
         """A node that had been out of sight ends for good, and has no ranks."""
         self.part(seat.index)
 

@@ -73,6 +73,10 @@ class WarmNode:
         forks.listen(self._loop, self._on_fork_event)
         forks.extend(_OURS)
 
+    @property
+    def memory(self) -> None:
+        """Nothing: calls go on with any nodes."""
+
     def introduce(self, **about: Any) -> None:
         """Join the lead."""
         self._tell(
