@@ -99,10 +99,12 @@ def _make_with_parents(folder: str) -> None:
 def _make(folder: str, *, is_new: bool = False) -> None:
     try:
         os.mkdir(folder, 0o700)
-        os.chmod(folder, 0o700)  # whatever the umask took from it
     except FileExistsError:
         if is_new or not os.path.isdir(folder):
             raise
+        return
+    with contextlib.suppress(PermissionError):  # of file systems that know no modes
+        os.chmod(folder, 0o700)  # whatever the umask took from it
 
 
 def _close(folder: str) -> None:

@@ -7,6 +7,7 @@ process it is, is looked at before the first word.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -18,7 +19,7 @@ from waits import wait_for
 
 from windlass import EngineError
 from windlass.engines.socket_folder import dial_lead, find_socket_folder, keep_place
-from windlass.trusted import find_peer_fault
+from windlass.trusted import find_peer_fault, make_own
 from windlass.wire.folder import JobFolder
 
 STAY = """
@@ -188,3 +189,14 @@ def test_a_home_that_root_has_worked_in_is_refused_with_what_to_do(victim):
         assert ran.returncode == 3, (argv, ran.stdout)
         assert f"{roots / 'jobs'}: Permission denied" in ran.stderr
         assert "WINDLASS_HOME" in ran.stderr
+
+
+def test_a_home_on_a_file_system_without_modes_is_used(tmp_path, monkeypatch):
+    """As on some network disks, where chmod is refused also to the owner."""
+
+    def refuse(path, mode):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+
+    monkeypatch.setattr(os, "chmod", refuse)
+    make_own(tmp_path / "home" / "jobs" / "job", below=tmp_path / "home", is_new=True)
+    assert (tmp_path / "home" / "jobs" / "job").is_dir()
