@@ -17,6 +17,7 @@ from windlass.kube.fields import (
     Object,
     condition_of,
     container_of,
+    container_spec_of,
     created_s,
     deleted_s,
     event_first_s,
@@ -159,6 +160,17 @@ def _by_index(pods: Sequence[Object]) -> Iterator[list[Object]]:
     yield from found.values()
 
 
+def _diagnose_once(
+    known: dict[tuple[str, str], Diagnosis], pod: Object, sentence: str, nodes: Sequence[Object]
+) -> Diagnosis:
+    """Pods of a job are alike: what is said of a thousand is found out once, not for each anew."""
+    spec = pod.get("spec", {})
+    like = (sentence, repr((container_spec_of(pod).get("resources"), spec.get("nodeSelector"))))
+    if like not in known:
+        known[like] = diagnose(pod, sentence, nodes=nodes)
+    return known[like]
+
+
 def _find_in_pods(
     pods: Sequence[Object],
     events: Sequence[Object],
@@ -166,6 +178,7 @@ def _find_in_pods(
     claims: Sequence[Object],
 ) -> Iterator[Blocker]:
     by_name = group_events(events, "Pod")
+    known: dict[tuple[str, str], Diagnosis] = {}
     for *before, pod in _by_index(pods):
         name, since_s = name_of(pod), created_s(pod)
         phase = pod.get("status", {}).get("phase")
@@ -173,7 +186,7 @@ def _find_in_pods(
         if (lost := _read_lost(pod)) is not None:
             yield lost
         elif scheduled.get("reason") == "Unschedulable":
-            said = diagnose(pod, str(scheduled.get("message", "")), nodes=nodes)
+            said = _diagnose_once(known, pod, str(scheduled.get("message", "")), nodes)
             said = _name_claim(said, pod, claims)
             yield _make(
                 said, pod=name, since_s=read_time(scheduled["lastTransitionTime"]) or since_s
