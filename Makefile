@@ -1,5 +1,5 @@
 # Two commands: `make demo` and `make test`. Each makes what it needs first, once. `make test` touches no cluster,
-# whatever KUBECONFIG says; `make test-cluster` does.
+# whatever KUBECONFIG says; `make test-cluster` does. `make test-long` has what fills the machine or waits for minutes.
 #
 # torch is installed under constraints-dev.txt only: an unpinned torch pulls gigabytes of CUDA packages.
 
@@ -17,7 +17,7 @@ INPUTS := pyproject.toml constraints-dev.txt
 CHECKS := ruff=ruff_check format=ruff_format_--check mypy=mypy_--strict imports=lint-imports
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster test-faults bench clean
+.PHONY: help demo test test-long test-cluster test-faults bench clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,8 +37,12 @@ test: $(VENV)/.dev  ## ruff, mypy, import-linter and pytest, in one go
 	if [ -n "$$failed" ]; then echo "== failed before pytest:$$failed"; fi; \
 	echo "== pytest"; \
 	unset KUBECONFIG; \
+	$(BIN)/python -m pytest -m "not crowd and not long" $(PYTEST_ARGS) && [ -z "$$failed" ]
+
+test-long: $(VENV)/.dev  ## the tests that fill the machine, or wait for networks that are cut: some minutes
+	@unset KUBECONFIG; failed=""; \
 	$(BIN)/python -m pytest -m crowd || failed="$$failed crowd"; \
-	$(BIN)/python -m pytest -m "not crowd" $(PYTEST_ARGS) && [ -z "$$failed" ]
+	$(BIN)/python -m pytest -m "long and not cluster" $(PYTEST_ARGS) && [ -z "$$failed" ]
 
 test-cluster: $(VENV)/.dev  ## the tests on the cluster that KUBECONFIG names
 	@[ -n "$$KUBECONFIG" ] || { echo "make $@: KUBECONFIG must name a kubeconfig" >&2; exit 2; }

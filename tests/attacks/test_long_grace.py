@@ -13,6 +13,8 @@ from waits import wait_for
 
 from windlass.wire.status import Phase
 
+pytestmark = pytest.mark.long
+
 
 def finish(ground, lead, num_worlds=2):
     (ground.notes / "done").touch()

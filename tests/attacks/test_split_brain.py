@@ -15,6 +15,8 @@ from waits import wait_for
 
 from windlass.wire.status import Phase
 
+pytestmark = pytest.mark.long
+
 NO_MAJORITY = "not more than half"
 
 
