@@ -8,7 +8,7 @@ import pytest
 
 import windlass as wl
 
-pytestmark = pytest.mark.timeout(400)  # each starts torchrun, which imports torch once more
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]  # each starts torchrun, which imports torch once more
 
 SCRIPT = """
 import os, torch, torch.distributed as dist

@@ -10,6 +10,8 @@ from tls_peers import ask, join, run_with_lead, until, write_certificates
 
 from windlass.agent import tcp
 
+pytestmark = pytest.mark.long
+
 NUM_STRANGERS = 500
 
 

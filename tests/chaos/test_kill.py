@@ -17,6 +17,8 @@ from waits import find_left_over, wait_for
 
 import windlass as wl
 
+pytestmark = pytest.mark.long
+
 SEED = int(os.environ.get("CHAOS_SEED", "20"))
 ROUNDS = int(os.environ.get("CHAOS_ROUNDS", "12"))
 NODES, PROCS = 2, 2

@@ -13,6 +13,8 @@ from wheels import make_wheel
 import windlass as kt
 from windlass import records
 
+pytestmark = pytest.mark.long
+
 
 def image(on, command=""):
     """An image with a step that leaves a line, if asked for."""
