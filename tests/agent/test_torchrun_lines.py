@@ -8,7 +8,8 @@ import pytest
 
 import windlass as wl
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]  # each starts torchrun, which imports torch once more
+# each starts torchrun, which imports torch once more
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 SCRIPT = """
 import os, torch, torch.distributed as dist
