@@ -26,13 +26,11 @@ from pod_places import make_job, run_at_door
 from tls_peers import JOB, until
 
 import windlass as wl
-from windlass import names, records
+from windlass import records
 from windlass.agent.exits import read_error_file
 from windlass.agent.rank_outcome import describe
-from windlass.agent.reports import read_message
 from windlass.engines.line import Line
 from windlass.errors import ProtocolError
-from windlass.wire.copying import read_piece, read_sizes
 from windlass.wire.first import make_first_status, render_status
 from windlass.wire.folder import JobFolder, write_atomically
 from windlass.wire.lastword import num_lines, read_last_word
@@ -348,63 +346,3 @@ def test_results_larger_than_memory_are_told_of_all_the_same(tmp_path, home):
     assert ran.returncode == 0, ran.stderr
     assert [row["value"] for row in json.loads(ran.stdout)["results"]] == [0, 1]
     assert [header.json for header in job.outcomes()] == [0, 1]
-
-
-# -- what is said over sockets ---------------------------------------------------------------------
-
-REPORT = {"type": "report", "rank": 0, "attempt": 0, "step": 1, "total": 2, "at_s": 1.0}
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        DEEP,
-        b"[]",
-        b"{}",
-        b'{"type": "report", "rank": %s}' % MANY_DIGITS,
-        json.dumps({**REPORT, "metrics": {"loss": [1]}}).encode(),
-        json.dumps({**REPORT, "metrics": 3}).encode(),
-        json.dumps({**REPORT, "rank": "x", "metrics": {}}).encode(),
-        json.dumps({**REPORT, "step": 1.5, "metrics": {}}).encode(),
-        json.dumps({**REPORT, "at_s": float("inf"), "metrics": {}}).encode(),
-    ],
-)
-def test_a_malformed_report_is_nobodys(data):
-    with pytest.raises((ProtocolError, KeyError, TypeError, ValueError)):
-        read_message(data)
-
-
-def test_a_report_is_read():
-    report = {**REPORT, "metrics": {"loss": 0.5, "name": "x", "none": None}}
-    assert read_message(json.dumps(report).encode()) == report
-
-
-@pytest.mark.parametrize(
-    "has", [[], "x", {"a": -1}, {"a": 1.5}, {"a": True}, {"a": 1 << 70}, {"a": None}, {"a": {}}]
-)
-def test_a_malformed_list_in_a_hello_is_refused(has):
-    if has:
-        with pytest.raises(ProtocolError):
-            read_sizes({"has": has}, "has")
-    assert read_sizes({"has": {"a": 0}}, "has") == {"a": 0}
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        {"path": "a", "offset": 1 << 70},
-        {"path": "a", "offset": True},
-        {"path": "a", "offset": -1},
-        {"path": "a", "offset": 0, "total_bytes": -1},
-        {"path": "a", "offset": 0, "total_bytes": "x"},
-        {"path": 3, "offset": 0},
-    ],
-)
-def test_a_malformed_piece_is_refused(header):
-    with pytest.raises(ProtocolError):
-        read_piece(header, b"x")
-
-
-def test_frames_are_bounded():
-    assert names.MAX_HEADER_BYTES <= 1 << 20
-    assert names.MAX_BODY_BYTES <= 256 << 20

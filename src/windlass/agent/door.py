@@ -44,9 +44,8 @@ if TYPE_CHECKING:
 
 _DEPUTY = 1  # keeps a copy of what node 0's ranks left, for the node 0 that may come after it
 _READER_SILENCE_S = 60.0
-_FIRST_HELLO_S = (
-    60.0  # a client has to find the lead before it can hold a lease, however short that one is
-)
+# a client has to find the lead before it can hold a lease, however short that one is
+_FIRST_HELLO_S = 60.0
 _RANK_FILE = re.compile(r"attempt-\d+/rank-(\d+)\.")
 
 

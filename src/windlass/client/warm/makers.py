@@ -22,11 +22,12 @@ def split_owner(text: str) -> tuple[str, str]:
 
 def is_own(engine: Engine, ref: JobRef, plan: Plan) -> bool:
     """Whether this user made it, as far as that can be known."""
-    work = plan.work
     if engine.is_made_here(ref):
         return True
-    is_same = isinstance(work, Calls) and work.user == name_user()
-    return is_same and isinstance(work, Calls) and work.identity == engine.identity()
+    work = plan.work
+    if not isinstance(work, Calls) or work.user != name_user():
+        return False
+    return work.identity == engine.identity()
 
 
 def owners_of(plan: Plan) -> tuple[str, ...]:

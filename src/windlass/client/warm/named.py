@@ -63,9 +63,8 @@ def get(name: str, **where: Any) -> Remote:
         known += record
         if name in record:
             return _make(name, record[name], ref, where)
-    for ref, plan in (
-        others if not owner else ()
-    ):  # asked only so that the error can say whose it is
+    # asked only so that the error can say whose it is
+    for ref, plan in () if owner else others:
         if name in _ask_record(engine, ref):
             maker, _ = split_owner(name_for(engine, ref, plan))
             raise make_refusal(name, f"{maker}/{name}", what="deployed name")
