@@ -58,7 +58,8 @@ def stay() -> None:
 
 
 def stubborn() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     print("up", flush=True)
     while True:
         signal.pause()
