@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from windlass.kube.api import Api
+from windlass.kube.api_errors import ClusterError, NotFound
 from windlass.kube.fields import name_of
 from windlass.kube.kinds import (
     CONFIG_MAPS,
@@ -26,7 +27,6 @@ from windlass.kube.kinds import (
     STATEFUL_SETS,
     Kind,
 )
-from windlass.kube.refusals import ClusterError, NotFound
 from windlass.waiting import wait_until
 
 LIMIT_S = 180.0

@@ -32,16 +32,16 @@ def _request_words(_self: Any, request: Any, *_args: Any) -> str:
 
 # module -> what in it is timed, and under which name
 TIMED: dict[str, dict[str, Words]] = {
-    "windlass.cli.call": {"prepare_words": lambda *_a, **_k: "prepare"},
-    "windlass.client.travel": {"pack": lambda *_a, **_k: "pack the project"},
+    "windlass.cli.prepare": {"prepare_words": lambda *_a, **_k: "prepare"},
+    "windlass.client.jobs.packing": {"pack": lambda *_a, **_k: "pack the project"},
     "windlass.engines.pyz": {"build_archive": lambda *_a, **_k: "build the agent's archive"},
-    "windlass.kube.config": {"read_target": lambda *_a, **_k: "read the kubeconfig"},
+    "windlass.kube.kubeconfig": {"read_target": lambda *_a, **_k: "read the kubeconfig"},
     "windlass.kube.certificates": {"make_certificates": lambda *_a, **_k: "make certificates"},
     "windlass.kube.transport": {"Transport._send": _request_words},
-    "windlass.engines.submitting": {"create_objects": lambda *_a, **_k: "create objects"},
+    "windlass.engines.submit": {"create_objects": lambda *_a, **_k: "create objects"},
     "windlass.kube.forward": {"open_forward": lambda *_a, **_k: "open a port-forward"},
-    "windlass.engines.line": {"Line._serve": lambda *_a, **_k: "talk with the lead"},
-    "windlass.client.follow": {"follow": lambda *_a, **_k: "follow"},
+    "windlass.engines.lead_sync": {"Line._serve": lambda *_a, **_k: "talk with the lead"},
+    "windlass.client.jobs.follow": {"follow": lambda *_a, **_k: "follow"},
 }
 
 

@@ -6,12 +6,12 @@ import asyncio
 import time
 
 from windlass import records
-from windlass.agent.board import Board
-from windlass.agent.lead import Lead
+from windlass.agent.lead.job_lead import Lead
+from windlass.agent.lead.status_writer import Board
 from windlass.plan.plan import Facts, make_plan
-from windlass.spec.job import JobSpec
+from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Script
-from windlass.wire.folder import JobFolder
+from windlass.wire.job_folder import JobFolder
 from windlass.wire.results import Outcome
 
 

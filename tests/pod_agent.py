@@ -9,22 +9,22 @@ import sys
 from pathlib import Path
 
 from windlass import names
-from windlass.agent import door
-from windlass.agent.agent import prepare_forks, run_agent, start_logging
-from windlass.agent.forks import ForkServer
-from windlass.agent.inputs import Inputs
-from windlass.agent.processes import become_subreaper
-from windlass.agent.sight import Sight
-from windlass.agent.station import Station
-from windlass.agent.tcp import TlsPlace
-from windlass.agent.tls import client_context, server_context
+from windlass.agent.agent_context import Station
+from windlass.agent.agent_process import prepare_forks, run_agent, start_logging
+from windlass.agent.lead import lead_server
+from windlass.agent.link.tcp import TlsPlace
+from windlass.agent.link.tls import client_context, server_context
+from windlass.agent.node.forkserver_client import ForkServer
+from windlass.agent.node.inputs import Inputs
+from windlass.agent.node.processes import become_subreaper
+from windlass.agent.silence_limits import Sight
 from windlass.plan.plan import read_plan
-from windlass.wire.folder import JobFolder
+from windlass.wire.job_folder import JobFolder
 
 
 def main(about: dict) -> None:
     sys.argv[0] = about["archive"]  # what fork servers are started from
-    door.HEARTBEAT_S = about["heartbeat_s"]
+    lead_server.HEARTBEAT_S = about["heartbeat_s"]
     names.FEWER_AFTER_S = about["fewer_after_s"]
     start_logging()
     become_subreaper()

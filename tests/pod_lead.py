@@ -9,24 +9,25 @@ import resource
 import sys
 from pathlib import Path
 
-from windlass.agent import agent, leaving
-from windlass.agent.agent import prepare_forks, run_agent, start_logging
-from windlass.agent.forks import ForkServer
-from windlass.agent.inputs import Inputs
-from windlass.agent.podlog import PodLog
-from windlass.agent.processes import become_subreaper
-from windlass.agent.station import Station
-from windlass.agent.tcp import TlsPlace
-from windlass.agent.tls import server_context
+from windlass.agent import agent_process
+from windlass.agent.agent_context import Station
+from windlass.agent.agent_process import prepare_forks, run_agent, start_logging
+from windlass.agent.lead import termination
+from windlass.agent.link.tcp import TlsPlace
+from windlass.agent.link.tls import server_context
+from windlass.agent.node.forkserver_client import ForkServer
+from windlass.agent.node.inputs import Inputs
+from windlass.agent.node.pod_log_writer import PodLog
+from windlass.agent.node.processes import become_subreaper
 from windlass.plan.plan import read_plan
-from windlass.wire.folder import JobFolder
+from windlass.wire.job_folder import JobFolder
 
 
 async def lead(station: Station, forks: ForkServer) -> int:
     log = PodLog()
 
-    def at_end(leading: agent.LeadAgent) -> None:
-        leaving.leave_last_word(leading.board.status, station.folder, log)
+    def at_end(leading: agent_process.LeadAgent) -> None:
+        termination.leave_last_word(leading.board.status, station.folder, log)
 
     inputs = Inputs(station.plan, station.folder)
     return await run_agent(station, forks, inputs, echo=log.add, at_end=at_end)
@@ -35,8 +36,8 @@ async def lead(station: Station, forks: ForkServer) -> int:
 def main(about: dict) -> int:
     sys.argv[0] = about["archive"]  # what fork servers are started from
     for name, value in about["constants"].items():
-        setattr(agent, name, value)
-    leaving._MESSAGE_FILE = Path(about["message"])
+        setattr(agent_process, name, value)
+    termination._MESSAGE_FILE = Path(about["message"])
     start_logging()
     become_subreaper()
     folder = JobFolder(Path(about["folder"]))

@@ -14,21 +14,21 @@ from typing import Any
 
 from tls_peers import JOB, settle, write_certificates
 
-from windlass.agent import links, tls
-from windlass.agent.board import Board
-from windlass.agent.door import Door, beat
-from windlass.agent.inputs import Inputs
-from windlass.agent.lead import Lead
-from windlass.agent.link import Link
-from windlass.agent.station import Station
-from windlass.agent.tcp import TlsPlace
+from windlass.agent.agent_context import Station
+from windlass.agent.lead.job_lead import Lead
+from windlass.agent.lead.lead_server import Door, beat
+from windlass.agent.lead.status_writer import Board
+from windlass.agent.link import endpoints, tls
+from windlass.agent.link.agent_link import Link
+from windlass.agent.link.tcp import TlsPlace
+from windlass.agent.node.inputs import Inputs
 from windlass.engines.pyz import local_archive
 from windlass.plan.plan import Facts, Input, Plan, make_plan, render_plan
-from windlass.spec.job import JobSpec
+from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Command
-from windlass.wire.copying import Piece
-from windlass.wire.folder import JobFolder, write_atomically
-from windlass.wire.messages import Frame
+from windlass.wire.file_sync import Piece
+from windlass.wire.frames import Frame
+from windlass.wire.job_folder import JobFolder, write_atomically
 
 FOLLOWER = Path(__file__).parent / "pod_follower.py"
 
@@ -104,7 +104,7 @@ class Scene:
         cert = "client" if node is None else "node"
         context = tls.client_context(self.files, cert)
         place = TlsPlace(host="127.0.0.1", port=self.port, context=context)
-        link = await links.connect(
+        link = await endpoints.connect(
             place, role=cert, job_id=JOB, node=node, timeout_s=20.0, also=hello
         )
         peer = Peer(link)
@@ -138,7 +138,7 @@ def run_at_door(tmp_path: Path, visit: Any, plan: Plan | None = None, *, is_read
             plan=plan, folder=folder, index=0, run_dir=tmp_path, place=place, is_pod=True
         )
         door = Door(station, lead, inputs)
-        listener = await links.serve(place, JOB, door.take)
+        listener = await endpoints.serve(place, JOB, door.take)
         scene = Scene(files, plan, folder, board, lead, door, listener.port)
         lead.join(0, scene.orders.append, pid=1, python="3.12.1", is_prepared=is_ready)
         board.write()  # now, and not over what a test puts in its place

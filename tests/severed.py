@@ -26,11 +26,11 @@ from tls_peers import write_certificates
 from waits import wait_for
 
 from windlass import records
-from windlass.agent.port import HeldPort, hold_port
+from windlass.agent.node.master_port import HeldPort, hold_port
 from windlass.engines.pyz import local_archive
 from windlass.plan.plan import Plan, render_plan
 from windlass.spec.work import Command
-from windlass.wire.folder import JobFolder
+from windlass.wire.job_folder import JobFolder
 from windlass.wire.status import JobStatus
 
 AGENT = Path(__file__).parent / "pod_agent.py"

@@ -14,7 +14,7 @@ from spec.strategies import error_infos, job_statuses, plain_json, plans, result
 from windlass import records
 from windlass.errors import ProtocolError
 from windlass.plan.plan import Plan
-from windlass.spec.job import JobSpec
+from windlass.spec.job_spec import JobSpec
 from windlass.wire.results import ErrorInfo, Outcome, ResultHeader
 from windlass.wire.status import JobStatus, Phase, Progress, Verdict
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from windlass.agent import links, tls
-from windlass.agent.tcp import TlsPlace
+from windlass.agent.link import endpoints, tls
+from windlass.agent.link.tcp import TlsPlace
 from windlass.kube import certificates
 
 JOB = "train-ab12c"
@@ -69,7 +69,7 @@ def run_with_lead(folder, visit, handler=echo, *, host="127.0.0.1"):
 
     async def run():
         place = TlsPlace(host=host, port=0, context=tls.server_context(folder))
-        listener = await links.serve(place, JOB, handler)
+        listener = await endpoints.serve(place, JOB, handler)
         try:
             return await asyncio.wait_for(visit(listener), timeout=60)
         finally:
@@ -99,7 +99,9 @@ async def until(is_so, what: str, timeout_s: float = 30.0) -> None:
 async def join(folder, port, *, cert="node", role=None, node=1, host="127.0.0.1", timeout_s=20.0):
     """An honest peer."""
     place = TlsPlace(host=host, port=port, context=tls.client_context(folder, cert))
-    return await links.connect(place, role=role or cert, job_id=JOB, node=node, timeout_s=timeout_s)
+    return await endpoints.connect(
+        place, role=role or cert, job_id=JOB, node=node, timeout_s=timeout_s
+    )
 
 
 async def ask(link, body=b"ping"):

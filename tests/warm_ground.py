@@ -15,7 +15,7 @@ from waits import wait_for
 
 import windlass as kt
 from windlass import names
-from windlass.client.warm.talk import ask_at
+from windlass.client.compute.connection import ask_at
 from windlass.kube.api import Api
 from windlass.kube.kinds import PODS
 

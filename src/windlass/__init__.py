@@ -15,23 +15,23 @@ TYPE_CHECKING = False  # typing's own, without importing typing
 __version__ = VERSION
 
 _WHERE = {
-    "run": "windlass.client.run",
-    "submit": "windlass.client.run",
-    "attach": "windlass.client.jobs",
-    "jobs": "windlass.client.jobs",
-    "Job": "windlass.client.job",
-    "report": "windlass.agent.report",
-    "Image": "windlass.client.warm.image",
-    "images": "windlass.client.warm.image",
-    "Secret": "windlass.client.warm.secret",
-    "Volume": "windlass.client.warm.volume",
-    "app": "windlass.client.warm.app",
-    "Compute": "windlass.client.warm.compute",
-    "compute": "windlass.client.warm.decorators",
-    "cls": "windlass.client.warm.remote",
-    "fn": "windlass.client.warm.remote",
-    "get": "windlass.client.warm.named",
-    "distribute": "windlass.client.warm.decorators",
+    "run": "windlass.client.jobs.run",
+    "submit": "windlass.client.jobs.run",
+    "attach": "windlass.client.jobs.find_jobs",
+    "jobs": "windlass.client.jobs.find_jobs",
+    "Job": "windlass.client.jobs.job",
+    "report": "windlass.agent.rank.report",
+    "Image": "windlass.client.compute.image",
+    "images": "windlass.client.compute.image",
+    "Secret": "windlass.client.compute.secret",
+    "Volume": "windlass.client.compute.volume",
+    "app": "windlass.client.compute.app",
+    "Compute": "windlass.client.compute.compute_handle",
+    "compute": "windlass.client.compute.decorators",
+    "cls": "windlass.client.compute.remote",
+    "fn": "windlass.client.compute.remote",
+    "get": "windlass.client.compute.deployed",
+    "distribute": "windlass.client.compute.decorators",
     **dict.fromkeys(
         (
             "BundleError",
@@ -58,23 +58,23 @@ __all__ = ["__version__", *sorted(_WHERE)]
 if TYPE_CHECKING:
     from typing import Any
 
-    from windlass.agent.report import report as report
-    from windlass.client.job import Job as Job
-    from windlass.client.jobs import attach as attach
-    from windlass.client.jobs import jobs as jobs
-    from windlass.client.run import run as run
-    from windlass.client.run import submit as submit
-    from windlass.client.warm.app import app as app
-    from windlass.client.warm.compute import Compute as Compute
-    from windlass.client.warm.decorators import compute as compute
-    from windlass.client.warm.decorators import distribute as distribute
-    from windlass.client.warm.image import Image as Image
-    from windlass.client.warm.image import images as images
-    from windlass.client.warm.named import get as get
-    from windlass.client.warm.remote import cls as cls
-    from windlass.client.warm.remote import fn as fn
-    from windlass.client.warm.secret import Secret as Secret
-    from windlass.client.warm.volume import Volume as Volume
+    from windlass.agent.rank.report import report as report
+    from windlass.client.compute.app import app as app
+    from windlass.client.compute.compute_handle import Compute as Compute
+    from windlass.client.compute.decorators import compute as compute
+    from windlass.client.compute.decorators import distribute as distribute
+    from windlass.client.compute.deployed import get as get
+    from windlass.client.compute.image import Image as Image
+    from windlass.client.compute.image import images as images
+    from windlass.client.compute.remote import cls as cls
+    from windlass.client.compute.remote import fn as fn
+    from windlass.client.compute.secret import Secret as Secret
+    from windlass.client.compute.volume import Volume as Volume
+    from windlass.client.jobs.find_jobs import attach as attach
+    from windlass.client.jobs.find_jobs import jobs as jobs
+    from windlass.client.jobs.job import Job as Job
+    from windlass.client.jobs.run import run as run
+    from windlass.client.jobs.run import submit as submit
     from windlass.errors import BundleError as BundleError
     from windlass.errors import EngineError as EngineError
     from windlass.errors import JobCancelled as JobCancelled
@@ -101,7 +101,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("windlass"):
             raise
-        from windlass.inside import find_meaning
+        from windlass.rank_stubs import find_meaning
 
         if (meaning := find_meaning(name)) is not None:
             return meaning

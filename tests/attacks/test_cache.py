@@ -12,7 +12,7 @@ import zipfile
 
 import pytest
 
-from windlass.agent import snapshot
+from windlass.agent.forkserver import import_snapshot
 from windlass.engines import pyz
 
 
@@ -93,11 +93,11 @@ def test_a_link_of_somebody_else_is_not_followed(cache, stranger, tmp_path):
 def test_byte_code_that_others_may_have_written_is_not_used(tmp_path, how, request, caplog):
     path = tmp_path / "import-json-00000000.bin"
     entries = {"json": ("/x/json.py", False, 0, 0, b"")}
-    path.write_bytes(marshal.dumps((snapshot._folders(), entries)))
-    assert snapshot._read(path) == entries
+    path.write_bytes(marshal.dumps((import_snapshot._folders(), entries)))
+    assert import_snapshot._read(path) == entries
     if how == "owner":
         request.getfixturevalue("stranger").give(path)
     else:
         path.chmod(0o666)
-    assert snapshot._read(path) == {}
+    assert import_snapshot._read(path) == {}
     assert f"{path}" in caplog.text

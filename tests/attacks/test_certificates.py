@@ -22,14 +22,14 @@ from tls_peers import (
     write_with_expired_client,
 )
 
-from windlass.agent import links, tls
-from windlass.agent.tcp import TlsPlace
+from windlass.agent.link import endpoints, tls
+from windlass.agent.link.tcp import TlsPlace
 from windlass.engines.cluster import ClusterEngine
 from windlass.engines.lead_pods import KeysExpired, LeadPods
-from windlass.engines.line import Line
+from windlass.engines.lead_sync import Line
 from windlass.errors import ProtocolError
 from windlass.spec.work import Calls
-from windlass.wire.folder import JobFolder
+from windlass.wire.job_folder import JobFolder
 
 DAY_S = 86_400.0
 
@@ -43,7 +43,7 @@ def test_a_certificate_counts_for_its_own_role_alone(tmp_path, cert, role):
         place = TlsPlace(host="127.0.0.1", port=scene.port, context=context)
         node = 1 if role == "node" else None
         with pytest.raises(ProtocolError, match="certificate"):
-            await links.connect(place, role=role, job_id=JOB, node=node, timeout_s=20.0)
+            await endpoints.connect(place, role=role, job_id=JOB, node=node, timeout_s=20.0)
         assert not scene.door._readers
         assert scene.state(1) == "pending"
 

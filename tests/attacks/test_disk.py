@@ -21,13 +21,13 @@ from tls_peers import JOB, until
 
 import windlass as wl
 from windlass import names
-from windlass.agent.board import Board
-from windlass.agent.streams import RankStreams
-from windlass.engines.line import Line
+from windlass.agent.lead.status_writer import Board
+from windlass.agent.node.streams import RankStreams
+from windlass.engines.lead_sync import Line
 from windlass.engines.old_jobs import forget_old_jobs
-from windlass.wire.copying import Piece, Receiver, is_from_lead
-from windlass.wire.first import make_first_status, render_status
-from windlass.wire.folder import JobFolder, write_atomically
+from windlass.wire.file_sync import Piece, Receiver, is_from_lead
+from windlass.wire.initial_status import make_first_status, render_status
+from windlass.wire.job_folder import JobFolder, write_atomically
 from windlass.wire.results import ResultHeader, write_result
 from windlass.wire.status import Phase
 

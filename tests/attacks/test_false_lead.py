@@ -20,13 +20,13 @@ from kube.plans import make_pod_plan
 from pod_places import run_at_door
 from tls_peers import JOB, until, write_certificates
 
-from windlass.agent import tls
-from windlass.engines.jobview import JobView
+from windlass.agent.link import tls
+from windlass.engines.cluster_job import JobView
 from windlass.engines.lead_pods import LeadPods
-from windlass.engines.line import Line
+from windlass.engines.lead_sync import Line
 from windlass.kube.certificates import make_certificates
-from windlass.wire.folder import JobFolder
-from windlass.wire.lastword import render_last_word
+from windlass.wire.job_folder import JobFolder
+from windlass.wire.last_word import render_last_word
 from windlass.wire.status import Phase
 
 PLAN = make_pod_plan(detach=True)

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from windlass import RemoteError
-from windlass.agent.warm.parts import PartStore
-from windlass.client.warm.calling import Calling, Request
-from windlass.client.warm.talk import Talk
-from windlass.wire.messages import Frame, FrameDecoder, render_frame
+from windlass.agent.link.payload_parts import PartStore
+from windlass.client.compute.client_call import Calling, Request
+from windlass.client.compute.connection import Talk
+from windlass.wire.frames import Frame, FrameDecoder, render_frame
 
 
 class _FalseLead(threading.Thread):

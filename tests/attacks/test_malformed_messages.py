@@ -7,9 +7,9 @@ import json
 import pytest
 
 from windlass import names
-from windlass.agent.reports import read_message
+from windlass.agent.node.report_socket import read_message
 from windlass.errors import ProtocolError
-from windlass.wire.copying import read_piece, read_sizes
+from windlass.wire.file_sync import read_piece, read_sizes
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 MANY_DIGITS = b"9" * 5_000

@@ -20,7 +20,7 @@ from waits import wait_for
 from windlass import EngineError
 from windlass.engines.socket_folder import dial_lead, find_socket_folder, keep_place
 from windlass.trusted import find_peer_fault, make_own
-from windlass.wire.folder import JobFolder
+from windlass.wire.job_folder import JobFolder
 
 STAY = """
 import time

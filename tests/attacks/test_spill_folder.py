@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from windlass import EngineError
-from windlass.agent.parcels import make_spill, remove_spills
+from windlass.wire.payloads import make_spill, remove_spills
 
 CALL = """
 import windlass as wl
@@ -71,7 +71,7 @@ def test_a_folder_of_ours_that_is_open_to_others_is_refused_by_name(victim):
 
 
 def test_a_link_to_a_folder_of_our_own_is_refused_too(tmp_path, monkeypatch):
-    monkeypatch.setattr("windlass.agent.parcels._SHARED_MEMORY", str(tmp_path))
+    monkeypatch.setattr("windlass.wire.payloads._SHARED_MEMORY", str(tmp_path))
     (tmp_path / "mine").mkdir(mode=0o700)
     (tmp_path / f"windlass-{os.geteuid()}").symlink_to(tmp_path / "mine")
     with pytest.raises(EngineError, match="is a link") as caught:
@@ -80,7 +80,7 @@ def test_a_link_to_a_folder_of_our_own_is_refused_too(tmp_path, monkeypatch):
 
 
 def test_only_the_parcels_of_this_job_are_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr("windlass.agent.parcels._SHARED_MEMORY", str(tmp_path))
+    monkeypatch.setattr("windlass.wire.payloads._SHARED_MEMORY", str(tmp_path))
     for name in ("train-0", "train-12", "train-big-0"):
         make_spill(name, tmp_path)
     remove_spills("train")
@@ -90,7 +90,7 @@ def test_only_the_parcels_of_this_job_are_removed(tmp_path, monkeypatch):
 
 
 def test_without_shared_memory_parcels_lie_beside_the_sockets(tmp_path, monkeypatch):
-    monkeypatch.setattr("windlass.agent.parcels._SHARED_MEMORY", str(tmp_path / "none"))
+    monkeypatch.setattr("windlass.wire.payloads._SHARED_MEMORY", str(tmp_path / "none"))
     spill = make_spill("job-0", tmp_path)
     assert spill == tmp_path / "parcels"
     assert stat.S_IMODE(spill.stat().st_mode) == 0o700

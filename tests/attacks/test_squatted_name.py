@@ -21,16 +21,16 @@ from kube.fake_cluster import FakeCluster, fake_cluster, make_fake_job
 from kube.plans import make_pod_plan
 
 import windlass as wl
+from windlass.client.compute.owners import is_meant, is_own, name_for
 from windlass.client.user import name_user
-from windlass.client.warm.makers import is_meant, is_own, name_for
-from windlass.engines.kubernetes import KubernetesEngine
+from windlass.engines.dialects.kubernetes import KubernetesEngine
 from windlass.engines.protocol import JobRef
 from windlass.errors import JobNotFound, KeysReplaced, SpecError
 from windlass.kube.certificates import make_certificates
 from windlass.plan.plan import Plan, render_plan
 from windlass.settings import read_settings
 from windlass.spec.work import Calls
-from windlass.wire.folder import JobFolder
+from windlass.wire.job_folder import JobFolder
 
 JOB = "shared-ab2cd"
 REF = JobRef("kubernetes", JOB, "space")

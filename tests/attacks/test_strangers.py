@@ -8,7 +8,7 @@ import contextlib
 import pytest
 from tls_peers import ask, join, run_with_lead, until, write_certificates
 
-from windlass.agent import tcp
+from windlass.agent.link import tcp
 
 pytestmark = pytest.mark.long
 

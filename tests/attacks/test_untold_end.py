@@ -20,14 +20,14 @@ from tls_peers import until
 from waits import wait_for
 
 from windlass import names, records
-from windlass.agent import lead
-from windlass.engines.jobview import JobView
+from windlass.agent.lead import job_lead
+from windlass.engines.cluster_job import JobView
 from windlass.engines.outcomes import read_outcomes
 from windlass.kube.certificates import make_certificates
 from windlass.spec.work import Function
-from windlass.wire.first import make_first_status, render_status
-from windlass.wire.folder import JobFolder
-from windlass.wire.lastword import render_last_word
+from windlass.wire.initial_status import make_first_status, render_status
+from windlass.wire.job_folder import JobFolder
+from windlass.wire.last_word import render_last_word
 from windlass.wire.results import ResultHeader
 from windlass.wire.status import FailureKind, Phase
 
@@ -113,8 +113,8 @@ def test_a_follower_that_flushes_for_minutes_is_waited_for_and_all_of_it_comes(
     tmp_path, monkeypatch, num_silences
 ):
     """In all longer than the longest silence that is put up with, 60 s, which is shorter here."""
-    assert lead._STALL_S == 60.0
-    monkeypatch.setattr(lead, "_STALL_S", 1.0)
+    assert job_lead._STALL_S == 60.0
+    monkeypatch.setattr(job_lead, "_STALL_S", 1.0)
     data = make_result(1, 4000)
 
     async def visit(scene):

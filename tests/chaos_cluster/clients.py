@@ -13,8 +13,8 @@ from typing import Any
 from chaos_cluster.ground import KINDS, WAIT_S, Ground, wait_for
 
 from windlass import names
+from windlass.kube.api_errors import ClusterError
 from windlass.kube.kinds import JOBS
-from windlass.kube.refusals import ClusterError
 
 WINDLASS = (sys.executable, "-m", "windlass.cli.main")
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from chaos_cluster.ground import wait_for
 
 from windlass.kube.api import Api
+from windlass.kube.api_errors import ClusterError
 from windlass.kube.fields import condition_of, is_true
 from windlass.kube.kinds import NODES
-from windlass.kube.refusals import ClusterError
 
 _BESIDE = Path(__file__).parents[3] / "shared" / "testbed" / "testbed"
 # Read at once: tests run without the WINDLASS_ variables of their surroundings.

@@ -12,8 +12,8 @@ import pytest
 
 import windlass as wl
 from windlass import names, records
-from windlass.client.job import Job
-from windlass.client.run import prepare
+from windlass.client.jobs.job import Job
+from windlass.client.jobs.run import prepare
 from windlass.kube.kinds import JOBS, PODS
 from windlass.plan.plan import render_plan
 

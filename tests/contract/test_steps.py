@@ -15,7 +15,7 @@ def make_work():
         import tempfile
         from pathlib import Path
 
-        from windlass.agent.steps import run_steps
+        from windlass.agent.node.image_steps import run_steps
 
         project = Path(tempfile.mkdtemp(dir=folder or None))
         (project / "needs_torch-1.0-py3-none-any.whl").write_bytes(wheel)

@@ -17,10 +17,10 @@ from waits import wait_for
 
 import windlass as wl
 from windlass import records
-from windlass.client.run import prepare
+from windlass.client.jobs.run import prepare
 from windlass.engines.protocol import JobRef, engine_names, make_engine
 from windlass.settings import read_settings
-from windlass.wire.folder import JobFolder
+from windlass.wire.job_folder import JobFolder
 
 
 def settings(**flags):

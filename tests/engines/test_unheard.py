@@ -11,9 +11,9 @@ from kube.api_server import Answer, connect_to, serve
 from kube.plans import make_pod_plan
 
 from windlass import names
-from windlass.engines.jobview import JobView
+from windlass.engines.cluster_job import JobView
 from windlass.kube.certificates import make_certificates
-from windlass.wire.folder import JobFolder
+from windlass.wire.job_folder import JobFolder
 
 PLAN = make_pod_plan(nodes=2)
 

@@ -13,17 +13,17 @@ from kube.plans import make_pod_plan
 from waits import wait_for
 
 from windlass import names
-from windlass.client.values import make_failure
-from windlass.client.view import LiveView
-from windlass.engines import jobview
-from windlass.engines.jobview import JobView
+from windlass.client.jobs.live_view import LiveView
+from windlass.client.jobs.load_values import make_failure
+from windlass.engines import cluster_job
+from windlass.engines.cluster_job import JobView
 from windlass.errors import EngineError
 from windlass.kube.certificates import make_certificates
 from windlass.observe.verdict import exit_code_of, render_verdict
 from windlass.observe.why import explain
-from windlass.wire.first import make_first_status, render_status
-from windlass.wire.folder import JobFolder
-from windlass.wire.lastword import render_last_word
+from windlass.wire.initial_status import make_first_status, render_status
+from windlass.wire.job_folder import JobFolder
+from windlass.wire.last_word import render_last_word
 from windlass.wire.status import FailureKind, Phase
 
 PLAN = make_pod_plan(detach=True)
@@ -147,7 +147,7 @@ def test_an_api_server_that_is_away_is_told_once_and_once_when_it_is_back(
     tmp_path, monkeypatch, patience_s
 ):
     """To a client that is no terminal; and nothing at all of a moment's absence."""
-    monkeypatch.setattr(jobview, "_AWAY_S", patience_s)
+    monkeypatch.setattr(cluster_job, "_AWAY_S", patience_s)
     talk = io.StringIO()
     shown = LiveView(out=io.StringIO(), talk=talk)
     with fake_cluster() as cluster:

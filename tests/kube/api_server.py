@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from windlass.kube.api import Api
-from windlass.kube.config import read_target
+from windlass.kube.kubeconfig import read_target
 from windlass.kube.transport import Transport
 
 

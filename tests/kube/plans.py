@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from windlass.plan.plan import Facts, Plan, make_plan
-from windlass.spec.job import JobSpec
+from windlass.spec.job_spec import JobSpec
 from windlass.spec.placement import read_toleration
-from windlass.spec.resources import PodSpec
+from windlass.spec.pod_spec import PodSpec
 from windlass.spec.storage import read_secret, read_volume
 from windlass.spec.work import Script
 

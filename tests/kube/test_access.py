@@ -13,7 +13,7 @@ from kube.users import make_kubeconfig, new_namespace
 
 from windlass.kube.access import RIGHTS, VERBS, check_access, check_needed, render_role
 from windlass.kube.api import Api, connect
-from windlass.kube.refusals import Forbidden
+from windlass.kube.api_errors import Forbidden
 
 ROLE = Path(__file__).parents[2] / "docs" / "engines" / "role.yaml"
 

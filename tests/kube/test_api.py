@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from kube.api_server import Answer, connect_to, refuse, serve
 
-from windlass.kube.kinds import JOBS, NODES, PODS, SECRETS
-from windlass.kube.refusals import (
+from windlass.kube.api_errors import (
     ClusterError,
     Conflict,
     Forbidden,
@@ -20,6 +19,7 @@ from windlass.kube.refusals import (
     Unauthorized,
     Unreachable,
 )
+from windlass.kube.kinds import JOBS, NODES, PODS, SECRETS
 from windlass.names import ANNOTATION_SUBMIT
 
 BUSY = refuse(503, "ServiceUnavailable", "starting")

@@ -19,7 +19,7 @@ import pytest
 from kube.api_server import read_exactly, write_kubeconfig
 
 from windlass.kube.api import Api, connect
-from windlass.kube.config import Target, read_target
+from windlass.kube.api_errors import Conflict, Forbidden, NotFound, Rejected, Unreachable
 from windlass.kube.kinds import (
     CONFIG_MAPS,
     NAMESPACES,
@@ -29,7 +29,7 @@ from windlass.kube.kinds import (
     SERVICE_ACCOUNTS,
     Kind,
 )
-from windlass.kube.refusals import Conflict, Forbidden, NotFound, Rejected, Unreachable
+from windlass.kube.kubeconfig import Target, read_target
 from windlass.kube.transport import Transport
 
 pytestmark = pytest.mark.cluster

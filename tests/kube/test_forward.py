@@ -21,7 +21,7 @@ from websockets.http11 import Request, Response
 from websockets.sync.server import Server, ServerConnection
 from websockets.sync.server import serve as serve_websocket
 
-from windlass.kube.refusals import ClusterError, NotFound, Unauthorized, Unreachable
+from windlass.kube.api_errors import ClusterError, NotFound, Unauthorized, Unreachable
 
 PORT = (7000).to_bytes(2, "little")
 NUM_BYTES = 32 << 20

@@ -17,7 +17,7 @@ from windlass import names
 from windlass.errors import SpecError
 from windlass.kube import manifests
 from windlass.plan.plan import Facts, make_plan
-from windlass.spec.job import JobSpec
+from windlass.spec.job_spec import JobSpec
 from windlass.spec.storage import read_volume
 from windlass.spec.work import Script
 

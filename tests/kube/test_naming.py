@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kube.plans import make_pod_plan
 
 from windlass import names
-from windlass.client.ids import MAX_ID
+from windlass.client.jobs.job_ids import MAX_ID
 from windlass.kube.naming import (
     claim_name,
     headless_name,

@@ -12,8 +12,8 @@ import pytest
 from kube.api_server import Answer, ApiServer, connect_to, refuse, serve
 from waits import wait_for
 
+from windlass.kube.api_errors import ClusterError, Forbidden, Unreachable
 from windlass.kube.kinds import PODS
-from windlass.kube.refusals import ClusterError, Forbidden, Unreachable
 
 Pod = dict[str, Any]
 

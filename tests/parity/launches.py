@@ -24,7 +24,7 @@ from typing import Any
 from parity.snippets import SNIPPETS
 from waits import wait_for
 
-from windlass.wire.logs import FULL, REPLACED, read_record
+from windlass.wire.log_lines import FULL, REPLACED, read_record
 
 PROJECT = Path(__file__).parent / "project"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")

@@ -14,8 +14,8 @@ from spec.strategies import facts, plans, specs, texts, times
 from windlass import names, records
 from windlass.errors import ProtocolError
 from windlass.plan.plan import Facts, make_plan, read_plan, render_plan
-from windlass.spec.job import JobSpec
-from windlass.spec.resources import PodSpec
+from windlass.spec.job_spec import JobSpec
+from windlass.spec.pod_spec import PodSpec
 from windlass.spec.work import Script
 
 

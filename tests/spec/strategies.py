@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from windlass.plan.plan import Facts, Plan, make_plan
-from windlass.spec.job import START_METHODS, JobSpec
+from windlass.spec.job_spec import START_METHODS, JobSpec
 from windlass.spec.placement import SPREADS, Toleration
-from windlass.spec.resources import PodSpec
+from windlass.spec.pod_spec import PodSpec
 from windlass.spec.storage import (
     Claim,
     EmptyDir,

@@ -8,7 +8,7 @@ import pytest
 
 from windlass import records
 from windlass.errors import ProtocolError
-from windlass.spec.job import JobSpec
+from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Command, Function, Module, Script
 
 

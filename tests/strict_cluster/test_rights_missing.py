@@ -10,8 +10,8 @@ from strict_cluster.ground import WAIT_S, Ground, read_rules, take_away, wait_fo
 
 import windlass as wl
 from windlass.kube.access import RIGHTS
+from windlass.kube.api_errors import Forbidden
 from windlass.kube.kinds import JOBS, SECRETS
-from windlass.kube.refusals import Forbidden
 from windlass.waiting import wait_until
 
 pytestmark = pytest.mark.cluster

@@ -12,9 +12,9 @@ import pytest
 import warm_tasks as tasks
 
 import windlass as kt
-from windlass.client.warm.callable_work import REMOTE_NAMES
-from windlass.client.warm.deploy import deploy
-from windlass.client.warm.remote import Remote
+from windlass.client.compute.callable_work import REMOTE_NAMES
+from windlass.client.compute.deploy import deploy
+from windlass.client.compute.remote import Remote
 
 TRAIN = """
 import os

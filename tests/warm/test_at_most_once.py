@@ -6,8 +6,8 @@ import pytest
 import warm_tasks as tasks
 
 import windlass as kt
-from windlass.agent.warm import ledger
-from windlass.client.warm.calling import Calling
+from windlass.agent.lead import call_history
+from windlass.client.compute.client_call import Calling
 
 WAIT_S = 120.0
 
@@ -26,7 +26,7 @@ def break_line(calling: Calling):
 def make_others(compute):
     """As many calls as a compute keeps."""
     echo = kt.fn(tasks.echo, keep="process").to(compute)
-    for number in range(ledger.KEPT_CALLS + 1):
+    for number in range(call_history.KEPT_CALLS + 1):
         assert echo(number) == ((number,), {})
 
 

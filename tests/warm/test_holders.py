@@ -11,7 +11,7 @@ import warm_tasks as tasks
 from waits import wait_for
 
 import windlass as kt
-from windlass.client.warm.holders import Holders, remove_by_call, remove_by_command
+from windlass.client.compute.idle_computes import Holders, remove_by_call, remove_by_command
 from windlass.kube import blocker as reasons
 from windlass.kube.blocker import Blocker, make_condition
 from windlass.kube.kinds import RESOURCE_QUOTAS

@@ -1,7 +1,10 @@
 """The program in every node. Standard library only, plus cloudpickle carried along; ships as one .pyz.
 
-__main__    which of the three programs below this process is
-agent       one a node: joins the lead, or leads
-forkserver  one a node: imports torch once, forks ranks
-rank        one a rank: runs the user's work
+A folder is a process, or what several of them share:
+
+lead        node 0's agent only: decides, hears clients, writes the status
+node        every agent: joins the lead, starts and ends ranks
+forkserver  one per node: imports torch once, forks ranks
+rank        one per rank: runs the user's work
+link        how they reach each other
 """

@@ -24,15 +24,15 @@ def run_agent(order_fd: str, *guess: str) -> int:
     import os
 
     if guess:
-        from windlass.agent.spawn import spawn_server
+        from windlass.agent.forkserver.spawn import spawn_server
 
         ours, theirs, modules, *variables = guess
         preload = modules.split(",")
         env = {**os.environ, **dict(word.split("=", 1) for word in variables)}
         pid = spawn_server(int(theirs), preload, env)
 
-    from windlass.agent.forks import ForkServer
-    from windlass.agent.orders import receive_order
+    from windlass.agent.bootstrap import receive_order
+    from windlass.agent.node.forkserver_client import ForkServer
 
     forks = ForkServer()
     if guess:
@@ -47,7 +47,7 @@ def run_agent(order_fd: str, *guess: str) -> int:
     for standard in (1, 2):
         os.dup2(log, standard)
 
-    from windlass.agent.agent import main
+    from windlass.agent.agent_process import main
 
     return main(order, forks, control)
 
@@ -63,8 +63,8 @@ def _take_socket(fd: str) -> socket.socket:
 
 def run_rank(plan_path: str, rank: str, attempt: str) -> NoReturn:
     """One rank in a fresh interpreter, for `--start spawn`."""
-    from windlass.agent.forkserver import enter_python, load_job
-    from windlass.agent.rank_exit import leave
+    from windlass.agent.forkserver.fork_server import enter_python, load_job
+    from windlass.agent.rank.rank_exit import leave
 
     leave(enter_python(*load_job(plan_path), rank=int(rank), attempt=int(attempt)))
 
@@ -73,8 +73,8 @@ def run_callee(fd: str, about: str) -> NoReturn:
     """The same for a rank that takes calls."""
     import json
 
-    from windlass.agent.forkserver import enter_callee
-    from windlass.agent.rank_exit import leave
+    from windlass.agent.forkserver.fork_server import enter_callee
+    from windlass.agent.rank.rank_exit import leave
 
     leave(enter_callee(int(fd), json.loads(about)))
 
@@ -85,11 +85,11 @@ def main() -> int:
     if program == "agent":
         return run_agent(*args)
     if program == "pod":
-        from windlass.agent.pod import run_pod
+        from windlass.agent.place import run_pod
 
         run_pod()
     if program == "forkserver":
-        from windlass.agent.forkserver import serve
+        from windlass.agent.forkserver.fork_server import serve
 
         serve(int(args[0]), args[1].split(",") if args[1] else [])
     if program == "rank":

@@ -17,7 +17,7 @@ from pathlib import Path
 from windlass.bundle.ignore import OWN_FILE
 from windlass.bundle.paths import parents_of, path_fault, shown
 from windlass.bundle.scan import read_link
-from windlass.bundle.suspects import Suspicion, suspect
+from windlass.bundle.secret_scan import Suspicion, suspect
 from windlass.errors import BundleError
 
 MIB = 1 << 20

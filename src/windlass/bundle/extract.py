@@ -24,7 +24,7 @@ from typing import BinaryIO
 from windlass import records
 from windlass.bundle.manifest import EMPTY, VERSION, Delta, FileEntry, Manifest, apply_delta
 from windlass.bundle.paths import shown
-from windlass.bundle.place import Place
+from windlass.bundle.safe_write import Place
 from windlass.errors import BundleError, ProtocolError
 
 HEADER_NAME = "delta.json"

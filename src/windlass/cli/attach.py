@@ -12,13 +12,13 @@ import sys
 import click
 
 from windlass import names
+from windlass.cli.error_output import say
 from windlass.cli.flags import job_argument, load_settings
 from windlass.cli.show import render_span
-from windlass.cli.trouble import say
-from windlass.client.follow import follow
-from windlass.client.jobs import find_job
-from windlass.client.view import LiveView
-from windlass.client.warm.holders import explain_by
+from windlass.client.compute.idle_computes import explain_by
+from windlass.client.jobs.find_jobs import find_job
+from windlass.client.jobs.follow import follow
+from windlass.client.jobs.live_view import LiveView
 from windlass.observe.verdict import exit_code_of, render_verdict
 from windlass.settings import start_folder
 from windlass.wire.status import JobStatus, Phase

@@ -1,129 +1,72 @@
-"""From the words of a command line to a prepared job: `run` and `export` share it.
-
-A function's own parameters are read here as flags; scripts, modules and commands get their words as they
-are. Everything else is `client.run.prepare`.
-"""
+"""`windlass call`: call by its name what was deployed, from the shell, and show what comes back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import Any
 
 import click
 
-from windlass.cli.flags import load_settings
-from windlass.cli.trouble import say
-from windlass.cli.words import Words
-from windlass.client.run import Prepared, prepare
-from windlass.client.target import find_script, read_target
-from windlass.client.torchrun import is_torchrun
-from windlass.errors import SpecError
-from windlass.spec.work import Command
-
-if TYPE_CHECKING:  # reading functions takes parsers that no other target needs
-    from windlass.cli.signature import Signature
-
-
-def prepare_words(words: Words, *, detach: bool, flags: Mapping[str, Any]) -> Prepared:
-    """The job that was asked for, decided but not started."""
-    if not words.target:
-        raise SpecError(
-            "there is nothing to run",
-            hint="windlass run train.py, train.py::function, -m module or any command",
-        )
-    if words.is_function:
-        args, kwargs = _read_blind(words) if _is_in_image(flags) else _read_call(words)
-        return prepare(words.target[0], args, kwargs, detach=detach, flags=flags)
-    if words.late and not _is_in_image(flags):
-        _check_late(words)
-    for word, flag in words.near.items():
-        _doubt(word, flag, words.target[-1])
-    return prepare([*words.target, *words.rest], detach=detach, flags=flags)
+from windlass import names
+from windlass.cli import rank_values
+from windlass.cli.flags import json_option, place_flags, place_options
+from windlass.cli.show import print_json
+from windlass.cli.untyped_args import read_blind
+from windlass.client.compute.deployed import get
+from windlass.client.jobs.follow import follow
+from windlass.client.jobs.job import Job
+from windlass.client.jobs.live_view import LiveView
+from windlass.errors import JobNotFound
+from windlass.observe.verdict import exit_code_of, render_verdict
+from windlass.settings import start_folder
+from windlass.wire.status import Phase
 
 
-def _is_in_image(flags: Mapping[str, Any]) -> bool:
-    given = flags.get("in_image")
-    return bool(load_settings().in_image if given is None else given)
+@click.command(
+    "call", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+@click.argument("name", metavar="NAME[.METHOD]")
+@click.argument("words", metavar="[ARG...] [--KEY VALUE...]", nargs=-1, type=click.UNPROCESSED)
+@place_options
+@json_option
+def call(name: str, words: tuple[str, ...], as_json: bool) -> int:
+    """Call what was deployed under NAME and print what every rank returned.
 
-
-def _read_blind(words: Words) -> tuple[Sequence[object], Mapping[str, object]]:
-    from windlass.cli.blind import read_blind
-
-    return read_blind(words.rest)
-
-
-def _check_late(words: Words) -> None:
-    """Flags of ours behind a script, a module, or a command that names a script."""
-    from windlass.cli.clash import check_clash
-
-    target = read_target([*words.target, *words.rest], cwd=Path.cwd(), is_local=False)
-    sources = [target.source] if target.source else []
-    if isinstance(target.work, Command):
-        scripts = [Path.cwd() / word for word in words.rest if word.endswith(".py")]
-        sources = [path for path in scripts if path.is_file()][:1]
-    for source in sources:
-        check_clash(words.late, source, words.target[-1] if target.source else source.name)
-
-
-def _doubt(word: str, flag: str, target: str) -> None:
-    """A word that looks much like a flag of ours: most likely a slip, unless the target is a command."""
-    if not target.endswith(".py"):
-        if word == "--nnodes" and is_torchrun(target):  # its own, and understood
-            return
-        say(f"{word} is passed on to {target}; did you mean {flag}?")
-        return
-    raise SpecError(
-        f"there is no flag {word}",
-        hint=f"did you mean {flag}? if it is {target}'s own, write: {target} -- {word}",
-    )
-
-
-def _read_call(words: Words) -> tuple[Sequence[object], Mapping[str, object]]:
-    from windlass.cli.signature import read_flags
-
-    signature = _find_signature(words)
-    names = [parameter.name for parameter in signature.parameters]
-    own = {f"--{name.replace('_', dash)}" for name in names for dash in "_-"}
-    for flag in words.late:
-        if flag in own:
-            raise SpecError(
-                f"{flag} is a flag of Windlass and of {words.target[0]} too",
-                hint=f"Windlass's: windlass run {flag} ... {words.target[0]}; "
-                f"its own: {words.target[0]} -- {flag} ...",
-            )
+    Flags of Windlass stand before NAME. After it all is the function's: Python's own values (3, 0.5, [1, 2],
+    None), anything else is text. Exits 0 if it returned, 1 if it failed.
+    """
+    args, kwargs = read_blind(words)
+    found = _find(name)
+    job = type(found).submit(found, *args, **kwargs)  # not a method of this name that a class has
     try:
-        return read_flags(signature, words.rest)
-    except SpecError as error:
-        hidden = [word.partition("=")[0] for word in words.ours if word.startswith("--")]
-        taken = [flag for flag in hidden if f" {flag} " in f"{error.message} "]
-        if taken:
-            hint = f"before -- {taken[0]} is Windlass's own; write: {words.target[0]} -- {taken[0]} ..."
-            raise SpecError(error.message, hint=hint) from error
-        ours = [flag for word, flag in words.near.items() if word in error.message]
-        if not ours or "did you mean" in error.hint:
+        view = LiveView(out=sys.stderr) if as_json else LiveView()  # stdout is JSON then
+        status = follow(job, view, lease=False)
+    except KeyboardInterrupt:
+        job.cancel(why="Ctrl-C", interrupt=True)
+        return names.EXIT_INTERRUPTED
+    sys.stdout.flush()
+    _show(job, as_json=as_json)
+    if status.phase is not Phase.SUCCEEDED:
+        sys.stderr.write(render_verdict(status, folder=str(start_folder())) + "\n")
+    return exit_code_of(status)
+
+
+def _find(name: str) -> Any:
+    """A function, or the method of a class."""
+    where = place_flags()
+    head, dot, method = name.rpartition(".")
+    try:
+        return get(name, **where)
+    except JobNotFound:
+        if not dot:
             raise
-        raise SpecError(error.message, hint=f"did you mean {ours[0]}?") from error
+        return getattr(get(head, **where), method)
 
 
-def _find_signature(words: Words) -> Signature:
-    from windlass.cli.signature import read_signature
-
-    file, _, name = words.target[0].partition("::")
-    if not name.isidentifier():
-        raise SpecError(f"{name!r} is not the name of a function", hint="write FILE.py::FUNCTION")
-    return read_signature(find_script(file, Path.cwd()), name)
-
-
-def render_function_help(words: Words, flags: Sequence[str], *, width: int) -> str:
-    """The function's own parameters in full, our flags by name."""
-    from windlass.cli.signature import render_help
-
-    text = render_help(_find_signature(words), f"windlass run {words.target[0]}", width=width)
-    ours = click.formatting.wrap_text(
-        ", ".join(flags), width, initial_indent="  ", subsequent_indent="  "
-    )
-    return (
-        f"{text}\nflags of Windlass (windlass run --help), which win before `--`;\n"
-        f"after `--` all are the function's:\n{ours}\n"
-    )
+def _show(job: Job, *, as_json: bool) -> None:
+    status, outcomes = job.status(), job.outcomes()
+    if as_json:
+        print_json(rank_values.make_rows(status, outcomes))
+    elif status.phase is Phase.SUCCEEDED:
+        for line in rank_values.render_lines(status, outcomes):
+            click.echo(line)

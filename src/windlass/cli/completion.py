@@ -10,7 +10,7 @@ import sys
 import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
-from windlass.cli.trouble import say
+from windlass.cli.error_output import say
 from windlass.client.terminal import is_terminal
 
 _VARIABLE = "_WINDLASS_COMPLETE"

@@ -8,13 +8,20 @@ from typing import Any
 import click
 
 from windlass import records
+from windlass.cli.error_output import say
 from windlass.cli.flags import json_option, place_flags, place_options
-from windlass.cli.lazy import NearGroup
+from windlass.cli.lazy_group import NearGroup
 from windlass.cli.show import one_line, print_json, print_table, render_short, shorten
-from windlass.cli.trouble import say
-from windlass.client.warm.computes import end_job
-from windlass.client.warm.living import Found, Living, find_living, list_living, look, places
-from windlass.client.warm.nodes import LiveNodes
+from windlass.client.compute.find_computes import end_job
+from windlass.client.compute.live_computes import (
+    Found,
+    Living,
+    find_living,
+    list_living,
+    look,
+    places,
+)
+from windlass.client.compute.live_nodes import LiveNodes
 from windlass.errors import SpecError
 
 _WIDEST = 40

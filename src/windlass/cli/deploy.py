@@ -10,7 +10,7 @@ import click
 from windlass import records
 from windlass.cli.flags import json_option, load_settings, place_options
 from windlass.cli.show import print_json
-from windlass.client.target import find_script
+from windlass.client.jobs.target import find_script
 from windlass.settings.table import BY_NAME
 
 
@@ -26,7 +26,7 @@ def deploy(script: str, replace: bool, as_json: bool) -> None:
     be called from anywhere by its name: windlass.get(NAME).
     """
     # imported only now: `--help` needs nothing of it
-    from windlass.client.warm.deploy import deploy, find_deployables, import_script
+    from windlass.client.compute.deploy import deploy, find_deployables, import_script
 
     _set_place()
     file, _, name = script.partition("::")

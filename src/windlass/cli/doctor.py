@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import click
 
 from windlass import names, records
+from windlass.cli.error_output import say
 from windlass.cli.flags import json_option
 from windlass.cli.show import one_line, print_json
-from windlass.cli.trouble import say
 from windlass.client.terminal import clean, paint, wants_colour
 from windlass.engines.protocol import engine_names
 from windlass.errors import SpecError

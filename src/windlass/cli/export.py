@@ -14,12 +14,12 @@ from typing import Any, Protocol, runtime_checkable
 import click
 
 from windlass import records
-from windlass.cli.call import prepare_words
+from windlass.cli.argv_split import TargetCommand, Words
+from windlass.cli.error_output import say
 from windlass.cli.flags import export_options, given_flags, json_option
+from windlass.cli.prepare import prepare_words
 from windlass.cli.show import print_json
-from windlass.cli.trouble import say
-from windlass.cli.words import TargetCommand, Words
-from windlass.client.run import Prepared
+from windlass.client.jobs.run import Prepared
 from windlass.errors import SpecError
 from windlass.plan.plan import Plan
 from windlass.settings import start_folder
@@ -95,9 +95,9 @@ def render_manifests(documents: Sequence[dict[str, Any]]) -> str:
 
 
 def _render_plain(prepared: Prepared) -> list[dict[str, Any]]:
-    from windlass.engines.solo import read_solo
+    from windlass.engines.exports.single_script import read_solo
     from windlass.kube.plain import make_plain
-    from windlass.kube.torchrun import Rendezvous, unwrap_plan
+    from windlass.kube.torchrun_pods import Rendezvous, unwrap_plan
 
     if prepared.plan.pod is None:
         raise SpecError(

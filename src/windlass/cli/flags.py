@@ -144,7 +144,7 @@ def complete_jobs(
     _ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Ids of jobs that are here; completing must never fail."""
-    from windlass.client.jobs import list_jobs
+    from windlass.client.jobs.find_jobs import list_jobs
 
     with contextlib.suppress(WindlassError, OSError):
         return [

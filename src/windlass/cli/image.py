@@ -15,8 +15,8 @@ import click
 
 from windlass.cli.flags import json_option
 from windlass.cli.show import print_json
-from windlass.client.warm.dockerfile import render_dockerfile
-from windlass.client.warm.image import Image
+from windlass.client.compute.dockerfile import render_dockerfile
+from windlass.client.compute.image import Image
 from windlass.errors import SpecError, WindlassError
 
 

@@ -13,16 +13,16 @@ from datetime import datetime
 
 import click
 
+from windlass.cli.error_output import say
 from windlass.cli.flags import job_argument, json_option, load_settings
 from windlass.cli.show import print_json_line
-from windlass.cli.trouble import say
-from windlass.client.job import Job
-from windlass.client.jobs import find_job
+from windlass.client.jobs.find_jobs import find_job
+from windlass.client.jobs.job import Job
+from windlass.client.jobs.live_view import render_line
 from windlass.client.terminal import clean, wants_colour
-from windlass.client.view import render_line
 from windlass.errors import SpecError
 from windlass.settings import read_duration
-from windlass.wire.logs import LogLine
+from windlass.wire.log_lines import LogLine
 from windlass.wire.status import JobStatus, Phase
 
 _FIRST_UNIX_S = 1e9  # a number this large is a point in time, not a span

@@ -1,7 +1,7 @@
 """The entry point: runs one command, and is the end of every exception.
 
 Imports next to nothing itself, so that a Ctrl-C while Python is still loading ends as quietly as any other.
-The verbs are in cli.verbs; how an error is told is in cli.trouble.
+The verbs are in cli.verbs; how an error is told is in cli.error_output.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _run(argv: list[str] | None) -> int:
     except click.Abort:
         return names.EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the one place where all of them end
-        from windlass.cli.trouble import report
+        from windlass.cli.error_output import report
 
         return report(error)
     return code if isinstance(code, int) else names.EXIT_OK
@@ -43,7 +43,7 @@ def _begin_head_start(words: list[str]) -> None:
     import contextlib
 
     with contextlib.suppress(Exception):
-        from windlass.engines.launch import begin_head_start
+        from windlass.engines.local_agents import begin_head_start
 
         begin_head_start(words)
 

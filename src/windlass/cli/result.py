@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from windlass.cli import returned
+from windlass.cli import rank_values
 from windlass.cli.flags import job_argument, json_option, load_settings
 from windlass.cli.show import print_json
-from windlass.client.jobs import find_job
+from windlass.client.jobs.find_jobs import find_job
 from windlass.errors import SpecError, WaitTimeout
 from windlass.observe.verdict import exit_code_of
 
@@ -36,9 +36,9 @@ def result(job_text: str, rank: int | None, as_json: bool) -> int:
         )
     outcomes = job.outcomes()
     if as_json:
-        print_json(returned.make_record(str(job.ref), status, outcomes, only=rank))
+        print_json(rank_values.make_record(str(job.ref), status, outcomes, only=rank))
     else:
-        for line in returned.render_lines(status, outcomes, only=rank):
+        for line in rank_values.render_lines(status, outcomes, only=rank):
             click.echo(line)
-    returned.check_missing(outcomes if rank is None else outcomes[rank : rank + 1])
+    rank_values.check_missing(outcomes if rank is None else outcomes[rank : rank + 1])
     return exit_code_of(status)

@@ -1,7 +1,7 @@
 """`windlass run`: start a job, show it, say how it ended.
 
 Attached unless `--detach`: the job lives as long as this process holds its lease. The words are sorted in
-cli.words and become a job in cli.call; what is shown while it runs is client.view's.
+cli.argv_split and become a job in cli.prepare; what is shown while it runs is client.jobs.live_view's.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from windlass import names
-from windlass.cli.call import prepare_words
+from windlass.cli.argv_split import TargetCommand, Words
+from windlass.cli.error_output import say
 from windlass.cli.flags import given_flags, json_option, setting_options
-from windlass.cli.lazy import close_stdout
+from windlass.cli.lazy_group import close_stdout
+from windlass.cli.prepare import prepare_words
 from windlass.cli.show import print_json, print_yaml, render_span
-from windlass.cli.trouble import say
-from windlass.cli.words import TargetCommand, Words
-from windlass.client.interrupts import Interrupts
-from windlass.client.job import Job
-from windlass.client.run import Prepared
+from windlass.client.jobs.interrupts import Interrupts
+from windlass.client.jobs.job import Job
+from windlass.client.jobs.run import Prepared
 from windlass.settings import Settings, start_folder
 from windlass.spec.work import Function
 from windlass.wire.status import JobStatus, Phase
 
 if TYPE_CHECKING:
-    from windlass.client.view import View
+    from windlass.client.jobs.live_view import View
 
 
 @click.command(cls=TargetCommand, epilog="Words after TARGET go to it; after -- they all do.")
@@ -96,15 +96,15 @@ def _show_detached(job: Job, *, as_json: bool, quiet: bool) -> None:
 
 def _make_view(*, quiet: bool, as_json: bool) -> View:
     # here and below: what is not needed before the nodes are on their way is loaded afterwards
-    from windlass.client.view import LiveView, QuietView
+    from windlass.client.jobs.live_view import LiveView, QuietView
 
     # the one JSON document is all that stdout holds
     return QuietView() if quiet else LiveView(out=sys.stderr if as_json else None)
 
 
 def _follow(job: Job, view: View, interrupts: Interrupts, settings: Settings) -> JobStatus:
-    from windlass.client.follow import follow
-    from windlass.client.warm.holders import explain_by
+    from windlass.client.compute.idle_computes import explain_by
+    from windlass.client.jobs.follow import follow
 
     try:
         return follow(job, view, interrupts=interrupts, explain=explain_by(job.ref, settings))
@@ -117,22 +117,22 @@ def _follow(job: Job, view: View, interrupts: Interrupts, settings: Settings) ->
 def _show_end(
     job: Job, status: JobStatus, prepared: Prepared, *, quiet: bool, as_json: bool
 ) -> None:
-    from windlass.cli import returned
+    from windlass.cli import rank_values
     from windlass.observe.timeline import render_timeline
     from windlass.observe.verdict import render_verdict
 
     outcomes = job.outcomes()
     if as_json:
-        print_json(returned.make_record(str(job.ref), status, outcomes))
+        print_json(rank_values.make_record(str(job.ref), status, outcomes))
     elif status.phase is Phase.SUCCEEDED and isinstance(prepared.plan.work, Function):
-        for line in returned.render_lines(status, outcomes):
+        for line in rank_values.render_lines(status, outcomes):
             click.echo(line)
     sys.stdout.flush()
     if status.phase is not Phase.SUCCEEDED:
         sys.stderr.write(render_verdict(status, folder=str(start_folder())) + "\n")
     elif not quiet:
         sys.stderr.write(f"{_render_success(status)}\n{render_timeline(status)}\n")
-    returned.check_missing(outcomes)
+    rank_values.check_missing(outcomes)
 
 
 def _render_success(status: JobStatus) -> str:

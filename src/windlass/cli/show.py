@@ -15,8 +15,8 @@ from typing import Any
 import click
 
 from windlass import records
+from windlass.client.jobs.live_view import render_seconds
 from windlass.client.terminal import clean, paint, wants_colour
-from windlass.client.view import render_seconds
 
 _COLOURS = {
     "succeeded": 32,

@@ -17,7 +17,7 @@ from typing import Literal
 
 from windlass.cli.annotations import ANY, ValueType, make_type, read_values
 from windlass.cli.docstrings import read_parameter_help, read_summary
-from windlass.cli.source import read_function
+from windlass.cli.function_source import read_function
 from windlass.errors import SpecError
 
 # As in Python: before `/`; ordinary; after `*`; `*args`; `**kwargs`.

@@ -17,8 +17,8 @@ from windlass.cli.show import (
     render_clock,
     render_span,
 )
-from windlass.client.jobs import find_job
-from windlass.client.view import render_progress
+from windlass.client.jobs.find_jobs import find_job
+from windlass.client.jobs.live_view import render_progress
 from windlass.observe.timeline import render_timeline
 from windlass.observe.verdict import render_verdict
 from windlass.settings import start_folder

@@ -9,12 +9,12 @@ from __future__ import annotations
 import click
 
 from windlass import __version__
-from windlass.cli.lazy import LazyGroup
+from windlass.cli.lazy_group import LazyGroup
 
 VERBS = {
     "run": ("windlass.cli.run:run", "Run a script, function, module or command on every rank."),
     "deploy": ("windlass.cli.deploy:deploy", "Bring up a script's decorated functions and apps."),
-    "call": ("windlass.cli.named:call", "Call by its name what was deployed."),
+    "call": ("windlass.cli.call:call", "Call by its name what was deployed."),
     "compute": ("windlass.cli.compute:compute", "List, end and resize computes: warm nodes."),
     "ls": ("windlass.cli.ls:ls", "List jobs, newest first."),
     "status": ("windlass.cli.status:status", "Show where a job is: ranks, progress, verdict."),

@@ -8,12 +8,12 @@ import time
 import click
 
 from windlass import names
+from windlass.cli.error_output import say
 from windlass.cli.flags import job_argument, json_option, load_settings
 from windlass.cli.show import print_json
-from windlass.cli.trouble import say
-from windlass.client.job import Job
-from windlass.client.jobs import find_job
-from windlass.client.view import render_seconds, render_status_line
+from windlass.client.jobs.find_jobs import find_job
+from windlass.client.jobs.job import Job
+from windlass.client.jobs.live_view import render_seconds, render_status_line
 from windlass.errors import SpecError
 from windlass.observe.verdict import exit_code_of, render_verdict
 from windlass.settings import read_duration, start_folder

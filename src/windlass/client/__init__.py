@@ -1,1 +1,1 @@
-"""What users call: run, submit, attach, jobs, and the Job handle."""
+"""What users call: jobs, computes, and what both share."""

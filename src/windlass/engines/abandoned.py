@@ -15,9 +15,9 @@ from typing import Any
 
 from windlass import names
 from windlass.kube.api import Api
+from windlass.kube.api_errors import ClusterError
 from windlass.kube.fields import Object, condition_of, created_s, is_true, labels_of, name_of
 from windlass.kube.kinds import JOBS
-from windlass.kube.refusals import ClusterError
 from windlass.spec.work import Calls
 
 logger = logging.getLogger(__name__)

@@ -16,15 +16,15 @@ from pathlib import Path
 
 from windlass import names
 from windlass.engines.abandoned import may_be_live_compute, remove_abandoned
-from windlass.engines.hidden import NO_HIDDEN, check_hidden
 from windlass.engines.job_secret import BrokenSubmit, fetch, is_pinned, pin
-from windlass.engines.leftovers import has_unread, read_unread
+from windlass.engines.lead_dial import Reach
 from windlass.engines.old_jobs import forget_old_jobs
 from windlass.engines.outcomes import read_outcomes
+from windlass.engines.pod_log_recovery import has_unread, read_unread
 from windlass.engines.protocol import JobRef, Stream
 from windlass.engines.pyz import local_archive
-from windlass.engines.reach import Reach
-from windlass.engines.submitting import create_objects
+from windlass.engines.secret_env import NO_HIDDEN, check_hidden
+from windlass.engines.submit import create_objects
 from windlass.errors import EngineError, SpecError
 from windlass.kube.access import read_identity
 from windlass.kube.api import Api, connect
@@ -37,17 +37,17 @@ from windlass.plan.plan import Facts, Plan, read_plan, render_plan
 from windlass.settings import Settings
 from windlass.spec.work import Calls
 from windlass.trusted import check_own, make_own
-from windlass.wire.folder import JobFolder, write_atomically
 from windlass.wire.identity import CERTIFICATES
-from windlass.wire.logfiles import LogFiles
-from windlass.wire.logs import LogQuery
+from windlass.wire.job_folder import JobFolder, write_atomically
+from windlass.wire.log_files import LogFiles
+from windlass.wire.log_lines import LogQuery
 from windlass.wire.results import ResultHeader
 from windlass.wire.status import JobStatus
-from windlass.wire.statusfile import StatusFile
+from windlass.wire.status_file import StatusFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from windlass.engines.jobview import JobView
+    from windlass.engines.cluster_job import JobView
 
 MAX_SECRET_BYTES = 900_000  # of the 1 MiB a Secret may hold
 _QUEUE_S = 30 * 86400.0  # how long a job may wait for its pods before its certificates end
@@ -65,7 +65,7 @@ def _make_view(
     start_timeout_s: float | None = None,
 ) -> JobView:
     # imported only now: the pods are on their way by the time it is needed
-    from windlass.engines.jobview import JobView
+    from windlass.engines.cluster_job import JobView
 
     return JobView(api, plan, folder, certificates, start_timeout_s=start_timeout_s)
 

@@ -10,16 +10,16 @@ import base64
 from collections.abc import Mapping
 
 from windlass import names
-from windlass.engines.line import keeping
+from windlass.engines.lead_sync import keeping
 from windlass.engines.protocol import JobRef
 from windlass.errors import EngineError, JobNotFound, KeysReplaced
 from windlass.kube.api import Api
+from windlass.kube.api_errors import NotFound
 from windlass.kube.kinds import JOBS, SECRETS
 from windlass.kube.mounts import HIDDEN_KEY
-from windlass.kube.refusals import NotFound
 from windlass.plan.plan import Plan, read_plan
-from windlass.wire.folder import JobFolder, write_atomically
 from windlass.wire.identity import CA_CRT
+from windlass.wire.job_folder import JobFolder, write_atomically
 
 
 class BrokenSubmit(EngineError):

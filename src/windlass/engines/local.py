@@ -20,16 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from windlass import names, records
-from windlass.agent import processes
-from windlass.agent.failure import make_job_verdict
-from windlass.agent.parcels import check_spill, remove_spills
-from windlass.engines.call import LeadCall
-from windlass.engines.hidden import NO_HIDDEN, check_hidden
-from windlass.engines.launch import AgentProcess, make_command, reap_agents, take_head_start
+from windlass.agent.lead.failure import make_job_verdict
+from windlass.agent.node import processes
+from windlass.engines.local_agents import AgentProcess, make_command, reap_agents, take_head_start
+from windlass.engines.local_call import LeadCall
 from windlass.engines.old_jobs import forget_old_jobs
 from windlass.engines.outcomes import read_outcomes
 from windlass.engines.protocol import JobRef
 from windlass.engines.pyz import local_archive
+from windlass.engines.secret_env import NO_HIDDEN, check_hidden
 from windlass.engines.socket_folder import (
     dial_lead,
     find_socket_folder,
@@ -43,13 +42,14 @@ from windlass.settings import Settings
 from windlass.spec.work import Calls
 from windlass.trusted import check_own, make_own
 from windlass.waiting import wait_until
-from windlass.wire.first import make_first_status, render_status
-from windlass.wire.folder import JobFolder, write_atomically
-from windlass.wire.logfiles import LogFiles
-from windlass.wire.logs import LogQuery
+from windlass.wire.initial_status import make_first_status, render_status
+from windlass.wire.job_folder import JobFolder, write_atomically
+from windlass.wire.log_files import LogFiles
+from windlass.wire.log_lines import LogQuery
+from windlass.wire.payloads import check_spill, remove_spills
 from windlass.wire.results import ResultHeader
 from windlass.wire.status import FailureKind, JobStatus, Phase
-from windlass.wire.statusfile import StatusFile
+from windlass.wire.status_file import StatusFile
 
 _TIDY_S = 10.0
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from windlass.kube.pods import PodSeen
+from windlass.kube.job_pods import PodSeen
 from windlass.wire.status import FailureKind, Verdict
 
 _ENDING_S = 120.0  # how far apart a loss and a pod's end may be to be the same

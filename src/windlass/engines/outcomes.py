@@ -11,8 +11,8 @@ import contextlib
 from windlass import names
 from windlass.plan.plan import Plan
 from windlass.spec.work import Function
-from windlass.wire.folder import JobFolder
-from windlass.wire.lastword import read_omitted
+from windlass.wire.job_folder import JobFolder
+from windlass.wire.last_word import read_omitted
 from windlass.wire.results import ResultHeader, make_missing, read_results
 from windlass.wire.status import JobStatus, Phase
 

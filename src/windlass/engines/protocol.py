@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from windlass.engines.hidden import NO_HIDDEN
+from windlass.engines.secret_env import NO_HIDDEN
 from windlass.errors import SpecError
 from windlass.plan.plan import Facts, Plan
 from windlass.settings import Settings
-from windlass.wire.logs import LogLine, LogQuery
+from windlass.wire.log_lines import LogLine, LogQuery
 from windlass.wire.results import ResultHeader
 from windlass.wire.status import JobStatus
 
@@ -162,8 +162,8 @@ def check_capabilities(engine: Engine, plan: Plan) -> None:
 
 _ENGINES = {
     "local": "windlass.engines.local:LocalEngine",
-    "kubernetes": "windlass.engines.kubernetes:KubernetesEngine",
-    "statefulset": "windlass.engines.statefulset:StatefulSetEngine",
+    "kubernetes": "windlass.engines.dialects.kubernetes:KubernetesEngine",
+    "statefulset": "windlass.engines.exports.statefulset:StatefulSetEngine",
 }
 
 

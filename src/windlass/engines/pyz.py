@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 _OURS = (
     *("__init__.py", "names.py", "errors.py", "records.py", "trusted.py", "waiting.py"),
-    *("distributed.py", "inside.py"),
+    *("distributed.py", "rank_stubs.py"),
     *("spec", "plan", "wire", "agent"),
     *(
         f"bundle/{name}.py"
-        for name in ("__init__", "archive", "extract", "manifest", "paths", "place", "scan")
+        for name in ("__init__", "archive", "extract", "manifest", "paths", "safe_write", "scan")
     ),
 )
 # Plain enough for any Python 3: an old interpreter must get as far as being told.
@@ -70,7 +70,7 @@ def local_archive() -> str:
         if not os.path.exists(path):
             from pathlib import Path
 
-            from windlass.wire.folder import write_once
+            from windlass.wire.job_folder import write_once
 
             # never over one that is there: Python reads an archive piece by piece, by places it remembers
             write_once(Path(path), build_archive(compiled=True))
@@ -119,7 +119,7 @@ def build_archive(*, compiled: bool = False) -> bytes:
     import io
     import zipfile
 
-    from windlass.engines.lean import strip_source
+    from windlass.engines.strip_source import strip_source
 
     files = {"__main__.py": _MAIN}
     for name, path in _sources():

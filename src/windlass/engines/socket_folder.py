@@ -17,7 +17,7 @@ from pathlib import Path
 from windlass import names
 from windlass.errors import EngineError
 from windlass.trusted import find_peer_fault, find_private_fault, make_private
-from windlass.wire.folder import JobFolder
+from windlass.wire.job_folder import JobFolder
 
 _MAX_SOCKET_PATH = 103  # of macOS; Linux takes 107
 _LONGEST = "node-9999.sock"

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from windlass.kube.refusals import ROLE_HINT, ClusterError, Forbidden
+from windlass.kube.api_errors import ROLE_HINT, ClusterError, Forbidden
 
 if TYPE_CHECKING:
     from windlass.kube.api import Api

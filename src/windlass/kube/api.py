@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from windlass import names
-from windlass.kube.config import read_target
+from windlass.kube.api_errors import ClusterError, Conflict, NotFound
 from windlass.kube.kinds import FIELD_MANAGER, PODS, Kind
-from windlass.kube.refusals import ClusterError, Conflict, NotFound
+from windlass.kube.kubeconfig import read_target
 from windlass.kube.transport import Answer, Request, Transport
 from windlass.kube.watch import Told, watch_objects
 
 if TYPE_CHECKING:
-    from windlass.kube.turns import Forward
+    from windlass.kube.forward_blocking import Forward
 
 Object = dict[str, Any]
 Objects = list[Object]
@@ -316,7 +316,7 @@ class Api:
     def forward_in_turns(self, pod: str, port: int, *, timeout_s: float = 10.0) -> Forward:
         """The same for who speaks and listens in turn: faster, since no thread carries it."""
         from windlass.kube.forward import open_wire
-        from windlass.kube.turns import Forward
+        from windlass.kube.forward_blocking import Forward
 
         path = PODS.path(namespace=self.namespace, name=pod, part="portforward")
         asked = self._words("forward a port of", PODS, pod, None)

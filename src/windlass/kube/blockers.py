@@ -12,7 +12,6 @@ from windlass import names
 from windlass.kube import blocker as reasons
 from windlass.kube.blocker import Blocker, make_condition
 from windlass.kube.containers import describe_exit, diagnose_container, diagnose_start, image_of
-from windlass.kube.endings import NODE_LOST, read_ending
 from windlass.kube.fields import (
     Object,
     condition_of,
@@ -30,6 +29,7 @@ from windlass.kube.fields import (
     name_of,
     read_time,
 )
+from windlass.kube.pod_endings import NODE_LOST, read_ending
 from windlass.kube.queues import read_waiting
 from windlass.kube.uncreated import diagnose_create
 from windlass.kube.unschedulable import Diagnosis, diagnose

@@ -2,7 +2,7 @@
 
 Pure but for the keys it draws: the clock is an argument, nothing is written. The CA's private key is
 dropped as soon as both are signed, so nobody can ever add a third. Called on the client only; nodes
-read the files with `agent.tls`. The only place that knows the cryptography package, and it is imported
+read the files with `agent.link.tls`. The only place that knows the cryptography package, and it is imported
 on use: most commands never need it.
 """
 

@@ -25,8 +25,8 @@ from websockets.protocol import State
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
-from windlass.kube.dial import make_tls_context, open_socket
-from windlass.kube.refusals import Unauthorized, make_unreachable, read_refusal
+from windlass.kube.api_errors import Unauthorized, make_unreachable, read_refusal
+from windlass.kube.sockets import make_tls_context, open_socket
 from windlass.kube.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def open_forward(
 
 
 def open_wire(transport: Transport, path: str, port: int, *, asked: str, timeout_s: float) -> Wire:
-    """The websocket itself, for who reads and writes in turn and needs no thread: `kube.turns`."""
+    """The websocket itself, for who reads and writes in turn and needs no thread: `kube.forward_blocking`."""
     end_s = time.monotonic() + timeout_s
     url = f"{transport.target.server}{path}?{urlencode({'ports': port})}"
     login = transport.login.current()

@@ -22,7 +22,7 @@ from windlass.kube.naming import (
     make_labels,
     make_selector,
 )
-from windlass.kube.pod import make_template
+from windlass.kube.pod_template import make_template
 from windlass.plan.plan import Plan
 from windlass.spec.storage import ACCESS_MODES, NewClaim
 

@@ -9,8 +9,8 @@ from windlass import names, records
 from windlass.errors import SpecError
 from windlass.kube.naming import claim_name, name_volumes
 from windlass.plan.plan import Plan
+from windlass.spec.pod_spec import PodSpec
 from windlass.spec.quantity import halve
-from windlass.spec.resources import PodSpec
 from windlass.spec.storage import (
     Claim,
     EmptyDir,

@@ -12,7 +12,7 @@ from windlass import names
 from windlass.kube.manifests import make_claim_spec
 from windlass.kube.mounts import named_mounts, pod_of
 from windlass.kube.naming import claim_name, headless_name
-from windlass.kube.torchrun import (
+from windlass.kube.torchrun_pods import (
     CONTAINER,
     Crew,
     Rendezvous,
@@ -22,7 +22,7 @@ from windlass.kube.torchrun import (
     make_crew_template,
 )
 from windlass.plan.plan import Plan
-from windlass.spec.resources import PodSpec
+from windlass.spec.pod_spec import PodSpec
 from windlass.spec.storage import NewClaim
 
 Object = dict[str, Any]

@@ -17,10 +17,16 @@ from urllib.parse import urlencode
 
 import urllib3
 
-from windlass.kube.config import Target
-from windlass.kube.dial import find_proxy, keep_alive_options, make_tls_context, split_proxy
-from windlass.kube.login import Login, LoginSource
-from windlass.kube.refusals import ClusterError, Unreachable, Where, make_unreachable, read_refusal
+from windlass.kube.api_errors import (
+    ClusterError,
+    Unreachable,
+    Where,
+    make_unreachable,
+    read_refusal,
+)
+from windlass.kube.auth import Login, LoginSource
+from windlass.kube.kubeconfig import Target
+from windlass.kube.sockets import find_proxy, keep_alive_options, make_tls_context, split_proxy
 from windlass.names import VERSION
 
 REQUEST_S = 10.0

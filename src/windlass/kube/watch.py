@@ -19,7 +19,7 @@ from typing import Any
 
 import urllib3
 
-from windlass.kube.refusals import ClusterError
+from windlass.kube.api_errors import ClusterError
 from windlass.kube.transport import Request, Transport, make_pause_s
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from windlass import __version__, names
-from windlass.client.jobs import list_jobs
+from windlass.client.jobs.find_jobs import list_jobs
 from windlass.engines.protocol import engine_names, make_engine
 from windlass.errors import WindlassError
 from windlass.settings import Settings

@@ -19,11 +19,11 @@ from typing import Any
 
 from windlass.errors import WindlassError
 from windlass.kube.api import Api
+from windlass.kube.api_errors import ClusterError, Forbidden
 from windlass.kube.blocker import IMAGE_PULL, Blocker
 from windlass.kube.blockers import find_blockers
 from windlass.kube.fields import condition_of, index_of, is_true, name_of
 from windlass.kube.kinds import EVENTS, JOBS, NETWORK_POLICIES, PODS, SERVICES
-from windlass.kube.refusals import ClusterError, Forbidden
 from windlass.observe import probe
 from windlass.observe.deep_findings import describe_findings
 from windlass.observe.deep_pods import LABEL, render_job, render_policies, render_service

@@ -13,6 +13,7 @@ from dataclasses import replace
 from windlass.errors import WindlassError
 from windlass.kube.access import Missing, check_access, render_role
 from windlass.kube.api import Api, connect
+from windlass.kube.api_errors import ClusterError, Forbidden, NotFound
 from windlass.kube.fields import Object, labels_of, name_of
 from windlass.kube.inventory import (
     count_gpus,
@@ -33,7 +34,6 @@ from windlass.kube.kinds import (
     STORAGE_CLASSES,
     Kind,
 )
-from windlass.kube.refusals import ClusterError, Forbidden, NotFound
 from windlass.observe.doctor import Check
 from windlass.observe.doctor_deep import check_deep
 from windlass.settings import Settings

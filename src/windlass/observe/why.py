@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from windlass import names
+from windlass.client.jobs.live_view import render_progress, render_seconds
 from windlass.client.terminal import clean
-from windlass.client.view import render_progress, render_seconds
 from windlass.kube.blocker import ARROW, CONDITION
 from windlass.observe.timeline import SUBMITTED, make_rows
 from windlass.observe.verdict import render_verdict

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from windlass import names, records
 from windlass.errors import ProtocolError
-from windlass.plan.environ import make_job_env
+from windlass.plan.rank_env import make_job_env
 from windlass.plan.topology import NodePlan, make_nodes, renumber
 from windlass.spec.work import Work
 
 if TYPE_CHECKING:
-    from windlass.spec.job import JobSpec
+    from windlass.spec.job_spec import JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

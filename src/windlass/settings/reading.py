@@ -12,10 +12,10 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from windlass.errors import SpecError
-from windlass.settings.places import place
+from windlass.settings.parse_values import Layer, read_value
 from windlass.settings.setting import Setting
 from windlass.settings.table import BY_NAME, SETTINGS, Settings, find_setting, nearest
-from windlass.settings.values import Layer, read_value
+from windlass.settings.xdg import place
 from windlass.trusted import find_settings_fault, is_open_to_everybody, open_now
 
 TYPE_CHECKING = False

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 
 from windlass.errors import SpecError
-from windlass.settings.places import state_home
 from windlass.settings.setting import NodeRange, Setting
 from windlass.settings.setting import is_setting as _is
+from windlass.settings.xdg import state_home
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Work: what every rank runs. A function, a script, a module, a command, or what is called later.
 
-Records only. How a target given by a user becomes one of these is `client.target`; how a rank
-runs it is `agent.rank`.
+Records only. How a target given by a user becomes one of these is `client.jobs.target`; how a rank
+runs it is `agent.rank.rank_main`.
 """
 
 from __future__ import annotations

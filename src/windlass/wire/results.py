@@ -1,7 +1,8 @@
 """A rank's result file: one line of JSON that anyone may read, then the pickled value or exception.
 
-The line alone tells what happened (and what `windlass result` prints), so that only a client that wants
-the value itself unpickles anything. Records and bytes only; pickling is `agent.values` and `client.values`.
+The line alone tells what happened (and what `windlass result` prints), so that only a client that wants the
+value itself unpickles anything. Records and bytes only; pickling is `wire.pickling` and
+`client.jobs.load_values`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, BinaryIO
 from windlass import records
 from windlass.errors import ProtocolError
 from windlass.trusted import open_now
-from windlass.wire.folder import JobFolder, write_atomically
+from windlass.wire.job_folder import JobFolder, write_atomically
 
 MISSING = "missing"
 MAX_NAME, MAX_MESSAGE, MAX_TRACEBACK = 200, 4_000, 20_000

@@ -1,0 +1,282 @@
+"""One agent, lead or follower, from its first order to its exit code.
+
+Signals and the order of shutting down live here; what they mean for the job is the lead's business. May be
+PID 1: it reaps whatever is left to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import platform
+import shutil
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from windlass import names
+from windlass.agent.agent_context import Station
+from windlass.agent.lead.job_lead import Lead
+from windlass.agent.lead.lead_handover import make_memory
+from windlass.agent.lead.lead_server import Door
+from windlass.agent.lead.status_writer import Board
+from windlass.agent.lead.termination import loses_results
+from windlass.agent.link import endpoints
+from windlass.agent.node import processes
+from windlass.agent.node.follower import Follower
+from windlass.agent.node.forkserver_client import ForkServer
+from windlass.agent.node.inputs import Inputs
+from windlass.agent.node.job_node import Echo, Node
+from windlass.agent.node.leave_notice import say_farewell
+from windlass.plan.plan import Plan, read_plan
+from windlass.spec.work import Calls
+from windlass.wire.job_folder import JobFolder
+from windlass.wire.status import FailureKind
+
+if TYPE_CHECKING:
+    from windlass.agent.lead.call_lead import WarmLead
+    from windlass.agent.node.call_node import WarmNode
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE_S = 30.0  # with clients that read no more
+_FIRST_READER_S = 20.0
+
+
+class LeadAgent:
+    """Node 0: leads, and runs its own ranks."""
+
+    def __init__(
+        self, station: Station, forks: ForkServer, inputs: Inputs, echo: Echo | None
+    ) -> None:
+        self._station = station
+        self._forks = forks
+        self._inputs = inputs
+        plan, folder = station.plan, station.folder
+        self.board = Board(plan, folder)
+        self.board.mark("agent up")
+        self.lead: Lead | WarmLead
+        self.node: Node | WarmNode
+        if isinstance(plan.work, Calls):
+            from windlass.agent.lead.node_zero import make_staff
+
+            self.lead, self.node, desk = make_staff(station, forks, self.board, self._hear, echo)
+            self.door = Door(station, self.lead, inputs, desk)
+        else:
+            memory = make_memory(station.num_losses)
+            self.lead = Lead(
+                plan,
+                self.board,
+                address=station.address,
+                memory=memory,
+                incarnation=station.incarnation,
+                sight=station.sight,
+            )
+            self.node = Node(
+                plan, folder, 0, station.run_dir, forks=forks, send=self._hear, echo=echo
+            )
+            self.door = Door(station, self.lead, inputs)
+        self._leading: asyncio.Task[None] | None = None
+        self._must_go = asyncio.Event()
+
+    def _hear(self, message: dict[str, Any], body: bytes = b"") -> None:
+        if message["type"] != "join":
+            self.lead.receive(0, message, body)
+
+    def _order(self, message: dict[str, Any], body: bytes = b"") -> None:
+        if message["type"] == "flush":  # its files are here already
+            self.lead.receive(0, {"type": "flushed"})
+        else:
+            self.node.receive(message, body)
+
+    def told_to_stop(self) -> None:
+        """SIGTERM: on one machine the job's end; in a pod, this node's alone."""
+        if not self._station.is_pod:
+            self.lead.end(FailureKind.CANCELLED, "the lead's agent was told to stop (SIGTERM)")
+        elif self._leading is not None:
+            self._leading.cancel()
+        self._must_go.set()
+
+    async def _part(self) -> None:
+        """Let clients read what is left, and send everybody home.
+
+        The job has ended: an agent that failed of anything here would have it run once more.
+        """
+        try:
+            if self._station.is_pod:
+                reading = asyncio.ensure_future(self._let_clients_read())
+                told = asyncio.ensure_future(self._must_go.wait())
+                await asyncio.wait({reading, told}, return_when=asyncio.FIRST_COMPLETED)
+                told.cancel()
+                if not reading.cancel():
+                    reading.result()
+            else:
+                await self.door.see_off(patience_s=0)
+        except Exception:
+            logger.exception("clients may not have read everything")
+        try:
+            await self.door.dismiss({"type": "end"})
+        except Exception:
+            logger.exception("not everybody was told of the end")
+
+    async def _let_clients_read(self) -> None:
+        """Wait for those that surely come, and for those that would miss what a pod's log cannot keep."""
+        plan, folder = self._station.plan, self._station.folder
+        is_needed = loses_results(self.board.status, folder)
+        await self.door.serve_readers(
+            first_s=_FIRST_READER_S if is_needed or not plan.detach else 0.0,
+            again_s=plan.lease_s if is_needed else 0.0,
+            patience_s=_PATIENCE_S,
+        )
+
+    async def run(self) -> int:
+        """Lead the job to its end; the exit code of the agent."""
+        job_id = self._station.plan.job_id
+        server = await endpoints.serve(self._station.place, job_id, self.door.take)
+        self.lead.join(
+            0,
+            self._order,
+            pid=os.getpid(),
+            python=platform.python_version(),
+            host=self._station.host,
+            is_prepared=self._inputs.is_ready,
+            incarnation=self._station.incarnation,
+        )
+        lease = asyncio.ensure_future(self.door.watch_lease())
+        self._leading = asyncio.ensure_future(self.lead.run())
+        try:
+            await self._leading
+            await self._part()
+            return 0
+        except asyncio.CancelledError:
+            server.close()  # whoever comes now is for the next lead
+            await self.lead.leave()
+            await self.door.dismiss()
+            self.node.stop(now=False)
+            await self.node.idle()
+            if self._station.successor is not None and self.lead.has_lost_nodes:
+                await say_farewell(self._station, self._station.successor, self.node.memory)
+            return names.EXIT_TOLD_TO_STOP
+        finally:
+            lease.cancel()
+            server.close()
+            self._forks.close()
+
+
+async def run_agent(
+    station: Station,
+    forks: ForkServer,
+    inputs: Inputs,
+    client: socket.socket | None = None,
+    *,
+    echo: Echo | None = None,
+    at_end: Callable[[LeadAgent], None] | None = None,
+) -> int:
+    """Be the agent of one node. `echo` is told what ranks print, `at_end` that the job has ended."""
+    if station.index == 0:
+        leading = LeadAgent(station, forks, inputs, echo)
+        if client is not None:
+            leading.door.hold_until_closed(client)
+        _handle_signals(leading.told_to_stop)
+        return await _lead_and_leave(leading, at_end)
+    if client is not None:
+        client.close()
+    follower = Follower(station, forks, inputs, echo)
+    _handle_signals(follower.told_to_stop)
+    try:
+        return await follower.run()
+    finally:
+        forks.close()
+
+
+async def _lead_and_leave(leading: LeadAgent, at_end: Callable[[LeadAgent], None] | None) -> int:
+    """Once the status is final, nothing that fails is a reason to have the job run again."""
+    code = 0
+    try:
+        code = await leading.run()
+    except Exception:
+        if not leading.board.status.phase.is_final:
+            raise
+        logger.exception("the job had ended, but its agent failed")
+    try:
+        if at_end is not None and leading.board.status.phase.is_final:
+            at_end(leading)
+    except Exception:
+        logger.exception("what the job left could not be kept")
+    return code
+
+
+def _handle_signals(on_term: Any) -> None:
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, on_term)
+    loop.add_signal_handler(signal.SIGCHLD, _reap)
+    for ignored in (signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(ignored, lambda: None)
+    _reap()
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def start_logging() -> None:
+    """What the agent says of itself goes to its own log."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+
+
+def prepare_forks(plan: Plan, forks: ForkServer) -> None:
+    """The fork server this plan wants: the one that runs already, or a new one."""
+    env = {**os.environ, **plan.env}
+    if not forks.fits(plan.preload, env):
+        forks.close()
+        forks.start(plan.preload, env)
+    forks.extend(plan.preload)
+
+
+def main(order: dict[str, Any], forks: ForkServer, client: socket.socket) -> NoReturn:
+    """Run one agent of the local engine to its end."""
+    start_logging()
+    processes.become_subreaper()
+    folder = JobFolder(Path(order["plan"]).parent)
+    plan = read_plan(folder.plan.read_text())
+    os.environ.update(order.get("hidden", {}))  # in memory: what is on disk is older
+    prepare_forks(plan, forks)
+    run_dir = Path(order["run_dir"])
+    station = Station(
+        plan=plan,
+        folder=folder,
+        index=int(order["node"]),
+        run_dir=run_dir,
+        place=run_dir / names.LEAD_SOCKET,
+    )
+    inputs = Inputs(plan, folder)
+    inputs.find(folder.path)
+    asyncio.run(_run_and_leave(station, forks, inputs, client))
+
+
+async def _run_and_leave(
+    station: Station, forks: ForkServer, inputs: Inputs, client: socket.socket
+) -> NoReturn:
+    """When all is said, the process ends at once: a task that is lost in the loop must not keep it."""
+    code = 1
+    try:
+        code = await run_agent(station, forks, inputs, client)
+    except BaseException:  # its last words are in the agent's log
+        logging.getLogger(__name__).exception("the agent failed")
+    finally:
+        if station.index == 0:
+            shutil.rmtree(station.run_dir, ignore_errors=True)
+            if isinstance(station.plan.work, Calls):
+                from windlass.wire.payloads import remove_spills
+
+                remove_spills(station.plan.job_id)
+        logging.shutdown()
+        os._exit(code)

@@ -1,0 +1,1 @@
+"""The process with torch imported, of which ranks are forks."""

@@ -1,0 +1,311 @@
+"""The fork server: imports torch once, then forks ranks for as long as the agent asks.
+
+A process of its own, single-threaded, which is checked: a fork copies only the forking thread, so a
+preloaded module that started another one makes ranks hang in its locks; then they are spawned instead.
+Requests and events are JSON lines of `agent.node.forkserver_client`. No asyncio here: the ranks would
+inherit it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from windlass.agent.forkserver import import_snapshot
+from windlass.agent.forkserver.openblas import Threads
+from windlass.agent.node import processes, torch_store
+from windlass.agent.node.forkserver_client import read_request, send_event
+from windlass.agent.rank import rank_exit
+from windlass.agent.rank.command_setup import run_prelude
+from windlass.agent.rank.import_shim import lend_package
+from windlass.wire.job_folder import JobFolder
+
+_ORDERS_TO_END = frozenset({signal.SIGTERM, signal.SIGINT})
+# Libraries that may end with the process. Others are taken apart in each rank: they might be the user's.
+_SPARED = frozenset({"torch", "numpy"})
+
+
+def serve(control_fd: int, preload: Sequence[str]) -> NoReturn:
+    """Import, then fork on request until the agent hangs up. A fork that has ended unwinds from here."""
+    rank_exit.prepare()
+    control = socket.socket(fileno=control_fd)
+    processes.become_subreaper()
+    signal.signal(signal.SIGTERM, _end_now)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    processes.die_with_parent(os.getppid(), signal.SIGTERM)
+    with contextlib.suppress(ConnectionError):
+        is_safe = _preload(preload, control)
+        _ForkServer(control, is_safe=is_safe).loop()
+    _end_now()
+
+
+def _end_now(*_: object) -> NoReturn:
+    processes.kill_descendants(os.getpid())
+    os._exit(0)
+
+
+def _preload(modules: Sequence[str], control: socket.socket) -> bool:
+    """Import; tell the agent how it went; whether forking is safe after it."""
+    started_s = time.monotonic()
+    missing: dict[str, str] = {}
+    culprit = ""
+    gc.disable()  # a tenth of the time of importing torch
+    for name in modules:
+        is_spared = name.partition(".")[0] in _SPARED
+        try:
+            with _importing_library() if is_spared else contextlib.nullcontext():
+                import_snapshot.import_module(name)
+        except Exception as error:  # noqa: BLE001 - the rank that needs it will say so, at the user's line
+            missing[name] = f"{type(error).__name__}: {error}"
+        if not culprit and processes.count_threads() > 1:
+            culprit = name
+    rank = importlib.import_module(
+        "windlass.agent.rank.rank_main"
+    )  # once here, not once in each rank
+    rank.note_modules()
+    gc.freeze()
+    gc.enable()
+    event = {
+        "event": "ready",
+        "modules": list(modules),
+        "import_s": time.monotonic() - started_s,
+        "missing": missing,
+        "num_threads": processes.count_threads(),
+        "culprit": culprit,
+    }
+    send_event(control, event)
+    return not culprit
+
+
+@contextlib.contextmanager
+def _importing_library() -> Iterator[None]:
+    """Without our archive on the path, which importlib.metadata would look into and keep open in ranks."""
+    path = list(sys.path)
+    sys.path[:] = [entry for entry in path if not entry.endswith(".pyz")]
+    try:
+        with rank_exit.sparing():
+            yield
+    finally:
+        sys.path[:] = [*(entry for entry in path if entry not in sys.path), *sys.path]
+
+
+class _ForkServer:
+    """Takes requests, forks, reaps."""
+
+    def __init__(self, control: socket.socket, *, is_safe: bool) -> None:
+        self._control = control
+        self._is_safe = is_safe
+        self._threads = Threads()
+        self._wake_read, self._wake_write = os.pipe()
+        for end in (self._wake_read, self._wake_write):
+            os.set_blocking(end, False)
+        signal.signal(
+            signal.SIGCHLD, lambda *_: None
+        )  # a handler, so that the wake-up pipe is written
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+
+    def loop(self) -> None:
+        while True:
+            control = self._control.fileno()
+            ready, _, _ = select.select([control, self._wake_read], [], [])
+            if self._wake_read in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_read, 4096)
+                self._reap()
+            if control in ready:
+                request = read_request(self._control)
+                if request is None:
+                    return
+                if request[0]["kind"] == "preload":
+                    self._is_safe &= _preload(request[0]["modules"], self._control)
+                    self._threads = Threads()
+                else:
+                    self._fork(*request)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            send_event(
+                self._control,
+                {"event": "exited", "pid": pid, "code": os.waitstatus_to_exitcode(status)},
+            )
+
+    def _fork(self, request: dict[str, Any], fds: list[int]) -> None:
+        server = os.getpid()
+        enter = {
+            "store": self._enter_store,
+            "rank": self._enter_rank,
+            "callee": self._enter_callee,
+        }[request["kind"]]
+        if self._is_safe and request["kind"] != "store":
+            kept = {k: v for k, v in os.environ.items() if k not in request["forget"]}
+            self._threads.promise({**kept, **request["env"]})
+        # an order to end that comes right after the fork must find a process that hears it
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ORDERS_TO_END)
+        pid = os.fork()
+        if pid == 0:
+            self._become(enter, server, request, fds)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ORDERS_TO_END)
+        for fd in fds:
+            os.close(fd)
+        if request["kind"] == "store":
+            told = {"event": "storing", "attempt": request["attempt"], "pid": pid}
+        else:
+            told = {"event": "started", "rank": request["rank"], "pid": pid}
+        send_event(self._control, {**told, "attempt": request["attempt"]})
+
+    def _become(self, enter: Callable[..., int], *args: Any) -> NoReturn:
+        """Be a rank, and then unwind to the top of the process, which ends as any interpreter does."""
+        try:
+            code = enter(*args)
+        except KeyboardInterrupt:  # before there was anything of the user's to hear it
+            os._exit(128 + signal.SIGINT)
+        except BaseException as error:  # noqa: BLE001 - nothing may unwind into the server's own loop
+            sys.stderr.write(f"windlass: cannot start this rank: {type(error).__name__}: {error}\n")
+            sys.stderr.flush()
+            os._exit(126)
+        rank_exit.leave(code)
+
+    def _leave_server(self, server: int) -> None:
+        """What every child does first: a session of its own, a life no longer than the server's."""
+        os.setsid()
+        processes.die_with_parent(server, signal.SIGKILL)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ORDERS_TO_END)
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _enter_store(self, server: int, request: dict[str, Any], _fds: list[int]) -> NoReturn:
+        self._leave_server(server)
+
+        def tell(port: int) -> None:
+            send_event(
+                self._control, {"event": "store", "attempt": request["attempt"], "port": port}
+            )
+            self._control.close()
+
+        if not torch_store.is_possible():
+            tell(0)
+            os._exit(0)
+        torch_store.serve_store(request["address"], request["port"], tell)
+
+    def _enter_rank(self, server: int, request: dict[str, Any], fds: list[int]) -> int:
+        self._leave_server(server)
+        _connect_streams(fds)
+        self._control.close()
+        _set_environment(request["env"], forgotten=request["forget"])
+        plan, folder = load_job(request["plan"])
+        if plan["cwd"]:
+            os.chdir(plan["cwd"])
+        if plan["work"]["kind"] == "command":
+            run_prelude(folder, rank=request["rank"], attempt=request["attempt"])
+            lend_package(folder.path / "lent")
+            _execute(plan["work"]["argv"])
+        if plan["start"] == "spawn" or not self._is_safe:
+            rank = (str(request["rank"]), str(request["attempt"]))
+            os.execv(sys.executable, [sys.executable, sys.argv[0], "rank", request["plan"], *rank])
+        return enter_python(plan, folder, rank=request["rank"], attempt=request["attempt"])
+
+    def _enter_callee(self, server: int, request: dict[str, Any], fds: list[int]) -> int:
+        self._leave_server(server)
+        *streams, channel = fds
+        _connect_streams(streams)
+        self._control.close()
+        _set_environment(request["env"], forgotten=request["forget"])
+        if request["about"]["start"] == "spawn" or not self._is_safe:
+            os.set_inheritable(channel, True)
+            about = json.dumps(request["about"])
+            argv = [sys.executable, sys.argv[0], "callee", str(channel), about]
+            os.execv(sys.executable, argv)
+        return enter_callee(channel, request["about"])
+
+
+def enter_callee(fd: int, about: dict[str, Any]) -> int:
+    """From a prepared process, forked or spawned, into one that takes calls; its exit code."""
+    from windlass.agent.rank.call_rank import serve as serve_calls
+
+    _settle_python()
+    return serve_calls(fd, about)
+
+
+def load_job(plan_path: str) -> tuple[dict[str, Any], JobFolder]:
+    """The plan a rank belongs to, and the job's folder, which holds it.
+
+    As plain JSON: the agent has checked it, and what is imported here delays the first rank.
+    """
+    folder = JobFolder(Path(plan_path).parent)
+    return json.loads(folder.plan.read_bytes()), folder
+
+
+def enter_python(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> int:
+    """From a prepared process, forked or spawned, into the user's Python; its exit code."""
+    from windlass.agent.rank.rank_main import run_rank
+
+    _settle_python()
+    return run_rank(plan, folder, rank=rank, attempt=attempt)
+
+
+def _settle_python() -> None:
+    """What a forked interpreter needs before user code runs in it."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.enable()
+    with contextlib.suppress(AttributeError):  # it is the server's until it is told
+        threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # noqa: SLF001
+    _draw_seeds()
+
+
+def _draw_seeds() -> None:
+    """Seed anew what a fresh interpreter seeds for itself; Python's own `random` does it at each fork."""
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
+    if "multiprocessing.process" in sys.modules:
+        sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+
+
+def _connect_streams(fds: list[int]) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (fds[0], 1), (fds[1], 2)):
+        os.dup2(source, target)
+        os.close(source)
+
+
+def _set_environment(env: dict[str, str], *, forgotten: list[str]) -> None:
+    for name in forgotten:
+        os.environ.pop(name, None)
+    os.environ.update(env)
+
+
+def _execute(argv: list[str]) -> NoReturn:
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    try:
+        os.execvp(argv[0], argv)
+    except FileNotFoundError:
+        sys.stderr.write(f"windlass: command not found: {argv[0]}\n")
+        os._exit(127)
+    except OSError as error:
+        sys.stderr.write(f"windlass: cannot run {argv[0]}: {error.strerror}\n")
+        os._exit(126)

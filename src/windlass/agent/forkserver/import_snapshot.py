@@ -1,0 +1,142 @@
+"""A snapshot of what importing a module loads: every source file's byte code in one file, ready to run.
+
+Importing torch finds, opens and checks a thousand files one by one; a tenth of the time is that. The
+snapshot holds them together, each with the time and size of its source, which are checked as Python checks
+its own byte code, and with the folders of `sys.path`, whose change means that other files might be found now.
+What does not match is imported as ever, and the snapshot is written anew. Only the fork server uses it, and
+only where a cache folder is named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import marshal
+import os
+import sys
+import zlib
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from typing import Any
+
+from windlass import names
+from windlass.trusted import find_file_fault
+from windlass.wire.job_folder import write_atomically
+
+_MOST = 4  # of one module: for so many environments
+
+# origin, whether it is a package, mtime in ns and size of the source, byte code
+_Entry = tuple[str, bool, int, int, bytes]
+
+
+def import_module(name: str) -> None:
+    """Import a module, from its snapshot where that is good."""
+    cache = os.environ.get(names.IMPORT_CACHE, "")
+    if not cache or name in sys.modules:
+        importlib.import_module(name)
+        return
+    # our own archive has another name with each version, and is looked at with the other folders
+    found_in = [folder for folder in sys.path if not folder.endswith(".pyz")]
+    key = zlib.crc32(repr((sys.version, found_in)).encode())
+    path = Path(cache, f"import-{name}-{key:08x}.bin")
+    finder = _Finder(_read(path))
+    before = set(sys.modules)
+    sys.meta_path.insert(0, finder)
+    try:
+        importlib.import_module(name)
+    finally:
+        sys.meta_path.remove(finder)
+    loaded = [module for module in sys.modules if module not in before]
+    if finder.num_misses or not finder.entries:
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # a full or read-only disk: there is no snapshot
+            write_atomically(path, marshal.dumps((_folders(), _collect(loaded))))
+            _prune(path.parent, name)
+
+
+def _prune(cache: Path, name: str) -> None:
+    """Snapshots of environments that are no longer used would stay for ever, and torch's have 20 MB."""
+    found = sorted(cache.glob(f"import-{name}-????????.bin"), key=lambda path: path.stat().st_mtime)
+    for path in found[:-_MOST]:
+        path.unlink(missing_ok=True)
+
+
+class _Finder:
+    """Finds modules in a snapshot, before anyone looks for their files."""
+
+    def __init__(self, entries: dict[str, _Entry]) -> None:
+        self.entries = entries
+        self.num_misses = 0
+
+    def find_spec(
+        self, name: str, _path: object = None, _target: object = None
+    ) -> ModuleSpec | None:
+        entry = self.entries.get(name)
+        if entry is None:
+            return None
+        origin, is_package, mtime_ns, size_bytes, code = entry
+        try:
+            found = os.stat(origin)
+        except OSError:
+            found = None
+        if found is None or (found.st_mtime_ns, found.st_size) != (mtime_ns, size_bytes):
+            self.num_misses += 1
+            return None
+        spec = ModuleSpec(name, _Loader(name, origin, code), origin=origin, is_package=is_package)
+        spec.has_location = True
+        if is_package:
+            spec.submodule_search_locations = [os.path.dirname(origin)]
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    """Python's own loader of source files, which finds the byte code in its hand."""
+
+    def __init__(self, name: str, path: str, code: bytes) -> None:
+        super().__init__(name, path)
+        self._code = code
+
+    def get_code(self, fullname: str) -> Any:  # noqa: ARG002 - the signature is Python's
+        return marshal.loads(self._code)  # noqa: S302 - from a folder of the user's own, like any .pyc
+
+
+def _read(path: Path) -> dict[str, _Entry]:
+    try:
+        with path.open("rb") as file:
+            if fault := find_file_fault(file.fileno(), path):
+                import logging  # only now: ranks have what this process has
+
+                logging.getLogger(__name__).warning("%s; it is not used", fault)
+                return {}
+            folders, entries = marshal.loads(file.read())  # noqa: S302 - as above
+        os.utime(path)  # those that are used stay
+    except (OSError, ValueError, EOFError, TypeError):
+        return {}
+    return entries if folders == _folders() else {}
+
+
+def _folders() -> list[tuple[str, int]]:
+    """Where modules are looked for, and when anything was last added or removed there."""
+    found = []
+    for path in sys.path:
+        with contextlib.suppress(OSError):
+            found.append((path, os.stat(path).st_mtime_ns))
+    return found
+
+
+def _collect(modules: list[str]) -> dict[str, _Entry]:
+    entries = {}
+    for name in modules:
+        spec: ModuleSpec | None = getattr(sys.modules.get(name), "__spec__", None)
+        if spec is None or spec.origin is None or not isinstance(spec.loader, SourceFileLoader):
+            continue
+        folders = spec.submodule_search_locations
+        if spec.name == name and (
+            folders is None or list(folders) == [os.path.dirname(spec.origin)]
+        ):
+            found = os.stat(spec.origin)
+            code = marshal.dumps(spec.loader.get_code(name))
+            is_package = folders is not None
+            entries[name] = (spec.origin, is_package, found.st_mtime_ns, found.st_size, code)
+    return entries

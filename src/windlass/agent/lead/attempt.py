@@ -1,0 +1,89 @@
+"""One attempt: what has been heard of its ranks, and the verdict that follows from it.
+
+Keeps records, gives no orders: what is done about them is the lead's business.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from windlass.agent.lead.failure import choose_first, is_consequence, make_verdict
+from windlass.plan.plan import Plan
+from windlass.wire.results import Outcome
+from windlass.wire.status import Verdict
+
+
+class Attempt:
+    """One generation of all ranks. `world` is the plan on the nodes that take part in it."""
+
+    def __init__(self, number: int, world: Plan) -> None:
+        self.number = number
+        self.world = world
+        self.num_ranks = world.num_ranks
+        self.has_failure = False
+        self.outcomes: dict[int, Outcome] = {}
+        self.exited: set[int] = set()
+        self.running: set[int] = set()
+        self.done: set[int] = set()  # ranks whose work has returned; they wait for the others
+        self.stopped: set[int] = set()  # nodes
+        self.store_port: int | None = None
+
+    def add(self, outcome: Outcome, *, exited: bool) -> bool:
+        """Hear how a rank ended; False when it was one of another attempt."""
+        if outcome.attempt != self.number or not 0 <= outcome.rank < self.num_ranks:
+            return False
+        known = self.outcomes.get(outcome.rank)
+        # what a rank said itself is not overwritten by its exit
+        if known is None or not known.is_failure:
+            self.outcomes[outcome.rank] = outcome
+            self.has_failure |= outcome.is_failure
+        if exited:
+            self.exited.add(outcome.rank)
+        return True
+
+    def lose_node(self, index: int, note: str, *, is_cut: bool = False) -> Iterable[Outcome]:
+        """A node is gone: how its ranks ended, as far as that was not known.
+
+        One that was cut off is missed even if its ranks have returned, while others work: it may take
+        part in the next attempt of another lead.
+        """
+        is_missed = is_cut and not self.is_done
+        for node in self.world.nodes:
+            if node.index != index:
+                continue
+            self.stopped.add(index)
+            for rank in node.ranks:
+                if is_missed or rank not in self.exited:
+                    yield Outcome(
+                        rank=rank,
+                        attempt=self.number,
+                        state="lost",
+                        at_s=time.time(),
+                        note=note,
+                    )
+
+    def takes_part(self, index: int) -> bool:
+        return any(node.index == index for node in self.world.nodes)
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.exited) == self.num_ranks
+
+    @property
+    def are_all_done(self) -> bool:
+        """Whether no rank's work is still running."""
+        return len(self.done | self.exited | self.outcomes.keys()) == self.num_ranks
+
+    @property
+    def has_only_consequences(self) -> bool:
+        """Whether all that failed did so because a peer was gone: who went first is still to be heard."""
+        first = choose_first(self.outcomes.values())
+        return first is not None and is_consequence(first)
+
+    def make_verdict(self) -> Verdict | None:
+        """Who failed first; None when nobody did."""
+        running = self.num_ranks - len(self.outcomes)
+        return make_verdict(
+            self.world, self.outcomes.values(), attempt=self.number, running=running
+        )

@@ -1,0 +1,263 @@
+"""One call as the lead knows it: what was asked, who listens, what ranks answered, how it ended.
+
+Gives no orders. Which calls are kept, and for how long, is `agent.lead.call_history`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from os.path import exists
+from typing import Any
+
+from windlass import records
+from windlass.agent.lead.attempt import Attempt
+from windlass.agent.lead.worlds import World
+from windlass.agent.link.agent_link import Link
+from windlass.agent.link.payload_parts import send_parts
+from windlass.plan.plan import Plan
+from windlass.wire.payloads import forget
+from windlass.wire.results import ErrorInfo, Outcome
+from windlass.wire.status import FailureKind, Verdict
+
+_SLOW_S = 24 * 3600.0
+_SMALL_BYTES = 64 << 10
+_KEPT_ITEM_BYTES = 16 << 20
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one rank answered: the header of its frame, and its parcel, in memory or in a file."""
+
+    header: dict[str, Any]
+    body: bytes = b""
+    file: str = ""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.header.get("sizes", ()))
+
+
+class Listener:
+    """A client that is told of a call as it goes; frames leave in the order they came."""
+
+    def __init__(self, link: Link, *, is_remote: bool) -> None:
+        self.link = link
+        self._is_remote = is_remote
+        self._waiting: list[tuple[dict[str, Any], bytes, str]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def tell(self, header: dict[str, Any], body: bytes = b"", file: str = "") -> None:
+        if self._waiting or (file and self._is_remote):
+            self._waiting.append((header, body, file))
+            if self._task is None or self._task.done():
+                self._task = asyncio.ensure_future(self._send())
+        else:
+            self.link.send({**header, "file": file} if file else header, body)
+
+    async def catch_up(self) -> None:
+        """Until what was told has left, or nobody is there to read it."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        with contextlib.suppress(OSError):
+            await self.link.drain(timeout_s=_SLOW_S)
+
+    async def _send(self) -> None:
+        try:
+            while self._waiting:
+                header, body, file = self._waiting[0]
+                if file:
+                    # an item that another one has read is gone
+                    with contextlib.suppress(FileNotFoundError):
+                        await send_parts(self.link, file, file)
+                        self.link.send({**header, "parcel": file}, body)
+                    if "state" not in header:
+                        forget(file)
+                else:
+                    self.link.send(header, body)
+                del self._waiting[0]
+        except (OSError, ConnectionError):
+            self._waiting.clear()
+
+
+@dataclass(slots=True)
+class Call:
+    """One call, from the frame that asked for it to its last answer."""
+
+    id: str
+    asked: Mapping[str, Any]
+    body: bytes
+    file: str = ""
+    sync: tuple[dict[str, Any], bytes] | None = None
+    constructor: tuple[dict[str, Any], bytes] | None = None
+    created_at_s: float = field(default_factory=time.time)
+    started_at_s: float | None = None
+    ended_at_s: float | None = None
+    state: str = "queued"  # queued, running, returned, failed, cancelled
+    attempt: Attempt | None = None
+    unreached: set[int] = field(default_factory=set)  # ranks that were gone before it came to them
+    answers: dict[int, Answer] = field(default_factory=dict)
+    items: list[Answer] = field(default_factory=list)
+    item_bytes: int = 0
+    unread: list[str] = field(default_factory=list)  # files of items that are no longer kept
+    unsaid: list[Answer] = field(default_factory=list)  # small ones, told together at the end
+    verdict: Verdict | None = None
+    is_told_to_wait: bool = False  # then its start is told, too
+    stop: Verdict | None = None  # somebody ended it: cancel, timeout
+    stop_signal: int = signal.SIGTERM  # how its ranks hear of that
+    listeners: list[Listener] = field(default_factory=list)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    timer: asyncio.TimerHandle | None = None  # of its time limit
+    pacing: asyncio.Future[None] | None = None  # of a stream
+    on_trouble: Callable[[Call], None] | None = None  # for one that nobody waits for
+
+    @property
+    def is_final(self) -> bool:
+        return self.state in ("returned", "failed", "cancelled")
+
+    def start(self, number: int, world: Plan) -> None:
+        self.state, self.started_at_s = "running", time.time()
+        self.attempt = Attempt(number, world)
+
+    def may_start_again(self, world: World) -> bool:
+        """Whether all its ranks were gone before it came to them, and others can take their place.
+
+        Not if they were forked for it: others would do no better. Nor if their object is gone, and the
+        client that could make it anew.
+        """
+        is_unseen = self.attempt is not None and len(self.unreached) == self.attempt.num_ranks
+        can_make = not world.instance or not self.asked["detach"]
+        return is_unseen and can_make and self.stop is None and world.made_for != self.id
+
+    def start_again(self) -> None:
+        """As before its first start."""
+        self.state, self.started_at_s, self.attempt = "queued", None, None
+        self.unreached.clear()
+        self.over.clear()
+        self.on_trouble = None  # whoever starts it again waits for it
+
+    def yielded(self, answer: Answer) -> None:
+        """A rank has yielded something; who comes later finds the last of them, as much as is kept."""
+        self.items.append(answer)
+        self.item_bytes += answer.num_bytes
+        while self.item_bytes > _KEPT_ITEM_BYTES and len(self.items) > 1:
+            oldest = self.items.pop(0)
+            self.item_bytes -= oldest.num_bytes
+            if oldest.file:  # who listens may be slow: who reads it removes it
+                self.unread = [path for path in (*self.unread, oldest.file) if exists(path)]
+
+    def answered(self, answer: Answer) -> None:
+        """A rank has answered; the first failure and the last answer end the call."""
+        if self.attempt is None or self.is_final:
+            return
+        header = answer.header
+        error = records.read(ErrorInfo, header["error"]) if header.get("error") else None
+        outcome = Outcome(
+            rank=header["rank"],
+            attempt=self.attempt.number,
+            state=header["state"],
+            at_s=header["at_s"],
+            error=error,
+            exit_code=header.get("exit_code"),
+        )
+        self.answers[header["rank"]] = answer
+        self.add(outcome)
+
+    def add(self, outcome: Outcome) -> None:
+        """How a rank ended its part."""
+        if self.attempt is not None:
+            self.attempt.add(outcome, exited=True)
+            if outcome.is_failure or self.attempt.is_done:
+                self.end()
+
+    def lose_rank(self, outcome: Outcome, *, given: str, answered: str) -> None:
+        """A rank's process is gone, with the call it was given last, and the one it answered last.
+
+        It counts for this call if that is on the rank's world and was not answered by it: also where the
+        rank was gone before the call came, of which its node cannot know that it matters.
+        """
+        attempt = self.attempt
+        if attempt is None or outcome.attempt != attempt.number or answered == self.id:
+            return
+        if given != self.id:
+            self.unreached.add(outcome.rank)
+        self.add(outcome)
+
+    def lose_node(self, index: int, why: str) -> None:
+        """A node is gone, or has nothing of the ranks that this call was for."""
+        if self.attempt is not None:
+            for outcome in list(self.attempt.lose_node(index, why)):
+                self.add(outcome)
+
+    def end(self) -> None:
+        """There is nothing more to wait for, or no reason to."""
+        self.over.set()
+        if self.on_trouble is not None and not self.has_returned:
+            self.on_trouble(self)
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def tell(self, header: dict[str, Any], body: bytes = b"", file: str = "") -> None:
+        for listener in self.listeners:
+            listener.tell({**header, "id": self.id}, body, file)
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether every rank has, and none failed."""
+        attempt = self.attempt
+        return attempt is not None and attempt.is_done and not attempt.has_failure
+
+    def tell_answer(self, listener: Listener, answer: Answer) -> None:
+        """One rank's answer, or one of the things it yields."""
+        about = {**answer.header, "type": "result", "id": self.id}
+        listener.tell(about, answer.body, answer.file)
+
+    def pass_on(self, answer: Answer, *, at_once: bool) -> None:
+        """Tell all who listen, small ones together at the end."""
+        if at_once or answer.file or len(answer.body) > _SMALL_BYTES:
+            for listener in self.listeners:
+                self.tell_answer(listener, answer)
+        else:
+            self.unsaid.append(answer)
+
+    def tell_waiting(self, header: dict[str, Any]) -> None:
+        """What it waits for, to all listeners."""
+        self.is_told_to_wait = True
+        self.tell(header)
+
+    def tell_unsaid(self, *, ends: bool = False) -> None:
+        """Tell those that waited in one frame, which is the end of a call that went well, too."""
+        unsaid, self.unsaid = self.unsaid, []
+        if unsaid or ends:
+            headers = [answer.header for answer in unsaid]
+            about = {"type": "results", "id": self.id, "ends": ends, "answers": headers}
+            body = b"".join([answer.body for answer in unsaid])
+            for listener in self.listeners:
+                listener.tell(about, body)
+
+    def tell_end(self, listener: Listener) -> None:
+        verdict = records.to_json(self.verdict) if self.verdict else None
+        listener.tell({"type": "done", "id": self.id, "state": self.state, "verdict": verdict})
+
+    def settle(self, verdict: Verdict | None, *, is_told: bool) -> None:
+        """It ends so: tell whoever listens, unless they know, and let go of what it brought."""
+        self.verdict, self.ended_at_s = verdict, time.time()
+        self.tell_unsaid()
+        is_cancelled = verdict is not None and verdict.kind is FailureKind.CANCELLED
+        self.state = "returned" if verdict is None else "cancelled" if is_cancelled else "failed"
+        for listener in self.listeners if not is_told else ():
+            self.tell_end(listener)
+        self.release()
+
+    def release(self) -> None:
+        """What it brought is no longer needed."""
+        self.body, self.sync, self.constructor = b"", None, None
+        forget(self.file)
+        self.file = ""

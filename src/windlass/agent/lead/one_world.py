@@ -1,0 +1,125 @@
+"""At most one world: whether a lead may start an attempt, or another one of the same job might be running.
+
+Two things are held here. No attempt starts while a node that is out of sight may still run ranks of the one
+before. And where fewer nodes than all will do, an attempt starts only with more than half of the agents that
+took part in the last one: of two halves that do not see each other neither does, and of two unequal parts
+only the larger one. An agent that came in the place of another is not one of them. See docs/architecture.md.
+
+Owned by the lead, which tells it what happens; decides nothing else, and speaks to nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+
+from windlass.agent.lead.lead_handover import LostLead, Memory, Seat
+from windlass.agent.silence_limits import Parting, Sight
+
+_LATER_S = 0.01  # a timer may come a little early
+
+
+class OneWorld:
+    """What a lead knows of ranks that it does not see. `wake` is called when time alone changed that."""
+
+    def __init__(self, own: Seat, sight: Sight, wake: Callable[[], None]) -> None:
+        self.own = own
+        self._sight = sight
+        self._wake = wake
+        self._loop = asyncio.get_running_loop()
+        self._leaving: dict[int, Seat] = {}  # nodes that said so; their ranks have their grace
+        self._until_s: dict[Seat, float] = {}  # who was cut off: when its ranks are dead
+        self._world_until_s = 0.0  # when all ranks of an earlier lead are dead
+        self._lead_until_s = 0.0  # when its own are, where it alone is missing
+        self.gone: set[Seat] = set()  # have ended for good
+
+    # -- what is told --------------------------------------------------------------------------
+
+    def lose(self, seat: Seat, parting: Parting) -> None:
+        """A node that took part in the last attempt is out of sight."""
+        self._leaving.pop(seat.index, None)
+        if parting is Parting.LEAVING:
+            self._leaving[seat.index] = seat
+        elif parting is Parting.CUT:
+            self._until_s[seat] = self._wake_in(self._sight.node_gone_s)
+        else:
+            self._until_s.pop(seat, None)
+            self.gone.add(seat)
+
+    def join(self, seat: Seat) -> None:
+        """A node is back, and none joins before its ranks are dead."""
+        self._until_s.pop(seat, None)
+
+    def find_leaving(self, index: int) -> Seat | None:
+        """Who leaves as node `index` and has not told yet that its ranks are gone."""
+        return self._leaving.get(index)
+
+    def hear_of_lost_lead(self, last: Memory, lost: LostLead) -> None:
+        """What a node tells of the lead of the last attempt."""
+        sight = self._sight
+        whole_s = sight.node_gone_s if lost.is_closed else sight.world_gone_s
+        self._world_until_s = max(self._world_until_s, self._wake_in(whole_s - lost.ago_s))
+        if lost.is_closed:
+            self.gone.update(seat for seat in last.seats if seat.index == 0)
+        else:
+            self._lead_until_s = max(self._lead_until_s, self._wake_in(whole_s - lost.ago_s))
+
+    def _wake_in(self, seconds: float) -> float:
+        at_s = self._loop.time() + seconds
+        self._loop.call_at(at_s + _LATER_S, self._wake)
+        return at_s
+
+    # -- what follows --------------------------------------------------------------------------
+
+    def find_obstacle(
+        self, last: Memory, here: Collection[Seat], *, is_complete: bool, is_elastic: bool
+    ) -> str:
+        """Why an attempt must not start with the nodes that are here; empty when it may."""
+        last = self.without_gone(last)
+        waiting = self._find_waiting(last, here)
+        if waiting:
+            return f"{waiting} may still be running ranks of attempt {last.attempt}"
+        if not is_elastic or last.attempt < 0:
+            return ""
+        if not last.seats:
+            return "" if is_complete else _NOBODY.format(last.attempt)
+        num_here = len(set(last.seats) & set(here))
+        is_more = 2 * num_here > len(last.seats)
+        # the others were replaced one and all, and nobody else can have this half
+        is_kept = 2 * num_here == len(last.seats) and self.own in last.seats and is_complete
+        if is_more or is_kept:
+            return ""
+        missing = sorted(set(last.seats) - set(here), key=lambda seat: seat.index)
+        return _MINORITY.format(
+            num_here, len(last.seats), last.attempt, _name(s.index for s in missing)
+        )
+
+    def without_gone(self, memory: Memory) -> Memory:
+        """What is remembered, less those that have ended for good since."""
+        seats = tuple(seat for seat in memory.seats if seat not in self.gone)
+        return memory if seats == memory.seats else replace(memory, seats=seats)
+
+    def _find_waiting(self, last: Memory, here: Collection[Seat]) -> str:
+        now_s = self._loop.time()
+        cut_off = {seat.index for seat, until_s in self._until_s.items() if until_s > now_s}
+        late = self._leaving.keys() | cut_off
+        if late:
+            return _name(late)
+        missing = set(last.seats) - set(here)
+        if not missing or self.own in last.seats:  # who led it itself has missed them one by one
+            return ""
+        is_lead_alone = all(seat.index == 0 for seat in missing)
+        until_s = self._lead_until_s if is_lead_alone else self._world_until_s
+        return _name(seat.index for seat in missing) if until_s > now_s else ""
+
+
+_MINORITY = (
+    "only {} of the {} nodes of attempt {} are here, which is not more than half: beyond a cut in the "
+    "network the others may go on with it. Waiting for {} to come back"
+)
+_NOBODY = "none of the nodes of attempt {} is here: without them it takes all nodes to go on"
+
+
+def _name(indexes: Iterable[int]) -> str:
+    return ", ".join(f"node {index}" for index in sorted(indexes))

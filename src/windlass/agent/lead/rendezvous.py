@@ -1,0 +1,96 @@
+"""Where the ranks of worlds meet: a store on node 0, or ports that are held for rank 0.
+
+A base of the lead's crews: knows members only as somebody to send orders to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from windlass.agent.lead.worlds import Meeting, World
+from windlass.agent.node.master_port import hold_port
+from windlass.plan.plan import Plan
+
+STORE_S = 30.0
+_MAX_CALLS = 500
+
+
+class Meetings:
+    """One store for all worlds, a part of it for each call; it is renewed when much was left in it."""
+
+    def __init__(self, plan: Plan, address: str) -> None:
+        self.plan = plan
+        self._address = plan.master_addr or address or "127.0.0.1"
+        self._store: Meeting | None = None
+        self._next = 0
+        self._held: set[int] = set()  # ports that wait for a rank 0
+
+    def _order_node_0(self, order: dict[str, Any]) -> bool:
+        """Send node 0 an order; False where it is not here."""
+        raise NotImplementedError
+
+    def _meet_at_once(self, world: World, *, wants_store: bool) -> bool:
+        """Give a world its meeting; False when the store is not open yet."""
+        if wants_store:
+            if self._store is None or self._store.port is None:
+                return False
+            world.meeting = self._store
+            return True
+        world.meeting = Meeting(self._count())
+        self._hold(world.meeting)
+        return True
+
+    def open_store(self, preload: list[str]) -> None:
+        """Have the store opened, if it is not; torch, which it is of, is in `preload`."""
+        if self._store is not None:
+            return
+        meeting = Meeting(self._count())
+        order = {"type": "open_store", "number": meeting.number, "address": self._address}
+        if self._order_node_0({**order, "port": self._prefer_port(), "preload": preload}):
+            self._store = meeting
+
+    def renew_store(self, worlds: Iterable[World], preload: list[str]) -> None:
+        """Open another store in place of one that has served for long and that no world uses any more."""
+        old = self._store
+        if old is None or old.num_calls < _MAX_CALLS or any(w.meeting is old for w in worlds):
+            return
+        self._order_node_0({"type": "close_store", "number": old.number})
+        self._store = None
+        self.open_store(preload)
+
+    def _take_store(self, meeting: Meeting, port: int) -> None:
+        """A store is open; where there can be none, rank 0 opens one at a port that is held for it."""
+        meeting.is_shared = True
+        if port:
+            meeting.port = port
+        else:
+            self._hold(meeting)
+
+    def _hold(self, meeting: Meeting) -> None:
+        meeting.held = hold_port(self._prefer_port())
+        meeting.port = meeting.held.number
+        self._held.add(meeting.port)
+
+    def _prefer_port(self) -> int:
+        """The usual port, unless it is held for another: who asks for it by its number would get it."""
+        return self.plan.master_port if self.plan.master_port not in self._held else 0
+
+    def _leave_meeting(self, world: World) -> None:
+        meeting, world.meeting = world.meeting, None
+        if meeting is not None and meeting.held is not None and not meeting.is_shared:
+            meeting.held.release()
+            self._held.discard(meeting.held.number)
+
+    def _count(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+    def hear_of_store(self, message: dict[str, Any]) -> None:
+        """What node 0 says of the store: that it is open, or gone."""
+        if self._store is None or self._store.number != message["number"]:
+            return
+        if message["type"] == "store":
+            self._take_store(self._store, message["port"])
+        else:
+            self._store = None

@@ -1,0 +1,185 @@
+"""The board: what the lead knows of a job, and the status file everyone reads it from.
+
+The lead writes on it as things happen; it is put on disk at once when a phase changes, else at most ten
+times a second. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from dataclasses import replace
+from typing import Any
+
+from windlass.plan.plan import Plan
+from windlass.wire.initial_status import make_first_status, make_ranks, render_status
+from windlass.wire.job_folder import JobFolder, write_atomically
+from windlass.wire.partial_world import render_world
+from windlass.wire.status import Condition, Moment, Phase, Progress, Verdict
+
+logger = logging.getLogger(__name__)
+
+_EVERY_S = 0.1
+_RESERVE_BYTES = 32 << 10
+_MAX_METRICS = 256  # of a rank: everybody reads the status, again and again
+_MAX_CONDITIONS = 500
+
+
+class Board:
+    """A JobStatus that is replaced as the job goes on."""
+
+    def __init__(self, plan: Plan, folder: JobFolder) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._timer: asyncio.TimerHandle | None = None
+        self._reports: dict[int, dict[str, Any]] = {}
+        self._first_step: tuple[int, float] | None = None
+        self.status = make_first_status(plan)
+        self._keep_reserve()
+
+    @property
+    def folder(self) -> JobFolder:
+        return self._folder
+
+    def resize(self, plan: Plan) -> None:
+        """The nodes there are from now on; what is known of those that stay, stays."""
+        self._plan = plan
+        known = {node.index: node for node in self.status.nodes}
+        nodes = tuple(known.get(n.index) or n for n in make_first_status(plan).nodes)
+        self._set(nodes=nodes, num_nodes=len(nodes), num_ranks=plan.num_ranks)
+
+    def set_phase(self, phase: Phase, reason: str, message: str) -> None:
+        """A new phase: a condition with the reason, on disk at once."""
+        condition = Condition(type=phase.value, reason=reason, message=message, since_s=time.time())
+        ended_at_s = time.time() if phase.is_final else None
+        self._set(
+            phase=phase, ended_at_s=ended_at_s, conditions=(*self.status.conditions, condition)
+        )
+        self.write()
+
+    def add_condition(self, kind: str, reason: str, message: str) -> None:
+        """Something worth knowing that changes no phase; said once."""
+        known = self.status.conditions
+        if len(known) >= _MAX_CONDITIONS or (reason, message) in (
+            (c.reason, c.message) for c in known
+        ):
+            return
+        condition = Condition(type=kind, reason=reason, message=message, since_s=time.time())
+        self._set(conditions=(*self.status.conditions, condition))
+
+    def mark(self, name: str, at_s: float | None = None) -> None:
+        """The first time something happened."""
+        if all(moment.name != name for moment in self.status.timeline):
+            moments = (*self.status.timeline, Moment(name=name, at_s=at_s or time.time()))
+            self._set(timeline=tuple(sorted(moments, key=lambda moment: moment.at_s)))
+
+    def set_node(self, index: int, **fields: Any) -> None:
+        nodes = list(self.status.nodes)
+        nodes[index] = replace(nodes[index], **fields)
+        self._set(nodes=tuple(nodes))
+
+    def set_rank(self, rank: int, **fields: Any) -> None:
+        ranks = list(self.status.ranks)
+        ranks[rank] = replace(ranks[rank], **fields)
+        self._set(ranks=tuple(ranks))
+
+    def start_attempt(self, attempt: int, world: Plan) -> None:
+        """A new generation of ranks, on the nodes of `world`."""
+        self._reports.clear()
+        self._first_step = None
+        ranks = make_ranks(world)
+        self._set(attempt=attempt, ranks=ranks, num_ranks=len(ranks), progress=Progress())
+        if world is not self._plan:
+            self.keep_world(attempt, world)
+
+    def keep_world(self, attempt: int, world: Plan) -> None:
+        """Which node ran which rank, for readers of an attempt that lacked some nodes."""
+        try:
+            self._folder.make_attempt(attempt)
+            write_atomically(self._folder.world(attempt), render_world(world))
+        except OSError as error:
+            logger.warning("world of attempt %s: %s", attempt, error)
+
+    def restore(self, history: tuple[Verdict, ...], timeline: tuple[Moment, ...]) -> None:
+        """What an earlier lead had written; what this one saw later stays."""
+        known = {moment.name for moment in timeline}
+        later = [moment for moment in self.status.timeline if moment.name not in known]
+        moments = sorted((*timeline, *later), key=lambda moment: moment.at_s)
+        self._set(history=history, timeline=tuple(moments))
+
+    def set_verdict(self, verdict: Verdict, *, final: bool) -> None:
+        if final:
+            self._set(verdict=verdict)
+        else:
+            self._set(history=(*self.status.history, verdict))
+        self.write()
+
+    def report(self, message: dict[str, Any]) -> None:
+        """A rank's report: its step, and the progress of all of them."""
+        rank, step = message["rank"], message["step"]
+        if not 0 <= rank < len(self.status.ranks):
+            return
+        before = self._reports.get(rank, {}).get("metrics", {})
+        metrics = list({**before, **message["metrics"]}.items())[-_MAX_METRICS:]
+        self._reports[rank] = {**message, "metrics": dict(metrics)}
+        if step is not None:
+            self.set_rank(rank, step=step)
+            self.mark("first step", message["at_s"])
+        self._set(progress=self._make_progress(message["at_s"]))
+
+    def _make_progress(self, at_s: float) -> Progress:
+        lowest = self._reports[min(self._reports)]
+        steps = [r["step"] for r in self._reports.values() if r["step"] is not None]
+        totals = [r["total"] for r in self._reports.values() if r["total"] is not None]
+        step, total = min(steps, default=None), max(totals, default=None)
+        progress = Progress(step=step, total=total, metrics=lowest["metrics"], at_s=at_s)
+        if step is None:
+            return progress
+        if self._first_step is None:
+            self._first_step = (step, at_s)
+        steps_done, seconds = step - self._first_step[0], at_s - self._first_step[1]
+        if steps_done <= 0 or seconds <= 0:
+            return progress
+        speed = steps_done / seconds
+        eta_s = max(0, total - step) / speed if total is not None else None
+        return replace(progress, steps_per_s=speed, eta_s=eta_s)
+
+    def _set(self, **fields: Any) -> None:
+        self.status = replace(self.status, **fields)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_EVERY_S, self.write)
+
+    def write(self) -> None:
+        """Put the status on disk; a full disk is survived, and tried again with the next change."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        data = render_status(self.status)
+        try:
+            write_atomically(self._folder.status, data, is_durable=self.status.phase.is_final)
+        except OSError as error:
+            logger.warning("status: %s", error)
+            if self.status.phase.is_final:
+                self._write_in_reserve(data)
+        if self.status.phase.is_final:
+            self._folder.reserve.unlink(missing_ok=True)
+
+    def _keep_reserve(self) -> None:
+        """Take the room for the last word now: a full disk must not make a verdict untrue."""
+        size = _RESERVE_BYTES + 2 * len(render_status(self.status))
+        with contextlib.suppress(OSError):
+            write_atomically(self._folder.reserve, b"\n" * size)
+
+    def _write_in_reserve(self, data: bytes) -> None:
+        try:
+            with self._folder.reserve.open("r+b") as file:
+                file.write(data)
+                file.truncate()
+                file.flush()
+                os.fsync(file.fileno())
+            self._folder.reserve.replace(self._folder.status)
+        except OSError as error:
+            logger.warning("last status: %s", error)

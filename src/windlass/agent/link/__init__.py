@@ -1,0 +1,1 @@
+"""How processes of a job reach each other: sockets, TLS, frames."""

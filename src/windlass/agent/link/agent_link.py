@@ -1,0 +1,276 @@
+"""A link: framed messages to and from one peer.
+
+Frames are read one after another, or handed over the moment they come. Knows frames, not what they mean,
+and nothing of how links come to be: that is `agent.link.endpoints`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+import struct
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from windlass import names
+from windlass.agent.link.refusal_log import render_trouble
+from windlass.agent.link.tcp import SHUTDOWN_TIMEOUT_S, render_address
+from windlass.errors import ProtocolError
+from windlass.trusted import find_peer_fault
+from windlass.wire.frames import Frame, FrameDecoder, Header, render_frame, render_head
+
+logger = logging.getLogger(__name__)
+
+_READ_BYTES = 64 << 10  # a larger read is taken from the system and given back each time
+_UNREAD_BYTES = 512 << 10
+_LARGE_BYTES = 64 << 10
+_DRAIN_TIMEOUT_S = 60.0
+_CLOSE_TIMEOUT_S = 1.0
+_NO_LINGER = struct.pack("ii", 1, 0)
+
+Send = Callable[[dict[str, Any]], None]
+
+
+class Link(asyncio.Protocol):
+    """One connection. `send` never blocks; a link that cannot be written to ends for its reader."""
+
+    def __init__(
+        self,
+        *,
+        max_body_bytes: int = names.MAX_BODY_BYTES,
+        on_made: Callable[[Link], None] | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_made = on_made
+        self._transport: Any = None
+        self._decoder = FrameDecoder(max_body_bytes=max_body_bytes)
+        self._early: list[Frame] = []
+        self._unread: list[bytes] = []
+        self._take: Callable[[Frame], None] | None = None
+        self._news = asyncio.Event()  # something came, or it is over
+        self._is_over = False
+        self._is_deaf = False  # somebody has heard enough
+        self._error: Exception | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._gone = asyncio.Event()
+        self._heard_s = 0.0
+        self._has_left = False  # this end hung up
+        self.is_silent = False  # it was hung up on because it said nothing
+        self.is_closed = False  # the other end's machine ended it in order
+        self.peer = ""
+        self.certificate: dict[str, Any] | None = None  # on one machine
+        self.fault = ""  # why its other end is not ours, on one machine
+
+    # -- what the loop says --------------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        transport.max_size = _READ_BYTES
+        # asked at once: a transport that has been closed forgets them
+        self.peer = render_address(transport.get_extra_info("peername"))
+        if transport.get_extra_info("ssl_object") is not None:
+            self.certificate = transport.get_extra_info("peercert") or {}
+        else:
+            self.fault = find_peer_fault(transport.get_extra_info("socket"))
+        if self._on_made is not None:
+            self._on_made(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_s = self._loop.time()
+        if self._is_deaf:
+            return
+        if self._take is not None:
+            self._hand_over(self._take, data)
+            return
+        self._unread.append(data)
+        if sum(map(len, self._unread)) > _UNREAD_BYTES:
+            self._transport.pause_reading()
+        self._news.set()
+
+    def eof_received(self) -> bool:
+        self.is_closed = not self._has_left
+        self._end()
+        return self.certificate is None  # what is still to be said reaches who listens
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if isinstance(error, ssl.SSLError):
+            error = ProtocolError(f"{self.peer}: {render_trouble(error)}")
+        self.is_closed |= error is None and not self._has_left
+        self._end(error if isinstance(error, ProtocolError) else None)
+        self._gone.set()
+        self._writable.set()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    # -- saying --------------------------------------------------------------------------------
+
+    def send(self, header: Header, body: bytes = b"") -> None:
+        if self._transport.is_closing():
+            return
+        if len(body) < _LARGE_BYTES:
+            self._transport.write(render_frame(header, body))
+        else:
+            self._transport.write(render_head(header, len(body)))
+            self._transport.write(body)
+
+    async def drain(self, *, timeout_s: float = _DRAIN_TIMEOUT_S) -> None:
+        """Wait while more than a little is unsent. ConnectionError when the peer will never take it.
+
+        Who drains after each piece has a few pieces in memory at most. (TLS may let one more go than
+        the socket's own buffer asks for, so a single huge frame is not waited for.)
+        """
+        if self._writable.is_set():
+            await asyncio.sleep(0)  # others have their turn
+        else:
+            await self._wait_to_write(timeout_s)
+        if self._gone.is_set():
+            raise ConnectionResetError(f"{self.peer} is gone")
+
+    async def _wait_to_write(self, timeout_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._writable.wait(), timeout_s)
+        except asyncio.TimeoutError as error:
+            raise ConnectionAbortedError(
+                f"{self.peer} has taken nothing for {timeout_s:g} s"
+            ) from error
+
+    # -- hearing -------------------------------------------------------------------------------
+
+    async def frames(self) -> AsyncGenerator[Frame, None]:
+        """Frames until the peer hangs up."""
+        data = b""  # what an earlier reader left in the decoder comes first
+        while True:
+            while self._early:
+                yield self._early.pop(0)
+            for frame in self._decoder.feed(data):
+                yield frame
+            while not self._unread and not self._is_over:
+                await self._wait()
+            data = self._take_unread()
+            if not data:
+                break
+        self._check_end()
+
+    async def listen(self, take: Callable[[Frame], None]) -> None:
+        """Hand frames to `take` the moment they come, until the peer hangs up.
+
+        What `take` raises ends the listening, and is raised here.
+        """
+        self._take = take
+        try:
+            while self._early:
+                take(self._early.pop(0))
+            self._hand_over(take, self._take_unread())
+            while not self._is_over:
+                await self._wait()
+        finally:
+            self._take = None
+        self._check_end()
+
+    def stop_listening(self) -> None:
+        """Hear no more; what comes later is nobody's."""
+        self._is_deaf = True
+        self._end()
+
+    async def first(self) -> Frame:
+        """The first frame, which will be given again."""
+        frames = self.frames()
+        try:
+            frame = await frames.__anext__()
+        except StopAsyncIteration:
+            raise ConnectionResetError(f"{self.peer} hung up without a word") from None
+        finally:
+            await frames.aclose()
+        self._early.append(frame)
+        return frame
+
+    def _hand_over(self, take: Callable[[Frame], None], data: bytes) -> None:
+        try:
+            for frame in self._decoder.feed(data):
+                take(frame)
+                if self._is_deaf:
+                    return
+        except Exception as error:  # noqa: BLE001 - whoever listens raises it
+            self._is_deaf = True
+            self._end(error)
+
+    def _take_unread(self) -> bytes:
+        data = b"".join(self._unread)
+        self._unread.clear()
+        if len(data) > _UNREAD_BYTES and not self._transport.is_closing():
+            self._transport.resume_reading()
+        return data
+
+    async def _wait(self) -> None:
+        self._news.clear()
+        await self._news.wait()
+
+    def _end(self, error: Exception | None = None) -> None:
+        self._error = self._error or error
+        self._is_over = True
+        self._news.set()
+
+    def _check_end(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if not self._decoder.is_between_frames:
+            logger.warning("%s hung up in the middle of a frame", self.peer)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def watch(self, limit_s: float) -> None:
+        """Hang up on a peer that says nothing for so long; `is_silent` tells afterwards.
+
+        One look in that time, rather than a timer for every frame.
+        """
+        self._heard_s = self._loop.time()
+
+        def look() -> None:
+            left_s = self._heard_s + limit_s - self._loop.time()
+            if self._transport.is_closing():
+                return
+            if left_s <= 0:
+                self.is_silent = True
+                self.cut()
+            else:
+                self._loop.call_later(left_s, look)
+
+        self._loop.call_later(limit_s, look)
+
+    @property
+    def silent_for_s(self) -> float:
+        """How long ago anything was heard."""
+        return self._loop.time() - self._heard_s
+
+    def cut(self) -> None:
+        """Hang up at once: nothing that was not sent yet is ever heard, and the peer is not told in order."""
+        self._has_left = True
+        if self.certificate is not None:
+            with contextlib.suppress(OSError, AttributeError):
+                connection = self._transport.get_extra_info("socket")
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self._transport.abort()
+
+    def trust(self) -> None:
+        """The peer has introduced itself: from now on it may send large bodies."""
+        self._decoder.max_body_bytes = names.MAX_BODY_BYTES
+
+    async def close(self) -> None:
+        """Send what is still to be sent, then hang up."""
+        self._has_left = True
+        with contextlib.suppress(OSError):
+            await self.drain(timeout_s=_CLOSE_TIMEOUT_S)
+        self._transport.close()
+        if self.certificate is not None:
+            # TLS says goodbye and waits to hear it too, which a peer may never say
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._gone.wait(), 2 * SHUTDOWN_TIMEOUT_S)
+            self._transport.abort()  # on Python 3.10 nothing else gives up

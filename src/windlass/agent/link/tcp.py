@@ -1,0 +1,250 @@
+"""TCP with mutual TLS: how the machines of a job reach each other.
+
+Connects protocols with peers whose certificate is of the job's own CA. Strangers are reckoned with: each
+must introduce itself in time, few may be about it at once, and who does not is named in the log. What is
+said is `agent.link.agent_link`'s business. Standard library only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import socket
+import ssl
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from windlass.agent.link.refusal_log import Refusals, render_trouble
+from windlass.errors import EngineError
+
+logger = logging.getLogger(__name__)
+
+SHUTDOWN_TIMEOUT_S = 1.0
+_MAX_STRANGERS = 64
+_PATIENCE_S = 0.5  # what the oldest stranger is left when all places are taken
+_CONNECT_TIMEOUT_S = 2.0
+_NAME_TIMEOUT_S = 2.0
+_BACKLOG = 1024
+_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+_LATER: dict[str, Any] = (  # what Python 3.10 does not know
+    {"ssl_shutdown_timeout": SHUTDOWN_TIMEOUT_S} if sys.version_info >= (3, 11) else {}
+)
+
+Introduced = Callable[[], None]
+Greet = Callable[[socket.socket, Introduced], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsPlace:
+    """Where a node listens. No host is every address of this machine; port 0 is any free one."""
+
+    host: str
+    port: int
+    context: ssl.SSLContext
+
+    def __str__(self) -> str:
+        return render_address((self.host or "*", self.port))
+
+
+def _close(connection: socket.socket, _task: object) -> None:
+    connection.close()
+
+
+def render_address(address: object) -> str:
+    """An address as logs show it."""
+    if not isinstance(address, tuple) or len(address) < 2:
+        return "this machine"
+    host = str(address[0]).removeprefix("::ffff:")
+    return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stranger:
+    """A guest that has not introduced itself."""
+
+    peer: str
+    since_s: float
+    timer: asyncio.TimerHandle
+
+
+class Listener:
+    """Takes connections. `greet` hosts each to its end, and says when its guest is introduced."""
+
+    def __init__(self, place: TlsPlace, greet: Greet, *, hello_timeout_s: float) -> None:
+        self._greet = greet
+        self._hello_timeout_s = hello_timeout_s
+        self._socket = _listen(place)
+        self._strangers: dict[asyncio.Task[None], _Stranger] = {}  # the oldest first
+        self._guests: set[asyncio.Task[None]] = set()  # the loop alone would let them be collected
+        self._refusals = Refusals()
+        self._room = asyncio.Event()
+        self._accepting = asyncio.ensure_future(self._accept())
+
+    @property
+    def port(self) -> int:
+        return int(self._socket.getsockname()[1])
+
+    @property
+    def num_strangers(self) -> int:
+        return len(self._strangers)
+
+    def close(self) -> None:
+        """Take no more; who was welcomed stays, who was not is sent away."""
+        self._accepting.cancel()
+        self._socket.close()
+        for task in list(self._strangers):
+            self._introduce(task)
+            task.cancel()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._wait_for_room()
+            try:
+                connection, address = await loop.sock_accept(self._socket)
+            except OSError as error:  # out of file descriptors, or the guest has already gone
+                logger.warning("a connection could not be taken: %s", error)
+                await asyncio.sleep(_PATIENCE_S)
+                continue
+            task = asyncio.ensure_future(self._host(connection))
+            too_late = f"no hello within {self._hello_timeout_s:g} s"
+            self._strangers[task] = _Stranger(
+                peer=render_address(address),
+                since_s=loop.time(),
+                timer=loop.call_later(self._hello_timeout_s, self._dismiss, task, too_late),
+            )
+            self._guests.add(task)
+            task.add_done_callback(self._leave)
+            # also of one that is sent away before it was looked at
+            task.add_done_callback(functools.partial(_close, connection))
+
+    async def _wait_for_room(self) -> None:
+        """An honest guest needs milliseconds: when all places are taken, the oldest stranger goes."""
+        while len(self._strangers) >= _MAX_STRANGERS:
+            self._room.clear()
+            task, oldest = next(iter(self._strangers.items()))
+            left_s = oldest.since_s + _PATIENCE_S - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                self._dismiss(task, "no hello yet, and others are waiting")
+                continue
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._room.wait(), left_s)
+
+    async def _host(self, connection: socket.socket) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            return
+        try:
+            _tune(connection)
+            await self._greet(connection, partial(self._introduce, task))
+        except OSError as error:
+            if (stranger := self._strangers.get(task)) is not None:
+                self._refusals.log(stranger.peer, render_trouble(error))
+
+    def _introduce(self, task: asyncio.Task[None]) -> None:
+        if (stranger := self._strangers.pop(task, None)) is not None:
+            stranger.timer.cancel()
+            self._room.set()
+
+    def _dismiss(self, task: asyncio.Task[None], why: str) -> None:
+        if (stranger := self._strangers.get(task)) is not None:
+            self._refusals.log(stranger.peer, why)
+            self._introduce(task)
+            task.cancel()
+
+    def _leave(self, task: asyncio.Task[None]) -> None:
+        self._introduce(task)
+        self._guests.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a link ended in an error of ours", exc_info=error)
+
+
+def _listen(place: TlsPlace) -> socket.socket:
+    both = not place.host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in place.host else socket.AF_INET
+    try:
+        listening = socket.create_server(
+            (place.host, place.port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
+        )
+    except (OSError, OverflowError) as error:
+        raise EngineError(
+            f"cannot listen at {place}: {error}",
+            hint="another program on this machine or in this pod has the port; choose another",
+        ) from error
+    listening.setblocking(False)
+    return listening
+
+
+async def shake_hands(
+    protocol: asyncio.Protocol,
+    connection: socket.socket,
+    context: ssl.SSLContext,
+    timeout_s: float,
+) -> None:
+    """Let a guest in, if it can show a certificate."""
+    await asyncio.get_running_loop().connect_accepted_socket(
+        lambda: protocol, connection, ssl=context, ssl_handshake_timeout=timeout_s, **_LATER
+    )
+
+
+async def dial(
+    protocol: asyncio.Protocol,
+    place: TlsPlace,
+    *,
+    server_hostname: str,
+    timeout_s: float,
+    connect_s: float = _CONNECT_TIMEOUT_S,
+) -> None:
+    """One try to reach a node; OSError or asyncio.TimeoutError when it fails."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    connection = await _connect(place.host, place.port, min(connect_s, timeout_s))
+    _tune(connection)
+    await loop.create_connection(
+        lambda: protocol,
+        sock=connection,
+        ssl=place.context,
+        server_hostname=server_hostname,
+        ssl_handshake_timeout=max(0.05, deadline - loop.time()),
+        **_LATER,
+    )
+
+
+async def _connect(host: str, port: int, timeout_s: float) -> socket.socket:
+    """A TCP connection to the first address of `host` that answers; each is given the time."""
+    loop = asyncio.get_running_loop()
+    asked = loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    found = await asyncio.wait_for(asked, max(timeout_s, _NAME_TIMEOUT_S))
+    trouble: Exception = OSError(f"{host} has no address")
+    for family, kind, protocol, _, address in found:
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.setblocking(False)
+            await asyncio.wait_for(loop.sock_connect(connection, address), timeout_s)
+        except (OSError, asyncio.TimeoutError) as error:
+            connection.close()
+            trouble = error
+        except BaseException:
+            connection.close()
+            raise
+        else:
+            return connection
+    raise trouble
+
+
+def _tune(connection: socket.socket) -> None:
+    """Small frames leave at once, and a machine that vanished is noticed without being written to."""
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE:
+            if (option := getattr(socket, name, None)) is not None:
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    except OSError:
+        connection.close()
+        raise

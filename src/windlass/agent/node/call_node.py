@@ -1,0 +1,350 @@
+"""A node that stays: takes worlds, calls and code from the lead, and keeps several worlds at a time.
+
+The warm counterpart of `agent.node.job_node`. Talks to the fork server below and to the lead above; decides
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import platform
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from windlass import names
+from windlass.agent.agent_context import Station
+from windlass.agent.link.rank_channel import NodeEnd
+from windlass.agent.node import processes
+from windlass.agent.node.compute_setup import Setup
+from windlass.agent.node.forkserver_client import ForkServer
+from windlass.agent.node.job_node import Echo
+from windlass.agent.node.projects import Projects
+from windlass.agent.node.report_socket import Reports
+from windlass.agent.node.streams import RankStreams
+from windlass.agent.node.world_ranks import Crew, Hand, sweep
+from windlass.errors import WindlassError
+from windlass.plan.rank_env import Meeting, make_rank_env
+from windlass.plan.topology import NodePlan
+from windlass.wire import payloads
+
+logger = logging.getLogger(__name__)
+
+# What each rank would else import for itself.
+_OURS = ("cloudpickle", "windlass.agent.rank.call_rank")
+
+SendBody = Callable[[dict[str, Any], bytes], None]
+Ship = Callable[[str, str], Awaitable[None]]  # a parcel's key and its file
+
+
+class WarmNode:
+    """The ranks of one node, whatever world they belong to."""
+
+    def __init__(
+        self,
+        station: Station,
+        *,
+        forks: ForkServer,
+        send: SendBody,
+        echo: Echo | None = None,
+        ship: Ship | None = None,
+    ) -> None:
+        self._station = station
+        self._plan = station.plan
+        self._forks = forks
+        self._send = send
+        self._echo = echo
+        self._ship = ship
+        self._loop = asyncio.get_running_loop()
+        self._crews: dict[int, Crew] = {}
+        self._stores: dict[int, int] = {}  # pids
+        self._closing: set[int] = set()
+        self._unborn: set[int] = set()
+        self._openings: list[dict[str, Any]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ready: dict[str, Any] | None = None
+        self._emptied = asyncio.Event()
+        self.spill = payloads.make_spill(f"{self._plan.job_id}-{station.index}", station.run_dir)
+        self.projects = Projects(station)
+        self._setup = Setup(station, forks)
+        path = station.run_dir / f"node-{station.index}.sock"
+        self._reports = Reports(self._loop, path, self._on_report)
+        forks.listen(self._loop, self._on_fork_event)
+        forks.extend(_OURS)
+
+    @property
+    def memory(self) -> None:
+        """Nothing: calls go on with any nodes."""
+
+    def introduce(self, **about: Any) -> None:
+        """Join the lead."""
+        self._tell(
+            {"type": "join", "pid": os.getpid(), "python": platform.python_version(), **about}
+        )
+        if self._ready is not None:
+            self._tell(self._ready)
+
+    def receive(self, header: dict[str, Any], body: bytes = b"") -> None:
+        """An order of the lead."""
+        kind = header["type"]
+        if kind in ("call", "make", "more"):
+            self._give(header, body)
+        elif kind == "muster":
+            self._muster(header)
+        elif kind == "dismiss":
+            self._dismiss(header)
+        elif kind == "open_store":
+            self._openings.append(header)
+            self._open_stores()
+        elif kind == "close_store":
+            self._close_store(header["number"])
+        elif kind == "sync":
+            self._sync(header, body)
+        elif kind == "setup":
+            self._start(self._set_up(header))
+
+    def _give(self, header: dict[str, Any], body: bytes) -> None:
+        """Hand something to the ranks of a world; a call for ranks that are gone is answered for them."""
+        crew = self._crews.get(header["world"])
+        file = header["file"] if header.get("is_ours") else ""
+        is_call = header["type"] == "call"
+        if crew is None:
+            payloads.forget(file)
+            if is_call:
+                self._tell({"type": "absent", "world": header["world"]})
+            return
+        crew.send(header, body)
+        if is_call:
+            crew.file = file
+
+    # -- worlds --------------------------------------------------------------------------------
+
+    def _revive(self) -> None:
+        if not self._forks.is_running:
+            self._forks.restart()
+            self._forks.listen(self._loop, self._on_fork_event)
+
+    def _muster(self, order: dict[str, Any]) -> None:
+        """Fork the ranks of a world; they wait for calls."""
+        self._revive()
+        self._forks.extend(order["preload"])
+        number = order["world"]
+        world = self._plan.with_nodes(NodePlan(**node) for node in order["nodes"])
+        here = next(node for node in world.nodes if node.index == self._station.index)
+        meeting = Meeting(address="", port=0)  # which the first call tells
+        keep = order["about"]["keep"]
+        crew = Crew(number, keep=keep, grace_s=self._plan.grace_s, tell=self._tell_of_rank)
+        self._crews[number] = crew
+        self._station.folder.make_attempt(number)
+        start = order["about"]["start"] or self._plan.start
+        about = {**order["about"], "start": start, "spill": str(self.spill)}
+        about["peer_wait_s"] = self._plan.peer_wait_s
+        about["paths"] = [*about["paths"], *self._setup.paths]
+        for rank in here.ranks:
+            env = {
+                **make_rank_env(world, rank, attempt=number, meeting=meeting),
+                **order["env"],
+                names.REPORT_SOCKET: str(self._reports.path),
+            }
+            self._start_rank(crew, rank, env, about)
+
+    def _start_rank(
+        self, crew: Crew, rank: int, env: dict[str, str], about: dict[str, Any]
+    ) -> None:
+        on_lines = functools.partial(self._on_lines, crew, rank)
+        log = self._station.folder.log(crew.number, rank)
+        streams = RankStreams(log, self._on_log_trouble, on_lines)
+        channel = NodeEnd(self._loop, functools.partial(crew.take, rank))
+        crew.hands[rank] = Hand(rank, channel, streams)
+        ends = streams.open()
+        self._forks.fork_callee(
+            about, rank=rank, attempt=crew.number, env=env, fds=(*ends, channel.theirs)
+        )
+        channel.give_away()
+        for end in ends:
+            os.close(end)
+
+    def _dismiss(self, order: dict[str, Any]) -> None:
+        crew = self._crews.get(order["world"])
+        if crew is None:
+            self._tell({"type": "cleared", "world": order["world"]})
+            return
+        crew.stop(now=order["now"], signum=order["signal"], within_s=order.get("within_s"))
+        self._check_cleared(crew)
+
+    def _check_cleared(self, crew: Crew) -> None:
+        if crew.hands:
+            return
+        crew.close()
+        self._crews.pop(crew.number, None)
+        sweep(crew.number, crew.leaders)
+        self._tell({"type": "cleared", "world": crew.number})
+        if not self._crews:
+            self._emptied.set()
+
+    def stop(self, *, now: bool, within_s: float | None = None) -> None:
+        """End all ranks of all worlds."""
+        for crew in list(self._crews.values()):
+            crew.stop(now=now, within_s=within_s)
+            self._check_cleared(crew)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._crews
+
+    async def idle(self) -> None:
+        """Until no rank of this node is left."""
+        while self._crews:
+            self._emptied.clear()
+            await self._emptied.wait()
+
+    # -- stores --------------------------------------------------------------------------------
+
+    def _open_stores(self) -> None:
+        """Open those that are asked for, once those that close have left their port."""
+        while self._openings and not self._closing:
+            order = self._openings.pop(0)
+            self._revive()
+            self._forks.extend(order["preload"])
+            self._forks.open_store(
+                attempt=order["number"], address=order["address"], port=order["port"]
+            )
+
+    def _close_store(self, number: int) -> None:
+        pid = self._stores.pop(number, None)
+        if pid is None:
+            self._unborn.add(number)
+        else:
+            self._closing.add(pid)
+            processes.kill(pid, signal.SIGKILL)
+
+    def _lose_store(self, number: int) -> None:
+        del self._stores[number]
+        self._tell({"type": "store_gone", "number": number})
+
+    def _on_store(self, number: int, pid: int) -> None:
+        self._stores[number] = pid
+        if number in self._unborn:  # the order to close it overtook the fork
+            self._unborn.discard(number)
+            self._close_store(number)
+
+    # -- hearing of ranks ----------------------------------------------------------------------
+
+    def _on_fork_event(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "started":
+            crew = self._crews.get(event["attempt"])
+            if crew is not None:
+                crew.started(event["rank"], event["pid"])
+            else:
+                processes.kill_group(event["pid"], signal.SIGKILL)
+        elif kind == "exited":
+            self._reports.drain()
+            self._on_exit(event["pid"], event["code"])
+        elif kind == "storing":
+            self._on_store(event["attempt"], event["pid"])
+        elif kind == "store":
+            self._tell({"type": "store", "number": event["attempt"], "port": event["port"]})
+        elif kind == "ready":
+            about = {key: event[key] for key in ("missing", "culprit", "num_threads")}
+            self._ready = {"type": "ready", "is_complete": True, **about}
+            self._tell(self._ready)
+        elif kind == "gone":
+            logger.warning("the fork server is gone")
+            self._forget_children()
+
+    def _forget_children(self) -> None:
+        """All that the fork server had forked went with it."""
+        for crew in list(self._crews.values()):
+            for hand in list(crew.hands.values()):
+                self._end_hand(crew, hand, -signal.SIGKILL)
+        self._stores.clear()
+        self._closing.clear()
+        self._open_stores()
+
+    def _on_exit(self, pid: int, code: int) -> None:
+        if pid in self._closing:
+            self._closing.discard(pid)
+            self._open_stores()
+        for number in [number for number, other in self._stores.items() if other == pid]:
+            self._lose_store(number)
+        for crew in list(self._crews.values()):
+            for hand in list(crew.hands.values()):
+                if hand.pid == pid:
+                    self._end_hand(crew, hand, code)
+                    return
+
+    def _end_hand(self, crew: Crew, hand: Hand, code: int) -> None:
+        crew.exited(hand, code)
+        self._check_cleared(crew)
+
+    def _tell_of_rank(self, header: dict[str, Any], body: bytes) -> None:
+        """An answer; one that lies in a file goes there by parts, if the lead is elsewhere."""
+        path = header.get("file")
+        if path and self._ship is not None:
+            self._start(self._ship_answer(header, path))
+        else:
+            self._send(header, body)
+
+    async def _ship_answer(self, header: dict[str, Any], path: str) -> None:
+        if self._ship is not None:
+            await self._ship(path, path)
+        self._send({**header, "parcel": path}, b"")
+        os.unlink(path)
+
+    def _on_lines(self, crew: Crew, rank: int, lines: bytes) -> None:
+        hand = crew.hands.get(rank)
+        call = hand.call if hand else ""
+        self._send({"type": "log", "world": crew.number, "rank": rank, "call": call}, lines)
+        if self._echo is not None:
+            self._echo(rank, crew.number, lines)
+
+    def _on_log_trouble(self, message: str) -> None:
+        self._tell({"type": "trouble", "reason": names.REASON_LOG_TRUNCATED, "message": message})
+
+    # -- code and set-up -----------------------------------------------------------------------
+
+    def _sync(self, header: dict[str, Any], body: bytes) -> None:
+        told = {"type": "synced", "project": header["project"], "digest": header["digest"]}
+        try:
+            self.projects.apply(header, body)
+        except (WindlassError, OSError) as error:
+            told["error"] = str(error)
+        self._tell(told)
+
+    async def _set_up(self, header: dict[str, Any]) -> None:
+        def say(line: str) -> None:
+            self._tell({"type": "setting_up", "line": line})
+
+        told: dict[str, Any] = {
+            "type": "set_up",
+            "digest": header["digest"],
+            "error": "",
+            "hint": "",
+        }
+        try:
+            if await self._setup.apply(header, say):
+                self._forks.listen(self._loop, self._on_fork_event)
+                self._forget_children()
+        except WindlassError as error:
+            told |= {"error": error.message, "hint": error.hint}
+        except OSError as error:
+            told["error"] = str(error)
+        self._tell(told)
+
+    # -- small things --------------------------------------------------------------------------
+
+    def _on_report(self, message: dict[str, Any]) -> None:
+        if message.get("type") == "report":
+            self._tell(message)
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        self._send(message, b"")

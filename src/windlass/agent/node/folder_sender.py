@@ -1,0 +1,65 @@
+"""The pump: sends what is new in a folder over a link, for as long as the link lives.
+
+One of them for each peer that wants files. What is new is `wire.file_sync`'s business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from windlass.agent.link.agent_link import Link
+from windlass.wire.file_sync import Sender
+
+logger = logging.getLogger(__name__)
+
+_EVERY_S = 0.05
+
+
+class Pump:
+    """Rounds of sending, one at a time."""
+
+    def __init__(self, link: Link, sender: Sender) -> None:
+        self._link = link
+        self._sender = sender
+        self._turn = asyncio.Lock()
+        self._is_closed = False
+        self._told: dict[str, str] = {}
+        self.moved_s = time.monotonic()  # when something was last sent
+        self._task = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        # a flag besides the cancelling, which Python 3.11 may lose while a drain is failing
+        while not self._is_closed:
+            await self.round()
+            await asyncio.sleep(_EVERY_S)
+
+    async def round(self) -> None:
+        """Send everything that is new now, no faster than the other side reads."""
+        async with self._turn:
+            try:
+                for piece in self._sender.pieces():
+                    self._link.send(piece.header, piece.body)
+                    await self._link.drain()
+                    self.moved_s = time.monotonic()
+            except ConnectionError:
+                self._is_closed = True
+            except OSError as error:
+                logger.warning("files for %s: %s", self._link.peer, error)
+            self._tell_troubles()
+
+    @property
+    def troubles(self) -> dict[str, str]:
+        """Files that cannot be read, and why."""
+        return self._sender.troubles
+
+    def _tell_troubles(self) -> None:
+        """Each once: it is tried again many times a second."""
+        for path, why in self.troubles.items() - self._told.items():
+            logger.warning("%s for %s: %s", path, self._link.peer, why)
+        self._told = dict(self.troubles)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._task.cancel()

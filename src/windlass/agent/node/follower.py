@@ -1,0 +1,245 @@
+"""A follower: any node but node 0. Joins the lead, does what it says, and ends when it says so.
+
+In pods a lead that is gone is replaced: a follower ends its ranks, within a few seconds however long their
+grace is, so that no two attempts ever overlap, and waits for the next lead, whom it tells what the last one
+wanted remembered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from typing import TYPE_CHECKING, Any
+
+from windlass import names, records
+from windlass.agent.agent_context import Station
+from windlass.agent.lead.lead_handover import LostLead
+from windlass.agent.lead.lead_server import beat
+from windlass.agent.link import endpoints
+from windlass.agent.link.agent_link import Link
+from windlass.agent.node.folder_sender import Pump
+from windlass.agent.node.forkserver_client import ForkServer
+from windlass.agent.node.inputs import Inputs
+from windlass.agent.node.job_node import Echo, Node
+from windlass.agent.node.leave_notice import say_farewell
+from windlass.errors import BundleError, ProtocolError
+from windlass.spec.work import Calls
+from windlass.wire.file_sync import (
+    PIECE,
+    Receiver,
+    Sender,
+    is_from_ranks,
+    is_input,
+    measure_files,
+    read_piece,
+    read_sizes,
+)
+from windlass.wire.frames import Frame, refusal
+
+if TYPE_CHECKING:
+    from windlass.agent.link.payload_parts import PartStore
+    from windlass.agent.node.call_node import WarmNode
+
+logger = logging.getLogger(__name__)
+
+_REFUSED_RETRY_S = 1.0
+
+
+class Follower:
+    """One node under a lead, or under one after another."""
+
+    def __init__(
+        self, station: Station, forks: ForkServer, inputs: Inputs, echo: Echo | None
+    ) -> None:
+        self._station = station
+        self._inputs = inputs
+        self._link: Link | None = None
+        self._lost_s: float | None = None  # when the last lead was heard last, if it is gone
+        self._was_closed = False
+        self._is_led = False  # whoever the link leads to has taken this node
+        self._pump: Pump | None = None
+        self._has_ended = False
+        self._must_go = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._parts: PartStore | None = None
+        self._receiver = Receiver(
+            station.folder, lambda path: is_input(path) or is_from_ranks(path)
+        )
+        self.node = self._make_node(forks, echo)
+
+    def _make_node(self, forks: ForkServer, echo: Echo | None) -> Node | WarmNode:
+        station = self._station
+        if isinstance(station.plan.work, Calls):
+            from windlass.agent.link.payload_parts import PartStore
+            from windlass.agent.node.call_node import WarmNode
+
+            ship = self._ship if station.is_pod else None
+            node = WarmNode(station, forks=forks, send=self._send, echo=echo, ship=ship)
+            self._parts = PartStore(node.spill, is_far=station.is_pod)
+            return node
+        return Node(
+            station.plan,
+            station.folder,
+            station.index,
+            station.run_dir,
+            forks=forks,
+            send=self._send,
+            echo=echo,
+        )
+
+    def _send(self, message: dict[str, Any], body: bytes = b"") -> None:
+        if self._link is not None:
+            self._link.send(message, body)
+
+    async def _ship(self, key: str, path: str) -> None:
+        from windlass.agent.link.payload_parts import send_parts
+
+        if self._link is not None:
+            await send_parts(self._link, key, path)
+
+    def told_to_stop(self) -> None:
+        """SIGTERM: the ranks get it too, and the lead hears why they are gone."""
+        self._send({"type": "leaving", "why": "it was told to stop (SIGTERM)"})
+        self.node.stop(now=False)
+        self._must_go.set()
+
+    async def run(self) -> int:
+        """Until the lead says that the job has ended; the exit code of the agent."""
+        work = asyncio.ensure_future(self._follow())
+        leave = asyncio.ensure_future(self._must_go.wait())
+        await asyncio.wait({work, leave}, return_when=asyncio.FIRST_COMPLETED)
+        leave.cancel()
+        if work.done():
+            return work.result()
+        await self.node.idle()
+        is_led = self._link is not None  # then its lead has heard that the ranks are gone
+        work.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+        if self._link is not None:
+            await self._link.close()
+        elif self._station.is_pod and self._lost_s is not None and not is_led:
+            await say_farewell(self._station, self._station.place, self.node.memory)
+        return names.EXIT_TOLD_TO_STOP if self._station.is_pod else 0
+
+    async def _follow(self) -> int:
+        while True:
+            try:
+                link = await self._connect()
+            except ProtocolError as error:  # a node of this index that is still leaving
+                logger.warning("%s", error)
+                if not self._station.is_pod:
+                    return 1
+                await asyncio.sleep(_REFUSED_RETRY_S)
+                continue
+            except OSError as error:
+                logger.error("the lead cannot be reached: %s", error)
+                return 1
+            code = await self._serve(link)
+            if self._has_ended or not self._station.is_pod:
+                return code
+            logger.warning("the lead is gone: ending the ranks here, and waiting for the next one")
+            self.node.stop(now=False, within_s=self._station.sight.cut_grace_s)
+            await self.node.idle()
+            if code:
+                await asyncio.sleep(_REFUSED_RETRY_S)
+
+    async def _connect(self) -> Link:
+        plan = self._station.plan
+        return await endpoints.connect(
+            self._station.place,
+            role="node",
+            job_id=plan.job_id,
+            node=self._station.index,
+            timeout_s=plan.join_timeout_s,
+        )
+
+    async def _serve(self, link: Link) -> int:
+        self._link, self._is_led = link, False
+        has = measure_files(self._station.folder, is_input) if self._station.is_pod else {}
+        about = {"host": self._station.host, "is_prepared": self._inputs.is_ready, "has": has}
+        about |= {"address": self._station.address, "incarnation": self._station.incarnation}
+        about["lost_lead"] = self._make_lost_lead()
+        self.node.introduce(**about)
+        heart = asyncio.ensure_future(beat(link))
+        fence_s = self._station.sight.fence_s
+        link.watch(fence_s)
+        try:
+            await link.listen(functools.partial(self._take, link))
+            if link.is_silent:
+                logger.error("the lead has said nothing for %g s", fence_s)
+        except (ProtocolError, BundleError) as error:
+            logger.error("%s", error)
+            return 1
+        finally:
+            heart.cancel()
+            self._link = None
+            if self._pump is not None:
+                self._pump.close()
+                self._pump = None
+            self._receiver.drop_parts()
+            await self._hang_up(link)
+        return 0
+
+    async def _hang_up(self, link: Link) -> None:
+        """In order only at the end: a lead takes that for the end of this node, ranks and all."""
+        if self._is_led:
+            self._lost_s = asyncio.get_running_loop().time() - link.silent_for_s
+            self._was_closed = link.is_closed
+        if self._station.is_pod and not self._has_ended and not self._must_go.is_set():
+            link.cut()
+        else:
+            await link.close()
+
+    def _make_lost_lead(self) -> Any:
+        """How the lead before this one was lost."""
+        if self._lost_s is None:
+            return None
+        ago_s = asyncio.get_running_loop().time() - self._lost_s
+        return records.to_json(LostLead(ago_s=ago_s, is_closed=self._was_closed))
+
+    def _take(self, link: Link, frame: Frame) -> None:
+        if refused := refusal(frame.header):
+            raise refused
+        self._is_led = True
+        if frame.type == PIECE:
+            self._take_piece(frame)
+        elif frame.type == "has":
+            has = read_sizes(frame.header, "files")
+            sender = Sender(self._station.folder, is_from_ranks, has=has)
+            self._pump = Pump(link, sender)
+        elif frame.type == "flush":
+            self._start(self._flush())
+        elif frame.type == "end":
+            self._has_ended = True
+            if self._parts is not None:  # a compute that goes on without this node does not hang up
+                self._start(link.close())
+        elif self._parts is not None and frame.type == names.PART_FRAME:
+            self._parts.take(frame)
+        else:
+            self.node.receive(self._read(frame), frame.body)
+
+    def _read(self, frame: Frame) -> dict[str, Any]:
+        return dict(frame.header) if self._parts is None else self._parts.with_file(frame)
+
+    def _take_piece(self, frame: Frame) -> None:
+        piece = read_piece(frame.header, frame.body)
+        if self._receiver.take(piece) and is_input(piece.path) and self._inputs.arrived(piece.path):
+            self._send({"type": "prepared"})
+
+    async def _flush(self) -> None:
+        if self._pump is not None:
+            await self._pump.round()
+            name = self._station.plan.nodes[self._station.index].name
+            for path, why in self._pump.troubles.items():
+                message = f"{name} could not send {path}: {why}"
+                told = {"reason": names.REASON_RESULT_MISSING, "message": message}
+                self._send({"type": "trouble", **told})
+        self._send({"type": "flushed"})
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,174 @@
+"""Between agent and fork server: requests with pipes attached one way, events the other.
+
+A request is a length and JSON; the rank's two pipe ends travel with its first bytes. An event is a line
+of JSON. Both ends are here so that they cannot drift apart; neither end's work is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+
+from windlass import names
+from windlass.agent.forkserver.spawn import spawn_server
+from windlass.agent.node import processes
+
+TYPE_CHECKING = False  # typing's own; what is imported here delays the import of torch
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+_LENGTH = struct.Struct(">I")
+_MAX_FDS = 8
+
+
+def read_request(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """The next request and the descriptors that came with it; None when the agent has hung up."""
+    data, fds, _, _ = socket.recv_fds(control, _LENGTH.size, _MAX_FDS)
+    if not data:
+        return None
+    (length,) = _LENGTH.unpack(data)
+    body = b""
+    while len(body) < length:
+        piece = control.recv(length - len(body))
+        if not piece:
+            return None
+        body += piece
+    return json.loads(body), list(fds)
+
+
+def send_event(control: socket.socket, event: dict[str, Any]) -> None:
+    """Tell the agent; if it is gone, so is the reason to go on."""
+    control.sendall(json.dumps(event).encode() + b"\n")
+
+
+class ForkServer:
+    """The agent's end: starts the server, asks for ranks, hears of their ends."""
+
+    def __init__(self) -> None:
+        self._control: socket.socket | None = None
+        self._loop: AbstractEventLoop | None = None
+        self._preload: list[str] = []
+        self._env: dict[str, str] = {}
+        self.pid = 0
+
+    @property
+    def preload(self) -> list[str]:
+        """What it imports ahead by now."""
+        return list(self._preload)
+
+    @property
+    def is_running(self) -> bool:
+        return self._control is not None
+
+    def fits(self, preload: Sequence[str], env: dict[str, str]) -> bool:
+        """Whether the running server is what `start` would give, as far as imports can tell."""
+        differing = {name for name in {*env, *self._env} if env.get(name) != self._env.get(name)}
+        is_late = all(name.startswith(names.READ_LATE) for name in differing)
+        return self.is_running and set(self._preload) <= set(preload) and is_late
+
+    def start(self, preload: Sequence[str], env: dict[str, str]) -> None:
+        """Start the server; it imports `preload` in `env` before it forks anything."""
+        ours, theirs = socket.socketpair()
+        self.adopt(ours, spawn_server(theirs.detach(), preload, env), preload, env)
+
+    def adopt(
+        self, control: socket.socket, pid: int, preload: Sequence[str], env: dict[str, str]
+    ) -> None:
+        """Take over a server that was started before."""
+        self._control, self.pid = control, pid
+        self._preload, self._env = list(preload), env
+        self._buffer = b""
+
+    def extend(self, preload: Sequence[str]) -> None:
+        """Have it import what it was not started with; it says `ready` again."""
+        more = [name for name in preload if name not in self._preload]
+        if more:
+            self._preload += more
+            self._ask({"kind": "preload", "modules": more})
+
+    def restart(self) -> None:
+        """Start it again after it died."""
+        self.start(self._preload, self._env)
+
+    def listen(self, loop: AbstractEventLoop, on_event: Callable[[dict[str, Any]], None]) -> None:
+        """Hand events to the loop from now on."""
+        self._loop, self._on_event = loop, on_event
+        if self._control is not None:
+            self._control.setblocking(False)
+            loop.add_reader(self._control.fileno(), self._read)
+
+    def fork(
+        self, plan_path: str, *, rank: int, attempt: int, env: dict[str, str], fds: tuple[int, int]
+    ) -> None:
+        """Ask for one rank; `started` and, once, `exited` follow as events."""
+        self._fork("rank", fds, rank=rank, attempt=attempt, env=env, plan=plan_path)
+
+    def fork_callee(
+        self,
+        about: dict[str, Any],
+        *,
+        rank: int,
+        attempt: int,
+        env: dict[str, str],
+        fds: tuple[int, int, int],
+    ) -> None:
+        """Ask for one rank that takes calls over the last of `fds`."""
+        self._fork("callee", fds, rank=rank, attempt=attempt, env=env, about=about)
+
+    def _fork(self, kind: str, fds: tuple[int, ...], **request: Any) -> None:
+        forget = [] if names.OPENBLAS_NUM_THREADS in self._env else [names.OPENBLAS_NUM_THREADS]
+        self._ask({"kind": kind, "forget": forget, **request}, fds)
+
+    def open_store(self, *, attempt: int, address: str, port: int) -> None:
+        """Ask for the store of an attempt; `store` follows with its port, 0 where there can be none."""
+        self._ask({"kind": "store", "attempt": attempt, "address": address, "port": port})
+
+    def _ask(self, request: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+        if self._control is None:
+            return
+        body = json.dumps(request).encode()
+        self._control.setblocking(True)
+        try:
+            socket.send_fds(self._control, [_LENGTH.pack(len(body))], fds)
+            self._control.sendall(body)
+        except ConnectionError:
+            return  # its death is an event of its own
+        finally:
+            self._control.setblocking(False)
+
+    def _read(self) -> None:
+        if self._control is None:
+            return
+        try:
+            data = self._control.recv(65536)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._hang_up()
+            self._on_event({"event": "gone"})
+            return
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            self._on_event(json.loads(line))
+
+    def close(self) -> None:
+        """End the server and everything below it."""
+        self._hang_up()
+        if self.pid:
+            processes.kill_descendants(os.getpid(), spare=frozenset({self.pid}))
+            processes.kill(self.pid, signal.SIGKILL)
+            processes.kill_descendants(os.getpid())
+
+    def _hang_up(self) -> None:
+        if self._control is not None:
+            if self._loop is not None:
+                self._loop.remove_reader(self._control.fileno())
+            self._control.close()
+            self._control = None

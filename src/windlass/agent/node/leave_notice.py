@@ -1,0 +1,40 @@
+"""The last word of a node that is told to stop and has no lead: that it ends for good, and has no ranks.
+
+Another lead may be waiting for it, since nobody else can tell that it does not go on beyond a cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from windlass import records
+from windlass.agent.agent_context import Station
+from windlass.agent.lead.lead_handover import Seat
+from windlass.agent.link import endpoints
+from windlass.errors import ProtocolError
+
+_PATIENCE_S = 3.0
+
+
+async def say_farewell(
+    station: Station, place: endpoints.Place, memory: Mapping[str, Any] | None
+) -> None:
+    """Tell the lead that there is at `place`, if there is one.
+
+    With what the node remembers: it may have taken part in a later attempt than that lead knows of, whose
+    other nodes go on without it.
+    """
+    seat = Seat(index=station.index, incarnation=station.incarnation)
+    also = {"farewell": records.to_json(seat), "memory": memory}
+    with contextlib.suppress(OSError, ProtocolError):
+        link = await endpoints.connect(
+            place,
+            role="node",
+            job_id=station.plan.job_id,
+            node=station.index,
+            timeout_s=_PATIENCE_S,
+            also=also,
+        )
+        await link.close()

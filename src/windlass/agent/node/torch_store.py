@@ -1,0 +1,58 @@
+"""The store where ranks meet: torch's own TCPStore, in a process of its own for each attempt.
+
+As under torchrun it is there before any rank is, so no rank has to wait for another to open it, and rank 0
+may return early. It binds its port itself, which leaves no moment for a neighbour to take it; where all nodes
+are on this machine, at the loopback address alone. It is a fork of the fork server and exists only where that
+has imported torch; elsewhere rank 0 opens it (see `agent.node.master_port`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+
+TYPE_CHECKING = False  # typing's own; what is imported here delays the import of torch
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+_LOOPBACK = "127."
+_BACKLOG = 2048  # as torch's own
+
+
+def is_possible() -> bool:
+    """Whether torch is here already, with a TCPStore to be had and ranks that can share it."""
+    rendezvous = sys.modules.get("torch.distributed.rendezvous")
+    can_share = hasattr(rendezvous, "_create_c10d_store")
+    return can_share and hasattr(sys.modules.get("torch.distributed"), "TCPStore")
+
+
+def serve_store(address: str, preferred_port: int, tell: Callable[[int], None]) -> NoReturn:
+    """Open a store, tell its port, and serve until killed."""
+    # torch asks for the name of each address it sees, and waits for a slow name server
+    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+    store = None
+    for port in dict.fromkeys((preferred_port, 0)):
+        try:
+            store = _open_store(address, port)
+            break
+        except (OSError, RuntimeError):  # taken: any other will do
+            continue
+    tell(store.port if store is not None else 0)
+    if store is None:
+        os._exit(1)
+    while True:
+        signal.pause()
+
+
+def _open_store(address: str, port: int) -> Any:
+    """Left alone torch listens on all addresses, and asks nobody who it is: on one machine, only here."""
+    make = sys.modules["torch.distributed"].TCPStore
+    if not address.startswith(_LOOPBACK):
+        return make(address, port, is_master=True, wait_for_workers=False)
+    with socket.create_server((address, port), backlog=_BACKLOG) as listening:
+        port = listening.getsockname()[1]
+        fd = listening.detach()  # torch's from now on
+    return make(address, port, is_master=True, wait_for_workers=False, master_listen_fd=fd)

@@ -1,0 +1,1 @@
+"""Runs in the user's process: before, around and after the user's code."""

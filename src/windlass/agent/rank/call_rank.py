@@ -1,0 +1,226 @@
+"""A rank that takes calls: waits, runs what it is told to, answers, and waits again or ends.
+
+The environment is a rank's own before this is entered, and user code finds what it would find in any rank.
+A fresh rank ends after its call; a kept one keeps what the user's code keeps. Says nothing but answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import linecache
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from windlass import names, records
+from windlass.agent.link.rank_channel import RankEnd
+from windlass.agent.rank import command_call
+from windlass.agent.rank.error_info import make_error, report_uncaught
+from windlass.agent.rank.rank_exit import INTERRUPTED
+from windlass.agent.rank.rank_main import step_aside
+from windlass.agent.rank.rank_outcome import read_exit_code
+from windlass.agent.rank.reload import Reloader, import_freshly, renew_class
+from windlass.agent.rank.user_main import make_main, set_argv
+from windlass.errors import BundleError
+from windlass.wire import payloads
+from windlass.wire.frames import Header
+
+_AHEAD_BYTES = 4 << 20  # of a stream, before its readers must have caught up
+_ITEM_BYTES = 1 << 10  # what an item costs besides its own bytes
+
+
+def serve(fd: int, about: dict[str, Any]) -> int:
+    """Take calls until the node hangs up; what to exit with.
+
+    `about` says where the project is, and whether to stay.
+    """
+    importlib.import_module("cloudpickle")  # the one that travels with us made the payloads
+    return _Callee(RankEnd(fd), about).loop()
+
+
+def _enter(folder: str) -> None:
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        what = f"{error.strerror}: {folder} (working_dir, or the folder of the call)"
+        raise BundleError(what) from error
+
+
+class _Callee:
+    """One rank's calls."""
+
+    def __init__(self, end: RankEnd, about: dict[str, Any]) -> None:
+        self._end = end
+        self._rank = int(os.environ["RANK"])
+        self._about = about
+        self._reloader = Reloader(about["root"])
+        self._object: Any = None
+        self._is_command = False
+        self._constructor: list[memoryview] | None = None
+        if about["cwd"]:
+            _enter(about["cwd"])
+        step_aside(about["paths"])
+        import_freshly([about["root"], *about["paths"]])
+        make_main()
+
+    def loop(self) -> int:
+        code = 0
+        while (received := self._end.receive()) is not None:
+            header, body = received
+            if header["type"] == "make":
+                self._constructor = payloads.cut(body, header["sizes"])
+            if header["type"] != "call":
+                continue
+            code = self._take(header, body)
+            del header, body, received  # what came with the call ends with it
+            if not self._about["keep"]:
+                self._end.wait_for_hangup(self._about["peer_wait_s"])
+                break
+        return code
+
+    def _take(self, header: Header, body: bytearray) -> int:
+        """Run one call and answer it; what the process should exit with if this was its last."""
+        set_argv([header["name"]])
+        for file, text in header["sources"].items():  # where tracebacks look for them
+            linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+        if header["meeting"]:
+            self._meet(header["meeting"])
+        self._part, self._num_stores = header["part"], 0
+        try:
+            segments = self._segments(header, body)
+            value = self._perform(header, segments)
+            if inspect.iscoroutine(value):
+                import asyncio
+
+                value = asyncio.run(value)
+            if header["stream"]:
+                value = self._stream(header, value)
+            is_wanted = header["collect"] == "all" or self._rank == 0
+            packed = payloads.pack(value, name="result") if is_wanted else []
+            self._say(header, "answer", packed, state="returned")
+        except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is the answer
+            raised = error
+        else:
+            return 0
+        try:
+            return self._raised(header, raised)
+        finally:
+            del raised  # it holds this frame, which holds it
+
+    def _meet(self, meeting: dict[str, str]) -> None:
+        """Take up where the ranks of this world find each other."""
+        os.environ.update(meeting)
+        if meeting.get(names.TORCHELASTIC_USE_AGENT_STORE) == str(True):
+            self._part_stores()
+
+    def _part_stores(self) -> None:
+        """Give each process group a part of the compute's store for itself.
+
+        torch writes the same keys for each, so that one would else find the addresses of the one before.
+        """
+        rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
+        create = rendezvous._create_c10d_store  # noqa: SLF001 - there is no other way in
+        if hasattr(create, "is_parted"):
+            return
+
+        def create_part(*args: Any, **kwargs: Any) -> Any:
+            self._num_stores += 1
+            part = f"{self._part}/{self._num_stores}"
+            return sys.modules["torch.distributed"].PrefixStore(part, create(*args, **kwargs))
+
+        create_part.is_parted = True  # type: ignore[attr-defined]
+        rendezvous._create_c10d_store = create_part  # noqa: SLF001
+
+    @staticmethod
+    def _segments(header: Header, body: bytearray) -> list[memoryview]:
+        whole = payloads.map_file(header["file"]) if header.get("file") else body
+        return payloads.cut(whole, header["sizes"])
+
+    def _perform(self, header: Header, segments: list[memoryview]) -> Any:
+        reloader = self._reloader
+        is_due = header.get("reload") or reloader.is_broken
+        is_due = is_due or (header["is_watched"] and reloader.has_linked_edits())
+        if is_due and reloader.reload() and self._object is not None:
+            renew_class(self._object, sys.modules.get)
+        if self._constructor is not None:
+            cls, args, kwargs = payloads.unpack(self._constructor)
+            self._object = cls(*args, **kwargs)
+            self._constructor = None  # one that raised is tried again with the next call
+        if header["method"]:
+            args, kwargs = payloads.unpack(segments)
+            found = getattr(self._object, header["method"])
+            value = found(*args, **kwargs) if callable(found) else found
+        else:
+            function, args, kwargs = payloads.unpack(segments)
+            self._is_command = type(function).__module__ == command_call.__name__
+            value = function(*args, **kwargs)
+        return value
+
+    def _stream(self, header: Header, value: Any) -> Any:
+        """Send what a generator of rank 0 yields as it comes; what it returns is the result."""
+        if not isinstance(value, Iterator):
+            raise TypeError(f"stream=True needs a generator, and this returned {value!r:.80}")
+        if self._rank != 0:
+            return None
+        ahead = 0
+        while True:
+            try:
+                item = next(value)
+            except StopIteration as end:
+                return end.value
+            packed = payloads.pack(item, name="item")
+            ahead += _ITEM_BYTES + sum(map(len, packed))
+            self._say(header, "item", packed, waits=ahead > _AHEAD_BYTES)
+            if ahead > _AHEAD_BYTES:
+                ahead = 0
+                self._end.receive()  # "more": whoever reads has caught up
+
+    def _raised(self, header: Header, error: BaseException) -> int:
+        if isinstance(error, SystemExit):
+            return self._exited(header, error)
+        if isinstance(error, BundleError) or self._is_command:  # our frames say nothing to the user
+            sys.stderr.write(f"{error}\n")
+        else:
+            report_uncaught(error, is_last=not self._about["keep"])
+        try:
+            packed = payloads.pack(error, name="exception")
+        except BundleError:
+            packed = []
+        info = records.to_json(make_error(error, root=self._about["root"]))
+        self._say(header, "answer", packed, state="raised", error=info)
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+
+    def _exited(self, header: Header, error: SystemExit) -> int:
+        """As Python does it: no code is success, a text is printed and a failure."""
+        code = read_exit_code(error)
+        if code == 0:
+            self._say(header, "answer", payloads.pack(None, name="result"), state="returned")
+            return 0
+        if not isinstance(error.code, int):
+            sys.stderr.write(f"{error.code}\n")
+        info = records.to_json(make_error(error, root=self._about["root"]))
+        self._say(header, "answer", [], state="exited", exit_code=code, error=info)
+        return code
+
+    def _say(
+        self, call: Header, kind: str, segments: list[payloads.Segment], **fields: Any
+    ) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        sizes = [len(segment) for segment in segments]
+        answer = {"type": kind, "call": call["id"], "sizes": sizes, "at_s": time.time(), **fields}
+        if sum(sizes) > payloads.SPILL_BYTES:
+            try:
+                answer["file"] = payloads.write_file(self._about["spill"], segments)
+                segments = []
+            except OSError as error:
+                what = f"the result of {sum(sizes)} bytes could not be kept: {error.strerror}"
+                info = make_error(OSError(error.errno, what), root=self._about["root"])
+                answer |= {"state": "raised", "error": records.to_json(info), "sizes": []}
+                segments = []
+        self._end.send(answer, segments)

@@ -1,0 +1,76 @@
+"""What went wrong, as two lines on stderr and an exit code.
+
+The one place where exceptions end: ours with their hint, click's in our words, all others without a
+traceback unless WINDLASS_DEBUG asks for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from difflib import get_close_matches
+
+import click
+
+from windlass import names
+from windlass.cli.lazy_group import close_stdout
+from windlass.client.terminal import clean
+from windlass.errors import WindlassError
+
+DEBUG = "WINDLASS_DEBUG"
+
+
+def report(error: Exception) -> int:
+    """Say what went wrong on stderr; the exit code for it."""
+    if os.environ.get(DEBUG):
+        traceback.print_exception(error)
+    if isinstance(error, WindlassError):
+        say_error(error.message, error.hint or ("try again" if error.retryable else ""))
+        return error.exit_code
+    if isinstance(error, click.ClickException):
+        say_error(*_describe_usage(error))
+        return names.EXIT_USAGE
+    if isinstance(error, OSError) and error.strerror:
+        if error.filename is None:  # most likely our own output
+            close_stdout()
+        where = f"{error.filename}: " if error.filename else ""
+        say_error(f"{where}{error.strerror}", "windlass doctor shows what is missing here")
+        return names.EXIT_ENGINE
+    say_error(
+        f"unexpected {type(error).__name__}: {error}",
+        f"this should not happen; with {DEBUG}=1 the whole traceback is shown",
+    )
+    return names.EXIT_ENGINE
+
+
+def say_error(message: str, hint: str = "") -> None:
+    """`windlass: message`, and what to do about it."""
+    say(message)
+    if hint:
+        sys.stderr.write(f"  hint: {clean(hint, colour=False)}\n")
+
+
+def say(text: str) -> None:
+    """One line of talk; stdout stays data."""
+    sys.stderr.write(f"windlass: {clean(text, colour=False)}\n")
+    sys.stderr.flush()
+
+
+def _describe_usage(error: click.ClickException) -> tuple[str, str]:
+    hint = str(getattr(error, "hint", ""))
+    ctx = getattr(error, "ctx", None)
+    usage = ctx.command.get_usage(ctx).replace("Usage:", "usage:") if ctx else ""
+    if isinstance(error, click.NoSuchOption):
+        return f"there is no option {error.option_name}", _nearest_option(error) or usage
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        return f"{getattr(error.param, 'metavar', None) or error.param.name} is missing", usage
+    return error.format_message().rstrip("."), hint or usage
+
+
+def _nearest_option(error: click.NoSuchOption) -> str:
+    if error.ctx is None:
+        return ""
+    known = [opt for param in error.ctx.command.get_params(error.ctx) for opt in param.opts]
+    near = get_close_matches(error.option_name, known, n=1)
+    return f"did you mean {near[0]}?" if near else ""

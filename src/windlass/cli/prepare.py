@@ -1,0 +1,129 @@
+"""From the words of a command line to a prepared job: `run` and `export` share it.
+
+A function's own parameters are read here as flags; scripts, modules and commands get their words as they
+are. Everything else is `client.jobs.run.prepare`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from windlass.cli.argv_split import Words
+from windlass.cli.error_output import say
+from windlass.cli.flags import load_settings
+from windlass.client.jobs.launcher_size import is_torchrun
+from windlass.client.jobs.run import Prepared, prepare
+from windlass.client.jobs.target import find_script, read_target
+from windlass.errors import SpecError
+from windlass.spec.work import Command
+
+if TYPE_CHECKING:  # reading functions takes parsers that no other target needs
+    from windlass.cli.signature import Signature
+
+
+def prepare_words(words: Words, *, detach: bool, flags: Mapping[str, Any]) -> Prepared:
+    """The job that was asked for, decided but not started."""
+    if not words.target:
+        raise SpecError(
+            "there is nothing to run",
+            hint="windlass run train.py, train.py::function, -m module or any command",
+        )
+    if words.is_function:
+        args, kwargs = _read_blind(words) if _is_in_image(flags) else _read_call(words)
+        return prepare(words.target[0], args, kwargs, detach=detach, flags=flags)
+    if words.late and not _is_in_image(flags):
+        _check_late(words)
+    for word, flag in words.near.items():
+        _doubt(word, flag, words.target[-1])
+    return prepare([*words.target, *words.rest], detach=detach, flags=flags)
+
+
+def _is_in_image(flags: Mapping[str, Any]) -> bool:
+    given = flags.get("in_image")
+    return bool(load_settings().in_image if given is None else given)
+
+
+def _read_blind(words: Words) -> tuple[Sequence[object], Mapping[str, object]]:
+    from windlass.cli.untyped_args import read_blind
+
+    return read_blind(words.rest)
+
+
+def _check_late(words: Words) -> None:
+    """Flags of ours behind a script, a module, or a command that names a script."""
+    from windlass.cli.flag_clash import check_clash
+
+    target = read_target([*words.target, *words.rest], cwd=Path.cwd(), is_local=False)
+    sources = [target.source] if target.source else []
+    if isinstance(target.work, Command):
+        scripts = [Path.cwd() / word for word in words.rest if word.endswith(".py")]
+        sources = [path for path in scripts if path.is_file()][:1]
+    for source in sources:
+        check_clash(words.late, source, words.target[-1] if target.source else source.name)
+
+
+def _doubt(word: str, flag: str, target: str) -> None:
+    """A word that looks much like a flag of ours: most likely a slip, unless the target is a command."""
+    if not target.endswith(".py"):
+        if word == "--nnodes" and is_torchrun(target):  # its own, and understood
+            return
+        say(f"{word} is passed on to {target}; did you mean {flag}?")
+        return
+    raise SpecError(
+        f"there is no flag {word}",
+        hint=f"did you mean {flag}? if it is {target}'s own, write: {target} -- {word}",
+    )
+
+
+def _read_call(words: Words) -> tuple[Sequence[object], Mapping[str, object]]:
+    from windlass.cli.signature import read_flags
+
+    signature = _find_signature(words)
+    names = [parameter.name for parameter in signature.parameters]
+    own = {f"--{name.replace('_', dash)}" for name in names for dash in "_-"}
+    for flag in words.late:
+        if flag in own:
+            raise SpecError(
+                f"{flag} is a flag of Windlass and of {words.target[0]} too",
+                hint=f"Windlass's: windlass run {flag} ... {words.target[0]}; "
+                f"its own: {words.target[0]} -- {flag} ...",
+            )
+    try:
+        return read_flags(signature, words.rest)
+    except SpecError as error:
+        hidden = [word.partition("=")[0] for word in words.ours if word.startswith("--")]
+        taken = [flag for flag in hidden if f" {flag} " in f"{error.message} "]
+        if taken:
+            hint = f"before -- {taken[0]} is Windlass's own; write: {words.target[0]} -- {taken[0]} ..."
+            raise SpecError(error.message, hint=hint) from error
+        ours = [flag for word, flag in words.near.items() if word in error.message]
+        if not ours or "did you mean" in error.hint:
+            raise
+        raise SpecError(error.message, hint=f"did you mean {ours[0]}?") from error
+
+
+def _find_signature(words: Words) -> Signature:
+    from windlass.cli.signature import read_signature
+
+    file, _, name = words.target[0].partition("::")
+    if not name.isidentifier():
+        raise SpecError(f"{name!r} is not the name of a function", hint="write FILE.py::FUNCTION")
+    return read_signature(find_script(file, Path.cwd()), name)
+
+
+def render_function_help(words: Words, flags: Sequence[str], *, width: int) -> str:
+    """The function's own parameters in full, our flags by name."""
+    from windlass.cli.signature import render_help
+
+    text = render_help(_find_signature(words), f"windlass run {words.target[0]}", width=width)
+    ours = click.formatting.wrap_text(
+        ", ".join(flags), width, initial_indent="  ", subsequent_indent="  "
+    )
+    return (
+        f"{text}\nflags of Windlass (windlass run --help), which win before `--`;\n"
+        f"after `--` all are the function's:\n{ours}\n"
+    )

@@ -1,0 +1,137 @@
+"""A call as a job: the same handle, with the lead of its compute in place of an engine.
+
+So `submit` returns what `wl.submit` returns, and `attach` finds a call again by its id from any process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from windlass import records
+from windlass.agent.rank.rank_outcome import describe
+from windlass.client.compute.call_logs import CallLogs
+from windlass.client.compute.client_call import KEEPS, Calling, Reply, Request, of_call
+from windlass.client.compute.live_nodes import LiveNodes
+from windlass.client.jobs.job import Job
+from windlass.engines.protocol import JobRef
+from windlass.errors import JobNotFound, NodeLost, RemoteError
+from windlass.wire.log_lines import LogQuery
+from windlass.wire.results import ErrorInfo, ResultHeader
+from windlass.wire.status import JobStatus, Verdict
+
+_SKEW_S = 1.0  # that clocks of nodes may differ by
+
+
+class CallJob(Job):
+    """One call under way, or ended lately."""
+
+    def __init__(self, nodes: LiveNodes, call_id: str) -> None:
+        if nodes.ref is None:
+            raise JobNotFound(f"{nodes.name} has no nodes")
+        place = nodes.ref.place
+        super().__init__(nodes.wanted.engine, JobRef(nodes.ref.engine, call_id, place))
+        self._nodes = nodes
+        self._reply: Reply | None = None
+
+    def _ask(self, kind: str, **fields: Any) -> dict[str, Any]:
+        frame = self._nodes.ask({"type": kind, "id": self.id, **fields}, timeout_s=30.0)
+        if frame.type == "forgotten":
+            raise JobNotFound(f"the call {self.id} is not known any more", hint=KEEPS)
+        if frame.type == "unknown":
+            raise JobNotFound(f"node 0 never heard of the call {self.id}", hint=KEEPS)
+        return {**frame.header, "body": frame.body}
+
+    def status(self) -> JobStatus:
+        """What is known of the call now."""
+        found = records.read(JobStatus, self._ask("call_status")["status"])
+        verdict = found.verdict and of_call(found.verdict, self.id)
+        return replace(found, verdict=verdict)
+
+    def wait(
+        self, timeout_s: float | None = None, *, say: Callable[[float], None] | None = None
+    ) -> JobStatus:
+        """Until the call has ended; `say` is for jobs, which start slowly."""
+        del say
+        self._read(timeout_s)
+        return self.status()
+
+    def _read(self, timeout_s: float | None) -> Reply:
+        if self._reply is None:
+            request = Request({"id": self.id}, (), {}, lambda _has: None)
+            calling = Calling(self._nodes, request, lambda _rank, _data: None)
+            calling.attend()
+            try:
+                self._reply = calling.follow(wait_s=timeout_s)
+            finally:
+                calling.let_go(is_broken=True)  # one still held is mid-story
+        return self._reply
+
+    def results(self, *, timeout_s: float | None = None) -> list[Any]:
+        """Every rank's value, in rank order; what a rank raised is raised."""
+        reply = self._read(timeout_s)
+        error = reply.error()
+        if error is not None:
+            raise error
+        return [reply.value(rank) for rank in sorted(reply.results)]
+
+    def exception(self, *, timeout_s: float | None = None) -> BaseException | None:
+        """What went wrong; None when nothing did."""
+        try:
+            return self._read(timeout_s).error()
+        except NodeLost as error:
+            return error
+
+    def verdict(self) -> Verdict | None:
+        """Who failed first, and why; None while nobody did."""
+        return self.status().verdict
+
+    def cancel(self, *, now: bool = False, why: str = "", interrupt: bool = False) -> None:
+        """End the call; the compute stays."""
+        self._ask("end_call", now=now, why=why, interrupt=interrupt)
+
+    def reader(self, query: LogQuery) -> CallLogs:
+        """The lines of the call's ranks, as they are on its compute."""
+        # kept ranks have a log for all their calls: what is older than this one is not its own
+        first_s = max(query.since_s or 0.0, self.status().created_at_s - _SKEW_S)
+        query = replace(query, since_s=first_s)
+        return CallLogs(lambda seen: self._ask("call_logs", seen=seen), query)
+
+    def outcomes(self) -> list[ResultHeader | None]:
+        """What each rank left; None where it left nothing. Values are rebuilt here to be shown."""
+        reply = self._read(None)
+        return [
+            self._describe(reply, rank) if rank in reply.results else None
+            for rank in range(self.status().num_ranks)
+        ]
+
+    @staticmethod
+    def _describe(reply: Reply, rank: int) -> ResultHeader:
+        said = reply.results[rank][0]
+        found = ResultHeader(rank=rank, attempt=0, state=said["state"], at_s=said["at_s"])
+        if found.state != "returned":
+            info = said.get("error")
+            return replace(found, error=records.read(ErrorInfo, info) if info else None)
+        try:
+            text, is_json, plain = describe(reply.value(rank))
+        except RemoteError as error:
+            text, is_json, plain = f"<{error.message}>", False, None
+        return replace(found, repr=text, is_json=is_json, json=plain)
+
+    def remove(self) -> None:
+        """Calls are forgotten by themselves."""
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """A call needs no lease."""
+        yield
+
+
+def attach_call(job: Job, call_id: str) -> CallJob:
+    """A call by its id, on the compute that `job` is."""
+    from windlass.client.compute.compute_handle import Compute
+
+    name = job.status().name
+    return CallJob(Compute.at(job.ref, name).nodes(), call_id)

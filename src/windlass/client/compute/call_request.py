@@ -1,0 +1,316 @@
+"""What a call is made of: its arguments, the code it needs, and the world it runs in.
+
+Most of a call is the same each time and made once; a call adds its arguments. What is called is
+`client.compute.callable_work`. Says nothing to anybody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from windlass import names
+from windlass.bundle.functions import read_contents
+from windlass.client.compute.callable_work import Work, first_method, fit_command
+from windlass.client.compute.cell_sources import find_sources
+from windlass.client.compute.client_call import Request
+from windlass.client.compute.distribution import Spread
+from windlass.client.compute.engine_choice import say
+from windlass.client.compute.main_script import GUARD, name_by_file
+from windlass.client.compute.project_files import PlacedProject, Project, find_project, project_at
+from windlass.client.jobs.job_ids import make_call_id
+from windlass.client.jobs.packing import check_modules
+from windlass.client.jobs.preload import TORCH
+from windlass.client.jobs.run import current_folder
+from windlass.client.jobs.target import (
+    blame_argument,
+    check_bound,
+    import_paths,
+    read_signature,
+    unwrap,
+)
+from windlass.errors import BundleError, SpecError
+from windlass.wire import payloads
+
+if TYPE_CHECKING:
+    from windlass.client.compute.call_options import Options
+    from windlass.client.compute.compute_handle import Compute
+    from windlass.client.compute.live_nodes import LiveNodes
+
+_MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+_told: set[str] = set()  # what was said once already
+
+
+class Requests:
+    """Makes the calls of one work on one compute."""
+
+    def __init__(
+        self,
+        work: Work,
+        compute: Compute,
+        nodes: LiveNodes,
+        spread: Spread | None,
+        *,
+        deployed: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._nodes = nodes
+        self._deployed = deployed  # what `describe` said where it was deployed
+        self._spread = spread or Spread(framework="pytorch", workers=1)
+        self._command_env: dict[str, str] = {}
+        if work.is_command:
+            per_node = self._spread.procs or self._node_procs
+            work = fit_command(work, self._spread.workers, per_node)
+            variables = (names.NPROC_PER_NODE, names.PET_NPROC_PER_NODE)
+            self._command_env = dict.fromkeys(variables, str(per_node))
+        self._work = work
+        self._working_dir = str(compute.keywords.get("working_dir") or "")
+        self._cwd = current_folder()
+        self._project: Project | PlacedProject
+        if deployed is not None:
+            self._project = PlacedProject(deployed["place"])
+        else:
+            root = find_project(work.source, self._cwd, str(compute.keywords.get("root") or ""))
+            self._project = project_at(root, travels=nodes.is_remote)
+        if work.is_command or self._spread.framework == "command" or spread is None:
+            procs = 1
+        else:
+            procs = spread.procs or self._node_procs
+        self.procs = procs
+        self.num_ranks = self._spread.workers * procs
+        self._constructor: list[payloads.Segment] | None = None
+        self._is_checked = False
+        self._was_made = False
+        self._profiles: dict[Any, tuple[Any, tuple[str, dict[str, Any]]]] = {}
+        self._bound: set[Any] = set()
+        self._bare: dict[str, list[payloads.Segment]] = {}  # calls without arguments, by method
+        self._signature = read_signature(work.target) if not work.is_command else None
+        self._preload = self._choose_preload()
+        if work.early and work.early not in _told:
+            _told.add(work.early)
+            say(f"{work.name} gets interpreters of its own, without torch: {work.early}")
+
+    @property
+    def _node_procs(self) -> int:
+        """Ranks per node unless it is said: as its nodes were made, whatever the settings are here."""
+        return int((self._deployed or {}).get("procs") or self._nodes.wanted.procs)
+
+    def describe(self) -> dict[str, Any]:
+        """Where its code is, for calls from elsewhere; it is brought there by the next call from here."""
+        self._project.refresh()
+        return {
+            "procs": self._node_procs,
+            "place": self._project.about(self._cwd, self._working_dir),
+            "preload": list(self._preload),
+            "early": self._work.early,
+        }
+
+    def make(
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        options: Options,
+        *,
+        detach: bool,
+    ) -> Request:
+        """One call; TypeError and SyntaxError are raised here, before anything is said."""
+        nodes = self._nodes
+        if options.reload == "auto" or not self._is_checked:
+            self._project.refresh()
+        self._check_ranks(options.ranks)
+        segments = self._pack(method, args, kwargs)
+        key, profile = self._choose_profile(method, options, detach=detach)
+        call_id = make_call_id(nodes.ref.job_id if nodes.ref else nodes.name)
+        header = {"type": "call", "id": call_id, "profile": key}
+        has = nodes.has.get(self._project.key, "")
+        nodes.has[self._project.key] = profile["project"]["digest"]
+        was_made, self._was_made = self._was_made, True
+        return Request(
+            header,
+            segments,
+            profile,
+            self._project.make_sync,
+            has=has,
+            constructor=self._make_constructor() if self._work.is_class else None,
+            was_made=was_made,
+        )
+
+    def _choose_profile(
+        self, method: str, options: Options, *, detach: bool
+    ) -> tuple[str, dict[str, Any]]:
+        """What this call has in common with others, and a key to it; most often there is nothing new."""
+        project = self._project.about(self._cwd, self._working_dir)
+        version, limit_s = self._project.version, self._nodes.launch_timeout_s
+        sources = self._find_sources()
+        kind, what = (method, options, detach), (project, version, limit_s, sources)
+        known, found = self._profiles.get(kind, (None, ("", {})))
+        if what == known:
+            return found
+        work, preload = self._work, self._preload
+        profile = {
+            "name": work.name,
+            "slot": f"{project['key']}/{work.name}" if options.keep else "",
+            "instance": work.instance if work.is_class else "",
+            "world": {
+                "nodes": self._spread.workers,
+                "min_nodes": self._spread.min_workers or self._spread.workers,
+                "procs": self.procs,
+                "ranks": None if options.ranks is None else sorted(set(options.ranks)),
+            },
+            # a lone rank may start processes of its own, whose meetings no store of ours must answer
+            "store": "torch" in preload and self._count_ranks(options) > 1,
+            "preload": list(preload),
+            "start": "spawn" if work.early else "",
+            "env": self._command_env,
+            "project": project,
+            "version": version,
+            "is_watched": options.reload == "auto",
+            "method": method,
+            "collect": options.collect,
+            "stream": options.stream,
+            "timeout_s": options.timeout,
+            "launch_timeout_s": limit_s,
+            "detach": detach,
+            "sources": sources,
+        }
+        # equal ones have equal keys: the lead keeps each once
+        text = json.dumps(profile, sort_keys=True)
+        found = (hashlib.sha256(text.encode()).hexdigest()[:16], profile)
+        self._profiles[kind] = (what, found)  # at once: other threads call, too
+        return found
+
+    def _count_ranks(self, options: Options) -> int:
+        return self.num_ranks if options.ranks is None else len(set(options.ranks))
+
+    def _find_sources(self) -> dict[str, str]:
+        """Source lines that ranks would not find; none for what is imported there."""
+        target = inspect.unwrap(_as_defined_now(unwrap(self._work.target)))
+        if getattr(target, "__module__", None) != "__main__":
+            return {}
+        return find_sources(target, is_remote=self._nodes.is_remote)
+
+    def _check_ranks(self, ranks: tuple[int, ...] | None) -> None:
+        if ranks and ranks[-1] >= self.num_ranks:
+            raise SpecError(
+                f"there is no rank {ranks[-1]} of {self.num_ranks}",
+                hint=f"ranks= chooses of 0 to {self.num_ranks - 1}",
+            )
+
+    def _pack(
+        self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[payloads.Segment]:
+        work = self._work
+        if work.is_class and not method:
+            raise SpecError(
+                f"{work.name} is a class: call its methods",
+                hint=f"remote.{first_method(work.target)}(...)",
+            )
+        target = _as_defined_now(work.target)
+        if not method and not self._project.is_edited:
+            self._check_bound(target, args, kwargs)
+        if not args and not kwargs and (bare := self._bare.get(method)) is not None:
+            return bare
+        value = (args, dict(kwargs)) if method else (self._by_file(target), args, dict(kwargs))
+        segments = self._pack_value(value, method, args, kwargs)
+        if not self._is_checked:
+            self._check(bytes(segments[0]))
+            self._is_checked = True
+        if not args and not kwargs and (method or self._is_constant(target, bytes(segments[0]))):
+            self._bare[method] = segments
+        return segments
+
+    def _pack_value(
+        self, value: Any, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[payloads.Segment]:
+        name = self._work.name
+        try:
+            return payloads.pack(value, name=name)
+        except BundleError:
+            if method:
+                found: Any = getattr(self._work.target, method, None)
+                own = read_signature(found)
+                blame_argument(own, (None, *args), kwargs, f"{name}.{method}")  # None: its self
+            else:
+                blame_argument(self._signature, args, kwargs, name)
+            raise
+
+    @staticmethod
+    def _is_constant(target: Any, payload: bytes) -> bool:
+        """Whether it travels by its name alone; a partial or a bound method has values inside."""
+        return inspect.isfunction(target) and not read_contents(payload).by_value
+
+    def _check_bound(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Refuse arguments that the function does not take; how many there are, and which, is all of it."""
+        form = (id(target), len(args), *kwargs)
+        if self._signature is None or form in self._bound:
+            return
+        is_same = target is self._work.target
+        signature = self._signature if is_same else read_signature(target) or self._signature
+        check_bound(signature, args, kwargs, self._work.name)
+        if is_same:
+            self._bound.add(form)
+
+    def _make_constructor(self) -> list[payloads.Segment]:
+        if self._constructor is None:
+            args, kwargs = self._work.init
+            target = self._by_file(self._work.target)
+            made = self._pack_value((target, args, kwargs), "", args, kwargs)
+            num_bytes = sum(map(len, made))
+            if num_bytes > names.MAX_BODY_BYTES:
+                raise SpecError(
+                    f"init_args of {num_bytes >> 20} MiB are too large ({names.MAX_BODY_BYTES >> 20} MiB)",
+                    hint="give large values to a method, or a path that ranks can read",
+                )
+            self._check(bytes(made[0]))
+            self._constructor = made
+        return self._constructor
+
+    def _by_file(self, target: Any) -> Any:
+        """What is called; a script's own by the script's name, where nodes run another Python."""
+        if self._nodes.python in ("", _MINOR):
+            return target
+        return name_by_file(target, self._project.root) or target
+
+    def _check(self, payload: bytes) -> None:
+        """Refuse what the nodes could not load."""
+        here = _MINOR
+        if not self._nodes.is_remote and self._nodes.python in ("", here):
+            return
+        contents = read_contents(payload)
+        if contents.by_value and self._nodes.python != here:
+            raise SpecError(
+                f"{self._work.name} travels by value from Python {here}, but the nodes run "
+                f"{self._nodes.python}, which cannot run its code",
+                hint=f"put it in a module of the project, or use an image with Python {here}; of a "
+                f"script, {GUARD}",
+            )
+        if not self._nodes.is_remote:
+            return
+        check_modules(contents.modules, self._project.root, import_paths())
+
+    def _choose_preload(self) -> tuple[str, ...]:
+        if self._spread.framework != "pytorch" or self._work.is_command or self._work.early:
+            return ()
+        deployed = (self._deployed or {}).get("preload")
+        return tuple(deployed) if deployed else TORCH
+
+
+def _as_defined_now(target: Any) -> Any:
+    """A function of a notebook's cell as that cell was run last; anything else as it is."""
+    main = sys.modules["__main__"]
+    if not _is_of_main(target) or hasattr(main, "__file__"):
+        return target
+    found = vars(main).get(target.__name__)
+    return found if _is_of_main(found) else target
+
+
+def _is_of_main(thing: Any) -> bool:
+    return inspect.isfunction(thing) and (thing.__module__, thing.__qualname__) == (
+        "__main__",
+        thing.__name__,
+    )

@@ -1,0 +1,64 @@
+"""Values that users give, checked when they are given, on every engine: keywords, commands. Pure.
+
+What they mean together is `client.compute.compute_spec`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from windlass.errors import SpecError
+from windlass.spec.quantity import check_bytes, check_cpus
+
+_TABLES = ("env", "node_selector", "labels", "annotations")
+_LISTS = ("secrets", "volumes", "tolerations")
+_TEXTS = ("gpu_type", "namespace", "priority_class", "service_account", "queue", "working_dir")
+_MORE_TEXTS = ("name", "engine", "root")
+
+
+def read_words(command: str, what: str, *, example: str) -> list[str]:
+    """The words of a command; `what` is its name in messages."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise SpecError(
+            f"{what} cannot be read: {error}", hint="close its quotes, as in a shell"
+        ) from error
+    if not words:
+        raise SpecError(f"{what} is empty", hint=example)
+    return words
+
+
+def check_values(given: Mapping[str, Any]) -> None:
+    """Refuse values of another kind than the keyword's."""
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name in _TABLES and not isinstance(value, Mapping):
+            raise _wrong(name, value, "a dict", f'{name}={{"KEY": "value"}}')
+        if name in _LISTS and not isinstance(value, (list, tuple)):
+            raise _wrong(name, value, "a list", f"{name}=[...]")
+        if name in (*_TEXTS, *_MORE_TEXTS) and not isinstance(value, str):
+            raise _wrong(name, value, "text", f'{name}="..."')
+        if name == "gpus" and (type(value) is not int or value < 0):
+            raise _wrong(name, value, "0 or more", "gpus=8")
+        if name in ("cpus", "memory", "shm"):
+            _check_quantity(name, value)
+
+
+def _check_quantity(name: str, value: Any) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number and not isinstance(value, str):
+        raise _wrong(name, value, "a number or text", f'{name}="8"')
+    if is_number and value <= 0:
+        raise _wrong(
+            name, value, "more than 0", f'{name}="8"' if name == "cpus" else f'{name}="8Gi"'
+        )
+    check = check_cpus if name == "cpus" else check_bytes
+    check(name, str(value))
+
+
+def _wrong(name: str, value: Any, wanted: str, example: str) -> SpecError:
+    return SpecError(f"{name} must be {wanted}, not {value!r:.60}", hint=f"write {example}")

@@ -1,0 +1,167 @@
+"""A client's connection to the lead of a compute: frames out, frames in, one conversation at a time.
+
+Blocking, and as thin as can be: an empty call spends most of its time here. Who talks about what is
+`client.compute.client_call`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import ssl
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from windlass import names
+from windlass.engines.protocol import Engine, JobRef, Stream
+from windlass.errors import ProtocolError
+from windlass.wire.frames import Frame, FrameDecoder, Header, make_hello, refusal, render_head
+from windlass.wire.payloads import Segment
+
+_READ_BYTES = 64 << 10  # more is taken from the system and given back each time
+_HELLO_S = 10.0
+_PING_S = 5.0
+_FRESH_S = 1.0  # a connection that was used so lately is taken to be alive
+_SMALL_BYTES = 64 << 10
+_PIECE_BYTES = 1 << 20
+_PATIENCE_S = 60.0  # to send; to receive, and then again: a change is a call of the system
+
+
+class LineBroke(OSError):
+    """The lead hung up, or cannot be reached any more."""
+
+
+class Talk:
+    """One connection that has been welcomed."""
+
+    def __init__(self, connection: Stream, job_id: str) -> None:
+        self._socket = connection
+        self._timeout_s = -1.0  # of the socket, as it was last set
+        self._decoder = FrameDecoder()
+        self._come: deque[Frame] = deque()
+        self.used_s = time.monotonic()
+        self.lead = ""  # which lead is at its end, once it was asked
+        self.num_calls = 0  # that this lead had taken by then, at least
+        self.profiles: set[str] = set()  # of calls, that were said over it
+        try:
+            self.send(make_hello(role="client", job_id=job_id))
+            frame = self.receive(_HELLO_S)
+        except BaseException:
+            connection.close()
+            raise
+        if frame is None or frame.type != "welcome":
+            connection.close()
+            raise LineBroke("the lead said no welcome")
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def send(self, header: Header, segments: Sequence[Segment] = ()) -> None:
+        """Say something, whole."""
+        size = sum(len(segment) for segment in segments)
+        head = render_head(header, size)
+        try:
+            self._set_timeout(_PATIENCE_S)
+            if size <= _SMALL_BYTES:
+                self._socket.sendall(b"".join((head, *segments)))
+                return
+            self._socket.sendall(head)
+            for segment in segments:
+                view = memoryview(segment)
+                for start in range(0, len(view), _PIECE_BYTES):  # each has the time
+                    self._socket.sendall(view[start : start + _PIECE_BYTES])  # type: ignore[arg-type]
+        except OSError as error:
+            raise LineBroke(str(error)) from error
+
+    def send_parts(self, key: str, segments: Sequence[Segment]) -> None:
+        """A large parcel, in parts."""
+        for segment in segments:
+            view = memoryview(segment)
+            for start in range(0, len(view), names.PART_BYTES):
+                self.send(
+                    {"type": names.PART_FRAME, "parcel": key},
+                    [view[start : start + names.PART_BYTES]],
+                )
+
+    def receive(self, timeout_s: float | None) -> Frame | None:
+        """The next frame but heartbeats; None when there is none in time."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            while self._come:
+                frame = self._come.popleft()
+                if frame.type != "heartbeat":
+                    return self._check(frame)
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return None
+            self._come.extend(self._read(left_s))
+
+    def _set_timeout(self, timeout_s: float) -> None:
+        if timeout_s != self._timeout_s:
+            self._socket.settimeout(timeout_s)
+            self._timeout_s = timeout_s
+
+    @staticmethod
+    def _check(frame: Frame) -> Frame:
+        if refused := refusal(frame.header):
+            raise refused
+        return frame
+
+    def _read(self, timeout_s: float | None) -> Iterator[Frame]:
+        try:
+            self._set_timeout(_PATIENCE_S if timeout_s is None else timeout_s)
+            data = self._socket.recv(_READ_BYTES)
+        except (TimeoutError, ssl.SSLWantReadError, BlockingIOError):
+            return iter(())
+        except OSError as error:
+            raise LineBroke(str(error)) from error
+        if not data:
+            raise LineBroke("the lead hung up")
+        return self._decoder.feed(data)
+
+    def ask(self, header: Header, *, timeout_s: float = 30.0) -> Frame:
+        """One question, one answer."""
+        self.send(header)
+        frame = self.receive(timeout_s)
+        if frame is None:
+            raise LineBroke(f"no answer in {timeout_s:g} s")
+        return frame
+
+    def is_alive(self) -> bool:
+        """Whether somebody is still at the other end; one that was used just now is not asked."""
+        try:
+            if time.monotonic() - self.used_s < _FRESH_S:
+                return not self._has_come() or self._drain()
+            self._drain()
+            frame = self.ask({"type": "info"}, timeout_s=_PING_S)
+            self.num_calls = int(frame.header.get("num_calls", self.num_calls))
+            return frame.type == "info"
+        except (OSError, ProtocolError):
+            return False
+
+    def _has_come(self) -> bool:
+        if getattr(self._socket, "has_kept", False):  # what no socket will announce
+            return True
+        return bool(select.select([self._socket], [], [], 0)[0])
+
+    def _drain(self) -> bool:
+        """Take what has come while nobody listened: heartbeats, or the end."""
+        while self._has_come():
+            self._come.extend(frame for frame in self._read(0) if frame.type != "heartbeat")
+        self._come.clear()
+        return True
+
+
+def ask_info(talk: Talk) -> dict[str, Any]:
+    """What the lead says of its compute, and of itself."""
+    info = dict(talk.ask({"type": "info"}).header)
+    talk.lead, talk.num_calls = str(info["born"]), int(info["num_calls"])
+    return info
+
+
+def ask_at(engine: Engine, ref: JobRef) -> dict[str, Any]:
+    """The same of a compute that is not talked to otherwise."""
+    with contextlib.closing(Talk(engine.dial(ref), ref.job_id)) as talk:
+        return ask_info(talk)

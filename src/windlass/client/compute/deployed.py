@@ -1,0 +1,89 @@
+"""Callables by name: what was deployed on a compute, found again from any process.
+
+The lead keeps the record: the callable, pickled as it travels, and how it is spread. `get` needs no more than
+the name.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from windlass.client.compute.callable_work import Work
+from windlass.client.compute.compute_handle import Compute
+from windlass.client.compute.compute_spec import decide
+from windlass.client.compute.connection import ask_at
+from windlass.client.compute.find_computes import list_computes, read_owner
+from windlass.client.compute.live_nodes import LiveNodes
+from windlass.client.compute.owners import is_meant, make_refusal, name_for, split_owner
+from windlass.client.compute.remote import Remote
+from windlass.engines.protocol import Engine, JobRef
+from windlass.errors import JobNotFound, WindlassError
+from windlass.plan.plan import Plan
+from windlass.wire import payloads
+
+
+class Deployed:
+    """A callable in its pickled form: ranks load it, this process need not be able to."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise TypeError("a deployed callable runs on its compute only")
+
+    def __reduce__(self) -> Any:
+        return pickle.loads, (self._data,)
+
+
+def record(nodes: LiveNodes, work: Work, about: Mapping[str, Any]) -> None:
+    """Leave with the compute what `get` needs to call it; `about` is how it is called."""
+    segments = payloads.pack(work.target, name=work.name)
+    target = base64.b64encode(b"".join(bytes(s) for s in segments[:1])).decode()
+    nodes.ask({"type": "configure", "record": {work.name: {**about, "target": target}}})
+
+
+def get(name: str, **where: Any) -> Remote:
+    """The callable that was deployed under this name; keywords say where to look: engine, namespace.
+
+    What another user deployed is asked for as owner/name.
+    """
+    engine = decide(where, is_there=True).engine
+    owner, name = read_owner(engine, name)
+    known: list[str] = []
+    others: list[tuple[JobRef, Plan]] = []
+    for ref, plan in list_computes(engine):
+        if not is_meant(engine, ref, plan, owner):
+            others.append((ref, plan))
+            continue
+        record = _ask_record(engine, ref)
+        known += record
+        if name in record:
+            return _make(name, record[name], ref, where)
+    # asked only so that the error can say whose it is
+    for ref, plan in () if owner else others:
+        if name in _ask_record(engine, ref):
+            maker, _ = split_owner(name_for(engine, ref, plan))
+            raise make_refusal(name, f"{maker}/{name}", what="deployed name")
+    near = get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "windlass deploy SCRIPT.py brings it up"
+    whose = f" by {owner}" if owner else ""
+    raise JobNotFound(f"nothing is deployed under the name {name!r}{whose}", hint=hint)
+
+
+def _ask_record(engine: Engine, ref: JobRef) -> dict[str, Any]:
+    """What is deployed on a compute; nothing where it does not answer."""
+    try:
+        found: dict[str, Any] = ask_at(engine, ref)["record"]
+    except (OSError, WindlassError):
+        return {}
+    return found
+
+
+def _make(name: str, found: dict[str, Any], ref: JobRef, where: dict[str, Any]) -> Remote:
+    compute = Compute.at(ref, found["compute"], **where)
+    target = Deployed(base64.b64decode(found["target"]))
+    return Remote.rebuild(target, name, found, compute)

@@ -1,0 +1,49 @@
+"""Which engine a compute or an app uses when nobody says: the cluster if there is one, else this machine.
+
+Looks at the kubeconfig, asks no API server.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from windlass.client.compute.wait_line import waiting_line
+from windlass.client.terminal import clean
+from windlass.kube.kubeconfig import ConfigError, read_target
+from windlass.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """An engine by name, and why it is this one."""
+
+    engine: str
+    why: str
+
+
+def choose_where(
+    given: str, settings: Settings, *, environ: Mapping[str, str] | None = None
+) -> Where:
+    """What was said, else what the settings say, else the cluster of the kubeconfig or of this pod."""
+    if given:
+        return Where(engine=given, why=f"engine={given!r}")
+    if settings.origin("engine") != "default":
+        return Where(engine=settings.engine, why=settings.origin("engine"))
+    try:
+        found = read_target(
+            context=settings.context, environ=os.environ if environ is None else environ
+        )
+    except ConfigError as error:
+        return Where(engine="local", why=error.message)
+    why = f"the kubeconfig's context {found.context}" if found.context else "this is a pod"
+    return Where(engine="kubernetes", why=why)
+
+
+def say(text: str) -> None:
+    """One line of talk on stderr; stdout is the user's."""
+    waiting_line.erase()
+    sys.stderr.write(f"windlass: {clean(text, colour=False)}\n")
+    sys.stderr.flush()

@@ -1,0 +1,122 @@
+"""Who holds what a job waits for, if it is the user's own: computes that are up and called by nobody.
+
+Asked for once a wait, and only where it would help that somebody else ends. Reads; ends nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from windlass import records
+from windlass.client.user import name_user
+from windlass.engines.protocol import Engine, JobRef, make_engine
+from windlass.errors import WindlassError
+from windlass.kube.blocker import ARROW, needs_room
+from windlass.plan.plan import Plan
+from windlass.settings import Settings
+from windlass.spec.work import Calls
+from windlass.wire.status import JobStatus
+
+_MAX_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """An idle compute of this user's."""
+
+    name: str
+    num_nodes: int
+    gpus: int = 0  # of all its nodes
+
+    def __str__(self) -> str:
+        count, thing = (self.gpus, "GPU") if self.gpus else (self.num_nodes, "node")
+        is_held = "is" if count == 1 else "are"
+        return f"{count} {thing}{'s' * (count > 1)} {is_held} held by your idle compute {self.name}"
+
+
+def find_holders(engine: Engine, ref: JobRef) -> Iterator[Holder]:
+    """This user's idle computes that hold what the job `ref` could use."""
+    from windlass.client.compute.connection import (
+        ask_at,  # it loads TLS, which a job that runs need not wait for
+    )
+
+    resource = _read_gpus(engine.plan(ref))[0]
+    for other in engine.computes():
+        if other.job_id == ref.job_id:
+            continue
+        with contextlib.suppress(OSError, WindlassError):  # one that does not answer is not idle
+            plan = engine.plan(other)
+            held, per_node = _read_gpus(plan)
+            if not _is_own(plan) or (resource and held != resource):
+                continue
+            info = ask_at(engine, other)
+            if all(call["state"] not in ("queued", "running") for call in info["calls"]):
+                num_nodes = len(info["here"])
+                yield Holder(name=plan.name, num_nodes=num_nodes, gpus=num_nodes * per_node)
+
+
+def _read_gpus(plan: Plan) -> tuple[str, int]:
+    """Which resource its pods' GPUs are, and how many each has; no resource: none."""
+    pod = records.to_json(plan.pod) or {}
+    return (pod["gpu_resource"], pod["gpus"]) if pod.get("gpus") else ("", 0)
+
+
+def _is_own(plan: Plan) -> bool:
+    return isinstance(plan.work, Calls) and plan.work.user == name_user()
+
+
+class Holders:
+    """Of what one job waits for; found at most once."""
+
+    def __init__(self, engine: Engine, remove: Callable[[str], str]) -> None:
+        self._engine = engine
+        self._remove = remove  # how a compute of that name is ended: a command, or a call
+        self._found: dict[JobRef, tuple[Holder, ...]] = {}
+
+    def name_in(self, status: JobStatus, ref: JobRef) -> JobStatus:
+        """The status, with the holders named beside what is missing."""
+        if not any(map(needs_room, status.conditions)):
+            return status
+        if ref not in self._found:
+            self._found[ref] = ()
+            with contextlib.suppress(OSError, WindlassError):
+                self._found[ref] = tuple(find_holders(self._engine, ref))
+        named = tuple(
+            replace(c, message=self.add_to(c.message, ref)) if needs_room(c) else c
+            for c in status.conditions
+        )
+        return replace(status, conditions=named)
+
+    def add_to(self, text: str, ref: JobRef) -> str:
+        """A text on what a job lacks, and the holders that were found for it, if any."""
+        shown = self._found.get(ref, ())[:_MAX_NAMED]
+        if not shown:
+            return text
+        held = "; ".join(map(str, shown))
+        remedy = " or ".join(self._remove(holder.name) for holder in shown)
+        message, _, hint = text.partition(ARROW)
+        return f"{message}; {held}{ARROW}{remedy}{f'; or {hint}' if hint else ''}"
+
+
+def explain_by(ref: JobRef, settings: Settings) -> Callable[[JobStatus], JobStatus]:
+    """What names the holders in a job's status, for those who type commands."""
+    holders = Holders(make_engine(ref.engine, settings), remove_by_command(settings))
+    return lambda status: holders.name_in(status, ref)
+
+
+def remove_by_command(settings: Settings) -> Callable[[str], str]:
+    """How a compute is ended in a shell; a namespace that is said here must be said there."""
+    where = f" --namespace {settings.namespace}" if _is_said(settings) else ""
+    return lambda name: f"windlass compute rm {name}{where}"
+
+
+def remove_by_call(settings: Settings) -> Callable[[str], str]:
+    """The same in Python."""
+    where = f', namespace="{settings.namespace}"' if _is_said(settings) else ""
+    return lambda name: f'windlass.Compute(name="{name}"{where}).teardown()'
+
+
+def _is_said(settings: Settings) -> bool:
+    return settings.origin("namespace").startswith("flag")

@@ -1,0 +1,227 @@
+"""Image: what nodes run in, and what is done on them before ranks start. And `images`, by well-known names.
+
+    images.pytorch("24.08-py3").pip_install(["einops", "./wheels/mine.whl"]).run("nvidia-smi").env(A="1")
+
+Frozen: each method returns another Image. Pure: nothing is fetched or run here; `agent.node.image_steps`
+runs the plain form of the steps, and `client.compute.dockerfile` writes the Dockerfile of the same steps.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any
+
+from windlass import names
+from windlass.client.compute.pip_packages import check_packages
+from windlass.errors import SpecError
+
+_REF = re.compile(
+    r"([A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?/)?"  # the host, which may have large letters
+    r"[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
+    r"(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@[a-z0-9]+:[0-9a-f]{32,})?\Z"
+)
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_REF_HINT = "write NAME:TAG, or HOST/NAME:TAG"
+_ALSO = {
+    "pip": "pip_install",
+    "install": "pip_install",
+    "run_bash": "run",
+    "bash": "run",
+    "set_env_vars": "env",
+    "env_vars": "env",
+    "from_registry": "from_docker",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipStep:
+    """Packages, as words for `pip install`."""
+
+    packages: tuple[str, ...]
+
+    def plain(self) -> dict[str, Any]:
+        return {"kind": "pip", "packages": list(self.packages)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStep:
+    """A command for `sh -c`, in the project's folder."""
+
+    command: str
+
+    def plain(self) -> dict[str, Any]:
+        return {"kind": "run", "command": self.command}
+
+
+Step = PipStep | RunStep
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image by its reference (empty: that of the settings), steps, and variables for steps and ranks."""
+
+    ref: str = ""
+    _: KW_ONLY
+    steps: tuple[Step, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_ref(self.ref)
+        object.__setattr__(self, "steps", tuple(_check_step(step) for step in self.steps))
+        object.__setattr__(self, "variables", _check_variables(self.variables))
+
+    @classmethod
+    def read(cls, given: str | Image) -> Image:
+        """An Image from what a user gave for one."""
+        if isinstance(given, Image):
+            return given
+        if isinstance(given, str):
+            return cls(given)
+        raise SpecError(
+            f"an image is a name or an Image, not {type(given).__name__}",
+            hint='image="NAME:TAG", or image=images.pytorch("24.08-py3")',
+        )
+
+    def pip_install(self, packages: str | Iterable[str]) -> Image:
+        """With these packages on top; paths are those of the project. A list of words for `pip install`."""
+        words = check_packages(packages)
+        return replace(self, steps=(*self.steps, PipStep(packages=words)))
+
+    def run(self, command: str | Iterable[str]) -> Image:
+        """With this command run after the steps so far; a list of words is quoted."""
+        return replace(self, steps=(*self.steps, RunStep(command=_check_command(command))))
+
+    def env(self, given: Mapping[str, Any] | None = None, /, **variables: Any) -> Image:
+        """With these variables for steps and ranks."""
+        if given is not None and not isinstance(given, Mapping):
+            raise SpecError(
+                f"env takes a dict or keywords, not {type(given).__name__}",
+                hint='.env(NAME="value") or .env({"NAME": "value"})',
+            )
+        more = _check_variables({**(given or {}), **variables})
+        return replace(self, variables={**self.variables, **more})
+
+    def from_docker(self, ref: str) -> Image:
+        """The same steps on another image."""
+        if not ref:
+            raise SpecError("from_docker needs the name of an image", hint=_REF_HINT)
+        return replace(self, ref=ref)
+
+    def plain_steps(self) -> list[dict[str, Any]]:
+        """The steps as JSON: what agents read."""
+        return [step.plain() for step in self.steps]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(_no_method("Image", name, _METHODS, _ALSO))
+
+
+_METHODS = ("pip_install", "run", "env", "from_docker")
+
+
+def _no_method(owner: str, name: str, known: Iterable[str], also: Mapping[str, str]) -> str:
+    near = [also[name]] if name in also else difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    return f"{owner} has no {name!r}; {hint}"
+
+
+def _check_ref(ref: str) -> None:
+    if not isinstance(ref, str):
+        raise SpecError(f"an image's name is text, not {type(ref).__name__}", hint=_REF_HINT)
+    if ref and not _REF.match(ref):
+        hint = _REF_HINT
+        if "://" in ref:
+            hint = f"leave out {ref.partition('://')[0]}://"
+        elif ref != ref.lower() and _REF.match(ref.lower()):
+            hint = "names of images have small letters only; tags may have large ones"
+        raise SpecError(f"{ref!r:.120} cannot be the name of an image", hint=hint)
+
+
+def _check_step(step: object) -> Step:
+    if isinstance(step, PipStep | RunStep):
+        return step
+    raise SpecError(
+        f"a step of an image cannot be {step!r:.80}",
+        hint='add steps with .pip_install(["NAME"]) and .run("COMMAND")',
+    )
+
+
+def _check_command(command: object) -> str:
+    if isinstance(command, list | tuple) and command and all(isinstance(w, str) for w in command):
+        command = shlex.join(command)
+    if not isinstance(command, str) or not command.strip() or "\0" in command:
+        raise SpecError(
+            f"run needs a command as text, not {command!r:.80}",
+            hint='.run("apt-get install -y git")',
+        )
+    return command.strip()
+
+
+def _check_variables(given: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    for name, value in given.items():
+        if not isinstance(name, str) or not _VARIABLE.match(name):
+            raise SpecError(
+                f"{name!r} is not a name for an environment variable",
+                hint="letters, digits and _, not starting with a digit",
+            )
+        if name in names.SET_PER_RANK:
+            raise SpecError(f"{name} is set for each rank, so an image cannot set it")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, str | int | float)
+            or "\0" in str(value)
+        ):
+            raise SpecError(
+                f"the value of {name} must be text or a number, not {type(value).__name__}",
+                hint=f'{name}="1"',
+            )
+        found[name] = str(value)
+    return found
+
+
+class Images:
+    """Images by well-known names. Each has Python in it, which the agent needs."""
+
+    def pytorch(self, tag: str) -> Image:
+        """NVIDIA's image of PyTorch: pytorch("24.08-py3")."""
+        return Image(f"nvcr.io/nvidia/pytorch:{_check_tag(tag, '24.08-py3')}")
+
+    def ray(self, tag: str) -> Image:
+        """The Ray project's image: ray("2.40.0-py311")."""
+        return Image(f"rayproject/ray:{_check_tag(tag, '2.40.0-py311')}")
+
+    def python(self, version: str) -> Image:
+        """Python's own image, the small one: python("3.12")."""
+        return Image(f"python:{_check_tag(version, '3.12')}-slim")
+
+    def debian(self) -> Image:
+        """Debian with the version of Python that runs here, so that functions can travel by value."""
+        return Image("python:{}.{}-slim-bookworm".format(*sys.version_info))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        also = {"Debian": "debian", "nvidia": "pytorch", "torch": "pytorch", "ubuntu": "debian"}
+        raise AttributeError(_no_method("images", name, _IMAGES, also))
+
+
+_IMAGES = ("pytorch", "ray", "python", "debian")
+images = Images()
+
+
+def _check_tag(tag: object, example: str) -> str:
+    if isinstance(tag, float | int) and not isinstance(tag, bool):
+        raise SpecError(
+            f"a tag is text, and {tag!r} is a number", hint=f'in quotes: "{tag}", like "{example}"'
+        )
+    if not isinstance(tag, str) or not _TAG.match(tag):
+        raise SpecError(f"{tag!r:.80} cannot be the tag of an image", hint=f'write "{example}"')
+    return tag

@@ -1,0 +1,139 @@
+"""Computes that live, whoever started them: what each says of itself, and the one that a name means.
+
+What `windlass compute` shows and works on. Reads; what is done to one is `client.compute.live_nodes`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from windlass.client.compute.compute_spec import Wanted, decide
+from windlass.client.compute.connection import ask_at
+from windlass.client.compute.engine_choice import choose_where
+from windlass.client.compute.find_computes import find_computes, read_owner
+from windlass.client.compute.owners import is_meant, make_refusal, name_for, split_owner
+from windlass.engines.protocol import JobRef
+from windlass.errors import JobNotFound, SpecError, WindlassError
+from windlass.kube.blocker import CONDITION
+from windlass.plan.plan import Plan
+from windlass.settings import Settings, read_settings, start_folder
+from windlass.wire.status import JobStatus
+
+_HERE = "local"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Living:
+    """One compute as it is now; what only its lead knows is None while nobody can ask it."""
+
+    name: str
+    ref: JobRef
+    created_at_s: float
+    num_nodes: int
+    owner: str = ""  # who made it, if that is somebody else
+    num_here: int | None = None
+    state: str = "starting"  # starting, idle, at work, silent
+    why: str = ""  # it is not there to be asked
+    num_calls: int | None = None
+    num_waiting: int = 0
+    idle_s: float | None = None
+    ttl_s: float | None = None
+    deployed: tuple[str, ...] = ()
+    calls: tuple[Mapping[str, str], ...] = ()  # the last ones: id, name, state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A compute and the place it was found in."""
+
+    where: Wanted
+    ref: JobRef
+    name: str = ""
+    owner: str = ""  # if it is somebody else's
+
+
+def places(flags: Mapping[str, Any]) -> list[Wanted]:
+    """Where computes are looked for: as said, else on this machine and where a compute would start."""
+    settings = read_settings(flags=flags, environ=os.environ, start=start_folder())
+    return [decide({**flags, "engine": name}, is_there=True) for name in _engines(settings)]
+
+
+def _engines(settings: Settings) -> list[str]:
+    chosen = choose_where("", settings).engine
+    is_said = settings.origin("engine") != "default"
+    return [chosen] if is_said else list(dict.fromkeys((_HERE, chosen)))
+
+
+def list_living(where: Wanted) -> list[Living]:
+    """All computes of one place, newest first."""
+    return [look(_make_found(where, ref, plan)) for ref, plan in find_computes(where)]
+
+
+def _make_found(where: Wanted, ref: JobRef, plan: Plan) -> Found:
+    owner, name = split_owner(name_for(where.engine, ref, plan))
+    return Found(where=where, ref=ref, name=name, owner=owner)
+
+
+def look(found: Found) -> Living:
+    """What one says of itself."""
+    where, ref = found.where, found.ref
+    status = where.engine.status(ref)
+    about: dict[str, Any] = {
+        "name": status.name,
+        "owner": found.owner,
+        "ref": ref,
+        "created_at_s": status.created_at_s,
+        "num_nodes": status.num_nodes,
+    }
+    try:
+        info = ask_at(where.engine, ref)
+    except (OSError, WindlassError) as error:
+        return Living(**about, **_explain(status, error))
+    active = [call for call in info["calls"] if call["state"] in ("queued", "running")]
+    about |= {
+        "num_nodes": info["nodes"],
+        "num_here": len(info["here"]),
+        "state": "at work" if active else "idle",
+        "num_waiting": max(0, len(active) - 1),
+        "deployed": tuple(info["record"]),
+        "calls": tuple(info["calls"]),
+    }
+    return Living(**about, **{key: info[key] for key in ("num_calls", "idle_s", "ttl_s")})
+
+
+def _explain(status: JobStatus, error: Exception) -> dict[str, Any]:
+    """Why its lead cannot be asked: it is not up yet, or it does not answer."""
+    blocked = [c.message for c in status.conditions if c.type == CONDITION]
+    if blocked or any(node.state == "pending" for node in status.nodes[:1]):
+        return {"state": "starting", "why": "; ".join(blocked)}
+    return {"state": "silent", "why": str(error)}
+
+
+def find_living(text: str, wheres: Sequence[Wanted]) -> Found:
+    """The one compute that `text` means: its name, owner/name, its id, or its reference."""
+    meant: dict[str, Found] = {}
+    others: dict[str, Found] = {}
+    for where in wheres:
+        owner, name = read_owner(where.engine, text)
+        for ref, plan in find_computes(where):
+            found = _make_found(where, ref, plan)
+            if text in (ref.job_id, str(ref)):
+                return found
+            is_one = is_meant(where.engine, ref, plan, owner)
+            (meant if is_one else others).setdefault(str(ref), found)
+    named = [found for found in meant.values() if found.name == name]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        shown = ", ".join(str(found.ref) for found in named)
+        raise SpecError(f"{text!r} could be any of {shown}", hint="write the one you mean")
+    for found in others.values():
+        if found.name == text:
+            raise make_refusal(text, f"{found.owner}/{found.name}")
+    near = get_close_matches(name, [found.name for found in meant.values()], n=1)
+    hint = f"did you mean {near[0]}?" if near else "windlass compute ls shows them"
+    raise JobNotFound(f"there is no compute {text!r:.80}", hint=hint)

@@ -1,0 +1,368 @@
+"""The live nodes of a compute as this process knows them: found or started, grown, reached, replaced.
+
+Connections to the lead are kept and used again, one for each call under way. A compute that ended (nobody
+called, somebody took it down) is started anew by the next call, which says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from windlass.client.compute.compute_spec import Wanted, describe_change
+from windlass.client.compute.connection import LineBroke, Talk, ask_at, ask_info
+from windlass.client.compute.engine_choice import say
+from windlass.client.compute.find_computes import end_job, find_meant
+from windlass.client.compute.owners import is_own, split_owner
+from windlass.client.compute.scaling import scale_to
+from windlass.client.compute.start_wait import StartWait
+from windlass.client.compute.wait_line import waiting_line
+from windlass.engines.protocol import JobRef
+from windlass.errors import EngineError, JobNotFound, ProtocolError, SpecError, WindlassError
+from windlass.kube.naming import object_name
+from windlass.plan.plan import Plan
+from windlass.spec.work import Calls
+from windlass.trusted import make_own
+from windlass.wire.frames import Frame
+from windlass.wire.payloads import remove_spills
+
+_RETRY_S = 0.1
+_TELL_S = 5.0
+
+_all: weakref.WeakSet[LiveNodes] = weakref.WeakSet()
+_left: list[Talk] = []  # of the process that this one was forked from
+
+
+class LiveNodes:
+    """One compute's nodes, by its name."""
+
+    def __init__(self, name: str, wanted: Wanted, *, launch_timeout_s: float) -> None:
+        self.asked_as = name  # which may say whose it is
+        self.name = split_owner(name)[1]
+        self.wanted = wanted
+        self.launch_timeout_s = launch_timeout_s
+        self.is_remote = wanted.has_pods
+        self.spill = ""
+        self.ref: JobRef | None = None
+        self.num_nodes = 0
+        self.python = ""  # of the nodes, such as 3.11
+        self.has: dict[str, str] = {}  # digests of projects that the lead has
+        self._idle: list[Talk] = []
+        self._lock = threading.RLock()
+        self._preload: tuple[str, ...] = ()
+        self._min_nodes = 0  # with so many calls may start; 0: with all
+        self._is_adopted = False
+        self._start_wait = StartWait(self.name, wanted, timeout_s=launch_timeout_s)
+        _all.add(self)
+
+    def __del__(self) -> None:
+        self._hang_up()
+
+    def part(self) -> None:
+        """In a fork: leave the connections to the process that made them, untouched."""
+        self._lock = threading.RLock()
+        _left.extend(self._idle)
+        self._idle = []
+
+    def _hang_up(self) -> None:
+        for talk in self._idle:
+            talk.close()
+        self._idle.clear()
+
+    # -- being there ---------------------------------------------------------------------------
+
+    def bring_up(
+        self, num_nodes: int, preload: tuple[str, ...] = (), *, min_nodes: int = 0
+    ) -> None:
+        """Have at least so many nodes on their way; those that are live are used."""
+        with self._lock:
+            self._min_nodes = min_nodes
+            self._preload = preload or self._preload
+            if self.ref is None:
+                self.num_nodes = 0
+                with self._alone():
+                    if not self._find():
+                        self._start(max(num_nodes, 1))
+            if num_nodes > self.num_nodes:
+                self.scale(num_nodes, at_least=True)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Of several processes that start one compute at a time, the others find what the first started."""
+        home = Path(str(self.wanted.settings.value("home"))).expanduser()
+        make_own(home / "locks", below=home)
+        with (home / "locks" / object_name(self.name, 60)).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _find(self) -> bool:
+        """Use nodes of this name that live already: one's own, or those of whom it was asked for by name."""
+        for ref, plan in find_meant(self.wanted, self.asked_as):
+            if not is_own(self.wanted.engine, ref, plan):
+                say(f"{self.asked_as}: using its live nodes as they are ({ref})")
+                self.adopt(ref)
+                return True
+            if self._take_over(ref, plan):
+                return True
+        return False
+
+    def adopt(self, ref: JobRef) -> None:
+        """Use these nodes as they are; others cannot be started, since what they are like is not known."""
+        self._is_adopted = True
+        self._settle(ref)
+
+    def _take_over(self, ref: JobRef, plan: Plan) -> bool:
+        if isinstance(plan.work, Calls) and plan.work.fixed == self.wanted.digest:
+            self._settle(ref)
+            self._configure()
+            say(f"{self.name}: using its live nodes ({ref})")
+            return True
+        self._replace(ref, plan)
+        return False
+
+    def _replace(self, ref: JobRef, plan: Plan) -> None:
+        """Nodes that are not what is wanted any more make room, unless they are at work."""
+        there = {} if plan.pod is None else dict(plan.pod)
+        there.pop("ttl_s", None)
+        there |= plan.work.about if isinstance(plan.work, Calls) else {}
+        change = describe_change(there, self.wanted.fixed)
+        if self._is_at_work(ref):
+            raise SpecError(
+                f"{self.name} is at work, and its nodes would have to be replaced ({change})",
+                hint=f"wait for its calls, or windlass compute rm {self.name}, or another name=",
+            )
+        say(f"{self.name}: its nodes are replaced, since they cannot change in place: {change}")
+        end_job(self.wanted, ref)
+
+    def _is_at_work(self, ref: JobRef) -> bool:
+        """Whether calls run or wait there; nodes that do not answer have none to lose."""
+        try:
+            calls = ask_at(self.wanted.engine, ref)["calls"]
+        except (OSError, WindlassError):
+            return False
+        return any(call["state"] in ("queued", "running") for call in calls)
+
+    def _start(self, num_nodes: int) -> None:
+        wanted = self.wanted
+        self._make_volumes(num_nodes)
+        fewest = min(self._min_nodes, num_nodes)
+        plan = wanted.make_plan(
+            self.name,
+            num_nodes,
+            self._preload,
+            min_nodes=fewest,
+            place_s=self._start_wait.place_s,
+        )
+        word = f"{num_nodes} node{'s' * (num_nodes > 1)}"
+        say(f"{self.name}: starting {word} ({wanted.where.engine}: {wanted.where.why})")
+        ref = wanted.engine.submit(plan, None, None, hidden=wanted.hidden)
+        self.num_nodes = num_nodes
+        self._settle(ref, is_new=True)
+
+    def _make_volumes(self, num_nodes: int) -> None:
+        if not self.wanted.volumes or not self.is_remote:
+            return
+        from windlass.kube.api import connect
+
+        settings = self.wanted.settings
+        api = connect(context=settings.context, namespace=settings.namespace)
+        for volume in self.wanted.volumes:
+            for sentence in volume.ensure(api, num_nodes):
+                say(sentence)
+
+    def _settle(self, ref: JobRef, *, is_new: bool = False) -> None:
+        """Wait for the lead; afterwards calls reach it without asking anybody where it is."""
+        self.ref = ref
+        try:
+            is_up = self._start_wait.until_up(ref, is_new=is_new)
+        except WindlassError:
+            self.ref = None
+            raise
+        if not is_up:
+            raise self._start_wait.make_late(ref)
+        talk, info = self._connect()
+        self.num_nodes = info["nodes"]
+        self.give_talk(talk)
+        self.wanted.engine.let_go(ref)
+
+    # -- changing in place ---------------------------------------------------------------------
+
+    def _configure(self) -> None:
+        """Tell live nodes what may have changed: variables, steps, secrets, how long they stay."""
+        wanted = self.wanted
+        env = wanted.compare_env(wanted.engine.plan(self._here()).env)
+        changed = {"env": env, "steps": list(wanted.steps), "ttl_s": wanted.ttl_s}
+        self.ask({"type": "configure", **changed, "hidden": dict(wanted.hidden)})
+
+    def scale(self, num_nodes: int, *, at_least: bool = False) -> None:
+        """So many nodes, or no fewer; node 0 stays in any case."""
+        ref, engine = self._here(), self.wanted.engine
+        for volume in self.wanted.volumes if self.is_remote else ():
+            volume.check_nodes(num_nodes)
+
+        def ask_lead(asked: int | None) -> int:
+            if asked is None:
+                return int(self.ask({"type": "info"}).header["nodes"])
+            order = {"type": "scale", "nodes": asked, "at_least": at_least}
+            return int(self.ask(order).header["before"])
+
+        def grow(new: Sequence[int], in_all: int) -> None:
+            engine.grow(ref, list(new), in_all, hidden=self.wanted.hidden)
+
+        before, there = scale_to(ask_lead, grow, num_nodes)
+        self.num_nodes = max(there, num_nodes) if at_least else there
+        if before != there:
+            say(f"{self.name}: {before} -> {there} nodes; node 0 stays")
+        if there != num_nodes and not at_least:
+            say(f"{self.name}: somebody else asked for {there} nodes at the same time")
+
+    def _here(self) -> JobRef:
+        if self.ref is None:
+            raise JobNotFound(f"{self.name} has no nodes", hint="call it, or .to(compute) again")
+        return self.ref
+
+    # -- talking -------------------------------------------------------------------------------
+
+    def ask(self, question: dict[str, Any], *, timeout_s: float | None = None) -> Frame:
+        """One question to the lead, one answer; `timeout_s` is for reaching it."""
+        talk = self.take_talk(timeout_s)
+        answer = talk.ask(question)
+        self.give_talk(talk)
+        return answer
+
+    def tell(self, what: dict[str, Any]) -> None:
+        """Say something to the lead, if it lives: nothing is started to hear it."""
+        if self.ref is None or sys.is_finalizing():
+            return
+        with contextlib.suppress(OSError, WindlassError):
+            line = Talk(self.wanted.engine.dial(self.ref), self.ref.job_id)
+            with contextlib.closing(line) as talk:
+                talk.ask(what, timeout_s=_TELL_S)
+
+    def take_talk(self, timeout_s: float | None) -> Talk:
+        """A connection to the lead; nodes that are gone are started anew."""
+        while True:
+            with self._lock:
+                if not self._idle:
+                    break
+                talk = self._idle.pop()
+            if talk.is_alive():
+                return talk
+            talk.close()
+        return self._reconnect(timeout_s)
+
+    def give_talk(self, talk: Talk) -> None:
+        talk.used_s = time.monotonic()
+        self._idle.append(talk)
+
+    def _connect(self) -> tuple[Talk, dict[str, Any]]:
+        """A new connection, and what the lead says of itself."""
+        ref = self._here()
+        talk = Talk(self.wanted.engine.dial(ref), ref.job_id)
+        info = ask_info(talk)
+        self.spill = info["spill"]
+        self.python = info["python"]
+        self.has.update(info["projects"])
+        return talk, info
+
+    def _reconnect(self, timeout_s: float | None) -> Talk:
+        limit_s = self.launch_timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + limit_s
+        while True:
+            with self._lock:
+                if self.ref is None:  # taken down from here
+                    self.bring_up(max(self.num_nodes, 1))
+                    return self._idle.pop()
+            try:
+                talk = self._connect()[0]
+                waiting_line.end()
+                return talk
+            except (OSError, LineBroke, ProtocolError) as error:
+                trouble: Exception = error
+            with self._lock:
+                if self._has_ended():
+                    return self._start_anew()
+            if time.monotonic() > deadline:
+                raise EngineError(
+                    f"node 0 of {self.name} cannot be reached for {limit_s:g} s: {trouble}",
+                    hint=f"windlass why {self._here().job_id}",
+                ) from trouble
+            waiting_line.show(f"{self.name}: waiting for node 0 ({trouble})")
+            time.sleep(_RETRY_S)
+
+    def _has_ended(self) -> bool:
+        try:
+            return self.wanted.engine.status(self._here()).phase.is_final
+        except JobNotFound:
+            return True
+
+    def _start_anew(self) -> Talk:
+        if self._is_adopted:
+            raise JobNotFound(
+                f"the nodes of {self.name} are gone", hint="deploy it again, or .to(compute) again"
+            )
+        say(f"{self.name}: its nodes are gone, starting others")
+        if not self.is_remote and self.ref is not None:
+            remove_spills(self.ref.job_id)  # a lead that was killed could not
+        num_nodes, self.ref, self.num_nodes = self.num_nodes, None, 0
+        self.has.clear()
+        self._hang_up()
+        self._start(num_nodes)
+        return self._idle.pop()
+
+    def look_after(self, what: str) -> None:
+        """A call waits for nodes: start those that nobody else will, and say what keeps the others."""
+        if not what.startswith("waiting for node"):
+            waiting_line.show(f"{self.name}: {what}")
+            return
+        ref, engine = self._here(), self.wanted.engine
+        with contextlib.suppress(OSError, WindlassError):
+            if ask_at(engine, ref)["nodes"] < self.num_nodes:  # somebody took nodes away since
+                self.scale(self.num_nodes, at_least=True)
+            if not self.is_remote:
+                self._restart_lost(ref)
+        if not self.is_remote:
+            return
+        blocked = self._start_wait.explain(engine.status(ref), ref)
+        waiting_line.show(f"{self.name}: {what}{f': {blocked}' if blocked else ''}")
+
+    def _restart_lost(self, ref: JobRef) -> None:
+        """Nodes of this machine that died are started again by whoever misses them."""
+        info = ask_at(self.wanted.engine, ref)
+        missing = [i for i in range(info["nodes"]) if i not in info["here"]]
+        lost = {node.index for node in self.wanted.engine.status(ref).nodes if node.state == "lost"}
+        if todo := [index for index in missing if index in lost]:
+            say(f"{self.name}: starting node {', '.join(map(str, todo))} again")
+            self.wanted.engine.grow(ref, todo, info["nodes"], hidden=self.wanted.hidden)
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        """End the nodes, whichever process started them."""
+        with self._lock:
+            self._hang_up()
+            engine = self.wanted.engine
+            there = (
+                [ref for ref, _ in find_meant(self.wanted, self.asked_as)] if not self.ref else []
+            )
+            for ref in [self.ref] if self.ref else there:
+                end_job(self.wanted, ref)
+                engine.let_go(ref)
+            self.ref = None  # how many there were is known to the next call
+            self.has.clear()
+
+
+def _part_all() -> None:
+    for nodes in _all:
+        nodes.part()
+
+
+os.register_at_fork(after_in_child=_part_all)

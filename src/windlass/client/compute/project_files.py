@@ -1,0 +1,223 @@
+"""The user's project as calls see it: what changed since the last call, and what nodes lack of it.
+
+Where nodes share this machine nothing travels: they read the files themselves. Elsewhere the changed files
+travel with the call. A syntax error in a changed module is raised here, before anything is asked of anybody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from windlass.agent.rank.reload import stamp
+from windlass.bundle.archive import write_archive
+from windlass.bundle.collect import collect
+from windlass.bundle.manifest import EMPTY, Manifest, make_delta
+from windlass.bundle.root import find_root
+from windlass.bundle.scan import StatCache
+from windlass.bundle.select import VENV_MARKER
+from windlass.client.compute.project_watch import MAX_FOLDERS, Watch
+from windlass.client.jobs.job_ids import make_letters
+from windlass.client.jobs.packing import choose_root
+from windlass.client.jobs.target import import_paths
+from windlass.errors import SpecError
+
+_KEPT_MANIFESTS = 16
+_projects: dict[tuple[Path, bool], Project] = {}
+_SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
+
+
+def project_at(root: Path, *, travels: bool) -> Project:
+    """The project of a folder: one for all that is called from here, so that all see the same edits."""
+    found = _projects.get((root, travels))
+    return found or _projects.setdefault((root, travels), Project(root, travels=travels))
+
+
+def _renew_all() -> None:
+    for project in _projects.values():
+        project.renew()
+
+
+class Project:
+    """One project folder, for as long as this process lives."""
+
+    def __init__(self, root: Path, *, travels: bool) -> None:
+        self.root = root
+        self.travels = travels
+        self.key = _make_key(root) if travels else ""
+        self._cache = StatCache()
+        self._watch = Watch(root)
+        self.renew()
+        self._stamps: dict[str, tuple[int, int]] = {}
+        self._real: dict[str, str] = {}  # where the files of modules lie, links followed
+        self._manifest = EMPTY
+        self._known: dict[str, Manifest] = {EMPTY.digest: EMPTY}
+        self._num_changes = 0
+        self.is_edited = False  # a module that this process has loaded is not what it was
+        self._about: tuple[Any, dict[str, Any]] = (None, {})  # of what, and what is said of it
+
+    def renew(self) -> None:
+        """Look with eyes of its own: what the kernel tells would else be shared with a fork's parent."""
+        self._lock = threading.Lock()
+        self._born = make_letters(8)  # its changes are counted by itself
+        self._watch.close()
+
+    @property
+    def version(self) -> str:
+        """Changes with the code."""
+        return self._manifest.digest if self.travels else f"{self._born}-{self._num_changes}"
+
+    def refresh(self) -> None:
+        """Look at what changed; SyntaxError for a module that does not compile any more."""
+        with self._lock:  # who finds nothing new knows that the others have looked already
+            if self._watch.has_changed():
+                self._look()
+
+    def _look(self) -> None:
+        self._num_changes += 1
+        try:
+            used = self._check_modules()
+            if self.travels:
+                self._scan()
+            else:
+                self._watch.follow(_find_folders(self.root) | used)
+        except BaseException:
+            self._watch.close()  # look again next time
+            raise
+
+    def _scan(self) -> None:
+        self._manifest = collect(self.root, cache=self._cache).manifest
+        folders = {str((self.root / entry.path).parent) for entry in self._manifest.entries}
+        if self._watch.follow({str(self.root), *folders}):
+            # what changed between the look and the watch is seen by a second look
+            self._manifest = collect(self.root, cache=self._cache).manifest
+        self._known[self._manifest.digest] = self._manifest
+        while len(self._known) > _KEPT_MANIFESTS:
+            del self._known[next(key for key in self._known if key != EMPTY.digest)]
+
+    def _check_modules(self) -> set[str]:
+        """Compile the modules of the project that this process has loaded and that changed; their folders."""
+        prefix, folders = os.path.join(os.path.realpath(self.root), ""), set()
+        for module in list(sys.modules.values()):
+            # not getattr: what some modules do for a name that they lack takes long
+            path = getattr(module, "__dict__", {}).get("__file__")
+            if not path or not path.endswith(".py"):
+                continue
+            real = self._real.get(path) or self._real.setdefault(path, os.path.realpath(path))
+            if not path.startswith(prefix) and not real.startswith(prefix):
+                continue
+            folders |= {os.path.dirname(path), os.path.dirname(real)}
+            found = stamp(path)
+            if self._stamps.get(path) != found:
+                if path in self._stamps:
+                    self.is_edited = True
+                    compile(Path(path).read_bytes(), path, "exec")
+                self._stamps[path] = found
+        return folders
+
+    def about(self, cwd: Path, working_dir: str) -> dict[str, Any]:
+        """What a call says of it: digest, folder and import paths, as the nodes see them."""
+        digest = self._manifest.digest if self.travels else ""
+        what = (cwd, working_dir, len(sys.path), digest)
+        known, about = self._about
+        if what != known:
+            about = {**self._place(cwd, working_dir), "digest": digest}
+            self._about = (what, about)  # at once: other threads call, too
+        return about
+
+    def _place(self, cwd: Path, working_dir: str) -> dict[str, Any]:
+        paths = [*import_paths()]
+        if not self.travels:
+            here = str(cwd / working_dir)
+            return {"key": "", "root": str(self.root), "cwd": here, "paths": paths}
+        inside = [self._inside(path) for path in paths]
+        here = working_dir or self._inside(str(cwd)) or "."
+        found = [path for path in inside if path is not None]
+        return {"key": self.key, "root": "", "cwd": here, "paths": found or ["."]}
+
+    def _inside(self, path: str) -> str | None:
+        found = Path(path).resolve()
+        return str(found.relative_to(self.root)) if found.is_relative_to(self.root) else None
+
+    def make_sync(self, has: str) -> tuple[dict[str, Any], bytes] | None:
+        """What brings a node that has the digest `has` to the code as it is; None when it is there."""
+        if not self.travels or has == self._manifest.digest:
+            return None
+        base = self._known.get(has, EMPTY)
+        delta = make_delta(base, self._manifest)
+        packed = io.BytesIO()
+        write_archive(self.root, delta, packed, level=1)
+        about = {"type": "sync", "project": self.key, "base": delta.base, "digest": delta.digest}
+        return about, packed.getvalue()
+
+
+class PlacedProject:
+    """A project that somebody else's calls brought to the nodes: it is there, and nothing of it is here."""
+
+    def __init__(self, place: Mapping[str, Any]) -> None:
+        self._place = place
+        self.root = Path(str(place["root"] or "."))
+        self.key = str(place["key"])
+        self.version = ""
+        self.is_edited = False
+
+    def refresh(self) -> None:
+        """Whatever is there is what is meant."""
+
+    def about(self, _cwd: Path, _working_dir: str) -> dict[str, Any]:
+        """As it was when it was deployed, with the code that is there now."""
+        return {**self._place, "digest": "as is" if self.key else ""}
+
+    def make_sync(self, _has: str) -> tuple[dict[str, Any], bytes] | None:
+        """There is nothing to send."""
+        return None
+
+
+def find_project(source: Path | None, cwd: Path, root: str) -> Path:
+    """The folder that travels: the one named, else the project of the source, else that of here."""
+    if root:
+        found = Path(root).expanduser().resolve()
+        if not found.is_dir():
+            raise SpecError(f"root={root!r} is not a folder", hint="name the project's folder")
+        return found
+    return find_root(cwd) if source is None else choose_root(source, cwd)
+
+
+def _make_key(root: Path) -> str:
+    text = f"{socket.gethostname()}\0{os.getuid()}\0{root}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _find_folders(root: Path) -> set[str]:
+    """The folders of a project that stays where it is; too many of them are not watched.
+
+    Links are not followed: a link may lead to data of any size. Ranks look themselves at what they
+    loaded through one.
+    """
+    found: set[str] = set()
+    todo = [str(root)]
+    while todo and len(found) <= MAX_FOLDERS:
+        folder = todo.pop()
+        found.add(folder)
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            todo += [entry.path for entry in entries if _is_own_folder(entry)]
+    return found
+
+
+def _is_own_folder(entry: os.DirEntry[str]) -> bool:
+    if entry.name.startswith(".") or entry.name in _SKIPPED:
+        return False
+    return entry.is_dir(follow_symlinks=False) and not os.path.lexists(
+        os.path.join(entry.path, VENV_MARKER)
+    )
+
+
+os.register_at_fork(after_in_child=_renew_all)

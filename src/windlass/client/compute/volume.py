@@ -1,0 +1,191 @@
+"""Volume: storage that outlives the compute that uses it, by a name of its own.
+
+On Kubernetes a PersistentVolumeClaim, made if it is missing and owned by no job; locally a folder under the
+home. Ranks find it by `windlass.distributed.volume_path(name)` on both.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from windlass import names
+from windlass.distributed import volume_variable
+from windlass.errors import EngineError, SpecError
+from windlass.spec.quantity import check_bytes, read_quantity
+from windlass.spec.storage import ACCESS_MODES, Claim, read_volume
+from windlass.trusted import make_own
+
+if TYPE_CHECKING:
+    from windlass.kube.api import Api
+
+_HINT = 'Volume(name="shared-data", size="1Ti", mount_path="/data", access_mode="ReadWriteMany")'
+_ONE_POD = "ReadWriteOncePod"
+_ALONE = ("ReadWriteOnce", _ONE_POD)
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """One claim. Without a size it must be there already."""
+
+    name: str
+    size: str = ""
+    mount_path: str = ""
+    access_mode: str = "ReadWriteMany"
+    storage_class: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not re.fullmatch(names.DNS_LABEL, self.name):
+            raise SpecError(
+                f"{self.name!r:.80} cannot be the name of a volume",
+                hint="small letters, digits and -, at most 63",
+            )
+        if not isinstance(self.size, str):
+            raise SpecError(
+                f"the size of volume {self.name} needs a unit", hint=f'size="{self.size}Gi"'
+            )
+        check_bytes(f"the size of volume {self.name}", self.size)
+        object.__setattr__(self, "access_mode", _read_mode(self.name, self.access_mode))
+        self._check_class()
+        self.as_claim()
+
+    def _check_class(self) -> None:
+        is_name = isinstance(self.storage_class, str)
+        if not is_name or not re.fullmatch(
+            r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?", self.storage_class
+        ):
+            raise SpecError(
+                f"{self.storage_class!r:.80} cannot be the name of a storage class",
+                hint="kubectl get storageclass lists them; leave it out for the cluster's default",
+            )
+
+    def as_claim(self) -> Claim:
+        """What a pod mounts."""
+        if not self.mount_path or not isinstance(self.mount_path, str):
+            raise SpecError(f"volume {self.name} needs a mount_path", hint=_HINT)
+        try:
+            # under another name, since some names are words in the form of `--volume`
+            found = read_volume(f"claim:{self.mount_path}")
+        except SpecError as error:
+            why = error.message.rpartition(": ")[2]
+            raise SpecError(f"mount_path of volume {self.name}: {why}", hint=_HINT) from None
+        return Claim(claim=self.name, path=found.path)
+
+    def variable(self) -> str:
+        """The variable that tells ranks where it is."""
+        return volume_variable(self.name)
+
+    def check_nodes(self, num_nodes: int, modes: tuple[str, ...] = ()) -> None:
+        """Refuse what fewer can mount than will want to; `modes` are those of a claim that is there."""
+        found = modes or (self.access_mode,)
+        if num_nodes < 2 or any(mode not in _ALONE for mode in found):
+            return
+        who = "one pod" if _ONE_POD in found else "the pods of one Kubernetes node"
+        whose = "is there as" if modes else "is"
+        raise SpecError(
+            f"volume {self.name} {whose} {found[0]}: {who} can mount it at a time, "
+            f"and {num_nodes} nodes of the compute would",
+            hint='access_mode="ReadWriteMany" with a storage class that can (NFS, CephFS, JuiceFS, Lustre)'
+            + (f", under another name: {self.name} exists" if modes else "")
+            + "; or workers=1",
+        )
+
+    def make_claim_manifest(self) -> dict[str, Any]:
+        """The claim, owned by nobody: it stays when jobs and computes go."""
+        spec: dict[str, Any] = {
+            "accessModes": [self.access_mode],
+            "resources": {"requests": {"storage": self.size}},
+        }
+        if self.storage_class:
+            spec["storageClassName"] = self.storage_class
+        return {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": self.name, "labels": {names.LABEL_MANAGED_BY: "windlass"}},
+            "spec": spec,
+        }
+
+    def ensure(self, api: Api, num_nodes: int) -> list[str]:
+        """Make the claim if it is missing; sentences for the user about what was made or is not as asked."""
+        from windlass.kube.api_errors import Conflict
+        from windlass.kube.kinds import PVCS
+
+        found = self._find(api)
+        if found is None:
+            self.check_nodes(num_nodes)
+            if not self.size:
+                raise SpecError(
+                    f"there is no claim {self.name} in namespace {api.namespace}, and no size to make one of",
+                    hint=f'Volume(name="{self.name}", size="100Gi", ...)',
+                )
+            try:
+                api.create(PVCS, self.make_claim_manifest())
+            except Conflict:  # somebody was faster
+                found = self._find(api)
+        if found is None:
+            return [f"made the claim {self.name}, {self.size}, in namespace {api.namespace}"]
+        return self._compare(found, api.namespace, num_nodes)
+
+    def _find(self, api: Api) -> dict[str, Any] | None:
+        """The claim of this name; by a list, which the documented Role allows, as `get` is not in it."""
+        from windlass.kube.kinds import PVCS
+
+        return next(iter(api.list(PVCS, fields=f"metadata.name={self.name}")), None)
+
+    def _compare(self, found: dict[str, Any], namespace: str, num_nodes: int) -> list[str]:
+        """What is different about a claim that is there."""
+        if found["metadata"].get("deletionTimestamp"):
+            raise EngineError(
+                f"the claim {self.name} in namespace {namespace} is being deleted",
+                hint="wait until the last pod that uses it has ended, or use another name",
+            )
+        spec = found["spec"]
+        modes = tuple(spec.get("accessModes") or ())
+        self.check_nodes(num_nodes, modes)
+        size = str(((spec.get("resources") or {}).get("requests") or {}).get("storage", ""))
+        kept = {
+            "size": (size, self.size, not self.size or not size or _is_equal(size, self.size)),
+            "access mode": (", ".join(modes), self.access_mode, self.access_mode in modes),
+            "storage class": (
+                spec.get("storageClassName") or "none",
+                self.storage_class,
+                self.storage_class in ("", spec.get("storageClassName")),
+            ),
+        }
+        return [
+            f"the claim {self.name} is there already with {what} {there}, not {asked}; it is used as it is"
+            for what, (there, asked, is_same) in kept.items()
+            if not is_same
+        ]
+
+    def local_folder(self, home: Path) -> Path:
+        """Where it is on this machine, made if missing."""
+        folder = home / "volumes" / self.name
+        try:
+            make_own(folder, below=home)
+        except OSError as error:
+            raise EngineError(
+                f"cannot make the folder of volume {self.name}: {error.filename}: {error.strerror}",
+                hint=f"make it writable, or set {names.HOME} to another folder",
+            ) from error
+        return folder
+
+
+def _is_equal(a: str, b: str) -> bool:
+    return read_quantity(a) == read_quantity(b)
+
+
+def _read_mode(name: str, given: object) -> str:
+    known = {short.lower(): mode for short, mode in ACCESS_MODES.items()}
+    known |= {mode.lower(): mode for mode in ACCESS_MODES.values()}
+    if isinstance(given, str) and given.lower() in known:
+        return known[given.lower()]
+    near = get_close_matches(str(given).lower(), known, n=1)
+    every = ", ".join(f"{mode} ({short})" for short, mode in ACCESS_MODES.items())
+    raise SpecError(
+        f"volume {name} has no access mode {given!r:.60}",
+        hint=f"did you mean {known[near[0]]}?" if near else f"there are {every}",
+    )

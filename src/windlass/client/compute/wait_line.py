@@ -1,0 +1,77 @@
+"""What is waited for, said once; on a terminal in one line that is rewritten as time passes.
+
+There is one such line a process. Whoever writes something else erases it first.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+
+from windlass.client.jobs.live_view import render_seconds
+from windlass.client.terminal import can_draw, clean, paint, wants_colour, wrap_advice
+
+_REDRAW_S = 0.5
+
+
+class WaitingLine:
+    """The line of this process."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._since_s = 0.0
+        self._drawn_s = 0.0
+        self._is_drawn = False
+
+    def show(self, text: str) -> None:
+        """This is waited for. What was said already is not said again, only for how long by now."""
+        text, now_s = clean(" ".join(text.split()), colour=False), time.monotonic()
+        is_new = text != self._text
+        if is_new:
+            self._text, self._since_s = text, now_s
+        if not can_draw(sys.stderr):
+            if is_new:
+                self._write(f"windlass: {text}\n")
+            return
+        if is_new and len(self._render(text, now_s)) > _width():  # then whole, and above the line
+            self._write(f"{self._begin()}{wrap_advice(f'windlass: {text}', _width())}\n")
+            self._is_drawn = False
+        if is_new or now_s - self._drawn_s >= _REDRAW_S:
+            self._draw(now_s)
+
+    def _draw(self, now_s: float) -> None:
+        line = self._render(self._text, now_s)
+        if len(line) > _width():
+            line = self._render("waiting", now_s)
+        self._write(self._begin() + paint(line, 2, colour=wants_colour(sys.stderr)))
+        self._is_drawn, self._drawn_s = True, now_s
+
+    def _render(self, text: str, now_s: float) -> str:
+        return f"windlass: {text} ({render_seconds(now_s - self._since_s)})"
+
+    def _begin(self) -> str:
+        return "\r\x1b[2K" if self._is_drawn else ""
+
+    @staticmethod
+    def _write(text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+    def erase(self) -> None:
+        """Something else is written, or nothing is waited for any more."""
+        if self._is_drawn:
+            self._write("\r\x1b[2K")
+            self._is_drawn = False
+
+    def end(self) -> None:
+        """What was waited for has come: the same is news when it is waited for again."""
+        self.erase()
+        self._text = ""
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns - 1
+
+
+waiting_line = WaitingLine()

@@ -1,0 +1,1 @@
+"""Jobs: run, submit, attach, and the Job handle."""

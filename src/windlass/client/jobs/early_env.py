@@ -1,0 +1,217 @@
+"""Variables that a script sets before it imports torch, found in its source: they must count for torch.
+
+Statements are followed in the order in which Python runs them, into the project's files that they import.
+What may or may not run counts: where in doubt, torch is left to the rank. Runs nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from windlass import names
+from windlass.client.jobs.project_imports import find_imported, list_imports, read_tree
+
+_MAX_FILES = 200
+_SETTERS = ("setdefault", "update", "pop", "clear", "popitem", "__setitem__", "__delitem__")
+_ENVIRONS = ("environ", "environb")
+_FUNCTIONS = ("putenv", "unsetenv", "load_dotenv")
+# What neither torch nor anything that it loads reads while it is being imported.
+_HARMLESS = (
+    *names.READ_LATE,
+    *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "DATASETS_", "ACCELERATE_", "WANDB_"),
+    *("MLFLOW_", "COMET_", "NEPTUNE_", "CLEARML_", "RAY_", "HYDRA_", "TF_", "MPL", "TQDM_"),
+    *("AWS_", "AZURE_", "GOOGLE_", "OPENAI_", "PYTHONHASHSEED", "PYTHONWARNINGS", "SLURM_"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyWrite:
+    """Where a variable is set while torch may not be imported yet."""
+
+    path: Path
+    line: int
+    name: str  # empty: which one is known only when it runs
+
+    def __str__(self) -> str:
+        what = self.name or "variables"
+        return f"{self.path.name}:{self.line} sets {what} before torch is imported"
+
+
+def find_early_write(
+    scripts: Sequence[Path], root: Path, *, function: str = ""
+) -> EarlyWrite | None:
+    """The first variable of consequence that is set before torch is there; None where there is none.
+
+    `scripts` run one after the other; `root` is where absolute imports start. Of a `function` that travels
+    alone only its own statements run.
+    """
+    walk = _Walk(root)
+    has_torch = False
+    for script in scripts:
+        if function:
+            walk.follow_function(script, function)
+        else:
+            has_torch = walk.follow(script, has_torch=has_torch)
+    return walk.found
+
+
+class _Walk:
+    """Follows statements, and remembers the first write."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._seen: set[Path] = set()
+        self._path = root
+        self._environs: set[str] = set()
+        self.found: EarlyWrite | None = None
+
+    def follow(self, path: Path, *, has_torch: bool) -> bool:
+        """Run through a file; whether torch is imported after it."""
+        if has_torch or self.found or path in self._seen or len(self._seen) >= _MAX_FILES:
+            return has_torch
+        self._seen.add(path)
+        tree = read_tree(path)
+        if tree is None:
+            return has_torch
+        before = self._path, self._environs
+        self._path, self._environs = path, _find_environs(tree)
+        has_torch = self._run(tree.body, has_torch=has_torch)
+        self._path, self._environs = before
+        return has_torch
+
+    def follow_function(self, path: Path, name: str) -> None:
+        """Run through the functions of that name alone."""
+        tree = read_tree(path)
+        if tree is None:
+            return
+        self._path, self._environs = path, _find_environs(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
+                self._run(node.body, has_torch=False)
+
+    def _run(self, body: Iterable[ast.stmt], *, has_torch: bool) -> bool:
+        for statement in body:
+            if has_torch or self.found:
+                break
+            has_torch = self._step(statement, has_torch=has_torch)
+        return has_torch
+
+    def _step(self, node: ast.stmt, *, has_torch: bool) -> bool:
+        """One statement; whether torch is surely imported after it."""
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            return self._import(node, has_torch=has_torch)
+        self._note_writes(node)
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                self._run(node.body, has_torch=has_torch)
+            case ast.ClassDef() | ast.With() | ast.AsyncWith():
+                return self._run(node.body, has_torch=has_torch)
+            case ast.Try():
+                for handler in node.handlers:
+                    self._run(handler.body, has_torch=has_torch)
+                blocks = [*node.body, *node.orelse, *node.finalbody]
+                return self._run(blocks, has_torch=has_torch)
+            case ast.If() if "TYPE_CHECKING" in ast.unparse(node.test):
+                return self._run(node.orelse, has_torch=has_torch)
+            case ast.If():
+                branches = [self._run(b, has_torch=has_torch) for b in (node.body, node.orelse)]
+                return all(branches)
+            case ast.For() | ast.AsyncFor() | ast.While():
+                self._run([*node.body, *node.orelse], has_torch=has_torch)
+            case ast.Match():
+                for case in node.cases:
+                    self._run(case.body, has_torch=has_torch)
+        return has_torch
+
+    def _import(self, node: ast.Import | ast.ImportFrom, *, has_torch: bool) -> bool:
+        for name, level in list_imports(node):
+            if level == 0 and name.partition(".")[0] == "torch":
+                return True
+            for path in find_imported(name, level, self._path, self._root):
+                has_torch = self.follow(path, has_torch=has_torch)
+        return has_torch
+
+    def _note_writes(self, node: ast.stmt) -> None:
+        for line, name in _Writes(self._environs).find(node):
+            if self.found is None and (not name or not _is_harmless(name)):
+                self.found = EarlyWrite(path=self._path, line=line, name=name)
+
+
+def _is_harmless(name: str) -> bool:
+    return name in names.SET_PER_RANK or name.startswith(_HARMLESS)
+
+
+class _Writes:
+    """Finds what a statement itself writes, not what is in its blocks; `environs` are names of os.environ."""
+
+    def __init__(self, environs: set[str]) -> None:
+        self._environs = environs
+
+    def find(self, node: ast.stmt) -> Iterator[tuple[int, str]]:
+        """Lines and variables; an empty name is one that is known only when it runs."""
+        targets: Sequence[ast.expr] = ()
+        if isinstance(node, (ast.Assign, ast.Delete)):
+            targets = node.targets
+        elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
+            targets = [node.target]
+        if isinstance(node, ast.AugAssign) and self._is_environ(node.target):
+            yield from ((node.lineno, name) for name in _read_names([node.value]))
+        for inner in (inner for target in targets for inner in ast.walk(target)):
+            if isinstance(inner, ast.Subscript) and self._is_environ(inner.value):
+                yield node.lineno, _read_text(inner.slice)
+        for child in ast.iter_child_nodes(node):
+            if not isinstance(child, (ast.stmt, ast.excepthandler, ast.match_case)):
+                for inner in ast.walk(child):
+                    if isinstance(inner, ast.Call):
+                        yield from ((inner.lineno, name) for name in self._find_written(inner))
+
+    def _find_written(self, call: ast.Call) -> Iterator[str]:
+        """The variables that a call sets or takes away."""
+        function = call.func
+        called = _name_of(function)
+        if called in _FUNCTIONS:
+            yield _read_text(call.args[0]) if call.args and called != "load_dotenv" else ""
+        elif isinstance(function, ast.Attribute) and self._is_environ(function.value):
+            if called == "update":
+                yield from _read_names(call.args)
+                yield from (keyword.arg or "" for keyword in call.keywords)
+            elif called in _SETTERS:
+                yield _read_text(call.args[0]) if call.args else ""
+
+    def _is_environ(self, node: ast.expr) -> bool:
+        return _is_environ(node) or (isinstance(node, ast.Name) and node.id in self._environs)
+
+
+def _find_environs(tree: ast.Module) -> set[str]:
+    """What a file calls os.environ besides."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "os":
+            found.update(a.asname or a.name for a in node.names if a.name in _ENVIRONS)
+        elif isinstance(node, ast.Assign) and _is_environ(node.value):
+            found.update(target.id for target in node.targets if isinstance(target, ast.Name))
+    return found
+
+
+def _is_environ(node: ast.expr) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr in _ENVIRONS
+
+
+def _name_of(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else str(getattr(node, "id", ""))
+
+
+def _read_names(given: Sequence[ast.expr]) -> Iterator[str]:
+    """The keys of dictionaries that are written out; of others, one that nobody knows."""
+    for value in given:
+        if isinstance(value, ast.Dict):
+            yield from (_read_text(key) for key in value.keys)
+        else:
+            yield ""
+
+
+def _read_text(key: ast.expr | None) -> str:
+    return str(key.value) if isinstance(key, ast.Constant) else ""

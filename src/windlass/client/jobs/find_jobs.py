@@ -1,0 +1,132 @@
+"""Finding jobs again: by reference, by id, by the start of an id, by name.
+
+Knows engines only through their protocol.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+
+from windlass import names
+from windlass.client.jobs.job import Job
+from windlass.client.jobs.job_ids import is_made_from, split_call
+from windlass.engines.protocol import Engine, JobRef, engine_names, make_engine
+from windlass.errors import JobNotFound, SpecError, WindlassError
+from windlass.settings import Settings, read_settings, start_folder
+
+_LABEL = re.compile(names.DNS_LABEL)
+
+
+def attach(ref: str | JobRef) -> Job:
+    """A handle on a job that is already there: `local://ID`, its id, the start of its id, or its name."""
+    settings = read_settings(flags={}, environ=os.environ, start=start_folder())
+    return find_job(str(ref), settings)
+
+
+def jobs() -> list[Job]:
+    """All jobs that are known here, newest first."""
+    settings = read_settings(flags={}, environ=os.environ, start=start_folder())
+    return list_jobs(settings)
+
+
+def list_jobs(settings: Settings) -> list[Job]:
+    """All jobs of the engine that is set, and those that this machine has a folder of.
+
+    An engine that was asked for by a flag is asked alone.
+    """
+    found: dict[str, Job] = {}
+    is_asked = settings.origin("engine").startswith("flag")
+    for name in (settings.engine,) if is_asked else engine_names():
+        engine = make_engine(name, settings)
+        refs = engine.jobs() if name == settings.engine else engine.jobs_here()
+        found |= {str(ref): Job(engine, ref) for ref in refs}
+    return list(found.values())
+
+
+def list_jobs_here(settings: Settings) -> list[Job]:
+    """Those that were started or looked at from this machine: what may be called one's own."""
+    engines = [make_engine(name, settings) for name in engine_names()]
+    return [Job(engine, ref) for engine in engines for ref in engine.jobs_here()]
+
+
+def find_job(text: str, settings: Settings) -> Job:
+    """The one job `text` means; COMPUTE.CALL is a call on a compute, unless a job has that name."""
+    name, separator, job_id = text.rpartition("://")
+    if not job_id:
+        raise SpecError("which job?", hint="windlass ls shows them")
+    found = None if separator else _find_here(job_id, settings)
+    if found is not None:
+        return found
+    compute, call = split_call(text)
+    if call:
+        from windlass.client.compute.call_job import attach_call
+        from windlass.client.compute.owners import check_own
+
+        job = find_job(compute, settings)
+        if not compute.endswith(job.id):  # a name led to it, which anybody may have taken
+            check_own(make_engine(job.ref.engine, settings), job.ref)
+        return attach_call(job, f"{job.id}.{call}")
+    if separator:
+        return _find_at(make_engine(name, settings), job_id)
+    engine = make_engine(settings.engine, settings)
+    return _choose(engine, _match(engine, engine.jobs(), job_id), job_id)
+
+
+def _find_here(job_id: str, settings: Settings) -> Job | None:
+    """Among the jobs that this machine has a folder of."""
+    for name in dict.fromkeys((settings.engine, *engine_names())):
+        engine = make_engine(name, settings)
+        if matches := _match(engine, engine.jobs_here(), job_id):
+            return _choose(engine, matches, job_id)
+    return None
+
+
+def _find_at(engine: Engine, job_id: str) -> Job:
+    """A job by its reference."""
+    place, _, inside = job_id.rpartition("/")
+    if not inside:
+        raise SpecError("which job?", hint="windlass ls shows them")
+    if place and "pods" in engine.can:
+        for label in (place, inside):
+            if not _LABEL.fullmatch(label):
+                raise SpecError(
+                    f"{label!r:.80} cannot be in a reference", hint="kubernetes://NAMESPACE/ID"
+                )
+        return Job(engine, JobRef(engine.name, inside, place))
+    return _choose(engine, _match(engine, engine.jobs(), job_id), job_id)
+
+
+def _match(engine: Engine, known: list[JobRef], job_id: str) -> list[JobRef]:
+    return (
+        [ref for ref in known if ref.job_id == job_id]
+        or _named(engine, known, job_id)
+        or [ref for ref in known if ref.job_id.startswith(job_id)]
+    )
+
+
+def _choose(engine: Engine, matches: list[JobRef], job_id: str) -> Job:
+    if len(matches) == 1:
+        return Job(engine, matches[0])
+    if not matches:
+        engine.status(JobRef(engine.name, job_id))  # says what is there instead
+        raise JobNotFound(f"there is no job {job_id!r} here")
+    raise SpecError(
+        f"{job_id!r} could be any of {', '.join(ref.job_id for ref in matches[:5])}",
+        hint="write more of the id",
+    )
+
+
+def _named(engine: Engine, known: list[JobRef], name: str) -> list[JobRef]:
+    """The newest job of that name: a name may be used again.
+
+    On a cluster the id alone tells: to ask every job for its name would take seconds.
+    """
+    if "pods" in engine.can:
+        return [ref for ref in known if is_made_from(ref.job_id, name)][:1]
+    for ref in known:
+        with contextlib.suppress(WindlassError):  # one that cannot be read is not the one meant
+            if engine.status(ref).name == name:
+                return [ref]
+    return []

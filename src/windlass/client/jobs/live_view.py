@@ -1,0 +1,227 @@
+"""The live view: every rank's lines as they come, and on a terminal a line below them that says where it is.
+
+Lines of ranks' stdout go to stdout, all else to stderr. Meaning never hangs on colour alone.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterable
+from typing import Protocol, TextIO
+
+from windlass.client.terminal import can_draw, clean, paint, rank_colour, wants_colour, wrap_advice
+from windlass.wire.log_lines import LogLine
+from windlass.wire.status import Condition, JobStatus, Phase, Progress
+
+_REDRAW_S = 0.1
+_BAR_WIDTH = 20
+# What a job that has not started waits for, by the last moment it passed.
+_WAITING_FOR = {
+    "queued": "waiting for a node for each pod",
+    "scheduled": "waiting for the image",
+    "image": "waiting for the containers",
+    "container": "waiting for the agents",
+    "agent up": "waiting for all nodes",
+}
+
+
+def say(text: str) -> None:
+    """One line of talk before there is anything to show."""
+    sys.stderr.write(f"windlass: {clean(text, colour=False)}\n")
+    sys.stderr.flush()
+
+
+class View(Protocol):
+    """Where a followed job is shown."""
+
+    def show(self, status: JobStatus, lines: Iterable[LogLine]) -> None:
+        """New lines, and the status as it is now."""
+
+    def interrupted(self, *, now: bool) -> None:
+        """The user pressed Ctrl-C."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was found."""
+
+
+class QuietView:
+    """Shows nothing."""
+
+    def show(self, status: JobStatus, lines: Iterable[LogLine]) -> None:
+        pass
+
+    def interrupted(self, *, now: bool) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class LiveView:
+    """Lines scroll, the status line stays."""
+
+    def __init__(self, *, out: TextIO | None = None, talk: TextIO | None = None) -> None:
+        self._out = out or sys.stdout
+        self._talk = talk or sys.stderr
+        self._draws = can_draw(self._talk)
+        self._drawn = False
+        self._drawn_s = 0.0
+        self._status: JobStatus | None = None
+        self._shown: set[Condition] = set()
+        self._blocked_by: set[str] = set()
+        self._num_restarts = 0
+        self._bars: dict[int, LogLine] = {}
+
+    def show(self, status: JobStatus, lines: Iterable[LogLine]) -> None:
+        self._status = status
+        self._show_conditions(status)
+        self._show_lines(lines)
+        self._draw(status)
+
+    def _show_lines(self, lines: Iterable[LogLine]) -> None:
+        """Print lines; of a progress bar only the last drawing, once something else follows it."""
+        for line in lines:
+            if line.replaced:
+                self._bars[line.rank] = line
+                continue
+            self._bars.pop(line.rank, None)
+            self._print(line)
+
+    def _print(self, line: LogLine) -> None:
+        stream = self._out if line.stream == "stdout" else self._talk
+        colour = wants_colour(stream)
+        self._erase()
+        stream.write(render_line(line, colour=colour) + "\n")
+        stream.flush()
+
+    def say(self, text: str) -> None:
+        self._erase()
+        self._talk.write(f"{clean(text, colour=False)}\n")
+        self._talk.flush()
+
+    def interrupted(self, *, now: bool) -> None:
+        if now:
+            self.say("windlass: killing every rank now")
+            return
+        # a rank that has just started may still be called pending
+        ranks = self._status.ranks if self._status else ()
+        left = sum(rank.state in ("pending", "running") for rank in ranks)
+        self.say(f"windlass: stopping {left} rank(s); Ctrl-C again to kill them now")
+
+    def close(self) -> None:
+        self._erase()
+        for line in self._bars.values():
+            self._print(line)
+        self._bars.clear()
+
+    def _show_conditions(self, status: JobStatus) -> None:
+        new = [condition for condition in status.conditions if condition not in self._shown]
+        self._shown.update(new)
+        for condition in new:
+            if condition.type == "warning":
+                self.say(f"windlass: {condition.message}")
+            elif self._is_news(condition):
+                text = f"windlass: {condition.message}"
+                self.say(wrap_advice(text, _width()) if self._draws else text)
+        for verdict in status.history[self._num_restarts :]:
+            self.say(f"windlass: {verdict.message}; restarted, attempt {verdict.attempt + 1}")
+        self._num_restarts = len(status.history)
+
+    def _is_news(self, condition: Condition) -> bool:
+        """Whether a blocker is of a kind that was not spoken of: more pods with it are nothing new."""
+        is_news = condition.type == "blocker" and condition.reason not in self._blocked_by
+        self._blocked_by.add(condition.reason)
+        return is_news
+
+    def _draw(self, status: JobStatus) -> None:
+        now_s = time.monotonic()
+        if not self._draws or status.phase.is_final or now_s - self._drawn_s < _REDRAW_S:
+            return
+        self._drawn_s = now_s
+        width = _width()
+        line = render_status_line(status, now_s=time.time(), bar=self._last_bar())
+        text = clean(" ".join(line.split()), colour=False)
+        if len(text) > width:  # numbers before pictures
+            text = re.sub("[━─]+ ", "", text)[:width]
+        self._talk.write(f"\r\x1b[2K{paint(text, 2, colour=wants_colour(self._talk))}")
+        self._talk.flush()
+        self._drawn = True
+
+    def _last_bar(self) -> str:
+        bars = sorted(self._bars.items())
+        return clean(bars[0][1].text, colour=False).strip() if bars else ""
+
+    def _erase(self) -> None:
+        if self._drawn:
+            self._talk.write("\r\x1b[2K")
+            self._talk.flush()
+            self._drawn = False
+            self._drawn_s = 0.0
+
+
+def render_line(line: LogLine, *, colour: bool) -> str:
+    """One line with its `[node/rank]`."""
+    prefix = paint(f"[{line.node}/{line.rank}]", rank_colour(line.rank), colour=colour)
+    return f"{prefix} {clean(line.text, colour=colour)}"
+
+
+def render_status_line(status: JobStatus, *, now_s: float, bar: str = "") -> str:
+    """Where the job is, in one line."""
+    parts = [f"{status.name} {_phase_text(status)} {render_seconds(now_s - status.created_at_s)}"]
+    if status.attempt:
+        parts.append(f"attempt {status.attempt}")
+    parts += render_progress(status.progress)
+    if status.progress.step is None and bar:
+        parts.append(bar)
+    return " · ".join(parts)
+
+
+def _phase_text(status: JobStatus) -> str:
+    names = [moment.name for moment in status.timeline]
+    if status.phase in (Phase.PENDING, Phase.STARTING):
+        return _WAITING_FOR.get(names[-1] if names else "", str(status.phase.value))
+    if status.phase is not Phase.RUNNING:
+        return str(status.phase.value)
+    if "imports done" not in names:
+        return "importing"
+    running, returned = status.count("running"), status.count("returned")
+    done = f", {returned} done" if returned else ""
+    return f"{running}/{status.num_ranks} ranks running{done}"
+
+
+def render_progress(progress: Progress) -> list[str]:
+    """Step, bar, metrics and time left, as far as they are known."""
+    parts = []
+    if progress.step is not None and progress.total:
+        done = min(1.0, max(0.0, progress.step / progress.total))
+        bar = ("━" * round(done * _BAR_WIDTH)).ljust(_BAR_WIDTH, "─")
+        parts.append(f"step {progress.step}/{progress.total} {bar} {done:.0%}")
+    elif progress.step is not None:
+        parts.append(f"step {progress.step}")
+    parts += [f"{name} {render_metric(value)}" for name, value in progress.metrics.items()]
+    if progress.eta_s is not None and progress.step != progress.total:
+        parts.append(f"{render_seconds(progress.eta_s)} left")
+    return parts
+
+
+def render_metric(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def render_seconds(seconds: float) -> str:
+    """1.2s, 42s, 3m05s, 2h10m."""
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns - 1

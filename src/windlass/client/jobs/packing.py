@@ -1,0 +1,162 @@
+"""What travels to nodes that do not share this machine: the project as an archive, and where paths end up.
+
+Pure but for packing. Which files belong to a project is `bundle`; what the nodes do with them is the
+agent's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from windlass import names
+from windlass.bundle.archive import write_archive
+from windlass.bundle.collect import collect
+from windlass.bundle.functions import read_contents
+from windlass.bundle.manifest import EMPTY, make_delta
+from windlass.bundle.root import check_root, find_root, is_marked
+from windlass.bundle.select import select_files
+from windlass.client.jobs.target import Target
+from windlass.errors import BundleError, SpecError
+from windlass.plan.plan import Input
+from windlass.spec.job_spec import JobSpec
+from windlass.spec.work import Command, Function, Script
+from windlass.trusted import make_own
+from windlass.wire.job_folder import write_once
+
+_KEPT_BUNDLES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Luggage:
+    """A spec whose paths are the nodes' own, and the files that make them true."""
+
+    spec: JobSpec
+    bundle: Path | None = None
+    inputs: tuple[Input, ...] = ()
+    python_minor: str = ""
+
+
+def pack(
+    spec: JobSpec,
+    target: Target,
+    *,
+    cwd: Path,
+    code_folder: str,
+    home: Path,
+    root: Path | None = None,
+) -> Luggage:
+    """Everything the nodes need of this machine; `root` is the project's folder where it was told."""
+    contents = None if target.payload is None else read_contents(target.payload)
+    inputs = [] if target.payload is None else [_make_input(names.PAYLOAD_FILE, target.payload)]
+    minor = f"{sys.version_info[0]}.{sys.version_info[1]}" if contents and contents.by_value else ""
+    if spec.pod is not None and spec.pod.in_image:
+        return Luggage(spec=spec, inputs=tuple(inputs), python_minor=minor)
+    if root is None and isinstance(target.work, Command) and not has_project(cwd):
+        return Luggage(spec=replace(spec, cwd=""), inputs=tuple(inputs), python_minor=minor)
+    root = root.resolve() if root else choose_root(_find_source(target, cwd), cwd)
+    bundle = _pack_root(root, home / "bundles")
+    inputs.append(_make_input(names.BUNDLE_FILE, bundle.read_bytes()))
+    check_modules(contents.modules if contents else (), root, spec.paths)
+    moved = _move(spec, target, root=root, cwd=cwd, code_folder=code_folder)
+    return Luggage(spec=moved, bundle=bundle, inputs=tuple(inputs), python_minor=minor)
+
+
+def has_project(cwd: Path) -> bool:
+    """Whether there is anything here that a command could want: a program of the image needs no project."""
+    try:
+        return bool(select_files(check_root(find_root(cwd))))
+    except BundleError:
+        return False
+
+
+def choose_root(source: Path, cwd: Path) -> Path:
+    """The project of the source; where nothing marks one, the current folder if the source is in it."""
+    root = find_root(source)
+    return root if is_marked(root) or not root.is_relative_to(cwd.resolve()) else find_root(cwd)
+
+
+def _find_source(target: Target, cwd: Path) -> Path:
+    """The file the project is found by: the target's own, unless that is installed."""
+    source = target.source
+    if source is None or not source.exists():
+        return cwd
+    resolved = source.resolve()
+    inside = resolved.is_relative_to(Path(sys.base_prefix) / "lib")
+    return cwd if _is_installed(resolved) or inside else resolved
+
+
+def _is_installed(path: Path) -> bool:
+    """Whether a file belongs to an installed package, wherever its environment lies."""
+    return any(part in ("site-packages", "dist-packages") for part in path.parts)
+
+
+def _move(spec: JobSpec, target: Target, *, root: Path, cwd: Path, code_folder: str) -> JobSpec:
+    there = PurePosixPath(code_folder)
+
+    def move(path: str) -> str | None:
+        found = Path(path).resolve()
+        if not found.is_relative_to(root):
+            return None
+        return str(there / found.relative_to(root))
+
+    here = move(str(cwd)) or code_folder
+
+    def move_file(path: str) -> str:
+        """As the user would write it: from the folder the ranks are in."""
+        moved = move(str(cwd / Path(path).expanduser()))
+        return os.path.relpath(moved, here) if moved else path
+
+    work = target.work
+    if isinstance(work, Script):
+        work = replace(work, path=move_file(work.path))
+    elif isinstance(work, Function) and work.file:
+        work = replace(work, file=move_file(work.file))
+    paths = [moved for path in spec.paths if (moved := move(path))]
+    return replace(spec, work=work, cwd=here, paths=tuple(paths))
+
+
+def check_modules(modules: Iterable[str], root: Path, paths: Iterable[str]) -> None:
+    """A function by name needs its module on the nodes: in the project, or installed in the image."""
+    for name in modules:
+        top = name.partition(".")[0]
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is None or top == "windlass":
+            continue
+        found = Path(file).resolve()
+        if _is_installed(found):
+            continue
+        is_ours = any(found.is_relative_to(Path(path).resolve()) for path in paths)
+        if is_ours and not found.is_relative_to(root):
+            raise SpecError(
+                f"the module {name} lies in {found.parent}, outside the project {root}",
+                hint="move it into the project, or install it in the image",
+            )
+
+
+def _pack_root(root: Path, folder: Path) -> Path:
+    """The archive of a project; one that was packed before is used again."""
+    bundle = collect(root)
+    path = folder / f"{bundle.manifest.digest[:32]}.tar.gz"
+    if not path.exists():
+        make_own(folder, below=folder.parent)
+        packed = io.BytesIO()
+        write_archive(root, make_delta(EMPTY, bundle.manifest), packed)
+        write_once(path, packed.getvalue())
+        _forget_old(folder)
+    return path
+
+
+def _forget_old(folder: Path) -> None:
+    found = sorted(folder.glob("*.tar.gz"), key=lambda path: path.stat().st_mtime)
+    for path in found[:-_KEPT_BUNDLES]:
+        path.unlink(missing_ok=True)
+
+
+def _make_input(name: str, data: bytes) -> Input:
+    return Input(name=name, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())

@@ -1,0 +1,92 @@
+"""From settings to what one pod is to be like. Called by `make_spec` where nodes are pods.
+
+The one place where texts of settings become records of `spec`, and where a patch is read from its file.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from windlass.errors import SpecError
+from windlass.settings import Settings
+from windlass.settings.table import find_setting
+from windlass.spec.placement import read_toleration
+from windlass.spec.pod_spec import PodSpec
+from windlass.spec.storage import read_secret, read_volume
+
+logger = logging.getLogger(__name__)
+
+_PATCH_HINT = "a patch looks like a pod's template: spec: {hostNetwork: true}"
+_AS_THEY_ARE = (
+    *("image", "namespace", "cpus", "memory", "gpus", "gpu_type", "gpu_label", "gpu_resource"),
+    *("requests", "ephemeral_storage", "shm", "node_selector", "spread", "pack", "priority_class"),
+    *("service_account", "pull_secrets", "annotations", "labels", "queue", "ttl_s", "in_image"),
+    "run_as",
+)
+
+
+def forget_own_python(settings: Settings) -> Settings:
+    """The settings for pods: an interpreter of this machine, exported in its shell, is not in an image.
+
+    A name without a path, one that is not here, and whatever a flag or a file says are meant for the pods.
+    """
+    python = settings.python
+    is_exported = settings.origin("python").startswith("environment")
+    if not (is_exported and "/" in python and Path(python).expanduser().exists()):
+        return settings
+    logger.warning(
+        "%s=%s is this machine's: pods use their image's python3; --python names another",
+        find_setting("python").variable,
+        python,
+    )
+    return replace(settings, python="")
+
+
+def make_pod(settings: Settings) -> PodSpec:
+    """What the settings ask of a pod, checked."""
+    plain: dict[str, Any] = {name: settings.value(name) for name in _AS_THEY_ARE}
+    allow = settings.allow_host_path
+    return PodSpec(
+        **plain,
+        tolerations=tuple(read_toleration(text) for text in settings.tolerations),
+        secrets=tuple(read_secret(text) for text in settings.secrets),
+        volumes=tuple(read_volume(text, allow_host_path=allow) for text in settings.volumes),
+        patch=None if settings.patch is None else _read_patch(settings.patch),
+    )
+
+
+def _read_patch(given: str | Mapping[str, Any]) -> Mapping[str, Any]:
+    patch = given if isinstance(given, Mapping) else _parse(given)
+    if not isinstance(patch, Mapping) or not patch:
+        raise SpecError("the patch is not a table", hint=_PATCH_HINT)
+    if unknown := [key for key in patch if key not in ("metadata", "spec")]:
+        raise SpecError(f"the patch has {unknown[0]!r} at its top", hint=_PATCH_HINT)
+    try:
+        json.dumps(patch)
+    except (TypeError, ValueError) as error:
+        raise SpecError(
+            f"the patch holds what JSON cannot: {error}",
+            hint="put dates and the like in quotes",
+        ) from error
+    return patch
+
+
+def _parse(text: str) -> Any:
+    import yaml
+
+    is_file = ":" not in text and "{" not in text
+    try:
+        return yaml.safe_load(Path(text).read_text(encoding="utf-8") if is_file else text)
+    except OSError as error:
+        raise SpecError(
+            f"cannot read the patch {text}: {error.strerror}",
+            hint=f"name a file of YAML, or write it in place; {_PATCH_HINT}",
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = text if is_file else "the patch"
+        raise SpecError(f"{where} is not YAML: {error}", hint=_PATCH_HINT) from error

@@ -1,0 +1,225 @@
+"""run and submit: from a target and keywords to a job, and with `run`, to every rank's value.
+
+The only place where spec, plan and engine meet. Prints through `client.jobs.live_view` only.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from windlass.client.jobs.declare_only import check_script
+from windlass.client.jobs.in_image import read_in_image
+from windlass.client.jobs.interrupts import Interrupts
+from windlass.client.jobs.job import Job
+from windlass.client.jobs.job_ids import make_job_id
+from windlass.client.jobs.launcher_size import describe_worlds, fit_command
+from windlass.client.jobs.packing import Luggage, pack
+from windlass.client.jobs.pod_settings import forget_own_python, make_pod
+from windlass.client.jobs.preload import TORCH, choose_preload
+from windlass.client.jobs.target import Target, import_paths, read_target
+from windlass.engines.protocol import Engine, check_capabilities, make_engine
+from windlass.errors import SpecError
+from windlass.plan.plan import Plan, make_plan
+from windlass.settings import NodeRange, Settings, read_settings
+from windlass.spec.job_spec import JobSpec
+from windlass.spec.pod_spec import PodSpec
+from windlass.spec.work import Command, Function, Script
+
+TargetLike = str | Path | Callable[..., Any] | Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A job that is decided but not started: what a dry run shows and `start` starts."""
+
+    engine: Engine
+    plan: Plan
+    payload: bytes | None
+    settings: Settings
+    bundle: Path | None = None
+    notes: tuple[str, ...] = ()  # what is done otherwise than usual, and why
+
+    def start(self, *, hidden: Mapping[str, str] | None = None) -> Job:
+        """Start it; `hidden` are variables for ranks that no plan shows."""
+        ref = self.engine.submit(self.plan, self.payload, self.bundle, hidden=hidden or {})
+        return Job(self.engine, ref)
+
+
+def run(
+    target: TargetLike,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    quiet: bool = False,
+    **settings: Any,
+) -> list[Any]:
+    """Run `target` on every rank and return what each returned, in rank order.
+
+    `target` is a function, "train.py", "train.py::function", "-m module" or a command as a list of words.
+    Keywords are the settings: nodes, procs, env, restarts, timeout_s, start, preload, python, name ...
+    What a rank raises is raised here, of its own type. Logs are shown as they come unless `quiet`.
+    Ctrl-C ends the job first, and is a KeyboardInterrupt here and in the ranks.
+    """
+    from windlass.client.jobs.follow import follow
+    from windlass.client.jobs.live_view import LiveView, QuietView, say
+
+    prepared = prepare(target, args, kwargs, detach=False, flags=settings)
+    for note in () if quiet else prepared.notes:
+        say(note)
+    view = QuietView() if quiet else LiveView()
+    with Interrupts() as interrupts:
+        job = prepared.start()
+        interrupts.watch(job)
+        follow(job, view, interrupts=interrupts)
+    interrupts.pass_on()
+    return job.results()
+
+
+def submit(
+    target: TargetLike,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Job:
+    """Start `target` and return at once; the job goes on when this process ends. Keywords as for `run`."""
+    return prepare(target, args, kwargs, detach=True, flags=settings).start()
+
+
+def prepare(
+    target: TargetLike,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    detach: bool,
+    flags: Mapping[str, Any],
+) -> Prepared:
+    """Decide everything about a job, and start nothing."""
+    cwd = current_folder()
+    settings = read_settings(flags=flags, environ=os.environ, start=cwd)
+    if settings.in_image:
+        found = read_in_image(target, args, kwargs)
+    else:
+        is_local = settings.engine == "local"
+        found = read_target(target, args, kwargs, cwd=cwd, is_local=is_local)
+        _check_declares(found, cwd)
+    return prepare_target(found, settings, cwd=cwd, detach=detach)
+
+
+def _check_declares(found: Target, cwd: Path) -> None:
+    """A script that only declares apps, named itself or behind `python`, would start nothing."""
+    work = found.work
+    if isinstance(work, Script):
+        check_script(found.source, (work.path,))
+    elif isinstance(work, Command) and len(work.argv) > 1 and "python" in work.argv[0]:
+        words = [word for word in work.argv[1:] if not word.startswith("-")]
+        if words and words[0].endswith(".py"):
+            check_script(cwd / words[0], words)
+
+
+def prepare_target(
+    found: Target,
+    settings: Settings,
+    *,
+    cwd: Path,
+    detach: bool,
+    pod: PodSpec | None = None,
+    root: Path | None = None,
+) -> Prepared:
+    """The same for work that is known already, to be run in `cwd`.
+
+    `pod` and `root`, the project's folder, are given where settings and files do not tell.
+    """
+    work, settings = fit_command(found.work, settings)
+    found = replace(found, work=work)
+    engine = make_engine(settings.engine, settings)
+    has_pods = "pods" in engine.can
+    settings = forget_own_python(settings) if has_pods else settings
+    preload, notes = _choose_preload(found, settings)
+    spec = make_spec(found, settings, cwd=cwd, detach=detach, has_pods=has_pods, preload=preload)
+    spec = spec if pod is None else replace(spec, pod=pod)
+    job_id = make_job_id(found.work, settings.name)
+    facts = engine.facts()
+    luggage = Luggage(spec=spec)
+    if facts.code_folder:
+        home = Path(str(settings.value("home"))).expanduser()
+        luggage = pack(spec, found, cwd=cwd, code_folder=facts.code_folder, home=home, root=root)
+    plan = make_plan(
+        luggage.spec,
+        job_id=job_id,
+        now_s=time.time(),
+        facts=facts,
+        inputs=luggage.inputs,
+        python_minor=luggage.python_minor,
+    )
+    check_capabilities(engine, plan)
+    return Prepared(
+        engine=engine,
+        plan=plan,
+        payload=found.payload,
+        bundle=luggage.bundle,
+        settings=settings,
+        notes=(*notes, *describe_worlds(work, len(plan.nodes))),
+    )
+
+
+def current_folder() -> Path:
+    """Where this process is."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError as error:
+        raise SpecError("the current folder is gone", hint="cd to one that exists") from error
+
+
+def make_spec(
+    target: Target,
+    settings: Settings,
+    *,
+    cwd: Path,
+    detach: bool,
+    has_pods: bool = False,
+    preload: tuple[str, ...] = (),
+) -> JobSpec:
+    """What was asked, from the target and the settings."""
+    nodes = settings.nodes
+    return JobSpec(
+        work=target.work,
+        name=settings.name,
+        engine=settings.engine,
+        nodes=nodes.max if isinstance(nodes, NodeRange) else nodes,
+        min_nodes=nodes.min if isinstance(nodes, NodeRange) else 0,
+        procs=settings.procs or settings.gpus or 1,
+        env=settings.env,
+        cwd="" if settings.in_image else str(cwd),
+        # scripts and modules find their own; only a callable of this process needs its paths
+        paths=import_paths() if isinstance(target.work, Function) and not target.work.file else (),
+        python=settings.python,
+        start=settings.start,
+        preload=preload,
+        restarts=settings.restarts,
+        node_restarts=settings.node_restarts,
+        timeout_s=settings.timeout_s,
+        grace_s=settings.grace_s,
+        peer_wait_s=settings.peer_wait_s,
+        lease_s=settings.lease_s,
+        join_timeout_s=settings.join_timeout_s,
+        detach=detach,
+        pod=make_pod(settings) if has_pods else None,
+    )
+
+
+def _choose_preload(target: Target, settings: Settings) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What to import ahead, and a word on why nothing is."""
+    if settings.start == "spawn" or isinstance(target.work, Command):
+        return (), ()
+    if settings.preload is not None:
+        return settings.preload, ()
+    chosen = target.preload
+    if chosen is None:
+        chosen = TORCH if target.source is None else choose_preload(target.source)
+    early = target.find_early_write() if chosen else None
+    return (chosen, ()) if early is None else ((), (f"torch is not imported ahead: {early}",))

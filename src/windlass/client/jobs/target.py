@@ -1,0 +1,309 @@
+"""From what a user names to work: a callable, a script, `file.py::function`, `-m module`, a command.
+
+Also what the ranks need of this process: import paths, and whether torch is worth importing ahead.
+Reads files, runs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+import inspect
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from windlass.client.jobs.early_env import EarlyWrite, find_early_write
+from windlass.client.jobs.preload import TORCH
+from windlass.client.jobs.project_imports import find_imported, find_module, parse
+from windlass.errors import BundleError, SpecError
+from windlass.spec.work import Command, Function, Module, Script, Work
+from windlass.wire import pickling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Work, the payload that travels with it, and the source that tells what it imports."""
+
+    work: Work
+    payload: bytes | None = None
+    source: Path | None = None
+    preload: tuple[str, ...] | None = None  # what it is known to want; None: read the source
+    root: Path | None = None  # where the source's absolute imports start; None: in its folder
+    packages: tuple[Path, ...] = ()  # of a module: what is imported before it
+    is_alone: bool = False  # a function that travels without its source
+
+    def find_early_write(self) -> EarlyWrite | None:
+        """A variable that is set before torch is imported, so that torch must not be there already."""
+        if self.source is None or not self.source.is_file():
+            return None
+        name = self.work.name.rpartition(".")[2] if isinstance(self.work, Function) else ""
+        root = self.root or self.source.parent
+        scripts = (*self.packages, self.source)
+        return find_early_write(scripts, root, function=name if self.is_alone else "")
+
+
+def read_target(
+    target: str | Path | Callable[..., Any] | Sequence[str],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    cwd: Path,
+    is_local: bool = True,
+) -> Target:
+    """What `target` means, with its arguments; a command must be here where it runs here."""
+    kwargs = dict(kwargs or {})
+    if callable(target):
+        return _read_function(target, args, kwargs)
+    given: object = target
+    if isinstance(given, bytes) or not isinstance(given, (str, Path, Sequence)):
+        raise SpecError(
+            f"cannot run {target!r:.60}",
+            hint='give a function, a script "train.py", "train.py::function", "-m module" or a list of words',
+        )
+    if not isinstance(target, (str, Path)):
+        return _read_words([str(word) for word in target], args, kwargs, cwd, is_local=is_local)
+    text = str(target)
+    if "::" in text and not text.startswith("-m"):
+        return _read_file_function(text, args, kwargs, cwd)
+    return _read_words([text], args, kwargs, cwd, is_local=is_local)
+
+
+def _read_function(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Target:
+    name = function_name(function)
+    check_call(function, args, kwargs, name)
+    payload = _dump_call(function, args, kwargs, name)
+    inner = unwrap(function)
+    module = sys.modules.get(getattr(inner, "__module__", "") or "")
+    source = getattr(module, "__file__", None)
+    return Target(
+        work=Function(name=name),
+        payload=payload,
+        source=Path(source) if source else None,
+        preload=_choose_for(payload),
+        is_alone=travels_alone(inner),
+    )
+
+
+def travels_alone(function: Any) -> bool:
+    """Whether a rank gets the function without its module, and without torch by what it refers to."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return False
+    is_by_value = function.__module__ == "__main__" or "<locals>" in function.__qualname__
+    if not is_by_value:
+        return False
+    known = getattr(function, "__globals__", {})
+    return not any(_is_of_torch(known.get(name)) for name in code.co_names)
+
+
+def _is_of_torch(thing: Any) -> bool:
+    name = thing.__name__ if inspect.ismodule(thing) else getattr(thing, "__module__", None)
+    return isinstance(name, str) and name.partition(".")[0] == "torch"
+
+
+def check_call(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+) -> None:
+    """A call that cannot be made is refused here rather than by every rank."""
+    signature = read_signature(function)
+    if signature is not None:
+        check_bound(signature, args, kwargs, name)
+
+
+def read_signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """What it can be called with; None where it does not tell, as some builtins."""
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
+def check_bound(
+    signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+) -> None:
+    """The same, with a signature that is known."""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise SpecError(
+            f"{name} cannot be called: {error}", hint=f"it is {name}{signature}"
+        ) from error
+
+
+def _dump_call(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+) -> bytes:
+    try:
+        return pickling.dump((function, tuple(args), dict(kwargs)), name=name)
+    except BundleError:
+        blame_argument(read_signature(function), args, kwargs, name)
+        pickling.dump(function, name=name)
+        raise
+
+
+def blame_argument(
+    signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+) -> None:
+    """Of a call that cannot travel, raise what is wrong with its arguments, each by its own name."""
+    named: Mapping[str, Any] = {f"argument {i}": value for i, value in enumerate(args)} | {**kwargs}
+    if signature is not None:
+        with contextlib.suppress(TypeError):
+            named = signature.bind_partial(*args, **kwargs).arguments
+    for argument, value in named.items():
+        pickling.dump(value, name=f"{name}: {argument}")
+
+
+def _choose_for(payload: bytes) -> tuple[str, ...] | None:
+    return TORCH if "torch" in sys.modules or b"torch" in payload else None
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """What a callable is called in messages."""
+    inner = unwrap(function)
+    return str(getattr(inner, "__qualname__", type(inner).__qualname__))
+
+
+def unwrap(function: Any) -> Any:
+    """The function inside partials."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _read_file_function(
+    text: str, args: Sequence[Any], kwargs: Mapping[str, Any], cwd: Path
+) -> Target:
+    file, _, name = text.partition("::")
+    if not file:
+        raise SpecError(f"there is no file before {text}", hint="write FILE.py::FUNCTION")
+    path = find_script(file, cwd)
+    if not name.isidentifier():
+        raise SpecError(f"{name!r} is not the name of a function", hint="write FILE.py::FUNCTION")
+    payload = pickling.dump((None, tuple(args), dict(kwargs)), name="arguments")
+    return Target(work=Function(name=name, file=str(path)), payload=payload, source=path)
+
+
+def _read_words(
+    words: Sequence[str],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    cwd: Path,
+    *,
+    is_local: bool,
+) -> Target:
+    words = [*words, *(str(arg) for arg in args)]
+    if not words or not words[0]:
+        raise SpecError("nothing to run", hint="windlass run train.py")
+    if kwargs:
+        raise SpecError(
+            f"keyword arguments go to functions, not to {words[0]}",
+            hint="use args=[...], or FILE.py::FUNCTION",
+        )
+    if words[0] == "-m" or words[0].startswith("-m "):
+        return _read_module(words, cwd)
+    is_name = "/" not in words[0]  # of a program, if there is one
+    if not words[0].endswith(".py") and is_name and shutil.which(words[0]):
+        return Target(work=Command(argv=tuple(words)), preload=())
+    path = (cwd / Path(words[0]).expanduser()).absolute()
+    if path.is_dir() and (path / "__main__.py").is_file():
+        return Target(
+            work=Script(path=words[0], args=tuple(words[1:])), source=path / "__main__.py"
+        )
+    if words[0].endswith(".py") or is_python(path):
+        path = find_script(words[0], cwd)
+        return Target(work=Script(path=words[0], args=tuple(words[1:])), source=path)
+    return Target(work=_find_command(words, cwd, is_local=is_local), preload=())
+
+
+def is_python(path: Path) -> bool:
+    """Whether a file without `.py` is for Python: a script, or an archive of one."""
+    if not path.is_file():
+        return False
+    if path.suffix in (".pyz", ".zip"):
+        return True
+    source = path.read_bytes()
+    first = source[: source.find(b"\n") + 1]
+    if first.startswith(b"#!"):
+        # beside an interpreter lie programs that are installed, as torchrun: they have their own
+        return b"python" in first and not (path.parent / "python").exists()
+    return bool(source.strip()) and b"\0" not in source[:1024] and parse(source) is not None
+
+
+def _find_command(words: Sequence[str], cwd: Path, *, is_local: bool) -> Command:
+    """A program that will be found where it runs."""
+    path = cwd / words[0]
+    if path.is_file():
+        return Command(argv=(f"./{words[0]}" if "/" not in words[0] else words[0], *words[1:]))
+    # a virtual environment need not be on the PATH
+    beside = shutil.which(words[0], path=str(Path(sys.executable).parent))
+    if beside is not None and is_local:
+        return Command(argv=(beside, *words[1:]))
+    if is_local or "/" in words[0]:
+        if path.is_dir():
+            find_script(words[0], cwd)  # says that it is a folder
+        raise SpecError(
+            f"there is no script and no command {words[0]!r}", hint=_did_you_mean(words[0], cwd)
+        )
+    return Command(argv=tuple(words))
+
+
+def _read_module(words: Sequence[str], cwd: Path) -> Target:
+    names = words[0].split()[1:] + list(words[1:])
+    if not names:
+        raise SpecError("-m needs the name of a module", hint="windlass run -m package.module")
+    work = Module(name=names[0], args=tuple(names[1:]))
+    found = list(find_imported(names[0], 0, cwd, cwd))
+    if main := list(find_module(f"{names[0]}.__main__", cwd)):
+        found += main
+    source = found.pop() if found else None
+    return Target(work=work, source=source, preload=TORCH, root=cwd, packages=tuple(found))
+
+
+def find_script(name: str, cwd: Path) -> Path:
+    """The script's path, or an error that says what may have been meant."""
+    path = (cwd / Path(name).expanduser()).absolute()
+    if path.is_dir():
+        raise SpecError(
+            f"{name} is a folder without __main__.py",
+            hint=f"name a script in it: windlass run {name}/train.py",
+        )
+    if not path.exists():
+        raise SpecError(f"there is no script {name}", hint=_did_you_mean(name, cwd))
+    if not os.access(path, os.R_OK):
+        raise SpecError(f"{name} cannot be read", hint=f"chmod u+r {name}")
+    return path
+
+
+def _did_you_mean(name: str, cwd: Path) -> str:
+    folder = (cwd / name).parent
+    here = [entry.name for entry in folder.glob("*.py")] if folder.is_dir() else []
+    near = difflib.get_close_matches(Path(name).name, here, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {(Path(name).parent / near[0])}?"
+    return (
+        f"scripts in {folder}: {', '.join(sorted(here)[:6])}"
+        if here
+        else f"{folder} holds no script"
+    )
+
+
+def import_paths() -> tuple[str, ...]:
+    """What this process imports from, beyond what the interpreter brings itself."""
+    # not the whole prefix: a project may lie in /usr/src, the system's Python in /usr
+    prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix}
+    folders = ("bin", "lib", "lib64", os.path.join("local", "lib"))
+    own = tuple(os.path.join(p, folder, "") for p in prefixes for folder in folders)
+    paths = (os.path.abspath(path) for path in sys.path)
+    return tuple(
+        path
+        for path in dict.fromkeys(paths)
+        if os.path.isdir(path) and not os.path.join(path, "").startswith(own)
+    )

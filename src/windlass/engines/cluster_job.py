@@ -1,0 +1,393 @@
+"""One job on a cluster as this client sees it: what its lead told, and what the API server shows.
+
+Read often and cheap: threads below keep the folder and the sight up to date. While there is no lead, pods
+and events say how far it is and what blocks it; once there is none any more, pods say how it ended and
+their logs what it left.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+
+from windlass import names
+from windlass.engines.job_watch import Sight
+from windlass.engines.lead_dial import make_dial
+from windlass.engines.lead_sync import Line, keeping
+from windlass.engines.lost_nodes import explain_loss, is_unexplained
+from windlass.engines.outages import Outage
+from windlass.engines.pod_log_recovery import read_leftovers, read_unread
+from windlass.engines.unheard import UNSEEN, add_warning, describe_silence
+from windlass.engines.untold_end import end_job, show_ending
+from windlass.kube.api import Api
+from windlass.kube.api_errors import ClusterError, Forbidden
+from windlass.kube.blocker import CONDITION, NOT_ADMITTED, START_ERROR, VOLUME, Blocker
+from windlass.kube.blockers import find_blockers, make_condition
+from windlass.kube.fields import index_of, name_of
+from windlass.kube.job_pods import PodSeen, read_pods, timeline
+from windlass.kube.kinds import JOBS
+from windlass.plan.plan import Plan
+from windlass.spec.work import Calls
+from windlass.waiting import wait_until
+from windlass.wire.initial_status import make_first_status, render_status
+from windlass.wire.job_folder import JobFolder, write_atomically
+from windlass.wire.status import Condition, FailureKind, JobStatus, Moment, Phase
+from windlass.wire.status_file import StatusFile
+
+logger = logging.getLogger(__name__)
+
+_SETTLE_S = 5.0  # a verb answers within ten seconds
+_PATIENCE_S = 1.0  # a job that is younger is not called blocked, and none is asked about more often
+_CANCEL_S = 5.0  # how long a lead that cannot be reached is given before its Job is deleted
+_BINDING_S = 10.0
+_AWAY_S = 5.0  # an API server that is away for less is not worth a word
+_JOB_GRACE_S = 3.0  # a Job may end a moment before its last word has been read
+
+
+# For moments of the same second, which is as fine as the API server's clock is.
+_ORDER = {
+    name: at for at, name in enumerate(("submitted", "queued", "scheduled", "image", "container"))
+}
+
+
+class JobView:
+    """Threads and a folder; `status` puts them together."""
+
+    def __init__(
+        self,
+        api: Api,
+        plan: Plan,
+        folder: JobFolder,
+        certificates: Mapping[str, bytes],
+        *,
+        start_timeout_s: float | None = None,
+    ) -> None:
+        self._api = api
+        self._start_timeout_s = start_timeout_s  # a lead that never starts cannot keep it
+        self._plan = plan
+        self.folder = folder
+        self._status_file = StatusFile(folder.status)
+        self._sight = Sight(api, plan.job_id)
+        self._line = Line(
+            plan.job_id, folder, certificates, make_dial(api, plan.job_id, self._sight)
+        )
+        # Nobody closes the handle of a job: its threads end when it is forgotten.
+        weakref.finalize(self, _let_go, self._line, self._sight).atexit = False
+        self._cancelled_s: float | None = None
+        self._cancelled_why = ""
+        self._has_leftovers = False
+        self.wants_lines = False  # somebody reads what ranks wrote
+        self._may_delete = True
+        self._is_visit = False  # of one who did not submit it, and wants an answer soon
+        self._api_outage = Outage(
+            away=names.REASON_API_AWAY,
+            back=names.REASON_API_BACK,
+            over="the API server answers again",
+            patience_s=_AWAY_S,
+        )
+        self._disk_outage = Outage(
+            away=names.REASON_CANNOT_KEEP,
+            back=names.REASON_KEEPS_AGAIN,
+            over=f"what comes is written to {folder.path} again",
+            patience_s=0.0,
+        )
+        self._blocked_s = -_PATIENCE_S
+        self._blocked_by: tuple[Condition, ...] = ()
+        self._unstartable: Blocker | None = None
+
+    def close(self) -> None:
+        self._line.close()
+        self._sight.close()
+
+    def let_go(self) -> None:
+        """End its threads soon."""
+        _let_go(self._line, self._sight)
+
+    def hold_lease(self, held: bool) -> None:
+        self._line.hold_lease(held)
+
+    def settle(self) -> None:
+        """Wait for the first sight of the job, and for its lead's word if it has a lead."""
+        end_s = time.monotonic() + _SETTLE_S
+        self._is_visit = True
+        self._sight.wait(_SETTLE_S)
+        error = self._sight.error
+        if error is not None and (self._sight.job is None or not error.retryable):
+            raise error
+
+        def is_known() -> bool:
+            has_lead = self._sight.find_lead() is not None
+            line = self._line
+            is_told = line.is_synced.is_set() or line.forbidden or line.expired
+            return bool(is_told) or not has_lead or self._sight.has_ended
+
+        wait_until(is_known, timeout_s=max(0.0, end_s - time.monotonic()), every_s=0.02)
+
+    def wait_for_inputs(self, timeout_s: float) -> bool:
+        """Until the lead has been reached: what did not fit the Secret has been sent by then."""
+        return wait_until(
+            lambda: self._line.is_synced.is_set() or self._sight.has_ended, timeout_s=timeout_s
+        )
+
+    def cancel(self, *, now: bool, why: str, interrupt: bool = False) -> None:
+        """Ask the lead; a job without one is deleted when its status is next looked at."""
+        self._cancelled_s = self._cancelled_s or time.monotonic()
+        self._cancelled_why = why or "cancelled by a client"
+        self._line.cancel(now=now, why=why, interrupt=interrupt)
+
+    # -- status --------------------------------------------------------------------------------
+
+    def status(self) -> JobStatus:
+        """What is known now."""
+        status = self._read_status()
+        if not status.phase.is_final:
+            status = self._look(status)
+        status = self._explain(self._add_moments(status))
+        if status.phase.is_final:
+            self._keep(status)
+            self._line.finish()
+        return replace(status, conditions=(*self._note_outages(), *status.conditions))
+
+    def _note_outages(self) -> tuple[Condition, ...]:
+        """What this client cannot reach or write: the job goes on, but who watches it must know."""
+        away, full = self._find_away(), self._line.cannot_keep
+        waits = "the job goes on, and this client waits for it"
+        room = f"{full.message}; {full.hint}; it is tried again" if full else ""
+        return (
+            *self._api_outage.look(f"{away.message}; {waits}" if away else ""),
+            *self._disk_outage.look(room),
+        )
+
+    def _find_away(self) -> ClusterError | None:
+        """Why the API server cannot be asked now; a line that is up goes through it."""
+        return None if self._line.is_up else self._line.unreachable or self._sight.away
+
+    def _read_status(self) -> JobStatus:
+        return self._status_file.read_known() or make_first_status(self._plan)
+
+    def _look(self, status: JobStatus) -> JobStatus:
+        """A job that its lead has not called ended: what the API server says of it."""
+        if not self._sight.wait(0):  # to judge by half of what there is would be wrong
+            return self._add_unseen(status)
+        if self._sight.job is None:
+            self._check_sight()
+            if self._sight.error is not None:
+                return self._add_unseen(status)
+            return self._judge_deleted(status)
+        if self._sight.has_ended and self._sight.error is None:
+            return self._judge_ended(status)
+        if self._is_past_cancelling():
+            self._delete()
+            return self._judge_deleted(status)
+        if (
+            self._line.is_up
+            and status.phase is not Phase.STARTING
+            and not self._lacks_nodes(status)
+        ):
+            return status
+        # a lead that waits for its other nodes cannot know what keeps them
+        self._check_sight()
+        if self._find_away() is not None:  # each question would wait ten seconds for no answer
+            return status
+        if self._line.forbidden is not None and not self._line.is_up:
+            raise self._line.forbidden
+        status = self._add_silence(self._add_blockers(status))
+        if self._unstartable and self._sight.find_lead() is None:
+            return self._judge_unstartable(status, self._unstartable)
+        return self._judge_late(status) if self._is_late(status) else status
+
+    def _lacks_nodes(self, status: JobStatus) -> bool:
+        """Whether a compute, which is up with its first node, has others that are not there."""
+        is_compute = isinstance(self._plan.work, Calls)
+        return is_compute and any(node.state in ("pending", "lost") for node in status.nodes)
+
+    def _check_sight(self) -> None:
+        """Blind for good, and nobody tells: saying so beats waiting for ever."""
+        error = self._sight.error
+        if error is not None and not error.retryable and not self._line.is_up:
+            raise error
+
+    def _is_past_cancelling(self) -> bool:
+        if self._cancelled_s is None or self._line.is_up:
+            return False
+        has_lead = self._sight.find_lead() is not None
+        return not has_lead or time.monotonic() - self._cancelled_s > _CANCEL_S
+
+    def _is_late(self, status: JobStatus) -> bool:
+        """Whether its lead should have been there: one that never starts cannot keep the limit itself."""
+        limit_s = self._start_timeout_s
+        is_waiting = limit_s is not None and not self._line.is_synced.is_set()
+        return is_waiting and time.time() - status.created_at_s > (limit_s or 0.0)
+
+    def _judge_late(self, status: JobStatus) -> JobStatus:
+        self._delete()
+        blocked = [c.message for c in status.conditions if c.type == CONDITION]
+        message = f"it had no nodes after {self._start_timeout_s:g} s (--join-timeout)"
+        if blocked:
+            message = f"{message}: {blocked[0]}"
+        return self._end(status, FailureKind.START_FAILED, message)
+
+    def _judge_unstartable(self, status: JobStatus, blocker: Blocker) -> JobStatus:
+        """Its image lacks the interpreter, so every pod will: no use in trying until its budget is spent."""
+        try:
+            # the Job stays, and fails by itself: who looks later finds what its pods show
+            self._api.patch(JOBS, self._plan.job_id, {"spec": {"backoffLimit": 0}}, brief=True)
+        except ClusterError as error:
+            logger.debug("no more tries: %s", error)
+        status = self._end(status, FailureKind.START_FAILED, blocker.message)
+        verdict = status.verdict and replace(status.verdict, next=blocker.hint)
+        return replace(status, verdict=verdict)
+
+    def _judge_ended(self, status: JobStatus) -> JobStatus:
+        """The Job is over: its last word, or else what its pods show."""
+        if not self._has_leftovers:
+            with keeping(self.folder):
+                read_leftovers(self._api, self._plan, self._sight.pods, self.folder)
+                if self.wants_lines:
+                    read_unread(self._api, self.folder)
+            self._has_leftovers = True
+            status = self._read_status()
+        at_s = self._sight.ended_at_s
+        if status.phase.is_final:
+            return status
+        if time.time() - at_s < _JOB_GRACE_S:
+            return show_ending(status, at_s=at_s)
+        if self._sight.has_completed:
+            return self._end(status, FailureKind.UNKNOWN, self._describe_lost_outcome(), at_s=at_s)
+        seen = read_pods(self._sight.all_pods, self._sight.read_events())
+        last = seen.dead[-1] if seen.dead else None
+        message = _message_of(last) or "its pods failed and are gone"
+        if last is None and (told := self._sight.describe_failure()):
+            message = f"{message} ({told})"
+        if last is not None and (said := self._sight.read_last_line(last.name)):
+            message = f"{message}: {said}"
+        kind = last.ending.kind if last and last.ending else FailureKind.LOST_NODE
+        node = last.index if last else None
+        return self._end(status, kind, message, node=node, at_s=at_s)
+
+    def _describe_lost_outcome(self) -> str:
+        lead = next((name_of(pod) for pod in self._sight.pods if index_of(pod) == 0), "")
+        if lead:
+            return f"how it ended stands in the log of pod {lead}, which cannot be read now"
+        return "it ran to its end, but how it ended is gone with its pods"
+
+    def _judge_deleted(self, status: JobStatus) -> JobStatus:
+        if not self._cancelled_why and self._sight.has_completed:
+            return self._end(status, FailureKind.UNKNOWN, self._describe_lost_outcome())
+        message = self._cancelled_why or "its Job was deleted from the cluster"
+        return self._end(status, FailureKind.CANCELLED, message)
+
+    def _end(
+        self,
+        status: JobStatus,
+        kind: FailureKind,
+        message: str,
+        *,
+        node: int | None = None,
+        at_s: float | None = None,
+    ) -> JobStatus:
+        at_s = at_s or time.time()
+        return end_job(self._plan, status, kind, message, at_s=at_s, node=node)
+
+    def _keep(self, status: JobStatus) -> None:
+        """The last status stays here; of a job that was cancelled nothing else does."""
+        data = render_status(status)
+        may_be_found_yet = status.phase is Phase.ENDED and bool(self._sight.pods)
+        if may_be_found_yet:
+            return
+        with keeping(self.folder):
+            if not self.folder.status.exists() or self.folder.status.read_bytes() != data:
+                write_atomically(self.folder.status, data, is_durable=True)
+        if status.phase is Phase.CANCELLED:
+            self._delete()
+
+    def _delete(self) -> None:
+        if self._sight.job is None or not self._may_delete:
+            return
+        try:
+            self._api.delete(JOBS, self._plan.job_id)
+        except Forbidden as error:
+            self._may_delete = False
+            logger.warning("%s stays in the cluster until its ttl: %s", self._plan.job_id, error)
+        except ClusterError as error:
+            logger.debug("delete: %s", error)
+
+    # -- what the API server adds --------------------------------------------------------------
+
+    def _add_moments(self, status: JobStatus) -> JobStatus:
+        found = timeline(self._sight.pods, (), num_nodes=self._plan.min_nodes)
+        known = {moment.name for moment in status.timeline}
+        # the API server's times are whole seconds: nothing comes before it was asked for
+        new = [
+            Moment(name=moment.name, at_s=max(moment.at_s, status.created_at_s))
+            for moment in found
+            if moment.name not in known
+        ]
+        moments = sorted((*new, *status.timeline), key=lambda m: (m.at_s, _ORDER.get(m.name, 9)))
+        return replace(status, timeline=tuple(moments))
+
+    def _add_blockers(self, status: JobStatus) -> JobStatus:
+        job = self._sight.job
+        if job is None or time.time() - status.created_at_s < _PATIENCE_S:
+            return status
+        if time.monotonic() - self._blocked_s < _PATIENCE_S:
+            return replace(status, conditions=(*status.conditions, *self._blocked_by))
+        self._blocked_s = time.monotonic()
+        pods, events = self._sight.pods, self._sight.read_events()
+        found = find_blockers(job, pods, events)
+        if found:  # then it is worth asking for what makes the sentences more exact
+            quotas, claims, nodes = self._sight.read_around()
+            queues = self._sight.read_queues() if found[0].reason == NOT_ADMITTED else None
+            lines = self._sight.read_last_lines()
+            found = find_blockers(
+                job, pods, events, quotas,
+                claims=claims, nodes=nodes, queues=queues, last_lines=lines,
+            )  # fmt: skip
+        found = [blocker for blocker in found if not _is_young(blocker)]
+        self._unstartable = next((one for one in found if one.reason == START_ERROR), None)
+        self._blocked_by = tuple(make_condition(blocker) for blocker in found)
+        return replace(status, conditions=(*status.conditions, *self._blocked_by))
+
+    def _add_unseen(self, status: JobStatus) -> JobStatus:
+        """That the API server has not told yet, or not all: what is shown is what was known before."""
+        if not self._is_visit or self._line.is_up:
+            return status
+        return add_warning(status, names.REASON_UNSEEN, UNSEEN)
+
+    def _add_silence(self, status: JobStatus) -> JobStatus:
+        """That node 0 runs and does not answer who looks: what is not known must not look like nothing."""
+        lead, expired = self._sight.find_lead(), self._line.expired
+        if expired and not self._line.is_up:
+            text = f"{expired.message}; {expired.hint}"
+            return add_warning(status, names.REASON_KEYS_EXPIRED, text)
+        if lead is None or not self._is_visit or self._line.is_synced.is_set():
+            return status
+        return add_warning(status, names.REASON_LEAD_SILENT, describe_silence(lead))
+
+    def _explain(self, status: JobStatus) -> JobStatus:
+        """Why nodes were lost, which their lead cannot know: the cluster does."""
+        lost = [v for v in (*status.history, status.verdict) if v is not None and is_unexplained(v)]
+        if not lost:
+            return status
+        dead = read_pods(self._sight.all_pods).dead
+        history = tuple(explain_loss(verdict, dead) for verdict in status.history)
+        verdict = explain_loss(status.verdict, dead) if status.verdict else None
+        return replace(status, history=history, verdict=verdict)
+
+
+def _let_go(line: Line, sight: Sight) -> None:
+    line.let_go()
+    sight.close()
+
+
+def _is_young(blocker: Blocker) -> bool:
+    """A claim that was just made is bound in a moment, if it can be."""
+    is_unbound = blocker.reason == VOLUME and "is not bound" in blocker.message
+    return is_unbound and time.time() - blocker.since_s < _BINDING_S
+
+
+def _message_of(pod: PodSeen | None) -> str:
+    return pod.ending.message if pod is not None and pod.ending is not None else ""

@@ -1,0 +1,1 @@
+"""Documents that need no Windlass in the cluster."""

@@ -1,0 +1,269 @@
+"""What the API server shows of one job: its Job and its pods, watched; its events, when somebody asks.
+
+Pods that are gone are remembered, since why a node was lost is known from them alone. Anybody may give a pod
+the job's labels: only those that its Job controls are seen. Two threads; they wait out an API server that is
+away. What it all means is `kube.job_pods` and `kube.blockers`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+from windlass import names
+from windlass.engines.lead_pods import is_owned_by, runs
+from windlass.kube.access import may
+from windlass.kube.api import Api
+from windlass.kube.api_errors import ClusterError, Forbidden, NotFound
+from windlass.kube.fields import (
+    condition_of,
+    container_of,
+    created_s,
+    index_of,
+    is_true,
+    name_of,
+    read_time,
+    uid_of,
+)
+from windlass.kube.kinds import EVENTS, JOBS, NODES, PODS, PVCS, RESOURCE_QUOTAS, Kind
+from windlass.kube.slim import slim_any, slim_node, slim_pod
+
+logger = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+
+_ENDS = ("Complete", "Failed")
+_KEPT = {PODS: slim_pod, NODES: slim_node}
+_MAX_READ = 8  # last lines of pods: they mostly say the same
+_LINE_S = 2.0
+_KUEUE = "kueue.x-k8s.io"
+_NEEDED = (EVENTS, RESOURCE_QUOTAS, PVCS)  # the Role has them
+
+
+class Sight:
+    """One job, as far as the API server knows it."""
+
+    def __init__(self, api: Api, job_id: str) -> None:
+        self._api = api
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._job: Object | None = None
+        self._job_uid = ""  # also once it is gone
+        self._distrusted: set[str] = set()  # pods by uid
+        self._pods: dict[str, Object] = {}
+        self._gone: dict[str, Object] = {}
+        self._others: dict[Kind, tuple[float, list[Object]]] = {}
+        self._forbidden: set[Kind] = set()
+        self._is_here = {"job": threading.Event(), "pods": threading.Event()}
+        self._errors: dict[str, ClusterError] = {}
+        self._away: ClusterError | None = None
+        self._was_completed = False
+        field = f"metadata.name={job_id}"
+        label = f"{names.LABEL_JOB}={job_id}"
+        self._start("job", JOBS, self._see_job, "", field)
+        self._start("pods", PODS, self._see_pod, label, "")  # of which there may be a thousand
+
+    def _start(self, what: str, kind: Kind, see: Any, labels: str, fields: str) -> None:
+        def watch() -> None:
+            watched = self._api.watch(
+                kind, labels=labels, fields=fields, stop=self._stop, told=self._note_away,
+                keep=_KEPT.get(kind, slim_any),
+            )  # fmt: skip
+            for event, thing in watched:
+                if event == "SYNCED":
+                    self._errors.pop(what, None)
+                    self._is_here[what].set()
+                else:
+                    with self._lock:
+                        see(event, thing)
+
+        def keep_watching() -> None:
+            while not self._stop.is_set():
+                try:
+                    watch()
+                except ClusterError as error:
+                    self._errors[what] = error
+                    if not error.retryable:
+                        break
+                finally:
+                    self._is_here[what].set()
+
+        threading.Thread(target=keep_watching, name=f"windlass-watch-{what}", daemon=True).start()
+
+    def _note_away(self, error: ClusterError | None) -> None:
+        self._away = error
+
+    def _see_job(self, event: str, job: Object) -> None:
+        self._was_completed |= is_true(condition_of(job, "Complete"))
+        self._job, self._job_uid = None if event == "DELETED" else job, uid_of(job)
+
+    def _see_pod(self, event: str, pod: Object) -> None:
+        if event == "DELETED":
+            self._pods.pop(name_of(pod), None)
+            self._gone[name_of(pod)] = pod
+        else:
+            self._pods[name_of(pod)] = pod
+
+    def wait(self, timeout_s: float) -> bool:
+        """Until the first look is complete."""
+        end_s = time.monotonic() + timeout_s
+        return all(here.wait(max(0.0, end_s - time.monotonic())) for here in self._is_here.values())
+
+    def close(self) -> None:
+        self._stop.set()
+
+    @property
+    def error(self) -> ClusterError | None:
+        """Why it is not seen; one that no later try can cure comes first."""
+        found = sorted(self._errors.copy().values(), key=lambda error: error.retryable)
+        return found[0] if found else None
+
+    @property
+    def away(self) -> ClusterError | None:
+        """Why nothing new is seen for now; what is known is what was seen before."""
+        return self._away or self.error
+
+    @property
+    def job(self) -> Object | None:
+        with self._lock:
+            return self._job
+
+    @property
+    def pods(self) -> list[Object]:
+        with self._lock:
+            return [pod for pod in self._pods.values() if self._is_own(pod)]
+
+    @property
+    def all_pods(self) -> list[Object]:
+        """Also those that are gone."""
+        with self._lock:
+            known = (*self._gone.values(), *self._pods.values())
+            return [pod for pod in known if self._is_own(pod)]
+
+    def _is_own(self, pod: Object) -> bool:
+        return is_owned_by(pod, self._job_uid) and uid_of(pod) not in self._distrusted
+
+    def distrust(self, uid: str) -> None:
+        """See no more of a pod that was found not to be what it says it is."""
+        with self._lock:
+            self._distrusted.add(uid)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no agent will say anything more: the Job is over, or its lead has left in peace."""
+        job = self.job
+        is_failed = job is not None and is_true(condition_of(job, "Failed"))
+        return is_failed or self.has_completed
+
+    @property
+    def has_completed(self) -> bool:
+        """Whether agents left in peace, which they do when their job has ended, and only then."""
+        if self._was_completed:
+            return True
+        # while another one runs, one that left cannot have been the last
+        lead = None if self.find_leads() else self._find_last_lead()
+        left = container_of(lead).get("state", {}).get("terminated") if lead else None
+        return left is not None and left.get("exitCode") == 0
+
+    @property
+    def ended_at_s(self) -> float:
+        """When that was, by the cluster's clock; now, where it does not say."""
+        job, lead = self.job or {}, self._find_last_lead()
+        times = [read_time(condition_of(job, end).get("lastTransitionTime")) for end in _ENDS]
+        if lead is not None:
+            left = container_of(lead).get("state", {}).get("terminated") or {}
+            times.append(read_time(left.get("finishedAt")))
+        return min((at_s for at_s in times if at_s), default=time.time())
+
+    def describe_failure(self) -> str:
+        """Why Kubernetes calls the Job failed, in its own words."""
+        failed = condition_of(self.job or {}, "Failed")
+        return ": ".join(str(failed[key]) for key in ("reason", "message") if failed.get(key))
+
+    def find_lead(self) -> str | None:
+        """The name of node 0's newest pod whose container runs."""
+        found = self.find_leads()
+        return name_of(found[-1]) if found else None
+
+    def find_leads(self) -> list[Object]:
+        """All pods of node 0 whose containers run, oldest first: there is one, unless somebody cheats."""
+        return [pod for pod in self._list_leads() if runs(pod)]
+
+    def _find_last_lead(self) -> Object | None:
+        found = self._list_leads()
+        return found[-1] if found else None
+
+    def _list_leads(self) -> list[Object]:
+        found = [pod for pod in self.pods if index_of(pod) == 0]
+        return sorted(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+
+    def read_events(self) -> list[Object]:
+        """Events of the namespace, at most a second old; none where they may not be read."""
+        return self._read(EVENTS, max_age_s=1.0)
+
+    def read_around(self) -> tuple[list[Object], list[Object], list[Object]]:
+        """Quotas and claims of the namespace, and the cluster's nodes, as far as they may be read."""
+        quotas, claims, nodes = (
+            self._read(kind, max_age_s=10.0) for kind in (RESOURCE_QUOTAS, PVCS, NODES)
+        )
+        return quotas, claims, nodes
+
+    def read_queues(self) -> list[str] | None:
+        """The names of the namespace's Kueue queues; None where they may not be read."""
+        try:
+            group = self._api.request("GET", f"/apis/{_KUEUE}")
+        except NotFound:
+            return []
+        except ClusterError as error:
+            logger.debug("%s: %s", _KUEUE, error)
+            return None
+        version = str(group["preferredVersion"]["groupVersion"])
+        kind = Kind(version, "localqueues", "LocalQueue")
+        queues = self._read(kind, max_age_s=10.0)
+        return None if kind in self._forbidden else [name_of(queue) for queue in queues]
+
+    def failed(self) -> list[str]:
+        """The names of the newest pods that have failed."""
+        failed = [pod for pod in self.pods if pod["status"].get("phase") == "Failed"]
+        failed.sort(key=created_s, reverse=True)
+        return [name_of(pod) for pod in failed[:_MAX_READ]]
+
+    def read_last_lines(self) -> dict[str, str]:
+        """What pods that have failed said last, as far as their nodes answer in a moment."""
+        end_s = time.monotonic() + _LINE_S
+        return {pod: self.read_last_line(pod) for pod in self.failed() if time.monotonic() < end_s}
+
+    def read_last_line(self, pod: str) -> str:
+        """What a pod said last; nothing where that is not known."""
+        try:
+            lines = self._api.read_log(
+                pod, container=names.CONTAINER, tail_lines=1, timeout_s=_LINE_S, is_patient=False
+            )
+        except ClusterError:
+            return ""
+        return lines.decode(errors="replace").strip()[:300]
+
+    def _read(self, kind: Kind, *, max_age_s: float) -> list[Object]:
+        read_s, found = self._others.get(kind, (-max_age_s, []))
+        if kind in self._forbidden or time.monotonic() - read_s < max_age_s:
+            return found
+        try:
+            found = self._list(kind)
+        except Forbidden:
+            self._forbidden.add(kind)
+        except ClusterError as error:
+            logger.debug("%s: %s", kind.plural, error)
+        self._others[kind] = (time.monotonic(), found)
+        return found
+
+    def _list(self, kind: Kind) -> list[Object]:
+        """What no job needs is asked for only by those who may: a refusal would stand in the audit log."""
+        place = self._api.namespace if kind.namespaced else ""
+        if kind in _NEEDED or may(
+            self._api, "list", kind.plural, group=kind.group, namespace=place
+        ):
+            return self._api.list(kind, keep=_KEPT.get(kind, slim_any))
+        self._forbidden.add(kind)
+        return []

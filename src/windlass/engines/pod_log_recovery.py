@@ -1,0 +1,199 @@
+"""What a job left in its pods' logs, put back into a folder: for when its agents are gone.
+
+Status and results are node 0's last word; lines of ranks are in each pod's own log, as far as the node
+still keeps it, and are read when somebody wants lines. What is here already is not made worse.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from windlass import names, records
+from windlass.errors import ProtocolError
+from windlass.kube.api import Api
+from windlass.kube.api_errors import ClusterError, Forbidden, NotFound
+from windlass.kube.fields import container_of, index_of, name_of
+from windlass.plan.plan import Plan
+from windlass.trusted import make_own
+from windlass.wire.file_sync import is_from_lead
+from windlass.wire.initial_status import render_status
+from windlass.wire.job_folder import JobFolder, write_atomically
+from windlass.wire.last_word import LastWord, num_lines, read_last_word
+from windlass.wire.pod_log import read_pod_log
+from windlass.wire.status import JobStatus
+from windlass.wire.status_file import read_status
+
+logger = logging.getLogger(__name__)
+
+# A verb answers within ten seconds, whatever nodes do: with what is known, and what is not.
+_TOLD_S, _UNTOLD_S = 4.0, 1.0
+_ALL_S = 5.0
+_FIRST_S = 0.7  # of many nodes none answers for so long only if none will
+_FEW = 64
+_NUM_THREADS = 16
+_MAX_LOG_BYTES = 64 << 20  # nodes keep ten megabytes of a pod's log, unless somebody changed that
+_MAX_LOGS = 10_000  # ranks and attempts in one pod
+
+
+def read_leftovers(api: Api, plan: Plan, pods: Sequence[dict[str, Any]], folder: JobFolder) -> None:
+    """Fill `folder` with node 0's last word, and note whose lines have not been read: see `read_unread`."""
+    leads = sorted(
+        (pod for pod in pods if index_of(pod) == 0),
+        key=lambda pod: str(pod["metadata"].get("creationTimestamp")),
+    )
+    logger.debug("%s has ended: reading the log of node 0", plan.job_id)
+    for pod in reversed(leads):
+        if _take_last_word(api, pod, plan, folder):
+            break
+    unread = json.dumps([name_of(pod) for pod in pods])
+    write_atomically(folder.path / names.UNREAD_FILE, unread.encode())
+
+
+def has_unread(folder: JobFolder) -> bool:
+    """Whether there are pods whose lines have not been read."""
+    return (folder.path / names.UNREAD_FILE).exists()
+
+
+def read_unread(api: Api, folder: JobFolder, *, num_threads: int = _NUM_THREADS) -> None:
+    """Lines of ranks, from the logs of all pods that were not read yet, in seconds whatever nodes answer.
+
+    Pods that cannot be read now are asked again the next time; one that is gone is not.
+    """
+    file = folder.path / names.UNREAD_FILE
+    pods = [str(pod) for pod in records.parse(file.read_bytes(), file.name)]
+    is_patient = len(pods) <= _FEW
+    unread, why = set(pods), ""
+    for pod, said in _ask_all(api, pods, num_threads, first_s=_ALL_S if is_patient else _FIRST_S):
+        if isinstance(said, Forbidden):
+            raise said  # to say that the job left nothing would be wrong
+        if isinstance(said, bytes):
+            _take_lines(said, folder)
+        else:
+            why = said.message
+        if isinstance(said, (bytes, NotFound)):
+            unread.discard(pod)
+    if why or unread:
+        logger.warning(
+            "the logs of %s pods cannot be read (%s); what they wrote is missing here",
+            f"{len(unread)} of {len(pods)}" if unread else "some",
+            why or "their nodes do not answer",
+        )
+    if unread:
+        write_atomically(file, json.dumps(sorted(unread)).encode())
+    else:
+        file.unlink()
+
+
+def _ask_all(
+    api: Api, pods: Sequence[str], num_threads: int, *, first_s: float
+) -> Iterator[tuple[str, bytes | ClusterError]]:
+    """Each pod's log or why not, as they come, until the time is over; at once if no node answers at all."""
+    waiting, answers = (
+        queue.SimpleQueue[str](),
+        queue.SimpleQueue[tuple[str, bytes | ClusterError]](),
+    )
+    end_s = time.monotonic() + _ALL_S
+    for pod in pods:
+        waiting.put(pod)
+
+    def ask() -> None:
+        while (left_s := end_s - time.monotonic()) > 0:
+            try:
+                pod = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                log = api.read_log(
+                    pod, container=names.CONTAINER, timestamps=True, limit_bytes=_MAX_LOG_BYTES,
+                    timeout_s=left_s, is_patient=False,
+                )  # fmt: skip
+                answers.put((pod, log))
+            except ClusterError as error:
+                answers.put((pod, error))
+
+    for _ in range(min(num_threads, len(pods))):
+        threading.Thread(target=ask, name="windlass-logs", daemon=True).start()
+    give_up_s = time.monotonic() + first_s
+    for _ in pods:
+        try:
+            pod, said = answers.get(timeout=max(0.0, give_up_s - time.monotonic()))
+        except queue.Empty:
+            return
+        if isinstance(said, bytes):
+            give_up_s = end_s
+        yield pod, said
+
+
+def _take_last_word(api: Api, pod: dict[str, Any], plan: Plan, folder: JobFolder) -> bool:
+    # an agent that leaves a last word leaves a message, too: without one a moment must do
+    is_told = bool((container_of(pod).get("state", {}).get("terminated") or {}).get("message"))
+    found = _find_last_word(api, name_of(pod), timeout_s=_TOLD_S if is_told else _UNTOLD_S)
+    if found is None or (status := _read_status(found, plan)) is None:
+        return False
+    files = {**found.files, names.STATUS_FILE: render_status(status)}
+    if found.omitted:
+        write_atomically(folder.path / names.OMITTED_FILE, json.dumps(found.omitted).encode())
+    # the status last: who has seen a final one has everything it speaks of
+    for path, data in sorted(files.items(), key=lambda file: file[0] == names.STATUS_FILE):
+        target = folder.path / path
+        if is_from_lead(path) and (path == names.STATUS_FILE or len(data) > _size(target)):
+            make_own(target.parent, below=folder.path)
+            write_atomically(target, data, is_durable=True)
+    return True
+
+
+def _read_status(word: LastWord, plan: Plan) -> JobStatus | None:
+    """The status of this job in it, if there is one: anything in a pod can write such lines."""
+    try:
+        status = read_status(word.files[names.STATUS_FILE])
+    except (KeyError, ProtocolError) as error:
+        logger.warning("the last word in the log of node 0 is ignored: %s", error)
+        return None
+    return replace(status, work=plan.work.label) if status.job_id == plan.job_id else None
+
+
+def _find_last_word(api: Api, pod: str, *, timeout_s: float) -> LastWord | None:
+    """It is the end of the log, and says itself how many lines it has."""
+    try:
+        end = api.read_log(
+            pod, container=names.CONTAINER, tail_lines=50, limit_bytes=_MAX_LOG_BYTES,
+            timeout_s=timeout_s, is_patient=False,
+        )  # fmt: skip
+        wanted = num_lines(end)
+        if wanted > 50:
+            end = api.read_log(
+                pod, container=names.CONTAINER, tail_lines=wanted + 50, limit_bytes=_MAX_LOG_BYTES
+            )
+    except Forbidden:
+        raise
+    except ClusterError as error:  # which says nothing about the others
+        logger.info("the log of %s: %s", pod, error)
+        return None
+    return read_last_word(end)
+
+
+def _take_lines(log: bytes, folder: JobFolder) -> None:
+    found: dict[tuple[int, int], list[bytes]] = collections.defaultdict(list)
+    for rank, attempt, record in read_pod_log(log):
+        if len(found) < _MAX_LOGS or (attempt, rank) in found:
+            found[attempt, rank].append(record)
+    for (attempt, rank), lines in found.items():
+        target = folder.log(attempt, rank)
+        if (
+            not target.exists()
+        ):  # one that was copied from the node is more exact, if perhaps shorter
+            make_own(target.parent, below=folder.path)
+            write_atomically(target, *lines)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else -1

@@ -1,0 +1,298 @@
+"""Pods that run torchrun and nothing of ours: what exports without Windlass have in common. Pure.
+
+A `Crew` says what differs: names, labels, where a pod's index is found, whether pods stay when they are done.
+Pod 0 opens the store at its own address, the others find it by its name: torchrun asks for the name again
+until it is there, so a name that a DNS server remembers as missing costs time and not the training.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+from typing import Any
+
+from windlass import names
+from windlass.errors import SpecError
+from windlass.kube.mounts import (
+    CODE,
+    SHM,
+    SHM_PATH,
+    STATE,
+    make_asked_mounts,
+    make_asked_volumes,
+    make_shm,
+)
+from windlass.kube.patching import apply_patch
+from windlass.kube.pod_template import (
+    CONTAINER_SECURITY,
+    make_env_from,
+    make_placement,
+    make_pod_security,
+    make_resources,
+    make_secret_env,
+    pull_policy,
+)
+from windlass.plan.plan import Plan
+from windlass.spec.launchers import unwrap_torchrun
+from windlass.spec.pod_spec import PodSpec
+from windlass.spec.work import Calls, Command, Function, Module, Script
+
+Object = dict[str, Any]
+
+PORT = names.POD_MASTER_PORT
+CONTAINER = "trainer"
+CODE_FOLDER = "/code"
+STATE_FOLDER = "/run/train"
+MAX_SCRIPT_BYTES = 200_000  # what client-side `kubectl apply` still takes
+_WAIT_S = 600
+_RESTARTS = re.compile(r"--max[-_]restarts(=|\Z)")
+_OF_WINDLASS = (
+    *(names.JOB_ID, names.JOB_NAME, names.TORCHELASTIC_RUN_ID),
+    names.PET_NPROC_PER_NODE,
+    *(names.TORCHELASTIC_MAX_RESTARTS, names.TORCHELASTIC_SIGNALS_TO_HANDLE),
+)
+_NCCL = {
+    "NCCL_DEBUG": "WARN",
+    "NCCL_SOCKET_IFNAME": "eth0",
+    names.TORCH_NCCL_ASYNC_ERROR_HANDLING: "1",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """How torchrun's agents meet; no endpoint: at pod 0."""
+
+    backend: str = "c10d"
+    endpoint: str = ""
+
+    def __post_init__(self) -> None:
+        if self.backend != "c10d" and not self.endpoint:
+            raise SpecError(
+                f"--rdzv-backend {self.backend} needs a server to meet at",
+                hint="--rdzv-endpoint HOST:PORT, or leave --rdzv-backend out for c10d",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crew:
+    """The pods of one training, and what is special about them."""
+
+    name: str
+    service: str
+    labels: Mapping[str, str]
+    index_path: str  # the field of a pod that holds its index
+    stays: bool  # whether a pod that is done must not end
+    rendezvous: Rendezvous = Rendezvous()
+    flags: tuple[str, ...] = ()  # of torchrun, besides ours
+    script: str | None = None  # what the one script holds that travels; None: all is in the image
+    env: list[Object] = field(default_factory=list)
+
+
+def unwrap_plan(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
+    """The plan of what a torchrun line starts, as many ranks as it would, and flags of the line to keep."""
+    if not isinstance(plan.work, Command):
+        return plan, ()
+    work, flags = unwrap_torchrun(plan.work)
+    procs = plan.work.procs or plan.nodes[0].num_ranks
+    nodes = tuple(
+        replace(node, first_rank=index * procs, num_ranks=procs)
+        for index, node in enumerate(plan.nodes)
+    )
+    return replace(plan, work=work, nodes=nodes), flags
+
+
+def make_crew_template(plan: Plan, pod: PodSpec, crew: Crew) -> Object:
+    """The template of the pods."""
+    for volume in pod.volumes:
+        if volume.path in (CODE_FOLDER, STATE_FOLDER):
+            raise SpecError(f"{volume.path} is taken already", hint="mount the volume elsewhere")
+    num_pods = len(plan.nodes)
+    template = {
+        "metadata": {
+            "labels": {**crew.labels, **pod.labels},
+            **({"annotations": dict(pod.annotations)} if pod.annotations else {}),
+        },
+        "spec": {
+            **make_placement(pod, crew.labels, num_pods=num_pods),
+            "subdomain": crew.service,
+            "automountServiceAccountToken": bool(pod.service_account),
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": math.ceil(plan.grace_s) + 10,
+            "securityContext": make_pod_security(pod),
+            "containers": [_make_container(plan, pod, crew)],
+            "volumes": _make_volumes(pod, crew),
+        },
+    }
+    return apply_patch(template, pod.patch) if pod.patch else template
+
+
+def _make_container(plan: Plan, pod: PodSpec, crew: Crew) -> Object:
+    container = {
+        "name": CONTAINER,
+        "image": pod.image,
+        "imagePullPolicy": pull_policy(pod.image),
+        "command": ["/bin/sh", "-c", make_shell(plan, crew)],
+        "env": _make_env(plan, pod, crew),
+        "envFrom": make_env_from(pod),
+        "ports": [{"name": "rdzv", "containerPort": PORT}],
+        "resources": make_resources(pod),
+        "securityContext": CONTAINER_SECURITY,
+        "volumeMounts": [
+            {"name": SHM, "mountPath": SHM_PATH},
+            {"name": STATE, "mountPath": STATE_FOLDER},
+            *([{"name": CODE, "mountPath": CODE_FOLDER}] if crew.script is not None else []),
+            *make_asked_mounts(pod),
+        ],
+    }
+    return {key: value for key, value in container.items() if value}
+
+
+def _make_volumes(pod: PodSpec, crew: Crew) -> list[Object]:
+    code = {"name": CODE, "configMap": {"name": f"{crew.name}-code"}}
+    return [
+        make_shm(pod),
+        {"name": STATE, "emptyDir": {}},
+        *([code] if crew.script is not None else []),
+        *make_asked_volumes(pod, crew.name),
+    ]
+
+
+def _make_env(plan: Plan, pod: PodSpec, crew: Crew) -> list[Object]:
+    num_nodes = len(plan.nodes)
+    is_elastic = plan.min_nodes < num_nodes
+    texts = {
+        "NNODES": f"{plan.min_nodes}:{num_nodes}" if is_elastic else str(num_nodes),
+        "NPROC_PER_NODE": str(plan.nodes[0].num_ranks),
+        names.MASTER_ADDR: f"{crew.name}-0.{crew.service}",
+        names.MASTER_PORT: str(PORT),
+        "HOME": STATE_FOLDER,
+        "USER": CONTAINER,
+        "LOGNAME": CONTAINER,
+        **_NCCL,
+        **{key: value for key, value in plan.env.items() if key not in _OF_WINDLASS},
+    }
+    own = [
+        _field(names.RANK, crew.index_path),
+        _field("POD_IP", "status.podIP"),
+        *({"name": name, "value": value} for name, value in texts.items()),
+    ]
+    asked = make_secret_env(pod)
+    taken = {variable["name"] for variable in asked} | {variable["name"] for variable in own}
+    return [*own, *(v for v in crew.env if v["name"] not in taken), *asked]
+
+
+def _field(name: str, path: str) -> Object:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def make_shell(plan: Plan, crew: Crew) -> str:
+    """What a pod runs: torchrun with signals passed on, and afterwards, if it must, staying."""
+    lines = [
+        f'export {names.RANK}="${{{names.RANK}:-${{HOSTNAME##*-}}}}"',
+        *([_STAY] if crew.stays else []),
+        *_make_meeting(crew.rendezvous),
+        f"{_make_torchrun(plan, crew)} &",
+        _WAIT_FOR_IT,
+        _FINISHED if crew.stays else "exit $code",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_STAY = f"""stay() {{
+  trap 'exit 0' TERM INT
+  echo "training is finished; this pod stays until it is scaled down or deleted"
+  while :; do sleep 3600 & wait $!; done
+}}
+[ -e {STATE_FOLDER}/finished ] && stay"""
+
+# `wait` returns when a signal comes; the child is waited for again until it is gone
+_WAIT_FOR_IT = """child=$!
+trap 'kill -TERM $child 2>/dev/null || exit 143' TERM INT
+wait $child; code=$?
+while kill -0 $child 2>/dev/null; do wait $child; code=$?; done"""
+
+_FINISHED = f"""[ $code -eq 0 ] || exit $code
+touch {STATE_FOLDER}/finished
+stay"""
+
+
+def _make_meeting(rendezvous: Rendezvous) -> list[str]:
+    if rendezvous.endpoint:
+        endpoint = shlex.quote(rendezvous.endpoint)
+        return [f"endpoint={endpoint}", f"conf=timeout={_WAIT_S}"]
+    # pod 0 asks for no name: its own may not be known yet, and a miss would be remembered for all
+    return [
+        f'host=${names.MASTER_ADDR} is_host=0; [ "${names.RANK}" = 0 ] && host=$POD_IP is_host=1',
+        f"endpoint=$host:${names.MASTER_PORT}",
+        f"conf=is_host=$is_host,timeout={_WAIT_S},read_timeout={_WAIT_S}",
+    ]
+
+
+def _make_torchrun(plan: Plan, crew: Crew) -> str:
+    restarts = f"--max-restarts={plan.restarts}"
+    ours = [
+        '--nnodes="$NNODES" --nproc-per-node="$NPROC_PER_NODE"',
+        f"--rdzv-backend={crew.rendezvous.backend}",
+        f'--rdzv-endpoint="$endpoint" --rdzv-id={crew.name} --rdzv-conf="$conf"',
+        *([] if any(_RESTARTS.match(flag) for flag in crew.flags) else [restarts]),
+        *([shlex.join(crew.flags)] if crew.flags else []),
+    ]
+    return " \\\n  ".join(["torchrun", *ours, _make_work(plan, crew)])
+
+
+def _make_work(plan: Plan, crew: Crew) -> str:
+    work = plan.work
+    match work:
+        case Script():
+            path = work.path
+            if crew.script is not None:
+                path = f"{CODE_FOLDER}/{PurePosixPath(work.path).name}"
+            return shlex.join((path, *work.args))
+        case Module():
+            return shlex.join(("--module", work.name, *work.args))
+        case Command():
+            return shlex.join(("--no-python", *work.argv))
+        case Function() | Calls():
+            raise SpecError(
+                "torchrun runs scripts, modules and commands, not functions",
+                hint="name a script, or export with Windlass inside: -e kubernetes without --plain",
+            )
+
+
+def make_crew_service(pod: PodSpec, crew: Crew) -> Object:
+    """The headless Service that gives the pods their names, as soon as they have addresses."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": make_crew_metadata(pod, crew, crew.service),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": dict(crew.labels),
+            "ports": [{"name": "rdzv", "port": PORT, "targetPort": PORT}],
+        },
+    }
+
+
+def make_crew_code(plan: Plan, pod: PodSpec, crew: Crew) -> list[Object]:
+    """The one script that travels, as a ConfigMap."""
+    if crew.script is None or not isinstance(plan.work, Script):
+        return []
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": make_crew_metadata(pod, crew, f"{crew.name}-code"),
+            "data": {PurePosixPath(plan.work.path).name: crew.script},
+        }
+    ]
+
+
+def make_crew_metadata(pod: PodSpec, crew: Crew, name: str) -> Object:
+    """Metadata of one object of the training."""
+    where = {"namespace": pod.namespace} if pod.namespace else {}
+    return {"name": name, **where, "labels": {**crew.labels, **pod.labels}}

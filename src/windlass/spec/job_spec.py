@@ -1,0 +1,99 @@
+"""JobSpec: what a user asked for, checked but not yet decided.
+
+Made by `client.jobs.run.make_spec`, read by `plan.make_plan`. Knows nothing of ids, ports, paths of a job or
+engines' objects.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from windlass import names
+from windlass.errors import SpecError
+from windlass.spec.pod_spec import PodSpec
+from windlass.spec.work import Work
+
+START_METHODS = ("fork", "spawn")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """One job: the work, its size, and the rules it runs under."""
+
+    work: Work
+    name: str = ""
+    engine: str = "local"
+    nodes: int = 1
+    min_nodes: int = 0  # an attempt may start with so many; 0: all of them
+    procs: int = 1
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str = ""
+    paths: tuple[str, ...] = ()  # import paths of the client that the ranks need too
+    python: str = ""
+    start: str = "fork"
+    preload: tuple[str, ...] = ()
+    restarts: int = 0
+    node_restarts: int = 3  # for lost nodes, where the engine replaces them
+    timeout_s: float | None = None
+    grace_s: float = 10.0
+    peer_wait_s: float = 60.0  # how long a rank that is done stays for the others
+    lease_s: float | None = None  # None: as long as is good where the nodes are
+    join_timeout_s: float | None = None  # None: likewise
+    detach: bool = False
+    pod: PodSpec | None = None  # where nodes are pods
+
+    def __post_init__(self) -> None:
+        for count in ("nodes", "procs"):
+            if getattr(self, count) < 1:
+                raise SpecError(
+                    f"--{count} must be at least 1, not {getattr(self, count)}",
+                    hint=f"leave --{count} out for 1",
+                )
+        if not 0 <= self.min_nodes <= self.nodes:
+            raise SpecError(
+                f"--nodes {self.min_nodes}:{self.nodes}: the first must not be the greater",
+                hint="write --nodes MIN:MAX",
+            )
+        for count in ("restarts", "node_restarts"):
+            if getattr(self, count) < 0:
+                flag = count.replace("_", "-")
+                raise SpecError(f"--{flag} must be 0 or more, not {getattr(self, count)}")
+        _check_times(self)
+        _check_choices(self)
+
+
+def _check_times(spec: JobSpec) -> None:
+    if spec.timeout_s is not None and not spec.timeout_s > 0:
+        raise SpecError(
+            f"--timeout must be more than 0, not {spec.timeout_s:g}",
+            hint="leave it out for no limit",
+        )
+    for name in ("grace_s", "peer_wait_s", "lease_s", "join_timeout_s"):
+        value = getattr(spec, name)
+        if value is not None and not value >= 0:
+            raise SpecError(f"{name} must be 0 or more, not {value}")
+
+
+def _check_choices(spec: JobSpec) -> None:
+    if spec.start not in START_METHODS:
+        raise SpecError(
+            f"--start must be one of {', '.join(START_METHODS)}, not {spec.start!r}",
+            hint="fork is fast; spawn is for libraries that cannot be forked",
+        )
+    for key, value in spec.env.items():
+        if key in names.SET_PER_RANK:
+            raise SpecError(
+                f"{key} is set for each rank, so --env cannot set it",
+                hint="--nodes and --procs decide how many ranks there are",
+            )
+        if not _ENV_NAME.match(key):
+            raise SpecError(
+                f"{key!r} is not a name for an environment variable", hint="write --env NAME=VALUE"
+            )
+        if "\0" in value:
+            raise SpecError(
+                f"the value of {key} holds a NUL character, which no environment can carry"
+            )

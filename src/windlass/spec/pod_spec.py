@@ -1,0 +1,167 @@
+"""PodSpec: what one pod of a job is to be like, checked. What the Plan carries as `pod`.
+
+Only what users ask for; how it becomes a manifest is `kube.pod_template`. Pure, standard library only: the
+agent reads the same record.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from windlass import names
+from windlass.errors import SpecError
+from windlass.spec.placement import SPREADS, Toleration, check_label_key, check_labels
+from windlass.spec.quantity import check_bytes, check_cpus, read_quantity
+from windlass.spec.storage import Secret, Volume
+
+GPU_RESOURCE = "nvidia.com/gpu"
+GPU_LABEL = "nvidia.com/gpu.product"
+DAY_S = 86400.0
+_DNS_NAME = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
+_OURS = ("windlass.dev/", "batch.kubernetes.io/", "app.kubernetes.io/managed-by")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSpec:
+    """Every pod of a job. Quantities are text, as Kubernetes takes them; empty text is "not asked for"."""
+
+    image: str
+    namespace: str = ""  # empty: the context's own
+    cpus: str = ""
+    memory: str = ""
+    gpus: int = 0
+    gpu_type: str = ""  # the value of the nodes' label `gpu_label`; A|B for either
+    gpu_label: str = GPU_LABEL
+    gpu_resource: str = GPU_RESOURCE
+    requests: Mapping[str, str] = field(default_factory=dict)  # where lower than the limits
+    ephemeral_storage: str = ""
+    shm: str = ""  # empty: half of the memory, or no limit where memory has none
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Toleration, ...] = ()
+    spread: str = "soft"  # over hosts
+    pack: str = ""  # a label of nodes, equal for all pods of the job: a zone, a rack
+    priority_class: str = ""
+    service_account: str = ""
+    pull_secrets: tuple[str, ...] = ()
+    secrets: tuple[Secret, ...] = ()
+    volumes: tuple[Volume, ...] = ()
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    queue: str = ""
+    ttl_s: float | None = DAY_S  # None: kept until removed
+    in_image: bool = False
+    run_as: int | None = 1000  # None: the cluster or the image decides
+    patch: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        _check_image(self.image)
+        _check_names(self)
+        _check_resources(self)
+        _check_placement(self)
+        _check_mounts(self)
+
+
+def _check_image(image: str) -> None:
+    if not image:
+        raise SpecError(
+            "no image: pods need one that has Python and torch in it",
+            hint='--image NAME:TAG, WINDLASS_IMAGE, or image = "NAME:TAG" in windlass.toml',
+        )
+    if image != image.strip() or any(char.isspace() for char in image):
+        raise SpecError(f"--image {image!r:.80} holds a space", hint="write NAME:TAG")
+
+
+def _check_names(pod: PodSpec) -> None:
+    if pod.namespace and not re.fullmatch(names.DNS_LABEL, pod.namespace):
+        raise SpecError(
+            f"{pod.namespace!r:.80} cannot be the name of a namespace",
+            hint="small letters, digits and -, at most 63",
+        )
+    named = {
+        "--priority-class": (pod.priority_class,),
+        "--service-account": (pod.service_account,),
+        "--pull-secret": pod.pull_secrets,
+        "--queue": (pod.queue,),
+    }
+    for flag, values in named.items():
+        for value in values:
+            if value and not re.fullmatch(_DNS_NAME, value):
+                raise SpecError(
+                    f"{flag} {value!r:.80} cannot be the name of an object",
+                    hint="small letters, digits, - and .",
+                )
+    if pod.run_as is not None and not 0 <= pod.run_as < 1 << 31:
+        raise SpecError(
+            f"--run-as must be a user id, not {pod.run_as}",
+            hint="1000, or none for the image's own",
+        )
+    if pod.ttl_s is not None and not pod.ttl_s >= 0:
+        raise SpecError(f"--ttl must be 0 or more, not {pod.ttl_s}", hint="none keeps it for ever")
+
+
+def _check_resources(pod: PodSpec) -> None:
+    check_cpus("--cpus", pod.cpus)
+    check_bytes("--memory", pod.memory)
+    check_bytes("--ephemeral-storage", pod.ephemeral_storage)
+    check_bytes("--shm", pod.shm)
+    if pod.gpus < 0:
+        raise SpecError(f"--gpus must be 0 or more, not {pod.gpus}")
+    if pod.gpu_type and not pod.gpus:
+        raise SpecError(f"--gpu-type {pod.gpu_type} without GPUs", hint="add --gpus N")
+    check_label_key("--gpu-resource", pod.gpu_resource)
+    for name, value in pod.requests.items():
+        _check_request(pod, name, value)
+    if pod.shm and pod.memory and read_quantity(pod.shm) > read_quantity(pod.memory):
+        raise SpecError(
+            f"--shm {pod.shm} is more than --memory {pod.memory}, which it counts against",
+            hint="give more memory, or less shm",
+        )
+
+
+def _check_request(pod: PodSpec, name: str, value: str) -> None:
+    known = {"cpus": pod.cpus, "memory": pod.memory, "ephemeral_storage": pod.ephemeral_storage}
+    if name not in known:
+        raise SpecError(
+            f"--request {name}: there is no such resource to ask less of",
+            hint=f"there are {', '.join(known)}",
+        )
+    check = check_cpus if name == "cpus" else check_bytes
+    check(f"--request {name}", value)
+    limit = known[name]
+    if limit and read_quantity(value) > read_quantity(limit):
+        raise SpecError(
+            f"--request {name}={value} is more than the limit {limit}",
+            hint=f"raise --{name.replace('_', '-')}, or ask for less",
+        )
+
+
+def _check_placement(pod: PodSpec) -> None:
+    check_labels("--node-selector", pod.node_selector, choices=True)
+    check_label_key("--gpu-label", pod.gpu_label)
+    check_labels("--gpu-type", {pod.gpu_label: pod.gpu_type}, choices=True)
+    check_labels("--label", pod.labels)
+    for key in pod.annotations:
+        check_label_key("--annotation", key)
+    for flag, table in (("--label", pod.labels), ("--annotation", pod.annotations)):
+        for key in table:
+            if key.startswith(_OURS):
+                raise SpecError(
+                    f"{flag} {key} is set by Windlass itself", hint="choose another key"
+                )
+    if pod.spread not in SPREADS:
+        raise SpecError(
+            f"--spread must be one of {', '.join(SPREADS)}, not {pod.spread!r}",
+            hint="soft: on different hosts if possible; hard: always",
+        )
+    if pod.pack:
+        check_label_key("--pack", pod.pack)
+
+
+def _check_mounts(pod: PodSpec) -> None:
+    paths = [path for mount in (*pod.volumes, *pod.secrets) if (path := getattr(mount, "path", ""))]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise SpecError(f"{path} is mounted twice", hint="give each volume a path of its own")

@@ -1,0 +1,260 @@
+"""Copying a job's folder from one machine to another, piece by piece, over any link.
+
+Logs only grow: a piece says at which offset it belongs, and a reader that comes back says how much it
+has, so nothing is lost or repeated. Other files appear whole or not at all. The status goes last in every
+round and is read first: who has seen a final status has everything it speaks of. Files only; links are
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from windlass import names
+from windlass.errors import ProtocolError
+from windlass.trusted import make_own
+from windlass.wire.frames import Header
+from windlass.wire.job_folder import JobFolder, sync_name, write_atomically
+
+PIECE = "piece"
+READ_ALL = "read_all"  # said by a client that has a final status, and so all it speaks of
+PIECE_BYTES = 1 << 20
+_MAX_FILE_BYTES = 1 << 62
+_LOG = re.compile(r"attempt-[0-9]{1,9}/rank-[0-9]{1,9}\.log\Z")
+_WHOLE = re.compile(r"attempt-[0-9]{1,9}/(rank-[0-9]{1,9}\.(result|error\.json)|world\.json)\Z")
+INPUTS = frozenset({names.PAYLOAD_FILE, names.BUNDLE_FILE})
+STATUS = frozenset({names.STATUS_FILE})
+Choice = Callable[[str], bool]
+_RESULT = ".result"
+_NUMBERS = itertools.count()
+
+
+def is_from_ranks(path: str) -> bool:
+    """Whether it is what a rank left: its log, its result, its error."""
+    return bool(_LOG.match(path) or _WHOLE.match(path))
+
+
+def is_input(path: str) -> bool:
+    return path in INPUTS
+
+
+def is_from_lead(path: str) -> bool:
+    """Whether a client may be sent it."""
+    return path in STATUS or is_from_ranks(path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A stretch of one file. Of a whole file, `total_bytes` says when it is complete."""
+
+    path: str
+    offset: int
+    body: bytes
+    total_bytes: int | None = None
+
+    @property
+    def header(self) -> Header:
+        return {
+            "type": PIECE,
+            "path": self.path,
+            "offset": self.offset,
+            "total_bytes": self.total_bytes,
+        }
+
+
+def read_piece(header: Header, body: bytes) -> Piece:
+    """The piece in a frame; a malformed one is refused."""
+    path, offset, total = header.get("path"), header.get("offset"), header.get("total_bytes")
+    if not isinstance(path, str) or type(offset) is not int or not 0 <= offset < _MAX_FILE_BYTES:
+        raise ProtocolError("a piece of a file names no place")
+    if total is not None and (type(total) is not int or offset + len(body) > total):
+        raise ProtocolError(f"a piece of {path!r:.60} is longer than its file")
+    return Piece(path=path, offset=offset, body=body, total_bytes=total)
+
+
+def read_sizes(header: Header, key: str) -> dict[str, int]:
+    """How much a peer says that it has of each file; a malformed list is refused."""
+    sizes = header.get(key) or {}
+    if not isinstance(sizes, dict) or not all(
+        type(size) is int and 0 <= size < _MAX_FILE_BYTES for size in sizes.values()
+    ):
+        raise ProtocolError("a peer said something malformed of the files it has")
+    return sizes
+
+
+class Sender:
+    """What of a folder the other side lacks, as far as it was chosen."""
+
+    def __init__(self, folder: JobFolder, wants: Choice, *, has: Mapping[str, int]) -> None:
+        self._folder = folder
+        self._wants = wants
+        self._offsets = {path: size for path, size in has.items() if _LOG.match(path)}
+        self._sizes = {path: size for path, size in has.items() if path not in STATUS}
+        self._stamps: dict[str, tuple[int, int, int]] = {}
+        self.troubles: dict[str, str] = {}  # why files could not be read, by their paths
+
+    def pieces(self) -> Iterator[Piece]:
+        """One round: everything that is new now. What is read is read when it is asked for.
+
+        A file that cannot be read keeps no other back.
+        """
+        status = self._read_status()
+        for path in find_files(self._folder):
+            if path in STATUS or not self._wants(path):
+                continue
+            try:
+                yield from self._new_of_log(path) if _LOG.match(path) else self._whole(path)
+                self.troubles.pop(path, None)
+            except OSError as error:
+                self._stamps.pop(path, None)
+                self.troubles[path] = error.strerror or str(error)
+        if status is not None:
+            yield Piece(path=names.STATUS_FILE, offset=0, body=status, total_bytes=len(status))
+
+    def _read_status(self) -> bytes | None:
+        if not self._wants(names.STATUS_FILE):
+            return None
+        try:
+            with self._folder.status.open("rb") as file:
+                return file.read() if self._is_new(names.STATUS_FILE, file.fileno()) else None
+        except FileNotFoundError:
+            return None
+
+    def _new_of_log(self, path: str) -> Iterator[Piece]:
+        offset = self._offsets.get(path, 0)
+        try:
+            with (self._folder.path / path).open("rb") as file:
+                # no further than it is now: a rank that never stops must not hold up the status
+                end = os.fstat(file.fileno()).st_size
+                file.seek(offset)
+                while body := file.read(min(PIECE_BYTES, max(0, end - offset))):
+                    yield Piece(path=path, offset=offset, body=body)
+                    offset += len(body)
+                    self._offsets[path] = offset
+        except FileNotFoundError:
+            return
+
+    def _whole(self, path: str) -> Iterator[Piece]:
+        try:
+            with (self._folder.path / path).open("rb") as file:
+                total = os.fstat(file.fileno()).st_size
+                if not self._is_new(path, file.fileno()) or self._sizes.pop(path, None) == total:
+                    return
+                offset = 0
+                while True:
+                    body = file.read(PIECE_BYTES)
+                    yield Piece(path=path, offset=offset, body=body, total_bytes=total)
+                    offset += len(body)
+                    if offset >= total or not body:
+                        return
+        except FileNotFoundError:
+            return
+
+    def _is_new(self, path: str, fd: int) -> bool:
+        found = os.fstat(fd)
+        stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
+        is_new = self._stamps.get(path) != stamp
+        self._stamps[path] = stamp
+        return is_new
+
+
+class Receiver:
+    """Puts pieces where they belong; nothing but what was agreed on is taken.
+
+    One for each peer: several may send the same file at the same time, and none gets in another's way.
+    """
+
+    def __init__(self, folder: JobFolder, takes: Choice) -> None:
+        self._folder = folder
+        self._takes = takes
+        self._mark = f"{os.getpid()}-{next(_NUMBERS)}"
+        self._parts: set[Path] = set()
+
+    def take(self, piece: Piece, *, is_last: bool = False) -> bool:
+        """Write one piece; whether its file is whole now (a log never is).
+
+        `is_last` of a final status: after a power cut here, it and all results are here still.
+        """
+        if not self._takes(piece.path):
+            raise ProtocolError(f"a file {piece.path!r:.60} is not taken here")
+        if bool(_LOG.match(piece.path)) != (piece.total_bytes is None):
+            raise ProtocolError(f"{piece.path} does not travel like that: logs grow, others do not")
+        path = self._folder.path / piece.path
+        if path.parent != self._folder.path:
+            make_own(path.parent)
+        if piece.total_bytes is None:
+            _append(path, piece)
+            return False
+        if piece.offset == 0 and len(piece.body) == piece.total_bytes:
+            is_durable = is_last or piece.path.endswith(_RESULT)
+            write_atomically(path, piece.body, is_durable=is_durable)
+            return True
+        return self._add_part(path, piece)
+
+    def _add_part(self, path: Path, piece: Piece) -> bool:
+        part = path.with_name(f".{path.name}.{self._mark}.part")
+        self._parts.add(part)
+        with part.open("wb" if piece.offset == 0 else "ab") as file:
+            if file.tell() != piece.offset:
+                raise ProtocolError(
+                    f"{piece.path} goes on at {piece.offset}, but ends at {file.tell()}"
+                )
+            file.write(piece.body)
+            if piece.offset + len(piece.body) < (piece.total_bytes or 0):
+                return False
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+        sync_name(path)
+        self._parts.discard(part)
+        return True
+
+    def drop_parts(self) -> None:
+        """Remove what never became whole: the peer is gone, and starts anew when it comes back."""
+        for part in self._parts:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+        self._parts.clear()
+
+
+def _append(path: Path, piece: Piece) -> None:
+    if piece.offset + len(piece.body) > names.MAX_LOG_BYTES:
+        return  # which no agent of ours lets it become
+    with path.open("ab") as file:
+        # two clients of one home may copy the same job
+        fcntl.flock(file, fcntl.LOCK_EX)
+        known = file.seek(0, os.SEEK_END)
+        if piece.offset > known:
+            raise ProtocolError(f"{piece.path} goes on at {piece.offset}, but ends at {known}")
+        file.write(piece.body[known - piece.offset :])
+
+
+def find_files(folder: JobFolder) -> Iterator[str]:
+    """Every file of a folder that may travel, oldest attempt first."""
+    for path in sorted(INPUTS | STATUS):
+        if (folder.path / path).exists():
+            yield path
+    for attempt in folder.attempts():
+        prefix = folder.attempt(attempt).name
+        try:
+            found = sorted(entry.name for entry in os.scandir(folder.attempt(attempt)))
+        except FileNotFoundError:
+            continue
+        yield from (f"{prefix}/{name}" for name in found if is_from_ranks(f"{prefix}/{name}"))
+
+
+def measure_files(folder: JobFolder, wants: Choice) -> dict[str, int]:
+    """How much of each file is here: what one tells the other side before it sends."""
+    sizes = {}
+    for path in find_files(folder):
+        if wants(path):
+            with contextlib.suppress(OSError):  # one that cannot be looked at is not here
+                sizes[path] = (folder.path / path).stat().st_size
+    return sizes

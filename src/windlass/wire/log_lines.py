@@ -1,0 +1,102 @@
+"""One line of a rank's log: its form on disk, and what a reader may ask for.
+
+On disk a log is text, a record a line, as container runtimes write it:
+
+    2026-01-31T12:00:00.123456Z stdout F step 3 loss 0.25
+
+F ends a line; P is a piece of a longer one; R was overwritten by a carriage return (a progress bar).
+Pure: files are `wire.log_files`, pipes are `agent.node.streams`, terminals are `client.jobs.live_view`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from windlass.errors import SpecError
+
+FULL, PART, REPLACED = "F", "P", "R"
+STREAMS = ("stdout", "stderr")
+
+
+@dataclass(frozen=True, slots=True)
+class LogRecord:
+    """One record as it lies on disk."""
+
+    at_s: float
+    stream: str
+    tag: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """One whole line of one rank, as a person reads it."""
+
+    at_s: float
+    node: int
+    rank: int
+    attempt: int
+    stream: str
+    text: str
+    replaced: bool = False  # a progress bar drew over it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogQuery:
+    """Which lines are wanted."""
+
+    rank: int | None = None
+    node: int | None = None
+    attempt: int | None = None
+    since_s: float | None = None
+    grep: str | None = None
+    follow: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.grep or "")
+        except re.error as error:
+            raise SpecError(
+                f"{self.grep!r} is not a regular expression: {error}",
+                hint="put a backslash before characters like [ ( * + ?",
+            ) from error
+
+    def wants(self, line: LogLine) -> bool:
+        """Whether a line answers the query; rank, node and attempt already choose the files."""
+        if self.since_s is not None and line.at_s < self.since_s:
+            return False
+        return self.grep is None or re.search(self.grep, line.text) is not None
+
+
+def render_prefix(at_s: float, stream: str, tag: str) -> bytes:
+    """What stands before a record's data."""
+    when = datetime.fromtimestamp(at_s, tz=timezone.utc)
+    return f"{when:%Y-%m-%dT%H:%M:%S.%f}Z {stream} {tag} ".encode()
+
+
+def read_record(line: bytes) -> LogRecord | None:
+    """One line of a log file; None when it is not one (a disk filled up in its middle)."""
+    when, _, rest = line.rstrip(b"\n").partition(b" ")
+    stream, _, rest = rest.partition(b" ")
+    tag, _, data = rest.partition(b" ")
+    kind = _KINDS.get(tag)
+    at_s = _read_time(when)
+    if kind is None or at_s is None:
+        return None
+    return LogRecord(at_s, stream.decode(errors="replace"), kind, data)
+
+
+_KINDS = {kind.encode(): kind for kind in (FULL, PART, REPLACED)}
+
+
+@functools.lru_cache(maxsize=64)  # what was read from a pipe at once has one time
+def _read_time(when: bytes) -> float | None:
+    try:
+        # fromisoformat takes a Z only from Python 3.11 on
+        at = datetime.fromisoformat(when.decode("ascii").replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return None if at.tzinfo is None else at.timestamp()

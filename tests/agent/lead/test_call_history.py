@@ -1,0 +1,102 @@
+"""The ledger of calls: what ended lately stays, within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from windlass.agent.lead import call_history as module
+from windlass.agent.lead.call_history import Ledger
+from windlass.agent.lead.call_state import Answer, Call
+
+
+@pytest.fixture(autouse=True)
+def loop():
+    """Calls have events, which older Pythons tie to a loop."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    asyncio.set_event_loop(None)
+    loop.close()
+
+
+def end(ledger, name, size=0, file=""):
+    call = Call(name, {"collect": "all"}, b"")
+    ledger.add(call)
+    call.answers[0] = Answer({"sizes": [size]}, b"", file)
+    call.state = "returned"
+    ledger.settle(call)
+    return call
+
+
+def test_calls_are_found_again():
+    ledger = Ledger()
+    call = end(ledger, "a")
+    assert ledger["a"] is call
+    assert "a" in ledger
+    assert ledger.get("b") is None
+
+
+def test_the_oldest_go_when_there_are_many():
+    ledger = Ledger()
+    for number in range(module.KEPT_CALLS + 5):
+        end(ledger, str(number))
+    assert len(ledger.recent()) == module.KEPT_CALLS
+    assert "4" not in ledger
+    assert "5" in ledger
+    assert ledger.num_calls == module.KEPT_CALLS + 5
+
+
+def test_that_they_were_is_kept():
+    ledger = Ledger()
+    for number in range(module.KEPT_CALLS + 5):
+        end(ledger, str(number))
+    forgotten = [number for number in range(1000) if ledger.has_forgotten(str(number))]
+    assert forgotten == [0, 1, 2, 3, 4]
+
+
+def test_one_that_is_to_come_again_was_never_here():
+    ledger = Ledger()
+    call = Call("a", {}, b"")
+    ledger.add(call)
+    ledger.forget(call)
+    assert not ledger.has_forgotten("a", since=0)
+
+
+def test_where_traces_are_lost_nothing_that_could_have_been_here_is_denied(monkeypatch):
+    """Of four calls two generations of two are kept: those before them may have been any."""
+    monkeypatch.setattr(module, "KEPT_CALLS", 1)
+    monkeypatch.setattr(module, "KEPT_IDS", 2)
+    ledger = Ledger()
+    lost_until = 0
+    for number in range(1, 12):
+        assert ledger.num_calls == number - 1
+        end(ledger, str(number))
+        known = [n for n in range(1, number) if ledger.has_forgotten(str(n))]
+        lost_until = next(iter(known), 1) - 1
+        assert known == list(range(lost_until + 1, number))
+        # one that was said when that many calls had been taken may have been the next of them
+        vague = [n for n in range(number) if ledger.has_forgotten("never said", since=n)]
+        assert set(range(lost_until)) <= set(vague)
+        assert max(vague, default=-1) <= lost_until
+    assert lost_until > 2
+
+
+def test_large_ones_go_with_their_files_and_the_newest_stays(tmp_path):
+    ledger = Ledger()
+    for number in range(3):
+        (tmp_path / str(number)).touch()
+        end(ledger, str(number), module.KEPT_BYTES, str(tmp_path / str(number)))
+    assert [call.id for call in ledger.recent()] == ["2"]
+    assert [path.name for path in tmp_path.iterdir()] == ["2"]
+
+
+def test_one_that_runs_is_never_forgotten():
+    ledger = Ledger()
+    running = Call("running", {}, b"")
+    ledger.add(running)
+    for number in range(module.KEPT_CALLS + 5):
+        end(ledger, str(number))
+    assert "running" in ledger
+    assert ledger.count_ahead(ledger[str(module.KEPT_CALLS)]) == 1

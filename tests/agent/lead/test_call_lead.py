@@ -1,0 +1,258 @@
+"""The lead of warm nodes without sockets or processes: every call ends, whatever is heard of its ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from windlass import records
+from windlass.agent.lead.call_lead import WarmLead
+from windlass.agent.lead.call_state import Call
+from windlass.agent.lead.status_writer import Board
+from windlass.plan.plan import Facts, make_plan
+from windlass.spec.job_spec import JobSpec
+from windlass.spec.work import Calls
+from windlass.wire.job_folder import JobFolder
+from windlass.wire.results import Outcome
+from windlass.wire.status import FailureKind
+
+WAIT_S = 20.0
+
+
+class Compute:
+    """A lead, and nodes that only hear orders: the test speaks for them."""
+
+    def __init__(self, folder, num_nodes):
+        spec = JobSpec(work=Calls(), name="warm", engine="local", nodes=num_nodes, procs=1)
+        plan = make_plan(spec, job_id="warm-abcde", now_s=time.time(), facts=Facts(environ={}))
+        self.lead = WarmLead(plan, Board(plan, JobFolder(folder)))
+        self.orders = []
+        self.num_calls = 0
+        for index in range(num_nodes):
+            self.join(index)
+
+    def join(self, index):
+        self.lead.join(index, lambda order, *_body: self.orders.append((index, order)))
+
+    def say(self, index, kind, **fields):
+        self.lead.receive(index, {"type": kind, **fields})
+
+    def ask(self, *, slot="", nodes=2, instance=""):
+        self.num_calls += 1
+        asked = {
+            "name": "work",
+            "method": "",
+            "sizes": [],
+            "slot": slot,
+            "instance": instance,
+            "shape": f"{nodes}",
+            "world": {"nodes": nodes, "min_nodes": nodes, "procs": 1, "ranks": None},
+            "store": False,
+            "preload": [],
+            "env": {},
+            "start": "",
+            "is_watched": False,
+            "sources": {},
+            "project": {"key": "", "digest": "", "cwd": "", "root": "", "paths": []},
+            "collect": "all",
+            "stream": False,
+            "detach": False,
+            "launch_timeout_s": WAIT_S,
+        }
+        call = Call(f"call-{self.num_calls}", asked, b"")
+        self.lead.ask(call)
+        return call
+
+    async def until(self, is_so):
+        async def look():
+            while not is_so():
+                await asyncio.sleep(0)
+
+        await asyncio.wait_for(look(), WAIT_S)
+
+    async def given(self, call):
+        """The number of the world that a call is given to."""
+
+        def find():
+            kinds = [order for _, order in self.orders if order["type"] == "call"]
+            return [order["world"] for order in kinds if order["id"] == call.id]
+
+        await self.until(lambda: call.is_final or find())
+        return find()[-1]
+
+    def answer(self, call, rank):
+        about = {"call": call.id, "rank": rank, "state": "returned", "at_s": time.time()}
+        self.say(rank, "answer", sizes=[], **about)
+
+    def gone(self, rank, world, *, given="", answered=""):
+        outcome = Outcome(rank=rank, attempt=world, state="killed", at_s=time.time(), signal=9)
+        about = {"world": world, "given": given, "answered": answered}
+        self.say(rank, "gone", outcome=records.to_json(outcome), **about)
+
+    def clear(self, world, nodes=2):
+        for index in range(nodes):
+            self.say(index, "cleared", world=world)
+
+    async def ended(self, call):
+        await self.until(lambda: call.is_final)
+        return call.verdict
+
+
+@pytest.fixture
+def play(tmp_path):
+    """Run a test's part beside the lead."""
+
+    def run(part, *, num_nodes=2):
+        async def main():
+            compute = Compute(tmp_path / "job", num_nodes)
+            leading = asyncio.ensure_future(compute.lead.run())
+            try:
+                await part(compute)
+            finally:
+                compute.lead.end(FailureKind.CANCELLED, "the test is over")
+                for world in list(compute.lead.worlds):
+                    compute.clear(world)
+                await asyncio.wait_for(leading, WAIT_S)
+
+        asyncio.run(main())
+
+    (tmp_path / "job").mkdir()
+    return run
+
+
+async def run_well(compute, slot=""):
+    """One call that returns: afterwards ranks are kept, or others wait."""
+    call = compute.ask(slot=slot)
+    world = await compute.given(call)
+    for rank in (1, 0):
+        compute.answer(call, rank)
+    assert await compute.ended(call) is None
+    if not slot:
+        compute.clear(world)
+        await compute.until(lambda: compute.lead.is_idle)
+    return world
+
+
+@pytest.mark.parametrize("slot", ["", "kept"])
+def test_a_rank_gone_before_the_call_came_fails_it(play, slot):
+    """Its node tells of its end without a word of the call, which it had not heard of."""
+
+    async def part(compute):
+        await run_well(compute, slot)
+        call = compute.ask(slot=slot)
+        world = await compute.given(call)
+        compute.gone(1, world, answered="call-1" if slot else "")
+        verdict = await compute.ended(call)
+        assert (verdict.kind, verdict.rank, verdict.signal) == (FailureKind.KILLED, 1, "SIGKILL")
+
+    play(part)
+
+
+def test_a_rank_gone_after_its_answer_does_not_fail_the_call(play):
+    """Also where the answer, which may be large, is still on its way."""
+
+    async def part(compute):
+        await run_well(compute, "kept")
+        call = compute.ask(slot="kept")
+        world = await compute.given(call)
+        compute.gone(1, world, answered=call.id)
+        compute.answer(call, 0)
+        compute.answer(call, 1)
+        assert await compute.ended(call) is None
+        again = compute.ask(slot="kept")
+        compute.clear(world)
+        assert await compute.given(again) != world
+
+    play(part)
+
+
+def test_a_node_without_the_ranks_of_a_call_fails_it(play):
+    async def part(compute):
+        await run_well(compute)
+        call = compute.ask()
+        world = await compute.given(call)
+        compute.say(1, "absent", world=world)
+        verdict = await compute.ended(call)
+        assert (verdict.rank, verdict.node) == (1, 1)
+
+    play(part)
+
+
+def test_word_of_another_world_does_not_fail_the_call(play):
+    async def part(compute):
+        first = await run_well(compute, "kept")
+        call = compute.ask(slot="other")
+        world = await compute.given(call)
+        compute.gone(1, first, answered="call-1")
+        compute.say(1, "absent", world=first)
+        for rank in (0, 1):
+            compute.answer(call, rank)
+        assert await compute.ended(call) is None
+        assert world != first
+
+    play(part)
+
+
+def test_a_call_that_reached_none_of_the_waiting_ranks_is_given_to_new_ones(play):
+    async def part(compute):
+        await run_well(compute)
+        call = compute.ask()
+        world = await compute.given(call)
+        for rank in (0, 1):
+            compute.gone(rank, world)
+        compute.clear(world)
+        await compute.until(lambda: call.attempt and call.attempt.number != world)
+        for rank in (0, 1):
+            compute.answer(call, rank)
+        assert await compute.ended(call) is None
+
+    play(part)
+
+
+def test_a_call_that_reached_one_rank_is_never_given_again(play):
+    async def part(compute):
+        await run_well(compute)
+        call = compute.ask()
+        world = await compute.given(call)
+        compute.gone(0, world, given=call.id)
+        compute.gone(1, world)
+        verdict = await compute.ended(call)
+        assert verdict.kind is FailureKind.KILLED
+        assert call.attempt.number == world
+
+    play(part)
+
+
+def test_new_ranks_that_die_at_once_are_not_replaced_for_ever(play):
+    async def part(compute):
+        call = compute.ask()
+        world = await compute.given(call)
+        for rank in (0, 1):
+            compute.gone(rank, world)
+        verdict = await compute.ended(call)
+        assert verdict.kind is FailureKind.KILLED
+
+    play(part)
+
+
+def test_a_node_lost_while_room_is_made_is_waited_for(play):
+    """No call starts on ranks that nobody was there to fork."""
+
+    async def part(compute):
+        old = await run_well(compute, "kept")
+        compute.gone(1, old, answered="call-1")
+        call = compute.ask(slot="kept")
+        await compute.until(lambda: (1, "dismiss") in [(i, o["type"]) for i, o in compute.orders])
+        compute.lead.lose(1, "its link broke")
+        compute.clear(old)
+        await compute.until(lambda: not compute.lead.worlds)
+        compute.join(1)
+        world = await compute.given(call)
+        assert (1, world) in [(i, o.get("world")) for i, o in compute.orders if o["type"] == "call"]
+        for rank in (0, 1):
+            compute.answer(call, rank)
+        assert await compute.ended(call) is None
+
+    play(part)

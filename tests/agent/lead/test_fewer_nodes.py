@@ -1,0 +1,173 @@
+"""Calls that may start with fewer nodes than they ask for: with those that are there, after a while."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from windlass import names
+from windlass.agent.lead.call_lead import WarmLead
+from windlass.agent.lead.call_state import Call
+from windlass.agent.lead.status_writer import Board
+from windlass.agent.lead.world_shape import shape_of
+from windlass.plan.plan import Facts, make_plan
+from windlass.spec.job_spec import JobSpec
+from windlass.spec.work import Calls
+from windlass.wire.job_folder import JobFolder
+from windlass.wire.status import FailureKind
+
+_LIMIT_S = 20.0
+
+
+class Ear:
+    """A client that hears what it is told of a call."""
+
+    def __init__(self):
+        self.lines = []
+        self.is_over = asyncio.Event()
+
+    def tell(self, header, _body=b"", _file=""):
+        if header["type"] == "said":
+            self.lines.append(header["line"])
+        elif header["type"] == "done" or header.get("ends"):
+            self.is_over.set()
+
+
+class Compute:
+    """A lead, and nodes whose ranks answer at once."""
+
+    def __init__(self, folder, num_nodes):
+        spec = JobSpec(work=Calls(fixed="x"), engine="local", nodes=num_nodes, grace_s=0.1)
+        plan = make_plan(spec, job_id="t-ab2cd", now_s=1.0, facts=Facts(environ={}))
+        self.lead = WarmLead(plan, Board(plan, JobFolder(folder)))
+        self._worlds = {}
+        self._num_calls = 0
+
+    def join(self, *indexes):
+        for index in indexes:
+            self.lead.join(index, lambda order, _body=b"", i=index: self._hear(i, order))
+
+    def _hear(self, index, order):
+        def say(**message):
+            asyncio.get_running_loop().call_soon(self.lead.receive, index, message)
+
+        if order["type"] == "muster":
+            self._worlds[order["world"]] = {node["index"]: node for node in order["nodes"]}
+        elif order["type"] == "call":
+            node = self._worlds[order["world"]][index]
+            for rank in range(node["first_rank"], node["first_rank"] + node["num_ranks"]):
+                about = {"call": order["id"], "rank": rank, "sizes": [], "at_s": 1.0}
+                say(type="answer", state="returned", **about)
+        elif order["type"] == "dismiss":
+            say(type="cleared", world=order["world"])
+
+    async def call(self, world, *, slot="", limit_s=_LIMIT_S):
+        """Make a call; which ranks ran on each node, or its verdict."""
+        self._num_calls += 1
+        place = {"key": "", "root": "", "cwd": "", "digest": "", "paths": []}
+        asked = {
+            "name": "f",
+            "slot": slot,
+            "instance": "",
+            "env": {},
+            "start": "",
+            "is_watched": False,
+            "sources": {},
+            "preload": [],
+            "store": False,
+            "project": place,
+            "world": {"procs": 2, "ranks": None, **world},
+            "method": "",
+            "collect": "all",
+            "stream": False,
+            "sizes": [],
+            "launch_timeout_s": limit_s,
+        }
+        call = Call(f"t-ab2cd.{self._num_calls}", {**asked, "shape": shape_of(asked)}, b"")
+        ear = Ear()
+        call.listeners.append(ear)
+        self.lead.ask(call)
+        await asyncio.wait_for(ear.is_over.wait(), _LIMIT_S)
+        self.said = ear.lines
+        if call.verdict is not None:
+            return call.verdict
+        assert sorted(call.answers) == list(range(len(call.answers)))
+        return {node.index: list(node.ranks) for node in call.attempt.world.nodes}
+
+
+@pytest.fixture(autouse=True)
+def grace(monkeypatch):
+    monkeypatch.setattr(names, "FEWER_AFTER_S", 0.05)
+
+
+def lead(tmp_path, story, num_nodes=4):
+    """Run a lead through a story; what the story returns."""
+
+    async def run():
+        compute = Compute(tmp_path, num_nodes)
+        running = asyncio.ensure_future(compute.lead.run())
+        try:
+            return await story(compute)
+        finally:
+            compute.lead.end(FailureKind.CANCELLED, "the test is over", now=True)
+            await asyncio.wait_for(running, _LIMIT_S)
+
+    return asyncio.run(run())
+
+
+RANGE = {"nodes": 4, "min_nodes": 2}
+
+
+def test_a_call_starts_with_those_that_are_there(tmp_path):
+    async def story(compute):
+        compute.join(0, 2)
+        return await compute.call(RANGE), compute.said
+
+    ran, said = lead(tmp_path, story)
+    assert ran == {0: [0, 1], 2: [2, 3]}
+    assert said == ["going on with 2 of 4 nodes, without node 1, node 3"]
+
+
+def test_it_waits_for_all_a_while_and_only_once(tmp_path, monkeypatch):
+    async def story(compute):
+        compute.join(0, 1)
+        first = await compute.call(RANGE)
+        monkeypatch.setattr(names, "FEWER_AFTER_S", 1000.0)
+        second = await compute.call(RANGE)  # which would take its time if it waited again
+        compute.join(2, 3)
+        return first, second, await compute.call(RANGE)
+
+    two = {0: [0, 1], 1: [2, 3]}
+    assert lead(tmp_path, story) == (two, two, {**two, 2: [4, 5], 3: [6, 7]})
+
+
+def test_kept_ranks_stay_on_their_nodes_when_others_come(tmp_path):
+    async def story(compute):
+        compute.join(0, 1)
+        first = await compute.call(RANGE, slot="kept")
+        compute.join(2)
+        return first, await compute.call(RANGE, slot="kept")
+
+    two = {0: [0, 1], 1: [2, 3]}
+    assert lead(tmp_path, story) == (two, two)
+
+
+def test_with_fewer_than_that_it_waits_until_its_time_is_over(tmp_path):
+    async def story(compute):
+        compute.join(0)
+        return await compute.call(RANGE, limit_s=0.3)
+
+    verdict = lead(tmp_path, story)
+    assert verdict.kind is FailureKind.START_FAILED
+    assert "node 1, node 2, node 3 did not join within 0.3 s (launch_timeout)" in verdict.message
+
+
+def test_all_at_once_start_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(names, "FEWER_AFTER_S", 1000.0)
+
+    async def story(compute):
+        compute.join(0, 1)
+        return await compute.call({"nodes": 2, "min_nodes": 1})
+
+    assert lead(tmp_path, story, num_nodes=2) == {0: [0, 1], 1: [2, 3]}

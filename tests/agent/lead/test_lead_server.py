@@ -1,0 +1,201 @@
+"""The lead's door over real TLS: nodes that join and leave, and which files go where."""
+
+from __future__ import annotations
+
+import pytest
+from pod_places import make_job, put, run_at_door, send
+from tls_peers import until
+
+from windlass import names, records
+from windlass.agent.agent_context import Station
+from windlass.agent.lead.lead_handover import Memory
+
+# -- nodes ---------------------------------------------------------------------------------------
+
+
+def test_a_node_joins(tmp_path):
+    memory = records.to_json(Memory(attempt=3))
+
+    async def visit(scene):
+        put(scene.folder, "attempt-0/rank-1.log", b"known")
+        peer = await scene.join(1, host="rack-7", is_prepared=False, memory=memory)
+        await until(lambda: peer.find("has"), "word of what the lead has")
+        assert peer.kinds() == ["welcome", "has"]
+        assert peer.find("has")["files"] == {"attempt-0/rank-1.log": 5}
+        node = scene.board.status.nodes[1]
+        assert (node.state, node.pid, node.python, node.host) == ("joined", 1, "3.12.1", "rack-7")
+        assert scene.lead._told == [Memory(attempt=3)]
+        assert scene.lead._roster.prepared() == [0]
+        peer.say("prepared")
+        await until(lambda: scene.lead._roster.prepared() == [0, 1], "node 1 is prepared")
+
+    run_at_door(tmp_path, visit)
+
+
+@pytest.mark.parametrize("index", [0, 3, 99])
+def test_there_are_only_so_many_nodes(tmp_path, index):
+    async def visit(scene):
+        peer = await scene.visit(index)
+        await until(lambda: peer.has_hung_up, "it was hung up on")
+        assert peer.find("refused")["why"] == f"there is no node {index} in this job"
+
+    run_at_door(tmp_path, visit)
+
+
+def test_what_nodes_say_is_heard_and_what_the_lead_says_arrives(tmp_path):
+    async def visit(scene):
+        peer = await scene.join(1)
+        await until(lambda: scene.lead.is_here(1), "node 1 has joined")
+        scene.lead._tell_all({"type": "remember", "memory": {"attempt": 0}})
+        peer.say("trouble", reason="LogTruncated", message="rank-1.log is incomplete")
+        await until(lambda: scene.board.status.conditions, "the trouble on the board")
+        await until(lambda: peer.find("remember"), "the order")
+
+    run_at_door(tmp_path, visit)
+
+
+def test_two_nodes_of_one_index_are_never_here_together(tmp_path):
+    async def visit(scene):
+        first = await scene.join(1)
+        await until(lambda: scene.lead.is_here(1), "node 1 has joined")
+        second = await scene.visit(1)
+        await until(lambda: second.has_hung_up, "the second is hung up on")
+        assert second.find("refused")["why"] == "node 1 is here already"
+        assert (scene.lead.is_here(1), first.has_hung_up) == (True, False)
+        await first.close()
+        await until(lambda: not scene.lead.is_here(1), "the first is gone")
+        await scene.join(1)
+        await until(lambda: scene.lead.is_here(1), "the next one has joined")
+
+    run_at_door(tmp_path, visit)
+
+
+def test_a_node_that_leaves_is_lost_at_once_but_keeps_its_place(tmp_path, caplog):
+    """Its ranks may still be running: the next one of its index must not come yet."""
+
+    async def visit(scene):
+        first = await scene.join(1)
+        await until(lambda: scene.lead.is_here(1), "node 1 has joined")
+        first.say("leaving", why="it was told to stop (SIGTERM)")
+        await until(lambda: scene.state(1) == "lost", "node 1 is lost")
+        second = await scene.visit(1)
+        await until(lambda: second.has_hung_up, "the second is hung up on")
+        assert not first.has_hung_up
+        send(first, "attempt-0/rank-1.log", b"its last line\n")
+        await until(scene.folder.log(0, 1).exists, "what it still had to send")
+
+    run_at_door(tmp_path, visit)
+    assert "is gone: it was told to stop (SIGTERM)" in caplog.text
+
+
+def test_a_broken_link_is_a_lost_node(tmp_path, caplog):
+    async def visit(scene):
+        peer = await scene.join(1)
+        await until(lambda: scene.lead.is_here(1), "node 1 has joined")
+        peer.link._transport.abort()
+        await until(lambda: scene.state(1) == "lost", "node 1 is lost")
+
+    run_at_door(tmp_path, visit)
+    assert "is gone: its link broke" in caplog.text
+
+
+def test_a_silent_node_is_lost(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(Station, "silence_s", 0.2)
+
+    async def visit(scene):
+        peer = await scene.join(1)
+        await until(lambda: scene.state(1) == "lost", "node 1 is lost")
+        await until(lambda: peer.has_hung_up, "it was hung up on")
+
+    run_at_door(tmp_path, visit)
+    assert "is gone: it has said nothing for 0.2 s" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"type": "outcome", "exited": True},
+        {"type": "started", "rank": "zero", "pid": 1},
+        {"type": "outcome", "exited": True, "outcome": {"rank": "x"}},
+        {"type": "join"},
+    ],
+)
+def test_who_says_something_malformed_is_refused(tmp_path, said):
+    async def visit(scene):
+        peer = await scene.join(1)
+        await until(lambda: scene.lead.is_here(1), "node 1 has joined")
+        peer.link.send(said)
+        await until(lambda: peer.has_hung_up, "it was hung up on")
+        assert peer.find("refused")
+        assert scene.state(1) == "lost"
+
+    run_at_door(tmp_path, visit)
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+def test_what_ranks_left_comes_to_the_lead(tmp_path):
+    async def visit(scene):
+        peer = await scene.join(2)
+        send(peer, "attempt-0/rank-2.log", b"one\n")
+        send(peer, "attempt-0/rank-2.log", b"two\n", offset=4)
+        send(peer, "attempt-0/rank-2.result", b"value", total_bytes=5)
+        await until(scene.folder.result(0, 2).exists, "the result")
+        assert scene.folder.log(0, 2).read_bytes() == b"one\ntwo\n"
+
+    run_at_door(tmp_path, visit)
+
+
+@pytest.mark.parametrize(
+    ("path", "offset", "why"),
+    [
+        ("status.json", 0, "is not taken here"),
+        ("../outside", 0, "is not taken here"),
+        ("attempt-0/rank-1.log", 7, "goes on at 7, but ends at 0"),
+    ],
+)
+def test_other_files_of_a_node_are_refused(tmp_path, path, offset, why):
+    async def visit(scene):
+        peer = await scene.join(1)
+        send(peer, path, b"x", offset=offset)
+        await until(lambda: peer.has_hung_up, "it was hung up on")
+        assert why in peer.find("refused")["why"]
+        assert scene.state(1) == "lost"
+
+    run_at_door(tmp_path, visit)
+
+
+def test_only_the_deputy_keeps_what_node_0_left(tmp_path):
+    """So that the next node 0 finds it; inputs go to everybody who lacks them."""
+
+    async def visit(scene):
+        put(scene.folder, names.PAYLOAD_FILE, b"pickled")
+        for rank in range(6):
+            put(scene.folder, f"attempt-0/rank-{rank}.result", b"value")
+        put(scene.folder, "attempt-0/world.json", b"[]")
+        put(scene.folder, names.STATUS_FILE, b"{}")
+        deputy, other = await scene.join(1), await scene.join(2)
+        known = await scene.visit(None, has={})
+        await until(lambda: names.STATUS_FILE in known.files(), "a client has all")
+        await until(lambda: len(deputy.files()) == 4, "the deputy's files")
+        await until(lambda: other.files(), "the other's files")
+        kept = {"attempt-0/rank-0.result", "attempt-0/rank-1.result", "attempt-0/world.json"}
+        assert set(deputy.files()) == {*kept, names.PAYLOAD_FILE}
+        assert other.files() == {names.PAYLOAD_FILE: b"pickled"}
+
+    run_at_door(tmp_path, visit, make_job(procs=2))
+
+
+def test_what_a_node_has_is_not_sent_to_it(tmp_path):
+    async def visit(scene):
+        put(scene.folder, names.PAYLOAD_FILE, b"pickled")
+        put(scene.folder, "attempt-0/rank-0.log", b"one\ntwo\n")
+        has = {names.PAYLOAD_FILE: 7, "attempt-0/rank-0.log": 4}
+        peer = await scene.join(1, has=has)
+        await until(lambda: peer.find("piece"), "a piece")
+        assert [(f.header["path"], f.header["offset"], f.body) for f in peer.heard[2:]] == [
+            ("attempt-0/rank-0.log", 4, b"two\n")
+        ]
+
+    run_at_door(tmp_path, visit)

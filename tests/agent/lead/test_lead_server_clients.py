@@ -1,0 +1,243 @@
+"""The lead's door over real TLS: clients, what they bring and get, leases, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+
+import pytest
+from pod_places import make_job, put, run_at_door, send
+from tls_peers import until
+
+from windlass import names
+from windlass.agent.lead import lead_server
+from windlass.plan.plan import Input
+from windlass.wire.status import FailureKind, Phase
+
+
+def make_input(name, data):
+    return Input(name=name, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def test_a_client_is_sent_everything_and_the_status_last(tmp_path):
+    async def visit(scene):
+        put(scene.folder, "attempt-0/rank-0.log", b"one\n")
+        put(scene.folder, names.STATUS_FILE, b"{}")
+        put(scene.folder, names.PAYLOAD_FILE, b"not for clients")
+        peer = await scene.visit(None, has={})
+        await until(lambda: names.STATUS_FILE in peer.files(), "the status")
+        assert peer.kinds() == ["welcome", "wants", "piece", "piece"]
+        assert peer.find("wants")["inputs"] is False
+        assert peer.files() == {"attempt-0/rank-0.log": b"one\n", names.STATUS_FILE: b"{}"}
+
+    run_at_door(tmp_path, visit)
+
+
+def test_a_client_brings_the_inputs_and_nodes_get_them(tmp_path):
+    data = b"p" * 100
+
+    async def visit(scene):
+        node = await scene.join(1, is_prepared=False)
+        client = await scene.visit(None, has={})
+        await until(lambda: client.find("wants"), "the lead says what it wants")
+        assert client.find("wants")["inputs"] is True
+        assert scene.lead._roster.prepared() == []
+        send(client, names.PAYLOAD_FILE, data[:60], total_bytes=100)
+        send(client, names.PAYLOAD_FILE, data[60:], offset=60, total_bytes=100)
+        await until(lambda: node.files() == {names.PAYLOAD_FILE: data}, "the node has it")
+        assert scene.lead._roster.prepared() == [0]
+        send(client, names.PAYLOAD_FILE, b"again", total_bytes=5)  # too late, and no matter
+        client.say("cancel")
+        await until(lambda: client.find("ok"), "the client is still heard")
+        assert scene.folder.payload.read_bytes() == data
+
+    plan = make_job(inputs=(make_input(names.PAYLOAD_FILE, data),))
+    run_at_door(tmp_path, visit, plan, is_ready=False)
+
+
+def test_two_clients_that_bring_the_same_do_not_get_in_each_others_way(tmp_path):
+    """Piece by piece in turn, and the slower one finds that it is not needed any more."""
+    data = bytes(range(256)) * 4
+
+    async def visit(scene):
+        first, second = [await scene.visit(None, has={}) for _ in range(2)]
+        for offset in (0, 256, 512):
+            for client in (first, second):
+                piece = data[offset : offset + 256]
+                send(client, names.PAYLOAD_FILE, piece, offset=offset, total_bytes=1024)
+        send(second, names.PAYLOAD_FILE, data[768:], offset=768, total_bytes=1024)
+        await until(lambda: scene.lead._roster.prepared() == [0], "the lead has it")
+        send(first, names.PAYLOAD_FILE, data[768:], offset=768, total_bytes=1024)
+        for client in (first, second):
+            client.say("cancel")
+            await until(lambda client=client: client.find("ok"), "it is still heard")
+            assert client.find("refused") is None
+        assert scene.folder.payload.read_bytes() == data
+        for client in (first, second):
+            await client.close()
+        await until(lambda: not list(scene.folder.path.glob(".*.part")), "nothing half is left")
+
+    plan = make_job(inputs=(make_input(names.PAYLOAD_FILE, data),))
+    run_at_door(tmp_path, visit, plan, is_ready=False)
+
+
+def test_a_client_that_brings_something_else_is_told_so(tmp_path):
+    async def visit(scene):
+        client = await scene.visit(None, has={})
+        send(client, names.PAYLOAD_FILE, b"other", total_bytes=5)
+        await until(lambda: client.has_hung_up, "it was hung up on")
+        refused = client.find("refused")
+        assert refused["why"] == "payload.pkl is not the one that was planned"
+        assert refused["hint"] == "submit again"
+        assert not scene.folder.payload.exists()
+
+    plan = make_job(inputs=(make_input(names.PAYLOAD_FILE, b"right"),))
+    run_at_door(tmp_path, visit, plan, is_ready=False)
+
+
+@pytest.mark.parametrize("path", ["attempt-0/rank-0.log", "status.json", "plan.json"])
+def test_a_client_brings_nothing_but_inputs(tmp_path, path):
+    async def visit(scene):
+        client = await scene.visit(None, has={})
+        send(client, path, b"x", total_bytes=1)
+        await until(lambda: client.has_hung_up, "it was hung up on")
+        assert "is not taken here" in client.find("refused")["why"]
+
+    plan = make_job(inputs=(make_input(names.PAYLOAD_FILE, b"right"),))
+    run_at_door(tmp_path, visit, plan, is_ready=False)
+
+
+@pytest.mark.parametrize("hello", [{"has": [1]}, {"has": {"a": "b"}}])
+def test_a_client_that_says_nonsense_is_refused(tmp_path, hello):
+    async def visit(scene):
+        client = await scene.visit(None, **hello)
+        await until(lambda: client.has_hung_up, "it was hung up on")
+        assert "malformed" in client.find("refused")["why"]
+
+    run_at_door(tmp_path, visit)
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_a_client_cancels(tmp_path, now):
+    async def visit(scene):
+        client = await scene.visit(None)
+        client.say("cancel", now=now, why="enough")
+        await until(lambda: client.find("ok"), "it was heard")
+        assert (scene.lead._stop.kind, scene.lead._stop.message) == (
+            FailureKind.CANCELLED,
+            "enough",
+        )
+        assert scene.lead._now is now
+
+    run_at_door(tmp_path, visit)
+
+
+def test_an_attached_job_ends_when_nobody_holds_it(tmp_path):
+    async def visit(scene):
+        by_hello = await scene.visit(None, lease=True)
+        by_word = await scene.visit(None)
+        by_word.say("lease", held=True)
+        await until(lambda: scene.door._num_leases == 2, "both hold it")
+        watching = asyncio.ensure_future(scene.door.watch_lease())
+        await by_hello.close()
+        await until(lambda: scene.door._num_leases == 1, "one has let go")
+        assert not watching.done()
+        by_word.say("lease", held=True)  # said twice, held once
+        by_word.say("lease", held=False)
+        await asyncio.wait_for(watching, 20)
+        assert scene.door._num_leases == 0
+        assert scene.lead._stop.message == "its client has been gone for 0.2 s"
+
+    run_at_door(tmp_path, visit, make_job(detach=False, lease_s=0.2))
+
+
+def test_a_client_may_take_longer_to_come_than_it_may_be_gone(tmp_path):
+    async def visit(scene):
+        watching = asyncio.ensure_future(scene.door.watch_lease())
+        await asyncio.wait({watching}, timeout=20 * 0.02)
+        assert not watching.done()
+        client = await scene.visit(None, lease=True)
+        await until(lambda: scene.door._num_leases == 1, "it holds it")
+        await client.close()
+        await asyncio.wait_for(watching, 20)
+        assert scene.lead._stop.message == "its client has been gone for 0.02 s"
+
+    run_at_door(tmp_path, visit, make_job(detach=False, lease_s=0.02))
+
+
+# -- the end -------------------------------------------------------------------------------------
+
+
+def test_clients_may_read_to_the_end(tmp_path):
+    async def visit(scene):
+        reader = await scene.visit(None, has={})
+        holder = await scene.visit(None, lease=True)
+        await until(lambda: scene.door._readers, "a reader")
+        leaving = asyncio.ensure_future(scene.door.see_off(patience_s=30))
+        await until(lambda: reader.find("wants"), "it reads")
+        assert not leaving.done()
+        await reader.close()
+        await asyncio.wait_for(leaving, 20)
+        assert not holder.has_hung_up  # it reads nothing: nobody waits for it
+        await scene.door.see_off(patience_s=0)
+
+    run_at_door(tmp_path, visit)
+
+
+def test_a_reader_to_whom_nothing_moves_is_not_waited_for_for_ever(tmp_path):
+    async def visit(scene):
+        reader = await scene.visit(None, has={})
+        await until(lambda: scene.door._readers, "a reader")
+        await asyncio.wait_for(scene.door.see_off(patience_s=0.1), 20)
+        assert not reader.has_hung_up
+
+    run_at_door(tmp_path, visit)
+
+
+def test_a_reader_that_has_gone_silent_is_let_go(tmp_path, monkeypatch):
+    monkeypatch.setattr(lead_server, "_READER_SILENCE_S", 0.2)
+
+    async def visit(scene):
+        silent = await scene.visit(None, has={}, lease=True)
+        holder = await scene.visit(None, lease=True)
+        await until(lambda: silent.has_hung_up, "the silent one is hung up on")
+        await until(lambda: scene.door._num_leases == 1, "its lease is gone")
+        assert not holder.has_hung_up  # it is on this machine: its socket tells when it is gone
+
+    run_at_door(tmp_path, visit)
+
+
+def test_everybody_is_told_of_the_end(tmp_path):
+    async def visit(scene):
+        peers = [await scene.join(1), await scene.visit(None, has={})]
+        await until(lambda: scene.lead.is_here(1), "node 1 has joined")
+        await scene.door.dismiss({"type": "end"})
+        for peer in peers:
+            await until(lambda peer=peer: peer.has_hung_up, "it was hung up on")
+            assert peer.kinds()[-1] == "end"
+
+    run_at_door(tmp_path, visit)
+
+
+def test_a_whole_job_over_links(tmp_path):
+    """Nodes join, run and tell; the last status is final only when all they left is here."""
+
+    async def visit(scene):
+        leading = asyncio.ensure_future(scene.lead.run())
+        peer = await scene.join(1)
+        await until(lambda: scene.orders and peer.find("start"), "the order to start")
+        assert peer.find("start")["nodes"] == [0, 1]
+        for index, rank in enumerate((0, 1)):
+            outcome = {"rank": rank, "attempt": 0, "state": "returned", "at_s": 1.0}
+            message = {"type": "outcome", "outcome": outcome, "exited": True}
+            scene.lead.receive(index, message) if index == 0 else peer.link.send(message)
+        await until(lambda: peer.find("flush"), "the order to send what is left")
+        scene.lead.receive(0, {"type": "flushed"})
+        assert not scene.board.status.phase.is_final
+        send(peer, "attempt-0/rank-1.result", b"value", total_bytes=5)
+        peer.say("flushed")
+        await asyncio.wait_for(leading, 20)
+        assert scene.board.status.phase is Phase.SUCCEEDED
+        assert scene.folder.result(0, 1).read_bytes() == b"value"
+
+    run_at_door(tmp_path, visit, make_job(nodes=2))

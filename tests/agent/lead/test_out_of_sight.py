@@ -1,0 +1,99 @@
+"""A compute's node that is cut off: its ranks have little time, and no call starts meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from windlass.agent.lead.call_lead import WarmLead
+from windlass.agent.lead.status_writer import Board
+from windlass.agent.lead.worlds import World
+from windlass.agent.node.world_ranks import Crew
+from windlass.agent.silence_limits import Parting, Sight
+from windlass.plan.plan import Facts, make_plan
+from windlass.spec.job_spec import JobSpec
+from windlass.spec.work import Calls
+from windlass.wire.job_folder import JobFolder
+
+SIGHT = Sight(silence_s=0.05, fence_s=0.1, cut_grace_s=0.05, slack_s=0.05)
+
+
+def run(tmp_path, part):
+    async def main():
+        spec = JobSpec(work=Calls(), name="warm", engine="local", nodes=2, procs=1)
+        plan = make_plan(spec, job_id="warm-abcde", now_s=time.time(), facts=Facts(environ={}))
+        lead = WarmLead(plan, Board(plan, JobFolder(tmp_path)), sight=SIGHT)
+        orders = []
+        for index in (0, 1):
+            lead.join(index, lambda order, *_body, i=index: orders.append((i, order)))
+        lead.worlds[7] = World(7, plan, "shape")
+        await part(lead, orders)
+        lead._board.write()
+
+    asyncio.run(main())
+
+
+async def wait_until_seen(lead):
+    while lead.unseen():
+        await asyncio.sleep(0.01)
+
+
+def test_who_was_cut_off_is_waited_for_until_its_ranks_are_dead(tmp_path):
+    async def part(lead, orders):
+        lead.lose(1, "it has said nothing", parting=Parting.CUT)
+        assert lead.unseen() == [1]
+        lead.dismiss(lead.worlds[7], now=False)
+        assert orders[-1][1]["within_s"] == SIGHT.cut_grace_s
+        await asyncio.wait_for(wait_until_seen(lead), 20)
+
+    run(tmp_path, part)
+
+
+def test_a_cut_while_ranks_have_their_grace_shortens_it(tmp_path):
+    async def part(lead, orders):
+        lead.dismiss(lead.worlds[7], now=False)
+        assert {order["within_s"] for _, order in orders} == {None}
+        lead.lose(1, "it has said nothing", parting=Parting.CUT)
+        assert orders[-1] == (0, {**orders[0][1], "within_s": SIGHT.cut_grace_s})
+
+    run(tmp_path, part)
+
+
+@pytest.mark.parametrize("how", ["says so", "hangs up"])
+def test_who_leaves_is_waited_for_until_it_has_no_ranks(tmp_path, how):
+    async def part(lead, _orders):
+        lead.lose(1, "it was told to stop", parting=Parting.LEAVING)
+        assert lead.unseen() == [1]
+        if how == "says so":
+            lead.part(1)
+        else:
+            lead.lose(1, "its link broke", parting=Parting.CLOSED)
+        assert lead.unseen() == []
+
+    run(tmp_path, part)
+
+
+def test_who_died_or_had_no_ranks_is_not_waited_for(tmp_path):
+    async def part(lead, _orders):
+        lead.lose(1, "its link broke", parting=Parting.CLOSED)
+        assert lead.unseen() == []
+        del lead.worlds[7]
+        lead.lose(0, "it has said nothing", parting=Parting.CUT)
+        assert lead.unseen() == []
+
+    run(tmp_path, part)
+
+
+def test_ranks_are_killed_when_they_were_told_they_would_be_at_the_latest():
+    async def main():
+        killed = asyncio.Event()
+        crew = Crew(1, keep=False, grace_s=300.0, tell=lambda *_: None)
+        crew._kill_all = killed.set
+        crew.stop(now=False)
+        crew.stop(now=False, within_s=0.01)
+        crew.stop(now=False)
+        await asyncio.wait_for(killed.wait(), 20)
+
+    asyncio.run(main())

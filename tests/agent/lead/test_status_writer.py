@@ -1,0 +1,208 @@
+"""The board: what is written on it is on disk soon, and progress is that of the slowest rank."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from windlass import records
+from windlass.agent.lead.status_writer import Board
+from windlass.plan.plan import Facts, make_plan
+from windlass.spec.job_spec import JobSpec
+from windlass.spec.work import Script
+from windlass.wire.job_folder import JobFolder
+from windlass.wire.status import FailureKind, JobStatus, Phase, Progress, Verdict
+
+PLAN = make_plan(
+    JobSpec(work=Script(path="a.py"), nodes=2, procs=2, restarts=1),
+    job_id="job-1",
+    now_s=5.0,
+    facts=Facts(environ={}),
+)
+
+
+def on_board(tmp_path, write):
+    """Let `write(board)` write on a board inside an event loop; the board."""
+
+    async def run():
+        board = Board(PLAN, JobFolder(tmp_path))
+        result = write(board)
+        if asyncio.iscoroutine(result):
+            await result
+        return board
+
+    return asyncio.run(run())
+
+
+def on_disk(tmp_path):
+    return records.read(JobStatus, json.loads(JobFolder(tmp_path).status.read_bytes()))
+
+
+def report(rank, step=None, total=None, at_s=100.0, **metrics):
+    return {"rank": rank, "step": step, "total": total, "at_s": at_s, "metrics": metrics}
+
+
+def progress_after(tmp_path, *reports):
+    return on_board(tmp_path, lambda b: [b.report(r) for r in reports] and None).status.progress
+
+
+def test_a_phase_is_on_disk_at_once_with_its_reason(tmp_path):
+    on_board(tmp_path, lambda board: board.set_phase(Phase.RUNNING, "RanksRunning", "all of them"))
+    status = on_disk(tmp_path)
+    assert (status.phase, status.ended_at_s) == (Phase.RUNNING, None)
+    [condition] = status.conditions
+    assert (condition.type, condition.reason, condition.message) == (
+        "running",
+        "RanksRunning",
+        "all of them",
+    )
+
+
+def test_a_final_phase_has_an_end(tmp_path):
+    on_board(tmp_path, lambda board: board.set_phase(Phase.FAILED, "RankFailed", "one"))
+    status = on_disk(tmp_path)
+    assert status.ended_at_s == pytest.approx(status.conditions[-1].since_s, abs=5)
+
+
+def test_small_things_are_on_disk_soon(tmp_path):
+    async def write(board):
+        board.set_node(1, state="joined", pid=7)
+        board.set_rank(2, state="running", pid=8)
+        assert not JobFolder(tmp_path).status.exists()
+        while not JobFolder(tmp_path).status.exists():
+            await asyncio.sleep(0.01)
+
+    on_board(tmp_path, write)
+    status = on_disk(tmp_path)
+    assert (status.nodes[1].state, status.nodes[1].pid) == ("joined", 7)
+    assert (status.ranks[2].state, status.ranks[2].pid) == ("running", 8)
+    assert status.ranks[1].state == "pending"
+
+
+def test_conditions_are_said_once(tmp_path):
+    def write(board):
+        for message in ("a", "b", "a"):
+            board.add_condition("warning", "LogTruncated", message)
+
+    board = on_board(tmp_path, write)
+    assert [condition.message for condition in board.status.conditions] == ["a", "b"]
+
+
+def test_moments_are_marked_once_and_in_order(tmp_path):
+    def write(board):
+        board.mark("second", 8.0)
+        board.mark("first", 7.0)
+        board.mark("second", 6.0)
+
+    board = on_board(tmp_path, write)
+    assert [(m.name, m.at_s) for m in board.status.timeline] == [
+        ("submitted", 5.0),
+        ("first", 7.0),
+        ("second", 8.0),
+    ]
+
+
+def test_verdicts_are_final_or_history(tmp_path):
+    first = Verdict(kind=FailureKind.USER_ERROR, message="first")
+    last = Verdict(kind=FailureKind.KILLED, message="last")
+
+    def write(board):
+        board.set_verdict(first, final=False)
+        board.set_verdict(last, final=True)
+
+    on_board(tmp_path, write)
+    status = on_disk(tmp_path)
+    assert (status.history, status.verdict) == ((first,), last)
+
+
+def test_progress_is_the_slowest_rank_s(tmp_path):
+    progress = progress_after(
+        tmp_path, report(0, 8, 10, loss=0.5), report(1, 3, 10, loss=9.0), report(2, 5, 12)
+    )
+    assert (progress.step, progress.total) == (3, 12)
+    assert progress.metrics == {"loss": 0.5}  # those of the lowest rank
+
+
+def test_metrics_add_up_over_reports(tmp_path):
+    progress = progress_after(tmp_path, report(0, 1, loss=0.5, lr=1), report(0, 2, loss=0.4))
+    assert progress.metrics == {"loss": 0.4, "lr": 1}
+    assert progress.step == 2
+
+
+def test_speed_and_time_left(tmp_path):
+    one = report(0, 10, 100, at_s=50.0)
+    assert progress_after(tmp_path, one).eta_s is None  # nothing to compare with yet
+    two = progress_after(tmp_path, one, report(0, 30, 100, at_s=60.0))
+    assert two.steps_per_s == pytest.approx(2.0)
+    assert two.eta_s == pytest.approx(35.0)
+
+
+def test_no_time_left_without_a_total_or_with_too_few_steps(tmp_path):
+    no_total = progress_after(tmp_path, report(0, 1, at_s=1.0), report(0, 3, at_s=2.0))
+    assert (no_total.eta_s, no_total.steps_per_s) == (None, pytest.approx(2.0))
+    back = progress_after(tmp_path, report(0, 5, 9, at_s=1.0), report(0, 4, 9, at_s=2.0))
+    assert (back.eta_s, back.steps_per_s) == (None, None)
+    late = progress_after(tmp_path, report(0, 5, 9, at_s=2.0), report(0, 6, 9, at_s=1.0))
+    assert late.eta_s is None
+    over = progress_after(tmp_path, report(0, 5, 9, at_s=1.0), report(0, 12, 9, at_s=2.0))
+    assert over.eta_s == 0
+
+
+def test_metrics_alone_are_progress_without_a_step(tmp_path):
+    progress = progress_after(tmp_path, report(1, loss=2.0))
+    assert (progress.step, progress.metrics) == (None, {"loss": 2.0})
+
+
+@pytest.mark.parametrize("rank", [-1, 4, 99])
+def test_a_rank_that_is_not_there_is_not_heard(tmp_path, rank):
+    progress = progress_after(tmp_path, report(rank, 1, 5, loss=7.0), report(0, 3, 5, loss=0.1))
+    assert (progress.step, progress.metrics) == (3, {"loss": 0.1})
+
+
+def test_the_first_step_is_a_moment(tmp_path):
+    board = on_board(tmp_path, lambda b: b.report(report(2, 1, at_s=9.0)))
+    assert [m.at_s for m in board.status.timeline if m.name == "first step"] == [9.0]
+    assert [rank.step for rank in board.status.ranks] == [None, None, 1, None]
+
+
+def test_a_new_attempt_starts_from_nothing(tmp_path):
+    def write(board):
+        board.set_rank(0, state="running", pid=3)
+        board.report(report(0, 80, 100, at_s=1.0, loss=0.1))
+        board.start_attempt(1, board._plan)
+
+    board = on_board(tmp_path, write)
+    assert board.status.attempt == 1
+    assert {rank.state for rank in board.status.ranks} == {"pending"}
+    assert board.status.progress == Progress()
+
+
+def test_a_disk_that_cannot_be_written_is_survived(tmp_path):
+    def write(board):
+        board.set_phase(Phase.RUNNING, "RanksRunning", "one")
+        (tmp_path / "here").mkdir()
+        board.set_phase(Phase.SUCCEEDED, "AllRanksReturned", "two")
+
+    board = on_board(tmp_path / "here", write)
+    assert board.status.phase is Phase.SUCCEEDED
+    assert on_disk(tmp_path / "here").phase is Phase.SUCCEEDED
+
+
+def test_room_for_the_last_word_is_kept_until_it_is_said(tmp_path):
+    reserve = JobFolder(tmp_path).reserve
+
+    def write(board):
+        size = reserve.stat().st_size
+        board.set_phase(Phase.RUNNING, "RanksRunning", "one")
+        assert reserve.stat().st_size == size > 2 * JobFolder(tmp_path).status.stat().st_size
+        # as on a full disk: a status cannot be written beside, only where room was kept
+        board.set_phase(Phase.STOPPING, "RankFailed", "two")
+        board._write_in_reserve(b"the last word")
+
+    on_board(tmp_path, write)
+    assert JobFolder(tmp_path).status.read_bytes() == b"the last word"
+    on_board(tmp_path, lambda board: board.set_phase(Phase.FAILED, "RankFailed", "three"))
+    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
+    assert on_disk(tmp_path).phase is Phase.FAILED

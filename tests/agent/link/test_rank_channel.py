@@ -1,0 +1,82 @@
+"""The socket pair between a node and a rank: frames of any size, in order, and hanging up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+
+from windlass.agent.link.rank_channel import NodeEnd, RankEnd
+from windlass.wire.frames import render_frame
+
+WAIT_S = 20.0
+
+
+async def converse(rank, sent=(), num_answers=0):
+    """Send frames to `rank`, which runs in a thread with the other end; what it answered."""
+    found, done = [], asyncio.Event()
+
+    def hear(frame):
+        found.append((dict(frame.header), bytes(frame.body)))
+        if len(found) == num_answers:
+            done.set()
+
+    node = NodeEnd(asyncio.get_running_loop(), hear)
+    end = RankEnd(os.dup(node.theirs))
+    thread = threading.Thread(target=rank, args=(end,))
+    node.give_away()
+    thread.start()
+    for header, body in sent:
+        node.send(render_frame(header, body))
+    if num_answers:
+        await asyncio.wait_for(done.wait(), WAIT_S)
+    node.close()
+    await asyncio.to_thread(thread.join, WAIT_S)
+    assert not thread.is_alive()
+    end._socket.close()  # a rank's own goes with its process
+    return found
+
+
+def test_frames_come_in_order_and_whole():
+    sizes = [0, 1, 70_000, 3_000_000, 5, 400_000]
+    sent = [({"type": "call", "n": n}, bytes([n]) * size) for n, size in enumerate(sizes)]
+
+    def echo(end):
+        while (received := end.receive()) is not None:
+            header, body = received
+            end.send(
+                header, [memoryview(body)[: len(body) // 2], memoryview(body)[len(body) // 2 :]]
+            )
+
+    assert asyncio.run(converse(echo, sent, len(sent))) == sent
+
+
+def test_a_rank_that_waits_ends_when_the_node_hangs_up():
+    heard = []
+    asyncio.run(converse(lambda end: heard.append(end.receive())))
+    assert heard == [None]
+
+
+def test_a_rank_may_speak_to_a_node_that_is_gone():
+    def speak(end):
+        assert end.receive() is None
+        end.send({"type": "answer"}, [b"x" * 1_000_000])
+
+    asyncio.run(converse(speak))
+
+
+def test_what_a_rank_s_own_code_writes_there_ends_the_channel():
+    async def garble():
+        heard = []
+        node = NodeEnd(asyncio.get_running_loop(), heard.append)
+        end = os.dup(node.theirs)
+        node.give_away()
+        os.write(end, b"\xff" * 64)
+        os.close(end)
+        while node.read():
+            pass
+        node.send(b"more")  # nobody hears it
+        node.close()
+        return heard
+
+    assert asyncio.run(garble()) == []

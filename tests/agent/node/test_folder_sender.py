@@ -1,0 +1,136 @@
+"""The pump: what is new in a folder goes over a real link, round by round, until the link ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tls_peers import join, run_with_lead, until, write_certificates
+
+from windlass import names
+from windlass.agent.node.folder_sender import Pump
+from windlass.wire.file_sync import PIECE, Sender, is_from_lead
+from windlass.wire.job_folder import JobFolder, write_atomically
+
+LOG = "attempt-0/rank-0.log"
+
+
+@pytest.fixture
+def files(tmp_path):
+    return write_certificates(tmp_path / "tls")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "job" / "attempt-0").mkdir(parents=True)
+    return JobFolder(tmp_path / "job")
+
+
+def add(folder, data):
+    with folder.log(0, 0).open("ab") as file:
+        file.write(data)
+
+
+def pump_to(files, folder, visit):
+    """Let `visit(pump, pieces)` see what a pump sends to a peer."""
+    pieces = []
+
+    async def take(_link, _hello, frames):
+        async for frame in frames:
+            assert frame.type == PIECE
+            pieces.append((frame.header["path"], frame.header["offset"], frame.body))
+
+    async def run(listener):
+        link = await join(files, listener.port)
+        pump = Pump(link, Sender(folder, is_from_lead, has={}))
+        try:
+            await visit(pump, pieces)
+        finally:
+            pump.close()
+            await link.close()
+        return pump
+
+    return run_with_lead(files, run, take)
+
+
+def test_what_is_new_is_sent_by_itself(files, folder):
+    async def visit(_pump, pieces):
+        add(folder, b"one\n")
+        await until(lambda: len(pieces) == 1, "the first line")
+        add(folder, b"two\n")
+        await until(lambda: len(pieces) == 2, "the second line")
+        write_atomically(folder.status, b"{}")
+        await until(lambda: len(pieces) == 3, "the status")
+        assert pieces == [(LOG, 0, b"one\n"), (LOG, 4, b"two\n"), (names.STATUS_FILE, 0, b"{}")]
+
+    pump_to(files, folder, visit)
+
+
+def test_a_round_that_is_asked_for_sends_all_and_no_piece_twice(files, folder):
+    add(folder, b"x" * 3_500_000)
+
+    async def visit(pump, pieces):
+        await asyncio.gather(pump.round(), pump.round())
+        await until(lambda: sum(len(body) for _, _, body in pieces) >= 3_500_000, "all of it")
+        assert [offset for _, offset, _ in pieces] == [0, 1 << 20, 2 << 20, 3 << 20]
+        assert b"".join(body for _, _, body in pieces) == b"x" * 3_500_000
+
+    pump_to(files, folder, visit)
+
+
+def test_it_ends_with_its_link(files, folder):
+    async def run(listener):
+        link = await join(files, listener.port)
+        pump = Pump(link, Sender(folder, is_from_lead, has={}))
+        frames = link.frames()
+        assert (await frames.__anext__()).type == "welcome"
+        await asyncio.wait_for(anext(frames, None), 20)  # the other side has hung up
+        add(folder, b"x" * 3_000_000)
+        await asyncio.wait({pump._task}, timeout=20)
+        is_done = pump._task.done()
+        pump.close()
+        await link.close()
+        return is_done
+
+    async def hang_up(_link, _hello, _frames):
+        return
+
+    assert run_with_lead(files, run, hang_up)
+
+
+def test_closing_ends_it_at_once(files, folder):
+    async def visit(pump, _pieces):
+        pump.close()
+        await asyncio.wait({pump._task}, timeout=20)
+        assert pump._task.done()
+
+    pump_to(files, folder, visit)
+
+
+def test_a_file_that_cannot_be_read_is_tried_again(files, folder, caplog):
+    folder.log(0, 0).mkdir()  # nobody can read a folder as a log
+
+    async def visit(_pump, pieces):
+        await until(lambda: "Is a directory" in caplog.text, "a warning")
+        folder.log(0, 0).rmdir()
+        add(folder, b"one\n")
+        await until(lambda: pieces == [(LOG, 0, b"one\n")], "the line")
+
+    pump_to(files, folder, visit)
+
+
+def test_a_file_that_cannot_be_read_keeps_no_other_back(files, folder, caplog):
+    """The status least of all: who waits for the end would wait for ever."""
+    folder.result(0, 0).mkdir()
+    write_atomically(folder.result(0, 1), b"value")
+    write_atomically(folder.status, b"{}")
+
+    async def visit(pump, pieces):
+        await until(lambda: len(pieces) == 2, "all that can be read")
+        assert [path for path, _, _ in pieces] == ["attempt-0/rank-1.result", names.STATUS_FILE]
+        await pump.round()
+        await pump.round()
+        assert pump.troubles == {"attempt-0/rank-0.result": "Is a directory"}
+        assert caplog.text.count("Is a directory") == 1
+
+    pump_to(files, folder, visit)

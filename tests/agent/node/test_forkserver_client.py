@@ -1,0 +1,156 @@
+"""Between agent and fork server: requests with descriptors one way, events the other, and real ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+from waits import wait_for
+
+from windlass.agent.node import processes
+from windlass.agent.node.forkserver_client import ForkServer, read_request, send_event
+from windlass.engines.pyz import local_archive
+from windlass.plan.plan import Facts, make_plan, render_plan
+from windlass.spec.job_spec import JobSpec
+from windlass.spec.work import Command
+
+
+@pytest.fixture
+def ends():
+    agent, server = socket.socketpair()
+    with agent, server:
+        yield agent, server
+
+
+def ask(agent, request, fds=()):
+    """As `ForkServer` asks: the length with the descriptors, then the body."""
+    body = json.dumps(request).encode()
+    socket.send_fds(agent, [len(body).to_bytes(4, "big")], fds)
+    agent.sendall(body)
+
+
+def test_a_request_brings_its_descriptors(ends, tmp_path):
+    agent, server = ends
+    (tmp_path / "file").write_text("through the socket")
+    with (tmp_path / "file").open() as file:
+        ask(agent, {"rank": 3, "env": {"A": "é\n"}}, [file.fileno()])
+    request, [fd] = read_request(server)
+    assert request == {"rank": 3, "env": {"A": "é\n"}}
+    with os.fdopen(fd) as again:
+        assert again.read() == "through the socket"
+
+
+def test_requests_do_not_run_into_each_other(ends):
+    agent, server = ends
+    sent = [{"rank": rank, "pad": "x" * 50_000 * rank} for rank in range(4)]
+    asking = threading.Thread(target=lambda: [ask(agent, request) for request in sent])
+    asking.start()
+    assert [read_request(server)[0] for _ in sent] == sent
+    asking.join()
+
+
+@pytest.mark.parametrize("said", [b"", b"\0\0\0\x10", b'\0\0\0\x10{"rank"'])
+def test_an_agent_that_hangs_up_is_the_end(ends, said):
+    agent, server = ends
+    agent.sendall(said)
+    agent.close()
+    assert read_request(server) is None
+
+
+def test_an_event_is_a_line(ends):
+    agent, server = ends
+    send_event(server, {"event": "started", "text": "two\nlines"})
+    send_event(server, {"event": "exited"})
+    first, second, rest = agent.recv(65536).split(b"\n")
+    assert json.loads(first) == {"event": "started", "text": "two\nlines"}
+    assert (json.loads(second), rest) == ({"event": "exited"}, b"")
+
+
+def test_a_server_that_is_not_there():
+    server = ForkServer()
+    assert not server.is_running
+    assert not server.fits([], {})
+    server.close()
+    assert server.pid == 0
+
+
+# An agent in a process of its own: closing a fork server ends everything below the process.
+AGENT = """
+import asyncio, json, os, sys
+from windlass.agent.node.forkserver_client import ForkServer
+archive, plan, how = sys.argv[1:]
+sys.argv = [archive]
+events = []
+
+async def run():
+    server = ForkServer()
+    server.start(["json", "no_such_module"], dict(os.environ))
+    loop, more = asyncio.get_running_loop(), asyncio.Event()
+    def on_event(event):
+        events.append(event)
+        more.set()
+    server.listen(loop, on_event)
+    async def until(kind, num=1):
+        while sum(e["event"] == kind for e in events) < num:
+            more.clear()
+            await asyncio.wait_for(more.wait(), 60)
+    await until("ready")
+    assert server.fits(["json", "no_such_module"], dict(os.environ))
+    assert not server.fits([], dict(os.environ))
+    assert not server.fits(["json", "no_such_module"], {**os.environ, "OMP_NUM_THREADS": "9"})
+    out, err = os.pipe(), os.pipe()
+    for rank in range(2):
+        env = {"RANK": str(rank), "WHAT": "x y"}
+        server.fork(plan, rank=rank, attempt=0, env=env, fds=(out[1], err[1]))
+    os.close(out[1]); os.close(err[1])
+    await until("started", 2)
+    if how == "kill":
+        os.kill(server.pid, 9)
+        await until("gone")
+        assert not server.is_running
+    else:
+        await until("exited", 2)
+        print(json.dumps(sorted(os.read(out[0], 65536).decode().splitlines())))
+    server.close()
+    print(json.dumps(events))
+
+asyncio.run(run())
+"""
+
+
+def run_agent(tmp_path, how, *argv):
+    spec = JobSpec(work=Command(argv=argv), procs=2)
+    plan = make_plan(spec, job_id="job-1", now_s=0, facts=Facts(environ={}))
+    (tmp_path / "plan.json").write_text(render_plan(plan))
+    archive = local_archive()
+    answer = subprocess.run(
+        [sys.executable, "-c", AGENT, archive, tmp_path / "plan.json", how],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert answer.returncode == 0, answer.stderr
+    return [json.loads(line) for line in answer.stdout.splitlines()]
+
+
+def test_ranks_start_run_and_end(tmp_path):
+    text, events = run_agent(tmp_path, "run", "sh", "-c", 'echo "$RANK $WHAT"; exit $((RANK + 5))')
+    assert text == ["0 x y", "1 x y"]
+    [ready] = [event for event in events if event["event"] == "ready"]
+    assert list(ready["missing"]) == ["no_such_module"]
+    assert (ready["num_threads"], ready["culprit"]) == (1, "")
+    pids = {event["rank"]: event["pid"] for event in events if event["event"] == "started"}
+    codes = {event["pid"]: event["code"] for event in events if event["event"] == "exited"}
+    assert {rank: codes[pid] for rank, pid in pids.items()} == {0: 5, 1: 6}
+
+
+def test_a_killed_server_is_told_and_takes_its_ranks_along(tmp_path):
+    [events] = run_agent(tmp_path, "kill", "sleep", "618")
+    assert events[-1] == {"event": "gone"}
+    for pid in (event["pid"] for event in events if event["event"] == "started"):
+        wait_for(lambda p=pid: p not in processes.read_parents(), f"rank {pid} is gone")

@@ -1,0 +1,178 @@
+"""The pod's own log: every line while somebody reads, a count of what is missing when nobody does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import threading
+from dataclasses import replace
+
+import pytest
+from kube.plans import make_pod_plan
+
+from windlass.agent.lead import termination
+from windlass.agent.lead.status_writer import Board
+from windlass.agent.node import pod_log_writer
+from windlass.agent.node.pod_log_writer import PodLog
+from windlass.wire.initial_status import render_status
+from windlass.wire.job_folder import JobFolder
+from windlass.wire.last_word import read_last_word
+from windlass.wire.log_lines import FULL, render_prefix
+from windlass.wire.status import Phase
+from windlass.wire.status_file import read_status
+
+
+@pytest.fixture
+def pipe():
+    """A pipe that holds one page, as a container runtime's that does not read."""
+    read_end, write_end = os.pipe()
+    fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, 4096)
+    os.set_blocking(read_end, False)
+    yield read_end, write_end
+    for fd in (read_end, write_end):
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def make_record(text):
+    return render_prefix(0.0, "stdout", FULL) + text.encode() + b"\n"
+
+
+async def read_lines(fd, last):
+    """Lines until one that ends with `last`."""
+    data = b""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(fd, ready.set)
+    try:
+        while not data.endswith(last + b"\n"):
+            await asyncio.wait_for(ready.wait(), 20)
+            ready.clear()
+            data += os.read(fd, 65536)
+    finally:
+        loop.remove_reader(fd)
+    return data.splitlines()
+
+
+def test_lines_of_ranks_are_written_at_once(pipe):
+    async def run():
+        log = PodLog(pipe[1])
+        log.add(3, 0, make_record("hello"))
+        log.add(0, 2, make_record("again"))
+        return os.read(pipe[0], 4096)
+
+    assert asyncio.run(run()) == b"[rank 3] hello\n[rank 0, attempt 2] again\n"
+
+
+def test_a_slow_reader_gets_everything(pipe):
+    async def run():
+        log = PodLog(pipe[1])
+        for number in range(2000):
+            log.add(0, 0, make_record(f"line {number}"))
+        return await read_lines(pipe[0], b"line 1999")
+
+    assert asyncio.run(run()) == [b"[rank 0] line %d" % number for number in range(2000)]
+
+
+def test_when_nobody_reads_lines_are_dropped_and_counted(pipe, monkeypatch):
+    monkeypatch.setattr(pod_log_writer, "_MAX_WAITING_BYTES", 2000)
+
+    async def run():
+        log = PodLog(pipe[1])
+        for number in range(1000):
+            log.add(0, 0, make_record(f"line {number}"))  # never blocks
+        before = os.read(pipe[0], 4096)
+        log._write_rest()
+        before += os.read(pipe[0], 4096)
+        log.add(0, 0, make_record("after"))
+        return before, os.read(pipe[0], 4096)
+
+    before, after = asyncio.run(run())
+    num_kept = before.count(b"\n")
+    assert before == b"".join(b"[rank 0] line %d\n" % number for number in range(num_kept))
+    assert 0 < num_kept < 1000
+    assert after == b"[%d lines are missing here]\n[rank 0] after\n" % (1000 - num_kept)
+
+
+def test_a_reader_that_is_gone_stops_nobody(pipe):
+    async def run():
+        log = PodLog(pipe[1])
+        os.close(pipe[0])
+        log.add(0, 0, make_record("into the void"))
+        log.add(0, 0, make_record("again"))
+        log.finish(b"the last word\n")
+
+    asyncio.run(run())
+
+
+def test_the_last_word_comes_after_all_that_waits(pipe):
+    """However long its reader takes: it is the last thing an agent does."""
+    os.set_blocking(pipe[0], True)
+    read = []
+
+    def read_on():
+        while not b"".join(read).endswith(b"the last word\n"):
+            read.append(os.read(pipe[0], 100))
+
+    async def run():
+        log = PodLog(pipe[1])
+        for number in range(1000):
+            log.add(0, 0, make_record(f"line {number}"))
+        reader = threading.Thread(target=read_on, daemon=True)
+        reader.start()
+        log.finish(b"the last word\n")
+        reader.join(20)
+
+    asyncio.run(run())
+    lines = b"".join(read).splitlines()
+    assert lines == [*(b"[rank 0] line %d" % number for number in range(1000)), b"the last word"]
+
+
+def leave_last_word(tmp_path, monkeypatch, plan, fill):
+    """What an agent whose job has ended leaves: its last word, and its termination message."""
+    monkeypatch.setattr(termination, "_MESSAGE_FILE", tmp_path / "message")
+    folder = JobFolder(tmp_path)
+
+    async def run():
+        board = Board(plan, folder)
+        board.start_attempt(1, fill(folder))
+        board.set_phase(Phase.SUCCEEDED, "AllRanksReturned", "all ranks returned")
+        with (tmp_path / "log").open("wb") as file:
+            log = PodLog(file.fileno())
+            termination.leave_last_word(board.status, folder, log)
+
+    asyncio.run(run())
+    said = read_last_word((tmp_path / "log").read_bytes())
+    return said, (tmp_path / "message").read_text(), folder
+
+
+def test_the_last_word_holds_the_last_attempt(tmp_path, monkeypatch):
+    plan = make_pod_plan(nodes=3, min_nodes=1)
+    kept = {
+        "attempt-1/rank-0.log": b"a line\n",
+        "attempt-1/rank-0.result": b"value",
+        "attempt-1/rank-1.error.json": b"{}",
+    }
+
+    def fill(folder):
+        for path, data in {**kept, "attempt-0/rank-0.result": b"earlier"}.items():
+            (tmp_path / path).parent.mkdir(exist_ok=True)
+            (tmp_path / path).write_bytes(data)
+        (folder.attempt(1) / ".rank-2.result.part").write_bytes(b"half")
+        return plan.on_nodes([0, 2])
+
+    said, message, folder = leave_last_word(tmp_path, monkeypatch, plan, fill)
+    status = read_status(folder.status.read_bytes())
+    assert status.work
+    assert said.files == {
+        "status.json": render_status(
+            replace(status, work="")
+        ),  # the arguments are in the plan alone
+        "attempt-1/world.json": folder.world(1).read_bytes(),  # which node had which ranks
+        **kept,
+    }
+    assert (said.omitted, message) == ({}, "succeeded: all ranks returned")
+    assert json.loads(said.files["status.json"])["phase"] == "succeeded"

@@ -1,0 +1,38 @@
+"""Hints that are shown in Python speak Python."""
+
+from __future__ import annotations
+
+import pytest
+
+from windlass.client.compute.app_keywords import speak_python
+from windlass.kube.unschedulable import diagnose
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        (
+            "ask for less with --gpus, --cpus or --nodes",
+            "ask for less with gpus=, cpus= or workers=",
+        ),
+        ("correct --volume or --secret", "correct volumes= or secrets="),
+        ("change --spread soft", 'change spread="soft"'),
+        ("change --node-selector and --toleration", "change node_selector= and tolerations="),
+        (
+            "it had no nodes after 9 s (--join-timeout)",
+            "it had no nodes after 9 s (launch_timeout)",
+        ),
+        ("kubectl delete pod p --grace-period=0 --force", None),
+        ("windlass doctor -e kubernetes shows what is free", None),
+    ],
+)
+def test_flags_are_keywords(said, meant):
+    assert speak_python(said) == (meant or said)
+
+
+def test_the_hint_of_a_compute_that_does_not_fit():
+    pod = {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "8"}}}]}}
+    sentence = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu. preemption: 0/2 nodes are available"
+    hint = speak_python(diagnose(pod, sentence).hint)
+    assert "ask for less with gpus= or workers=" in hint
+    assert "--" not in hint

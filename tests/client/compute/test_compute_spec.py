@@ -1,0 +1,122 @@
+"""From keywords to nodes: what is decided, what is refused, what makes nodes others."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from windlass.client.compute.compute_spec import decide, describe_change, read_ttl
+from windlass.client.compute.image import images
+from windlass.errors import SpecError
+
+
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+
+
+def test_without_a_cluster_it_is_this_machine():
+    wanted = decide({})
+    assert wanted.where.engine == "local"
+    assert (wanted.pod, wanted.procs, wanted.ttl_s) == (None, 1, None)
+
+
+def test_a_gpu_is_a_rank():
+    assert decide({"gpus": 8}).procs == 8
+
+
+def test_an_image_brings_steps_and_variables():
+    image = images.pytorch("24.08-py3").run("true").env(A=1, B=2)
+    wanted = decide({"image": image, "env": {"B": 3}})
+    assert wanted.steps == ({"kind": "run", "command": "true"},)
+    assert dict(wanted.env) == {"A": "1", "B": "3"}
+
+
+def test_what_can_change_in_place_does_not_make_other_nodes():
+    one = decide({"env": {"A": "1"}, "inactivity_ttl": 5, "image": images.python("3.12")})
+    other = decide({"env": {}, "inactivity_ttl": "9m", "image": images.python("3.12").run("true")})
+    assert one.digest == other.digest
+
+
+def make_interpreters(folder):
+    """As a virtual environment has them: links to one file, or to each other."""
+    folder.mkdir(parents=True)
+    (folder / "python").symlink_to(os.path.realpath(sys.executable))
+    for name in ("python3", "python3.99"):
+        (folder / name).symlink_to("python")
+    return [str(folder / name) for name in ("python", "python3", "python3.99")]
+
+
+def test_one_interpreter_under_several_names_does_not_make_other_nodes(monkeypatch, tmp_path):
+    """Whoever runs the client with it, and whoever names it."""
+    paths = make_interpreters(tmp_path / "venv" / "bin")
+    (tmp_path / "link").symlink_to("venv")
+    paths.append(str(tmp_path / "link" / "bin" / "python"))
+    digests = {decide({"python": path}).digest for path in paths}
+    for path in paths:
+        monkeypatch.setattr("sys.executable", path)
+        digests.add(decide({}).digest)
+    monkeypatch.setenv("PATH", str(tmp_path / "venv" / "bin"))
+    digests.add(decide({"python": "python3"}).digest)
+    assert len(digests) == 1
+
+
+def test_interpreters_of_two_environments_make_other_nodes(monkeypatch, tmp_path):
+    """Also where both are links to one file: their packages differ."""
+    one, other = (make_interpreters(tmp_path / name / "bin")[0] for name in ("one", "other"))
+    monkeypatch.setattr("sys.executable", one)
+    there = decide({}).make_plan("nodes", 1, ()).work
+    monkeypatch.setattr("sys.executable", other)
+    wanted = decide({})
+    assert there.fixed != wanted.digest
+    text = describe_change(there.about, wanted.fixed)
+    assert text.startswith("python: /")
+    assert ["/one/bin/" in text, "/other/bin/" in text.partition(" -> ")[2]] == [True, True]
+    assert ";" not in text
+
+
+def test_a_change_is_described():
+    text = describe_change(
+        {"memory": "1Gi", "image": "a", "gpus": 0}, {"memory": "2Gi", "image": "a"}
+    )
+    assert "memory: 1Gi -> 2Gi" in text
+    assert "image" not in text
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [(None, None), ("none", None), (90, 90.0), ("30m", 1800.0), ("1h", 3600.0)]
+)
+def test_times(given, found):
+    assert read_ttl(given) == found
+
+
+@pytest.mark.parametrize("wrong", [0, -1, "soon"])
+def test_wrong_times(wrong):
+    with pytest.raises(SpecError, match="inactivity_ttl"):
+        read_ttl(wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"memory": 512}, {"shm": 64}, {"volumes": [3]}, {"image": 3}])
+def test_wrong_values(wrong):
+    with pytest.raises(SpecError) as caught:
+        decide(wrong)
+    assert caught.value.hint
+
+
+def test_secrets_are_in_no_repr(monkeypatch):
+    from windlass.client.compute.secret import Secret
+
+    monkeypatch.setenv("API_KEY", "swordfish")
+    wanted = decide({"secrets": [Secret.from_env(["API_KEY"])]})
+    assert wanted.hidden == {"API_KEY": "swordfish"}
+    assert "swordfish" not in repr(wanted)
+
+
+def test_variables_that_are_set_changed_and_taken_away():
+    before = decide({"env": {"A": "1", "B": "1", "C": "1"}}).make_plan("t", 1, ()).env
+    wanted = decide({"env": {"A": "1", "B": "2", "D": "1"}})
+    assert wanted.compare_env(before) == {"B": "2", "C": None, "D": "1"}
+    assert wanted.compare_env(wanted.make_plan("t", 1, ()).env) == {}

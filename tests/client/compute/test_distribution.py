@@ -1,0 +1,53 @@
+"""How a callable is spread: the words that `.distribute` takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from windlass.client.compute.distribution import Spread, make_spread
+from windlass.errors import SpecError
+
+
+def test_the_words_of_others_mean_the_same():
+    wanted = Spread(framework="pytorch", workers=4, procs=2)
+    assert make_spread("pytorch", workers=4, procs=2) == wanted
+    assert make_spread(num_workers=4, num_proc=2) == wanted
+    assert make_spread(replicas=4, nproc_per_node=2) == wanted
+
+
+@pytest.mark.parametrize("framework", ["ray", "monarch"])
+def test_what_comes_later(framework):
+    with pytest.raises(SpecError, match="not there yet"):
+        make_spread(framework)
+
+
+@pytest.mark.parametrize(("wrong", "hint"), [("torch", "pytorch"), ("spdm", "spmd")])
+def test_misspelt_frameworks(wrong, hint):
+    with pytest.raises(SpecError) as caught:
+        make_spread(wrong)
+    assert f"'{hint}'" in caught.value.hint
+
+
+def test_misspelt_keywords():
+    with pytest.raises(SpecError, match="no keyword 'worker'") as caught:
+        make_spread(worker=2)
+    assert "'workers'" in caught.value.hint
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, "2", True, None])
+def test_numbers(wrong):
+    with pytest.raises(SpecError, match="workers must be 1 or more"):
+        make_spread(workers=wrong)
+
+
+def test_a_range_of_nodes():
+    assert make_spread(workers="2:4") == Spread(workers=4, min_workers=2)
+    assert make_spread(nodes=" 1 : 3 ", procs=2) == Spread(workers=3, min_workers=1, procs=2)
+    assert make_spread(workers="4:4") == make_spread(workers=4)
+
+
+@pytest.mark.parametrize("wrong", ["4:2", "0:2", ":2", "2:", "a:b", "2-4", "-1:2"])
+def test_ranges_that_are_none(wrong):
+    with pytest.raises(SpecError, match="workers must be 1 or more, or MIN:MAX") as caught:
+        make_spread(workers=wrong)
+    assert 'workers="2:4"' in caught.value.hint

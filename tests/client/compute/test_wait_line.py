@@ -1,0 +1,113 @@
+"""What is waited for: said once, then only what changed; on a terminal one line that is rewritten."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pty
+import sys
+
+import pytest
+
+from windlass.client.compute import wait_line as module
+from windlass.client.compute.engine_choice import say
+from windlass.client.compute.wait_line import WaitingLine
+
+ERASE = "\r\x1b[2K"
+
+
+class Terminal:
+    """A terminal of 80 columns."""
+
+    def __init__(self):
+        self._above, below = pty.openpty()
+        os.set_blocking(self._above, False)
+        self.stream = os.fdopen(below, "w")
+
+    def read(self):
+        """What it was sent since."""
+        found = b""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._above, 1 << 16):
+                found += data
+        return found.decode()
+
+    def close(self):
+        self.stream.close()
+        os.close(self._above)
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    found = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(module, "_REDRAW_S", 0.0)
+
+    yield found
+    found.close()
+
+
+def test_a_pipe_is_told_once_and_then_what_changed(monkeypatch):
+    piped = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", piped)
+    line = WaitingLine()
+    for _ in range(5):
+        line.show("c: waiting for node 1")
+    for _ in range(5):
+        line.show("c: waiting for node 1: each pod wants 8 GPUs")
+    line.end()
+    line.show("c: waiting for node 1")
+    assert piped.getvalue().splitlines() == [
+        "windlass: c: waiting for node 1",
+        "windlass: c: waiting for node 1: each pod wants 8 GPUs",
+        "windlass: c: waiting for node 1",
+    ]
+
+
+def test_a_terminal_has_one_line_that_is_rewritten(terminal, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", terminal.stream)
+    line = WaitingLine()
+    for _ in range(3):
+        line.show("c: waiting for node 1")
+    sent = terminal.read()
+    assert "\n" not in sent
+    assert sent.count("windlass: c: waiting for node 1 (0.0s)") == 3
+    assert sent.count(ERASE) == 2
+    line.end()
+    assert terminal.read() == ERASE
+
+
+def test_what_is_too_long_for_a_terminal_is_said_whole_once(terminal, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", terminal.stream)
+    line = WaitingLine()
+    text = f"c: {'each pod wants more than there is, ' * 4}-> ask for less"
+    for _ in range(3):
+        line.show(text)
+    sent = terminal.read()
+    *whole, below = sent.split("\r\n")
+    assert " ".join(line.strip() for line in whole) == f"windlass: {text}"
+    assert whole[-1] == "  -> ask for less", "what to do begins a line"
+    assert all(len(line) < 80 for line in whole), "and no word is torn"
+    assert below.count("windlass: waiting (0.0s)") == 3
+
+
+def test_other_lines_stand_above_it(terminal, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", terminal.stream)
+    line = module.waiting_line
+    line.show("c: waiting for node 1")
+    terminal.read()
+    say("c: 1 -> 2 nodes")
+    assert terminal.read() == f"{ERASE}windlass: c: 1 -> 2 nodes\r\n"
+    line.show("c: waiting for node 1")
+    assert terminal.read().startswith("windlass: c: waiting for node 1 (")
+    line.end()
+
+
+def test_what_it_is_told_does_not_move_the_cursor(terminal, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", terminal.stream)
+    line = WaitingLine()
+    line.show("c: \x1b[2Jan image\nof two lines")
+    assert terminal.read() == "windlass: c: an image of two lines (0.0s)"

@@ -1,0 +1,137 @@
+"""What a torchrun line says of its size counts, unless it is said again; then the two must agree."""
+
+from __future__ import annotations
+
+import pytest
+
+from windlass.client.jobs.run import prepare
+from windlass.errors import SpecError
+
+
+def size(words: str, **flags):
+    plan = prepare(["sh", "-c", words], detach=False, flags=flags).plan
+    return len(plan.nodes), plan.nodes[0].num_ranks
+
+
+@pytest.mark.parametrize(
+    ("words", "flags", "found"),
+    [
+        ("torchrun --nnodes=2 --nproc_per_node=4 t.py", {}, (2, 1)),
+        ("torchrun --nnodes 2 --nproc-per-node 4 t.py", {"gpus": 4}, (2, 1)),
+        ("torchrun --nnodes=1:3 t.py", {}, (3, 1)),
+        ("torchrun --nnodes=1:3 t.py", {"nodes": 2}, (2, 1)),
+        ("torchrun --nproc_per_node=4 t.py", {"nodes": 2, "procs": 4}, (2, 1)),
+        ("torchrun --standalone --nnodes=1 t.py", {"nodes": 2}, (2, 1)),
+        ("python t.py", {"gpus": 2}, (1, 2)),
+    ],
+)
+def test_how_large_a_command_is(words, flags, found):
+    assert size(words, **flags) == found
+
+
+def test_a_contradiction_is_told():
+    with pytest.raises(SpecError, match=r"says --nnodes=4, and 2 node\(s\) would run it") as caught:
+        size("torchrun --nnodes=4 t.py", nodes=2)
+    assert caught.value.hint == "leave --nnodes out, or write --nodes 4"
+
+
+ONE = (
+    "sh -c exec accelerate launch --multi_gpu --num_processes=2"
+    ' --main_process_port="$MASTER_PORT" t.py'
+)
+MANY = (
+    'sh -c exec accelerate launch --main_process_port="$MASTER_PORT" --num_machines=2'
+    ' --machine_rank="$NODE_RANK" --main_process_ip="$MASTER_ADDR" --cpu --num_processes=8 t.py'
+)
+
+
+def plan_of(words, **flags):
+    return prepare(words.split(), detach=False, flags=flags).plan
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "torchrun main.py",
+        "python -m torch.distributed.run main.py",
+        "python -u -m torch.distributed.launch main.py",
+        "env A=1 torchrun --max-restarts 3 main.py",
+    ],
+)
+@pytest.mark.parametrize("flags", [{"procs": 2}, {"gpus": 2}])
+def test_torchrun_is_one_command_a_node(words, flags):
+    plan = plan_of(words, nodes=2, **flags)
+    assert [node.num_ranks for node in plan.nodes] == [1, 1]
+    assert (plan.env["PET_NPROC_PER_NODE"], plan.env["NPROC_PER_NODE"]) == ("2", "2")
+    assert "OMP_NUM_THREADS" not in plan.env  # torchrun decides
+
+
+@pytest.mark.parametrize(
+    "words", ["python main.py --launcher torchrun", "python -c 1 torchrun", "echo a", "sh -c 'a"]
+)
+def test_other_commands_are_one_a_rank(words):
+    plan = plan_of(words, nodes=2, procs=2)
+    assert [node.num_ranks for node in plan.nodes] == [2, 2]
+    assert "PET_NPROC_PER_NODE" not in plan.env
+
+
+@pytest.mark.parametrize(
+    ("words", "flags", "message"),
+    [
+        ("torchrun --nproc-per-node=4 t.py", {"procs": 2}, "starts 4 processes a node, and 2"),
+        ("torchrun --node_rank=0 t.py", {"nodes": 2}, "on node 0, and 2 nodes would run it"),
+    ],
+)
+def test_what_cannot_be_true_on_every_node_is_refused(words, flags, message):
+    with pytest.raises(SpecError, match=message):
+        plan_of(words, **flags)
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    """Programs of these names, so that they are found."""
+    for name in ("accelerate", "deepspeed"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+
+@pytest.mark.parametrize(
+    ("words", "flags", "told"),
+    [
+        ("accelerate launch t.py --lr 1", {}, "accelerate launch t.py --lr 1"),
+        (
+            "accelerate launch t.py",
+            {"procs": 2},
+            ONE,
+        ),
+        (
+            "accelerate launch --cpu --num_processes=8 t.py",
+            {"nodes": 2},
+            MANY,
+        ),
+        (
+            "deepspeed t.py --x",
+            {"gpus": 2},
+            'sh -c exec deepspeed --num_gpus=2 --master_port="$MASTER_PORT" t.py --x',
+        ),
+    ],
+)
+def test_others_are_told_by_their_flags(programs, words, flags, told):
+    plan = plan_of(words, **flags)
+    assert plan.work.label == told
+    assert {node.num_ranks for node in plan.nodes} == {1}
+
+
+def test_in_a_shell_s_text_too(programs):
+    words = ["bash", "-c", "cd x && accelerate launch --cpu t.py"]
+    plan = prepare(words, detach=False, flags={"procs": 3}).plan
+    assert plan.work.argv[2] == (
+        'cd x && accelerate launch --num_processes=3 --main_process_port="$MASTER_PORT" --cpu t.py'
+    )
+
+
+def test_deepspeed_on_many_nodes_says_what_to_type(programs):
+    with pytest.raises(SpecError, match="by ssh") as caught:
+        plan_of("deepspeed --master_port 1 t.py --lr 2", nodes=2, procs=4)
+    assert caught.value.hint == "windlass run --nodes 2 --procs 4 t.py --lr 2"

@@ -1,0 +1,288 @@
+"""The live view: lines scroll, the status line stays below them and is gone in the end."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+
+import pytest
+
+from windlass.client.jobs.live_view import (
+    LiveView,
+    QuietView,
+    render_line,
+    render_metric,
+    render_progress,
+    render_seconds,
+    render_status_line,
+)
+from windlass.wire.log_lines import LogLine
+from windlass.wire.status import (
+    Condition,
+    FailureKind,
+    JobStatus,
+    Moment,
+    Phase,
+    Progress,
+    RankStatus,
+    Verdict,
+)
+
+ERASE = "\r\x1b[2K"
+
+
+class Tty(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+
+
+def line(text, rank=0, node=0, stream="stdout", replaced=False):
+    return LogLine(
+        at_s=1.0, node=node, rank=rank, attempt=0, stream=stream, text=text, replaced=replaced
+    )
+
+
+def status(phase=Phase.RUNNING, states=("running", "running"), imported=True, **fields):
+    moments = (Moment(name="imports done", at_s=1.0),) if imported else ()
+    ranks = tuple(RankStatus(rank=i, node=0, state=state) for i, state in enumerate(states))
+    base = {"job_id": "train-1", "name": "train-1", "engine": "local", "work": "train.py"}
+    return JobStatus(
+        **base,
+        phase=phase,
+        num_ranks=len(ranks),
+        ranks=ranks,
+        timeline=moments,
+        created_at_s=100.0,
+        **fields,
+    )
+
+
+def on_screen(text):
+    """What a terminal shows after `text`: each line as it was left."""
+    return [re.sub(r"\x1b\[[0-9;]*m", "", row.rpartition(ERASE)[2]) for row in text.split("\n")]
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (status(Phase.PENDING), "train-1 pending 5.0s"),
+        (status(Phase.STARTING), "train-1 starting 5.0s"),
+        (status(imported=False), "train-1 importing 5.0s"),
+        (status(), "train-1 2/2 ranks running 5.0s"),
+        (status(states=("running", "returned")), "train-1 1/2 ranks running, 1 done 5.0s"),
+        (status(attempt=1, restarts=3), "train-1 2/2 ranks running 5.0s · attempt 1"),
+        (
+            status(
+                progress=Progress(step=5, total=10, metrics={"loss": 0.123456, "lr": 1}, eta_s=65.0)
+            ),
+            (
+                "train-1 2/2 ranks running 5.0s · step 5/10 ━━━━━━━━━━────────── 50% · "
+                "loss 0.1235 · lr 1 · 1m05s left"
+            ),
+        ),
+        (status(progress=Progress(step=7)), "train-1 2/2 ranks running 5.0s · step 7"),
+    ],
+)
+def test_the_status_line(shown, expected):
+    assert render_status_line(shown, now_s=105.0) == expected
+
+
+def test_a_bar_of_the_user_s_own_is_shown_where_nothing_is_reported():
+    assert render_status_line(status(), now_s=105.0, bar="40%|####").endswith(" · 40%|####")
+    reported = status(progress=Progress(step=1))
+    assert "####" not in render_status_line(reported, now_s=105.0, bar="40%|####")
+
+
+@pytest.mark.parametrize(
+    ("progress", "parts"),
+    [
+        (Progress(), []),
+        (Progress(step=0, total=0), ["step 0"]),
+        (Progress(step=15, total=10), ["step 15/10 ━━━━━━━━━━━━━━━━━━━━ 100%"]),
+        (Progress(step=10, total=10, eta_s=0.0), ["step 10/10 ━━━━━━━━━━━━━━━━━━━━ 100%"]),
+        (Progress(metrics={"mode": "eval"}), ["mode eval"]),
+    ],
+)
+def test_progress(progress, parts):
+    assert render_progress(progress) == parts
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1, "0.0s"), (0, "0.0s"), (1.24, "1.2s"), (9.94, "9.9s"), (42.4, "42s"), (59.6, "1m00s"),
+        (185, "3m05s"), (3599.9, "1h00m"), (7800, "2h10m"), (360_000, "100h00m"),
+    ],
+)  # fmt: skip
+def test_seconds(seconds, text):
+    assert render_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.1234567, "0.1235"),
+        (1e-9, "1e-09"),
+        (3, "3"),
+        ("x", "x"),
+        (None, "None"),
+        (float("nan"), "nan"),
+    ],
+)
+def test_metrics(value, text):
+    assert render_metric(value) == text
+
+
+def test_a_line_has_its_node_and_rank():
+    assert render_line(line("hi \x1b[2Jthere", rank=3, node=1), colour=False) == "[1/3] hi there"
+    assert render_line(line("\x1b[31mred"), colour=True).endswith(" \x1b[31mred\x1b[0m")
+
+
+def test_where_lines_go():
+    out, talk = io.StringIO(), io.StringIO()
+    view = LiveView(out=out, talk=talk)
+    view.show(status(), [line("to out"), line("to err", rank=1, stream="stderr")])
+    view.close()
+    assert out.getvalue() == "[0/0] to out\n"
+    assert talk.getvalue() == "[0/1] to err\n"  # and no status line: this is no terminal
+
+
+def test_on_a_terminal_the_status_line_is_drawn_and_erased():
+    talk = Tty()
+    view = LiveView(out=talk, talk=talk)
+    view.show(status(), [])
+    assert "2/2 ranks running" in on_screen(talk.getvalue())[-1]
+    view.show(status(), [line("a line")])
+    rows = on_screen(talk.getvalue())
+    assert rows[0] == "[0/0] a line"
+    assert "2/2 ranks running" in rows[-1]  # drawn again at once below it
+    view.close()
+    assert on_screen(talk.getvalue()) == ["[0/0] a line", ""]
+
+
+def test_an_ended_job_has_no_status_line():
+    talk = Tty()
+    view = LiveView(out=io.StringIO(), talk=talk)
+    view.show(status(Phase.SUCCEEDED), [])
+    view.close()
+    assert talk.getvalue() == ""
+
+
+def test_the_status_line_fits_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    talk = Tty()
+    view = LiveView(out=io.StringIO(), talk=talk)
+    metrics = {f"metric{i}": "two\nlines \x1b[2J" for i in range(20)}
+    view.show(status(progress=Progress(step=1, metrics=metrics)), [])
+    [row] = on_screen(talk.getvalue())
+    assert row.startswith("train-1 2/2 ranks running")
+    assert len(row) < 30
+
+
+def test_no_colour_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    talk = Tty()
+    view = LiveView(out=talk, talk=talk)
+    view.show(status(), [line("\x1b[31mred\x1b[0m")])
+    view.close()
+    assert "\x1b" not in talk.getvalue().replace(ERASE, "")
+    assert "[0/0] red\n" in talk.getvalue()
+
+
+def test_of_a_progress_bar_only_the_last_drawing_is_printed():
+    out = io.StringIO()
+    view = LiveView(out=out, talk=io.StringIO())
+    view.show(status(), [line("10%", replaced=True), line("20%", replaced=True)])
+    assert out.getvalue() == ""
+    view.show(status(), [line("100%")])
+    view.show(status(), [line("next 5%", replaced=True)])
+    view.close()
+    assert out.getvalue() == "[0/0] 100%\n[0/0] next 5%\n"
+    view.close()
+    assert out.getvalue().count("5%") == 1
+
+
+def test_a_bar_is_in_the_status_line():
+    talk = Tty()
+    view = LiveView(out=io.StringIO(), talk=talk)
+    view.show(status(), [line("30%|###", replaced=True)])
+    assert on_screen(talk.getvalue())[-1].endswith("30%|###")
+
+
+def warning(message, reason="LogTruncated"):
+    return Condition(type="warning", reason=reason, message=message, since_s=1.0)
+
+
+def phase_condition(phase):
+    return Condition(type=phase.value, reason="RanksRunning", message="", since_s=1.0)
+
+
+def test_warnings_are_said_once():
+    talk = io.StringIO()
+    view = LiveView(out=io.StringIO(), talk=talk)
+    for _ in range(2):
+        view.show(status(conditions=(warning("the disk is full"),)), [])
+    view.show(status(conditions=(warning("the disk is full"), warning("so is the other"))), [])
+    assert talk.getvalue() == "windlass: the disk is full\nwindlass: so is the other\n"
+
+
+def test_a_restart_is_said():
+    talk = io.StringIO()
+    view = LiveView(out=io.StringIO(), talk=talk)
+    running = phase_condition(Phase.RUNNING)
+    view.show(status(conditions=(running,), restarts=2), [])
+    failed = Verdict(kind=FailureKind.KILLED, message="rank 1 was killed by SIGKILL")
+    again = status(
+        conditions=(running, phase_condition(Phase.STOPPING), replace(running, since_s=9.0)),
+        history=(failed,),
+        attempt=1,
+        restarts=2,
+    )
+    view.show(again, [])
+    view.show(again, [])
+    assert talk.getvalue() == ("windlass: rank 1 was killed by SIGKILL; restarted, attempt 1\n")
+
+
+def test_interrupts_say_what_is_left():
+    talk = io.StringIO()
+    view = LiveView(out=io.StringIO(), talk=talk)
+    view.interrupted(now=False)
+    view.show(status(states=("running", "returned", "running", "pending")), [])
+    view.interrupted(now=False)
+    view.interrupted(now=True)
+    assert talk.getvalue().splitlines() == [
+        "windlass: stopping 0 rank(s); Ctrl-C again to kill them now",
+        "windlass: stopping 3 rank(s); Ctrl-C again to kill them now",
+        "windlass: killing every rank now",
+    ]
+
+
+def test_the_quiet_view_is_quiet(capsys):
+    view = QuietView()
+    view.show(status(), [line("x")])
+    view.interrupted(now=True)
+    view.close()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_blocks_is_told_in_whole_words_and_what_to_do_begins_a_line():
+    text = f"{'each pod wants more than there is, ' * 4}-> windlass compute rm my-idle-compute"
+    blocker = Condition(type="blocker", reason="X", message=text, since_s=1.0)
+    blocked = status(Phase.PENDING, conditions=(blocker,))
+    for talk in (Tty(), io.StringIO()):
+        LiveView(out=io.StringIO(), talk=talk).show(blocked, [])
+        *whole, _ = talk.getvalue().split("\n")
+        assert " ".join(one.strip() for one in whole) == f"windlass: {text}"
+        if talk.isatty():
+            assert whole[-1] == "  -> windlass compute rm my-idle-compute"
+            assert max(map(len, whole)) < 100
+        else:
+            assert len(whole) == 1

@@ -1,0 +1,120 @@
+"""From settings to a pod: every setting arrives, and a patch may be a table, YAML or a file."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from windlass.client.compute.compute_spec import decide
+from windlass.client.jobs.pod_settings import make_pod
+from windlass.client.jobs.run import prepare
+from windlass.errors import SpecError
+from windlass.settings import read_settings
+from windlass.spec.placement import Toleration
+from windlass.spec.storage import Claim, HostPath, SecretVariables
+
+
+def pod_of(tmp_path, **flags):
+    settings = read_settings(
+        flags={"image": "torch:1", **flags}, environ={"HOME": str(tmp_path)}, start=tmp_path
+    )
+    return make_pod(settings)
+
+
+def test_texts_become_records(tmp_path):
+    pod = pod_of(
+        tmp_path,
+        cpus=4,
+        memory="8Gi",
+        requests={"cpus": 2},
+        volumes=["data:/data"],
+        secrets="hf",
+        tolerations=["spot"],
+        labels=["team=red"],
+        namespace="mine",
+        run_as="none",
+        ttl_s="2h",
+    )
+    assert (pod.cpus, pod.memory, pod.requests, pod.namespace) == (
+        "4",
+        "8Gi",
+        {"cpus": "2"},
+        "mine",
+    )
+    assert pod.volumes == (Claim(claim="data", path="/data"),)
+    assert pod.secrets == (SecretVariables(secret="hf"),)
+    assert pod.tolerations == (Toleration(key="spot"),)
+    assert (pod.labels, pod.run_as, pod.ttl_s) == ({"team": "red"}, None, 7200.0)
+
+
+def test_folders_of_the_host_have_a_flag_of_their_own(tmp_path):
+    with pytest.raises(SpecError, match="is a folder of the machine"):
+        pod_of(tmp_path, volumes=["/a:/a"])
+    pod = pod_of(tmp_path, volumes=["/a:/a"], allow_host_path=True)
+    assert pod.volumes == (HostPath(source="/a", path="/a"),)
+
+
+def test_a_patch_in_any_form(tmp_path):
+    (tmp_path / "pod.yaml").write_text("spec:\n  hostNetwork: true\n")
+    wanted = {"spec": {"hostNetwork": True}}
+    for given in (wanted, "spec: {hostNetwork: true}", "pod.yaml", tmp_path / "pod.yaml"):
+        assert pod_of(tmp_path, patch=given).patch == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("none.yaml", "cannot read the patch"),
+        ("spec: [", "the patch is not YAML"),
+        ("{}", "the patch is not a table"),
+        ("- a: b", "the patch is not a table"),
+        ("hostNetwork: true", "the patch has 'hostNetwork' at its top"),
+    ],
+)
+def test_refused_patches(tmp_path, given, says):
+    with pytest.raises(SpecError, match=says) as caught:
+        pod_of(tmp_path, patch=given)
+    assert "a patch looks like" in caught.value.hint
+
+
+def test_a_patch_must_fit_json(tmp_path):
+    with pytest.raises(SpecError, match="the patch holds what JSON cannot") as caught:
+        pod_of(tmp_path, patch="metadata: {annotations: {day: 2024-01-01}}")
+    assert "in quotes" in caught.value.hint
+
+
+MINE, THEIRS = sys.executable, "/opt/nobody-has-this-here/bin/python"
+
+
+@pytest.mark.parametrize(
+    ("engine", "exported", "flag", "python"),
+    [
+        ("kubernetes", MINE, None, ""),
+        ("kubernetes", THEIRS, None, THEIRS),
+        ("kubernetes", "python3.12", None, "python3.12"),
+        ("kubernetes", MINE, MINE, MINE),
+        ("statefulset", MINE, None, ""),
+        ("local", MINE, None, MINE),
+    ],
+)
+def test_this_machines_python_is_not_the_pods(monkeypatch, caplog, engine, exported, flag, python):
+    """One that a shell exports is for this machine; all else that names one is meant."""
+    monkeypatch.setenv("WINDLASS_PYTHON", exported)
+    flags = {"engine": engine, "image": "torch:1", "python": flag}
+    assert prepare(["true"], detach=True, flags=flags).plan.python == python
+    assert ("--python names another" in caplog.text) == (python not in (exported, flag))
+
+
+def test_nor_is_it_a_computes(monkeypatch):
+    monkeypatch.setenv("WINDLASS_PYTHON", MINE)
+    wanted = decide({"engine": "kubernetes", "image": "torch:1"})
+    assert (wanted.settings.python, wanted.fixed["python"]) == ("", "")
+    assert decide({"engine": "local"}).settings.python == MINE
+
+
+def test_a_settings_file_means_the_pods(tmp_path, monkeypatch):
+    (tmp_path / "windlass.toml").write_text(f'python = "{MINE}"')
+    monkeypatch.chdir(tmp_path)
+    flags = {"engine": "kubernetes", "image": "torch:1"}
+    assert prepare(["true"], detach=True, flags=flags).plan.python == MINE

@@ -1,0 +1,152 @@
+"""What is imported ahead: torch when the source leads to it, its compiler when it will be wanted."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from windlass.client.jobs.preload import TORCH, choose_preload
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(**files):
+        for name, text in files.items():
+            path = tmp_path / f"{name.replace('__', '/').replace('INIT', '__init__')}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return tmp_path / "train.py"
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch",
+        "import os, torch.nn as nn",
+        "from torch import nn",
+        "from torch.utils.data import DataLoader",
+        "def f():\n    import torch",
+        "try:\n    import torch\nexcept ImportError: pass",
+    ],
+)
+def test_directly(write, text):
+    assert choose_preload(write(train=text)) == TORCH
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "import os, json",
+        "torch = 1",
+        "# import torch",
+        "print('import torch')",
+        "import torchless_thing",
+        "import windlass",
+        "this is no python",
+        "x = '\0'",
+        f"from {'.' * 90}x import y",
+    ],
+)
+def test_not_at_all(write, text):
+    assert choose_preload(write(train=text)) == ()
+
+
+def test_through_files_of_the_project(write):
+    script = write(train="import model", model="from pkg.deep import net", pkg__deep="import torch")
+    assert choose_preload(script) == TORCH
+    assert choose_preload(write(train="from pkg import deep")) == TORCH
+    assert choose_preload(write(train="import pkg", pkg__INIT="from pkg import deep")) == TORCH
+    assert choose_preload(write(train="import other", other="import train")) == ()
+
+
+def test_through_relative_imports_of_a_package(write):
+    script = write(
+        train="import pkg", pkg__INIT="from .model import Net", pkg__model="import torch"
+    )
+    assert choose_preload(script) == TORCH
+    script = write(
+        train="import pkg", pkg__INIT="from . import nets", pkg__nets="import torch", pkg__model=""
+    )
+    assert choose_preload(script) == TORCH
+    script = write(
+        train="import pkg.sub.inner",
+        pkg__INIT="",
+        pkg__nets="",
+        pkg__sub__inner="from ..far import x",
+        pkg__far="import torch",
+    )
+    assert choose_preload(script) == TORCH
+
+
+def test_the_compiler_is_left_to_the_ranks(write):
+    ddp = "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP"
+    assert choose_preload(write(train=ddp)) == TORCH
+    assert choose_preload(write(train="import model, torch", model="x = torch.compile")) == TORCH
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Put a package, as pip leaves it, where imports are found."""
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.setattr(sys, "path", [str(site), *sys.path])
+
+    def install(name, *requires):
+        info = site / f"{name}-1.0.dist-info"
+        info.mkdir(exist_ok=True)
+        lines = [f"Requires-Dist: {line}" for line in requires]
+        (info / "METADATA").write_text(
+            "\n".join(["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0", *lines]) + "\n"
+        )
+
+    return install
+
+
+@pytest.mark.parametrize(
+    "requires",
+    [
+        "torch",
+        "torch>=2.0",
+        "torch==2.1.0",
+        "torch (>=1.9)",
+        "torch<4.0,>=2.1.0",  # as lightning asks for it
+        "torch~=2.0",
+        "torch!=2.0.1",
+        "torch ; python_version >= '3.8'",
+        "torch; python_version >= '3.8'",
+        "torch[opt]>=2",
+    ],
+)
+def test_through_an_installed_package(write, install, requires):
+    install("liblightning", "numpy", requires)
+    assert choose_preload(write(train="from liblightning.pytorch import Trainer")) == TORCH
+
+
+@pytest.mark.parametrize(
+    "requires", ["torchvision", "torch-geometric>=1", "torch_fidelity", "pytorch", "torch.nn"]
+)
+def test_a_package_that_wants_something_else(write, install, requires):
+    install("libother", requires)
+    assert choose_preload(write(train="import libother")) == ()
+
+
+def test_a_file_of_the_project_hides_an_installed_package(write, install):
+    install("libshadow", "torch")
+    assert choose_preload(write(train="import libshadow", libshadow="")) == ()
+
+
+def test_a_script_that_is_not_there(tmp_path):
+    assert choose_preload(tmp_path / "none.py") == ()
+
+
+def test_many_files_are_given_up(write, tmp_path):
+    for number in range(300):
+        (tmp_path / f"m{number}.py").write_text(f"import m{number + 1}\n")
+    (tmp_path / "m300.py").write_text("import torch\n")
+    assert choose_preload(write(train="import m0")) == ()
+    assert Path(tmp_path / "m300.py").exists()

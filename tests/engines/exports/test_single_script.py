@@ -1,0 +1,55 @@
+"""The one script that travels without Windlass: read as it is, and refused when it is not alone."""
+
+from __future__ import annotations
+
+import pytest
+from kube.plans import make_pod_plan
+
+from windlass.engines.exports.single_script import read_solo
+from windlass.errors import SpecError
+from windlass.spec.work import Command, Script
+
+
+def read(tmp_path, text, **asked):
+    (tmp_path / "train.py").write_text(text)
+    return read_solo(make_pod_plan(**asked), tmp_path)
+
+
+def test_a_script_that_stands_alone(tmp_path):
+    text = "import os, torch.nn\nfrom . import x\n# ä\n"
+    assert read(tmp_path, text) == text
+
+
+def test_code_in_the_image_is_not_read(tmp_path):
+    plan = make_pod_plan(work=Script(path="/app/none.py"), in_image=True)
+    assert read_solo(plan, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("import model", "train.py imports model, which lies beside it"),
+        ("from model.layers import x", "train.py imports model"),
+        ("def f():\n  import package.x", "train.py imports package"),
+        ("import (", "train.py is not Python"),
+        ("#" * 200_001, "has more than 200,000 bytes"),
+    ],
+)
+def test_refused(tmp_path, text, says):
+    (tmp_path / "model.py").write_text("")
+    (tmp_path / "package").mkdir()
+    with pytest.raises(SpecError) as caught:
+        read(tmp_path, text)
+    assert says in caught.value.message
+    assert caught.value.hint
+
+
+def test_what_is_no_script_must_be_in_the_image(tmp_path):
+    with pytest.raises(SpecError, match="only a single script can travel") as caught:
+        read_solo(make_pod_plan(work=Command(argv=("ls",))), tmp_path)
+    assert "--in-image" in caught.value.hint
+
+
+def test_a_script_that_is_gone(tmp_path):
+    with pytest.raises(SpecError, match="cannot read train"):
+        read_solo(make_pod_plan(), tmp_path)

@@ -1,0 +1,293 @@
+"""The StatefulSet recipe: its names, golden files, refusals, and a training with nothing of ours in it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from goldens import check_golden
+from kube.plans import make_pod_plan
+from waits import wait_for
+
+from windlass.cli.export import render_manifests
+from windlass.engines.exports import statefulset
+from windlass.engines.protocol import JobRef, make_engine
+from windlass.errors import SpecError
+from windlass.kube.plain import make_plain
+from windlass.kube.torchrun_pods import Rendezvous
+from windlass.settings import read_settings
+from windlass.spec.storage import read_secret, read_volume
+from windlass.spec.work import Command, Function, Module, Script
+
+ALL_REDUCE = """\
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.tensor([float(dist.get_rank() + 1)])
+dist.all_reduce(total)
+print(f"rank {dist.get_rank()} group {os.environ['GROUP_RANK']} total {total.item():g}", flush=True)
+dist.destroy_process_group()
+"""
+SIZE = {"cpus": "500m", "memory": "1Gi"}
+
+
+def render(rendezvous=None, script="print(1)\n", **asked):
+    plan = make_pod_plan(**{"engine": "statefulset", "nodes": 2, **asked})
+    return statefulset.render(plan, script=script, rendezvous=rendezvous or Rendezvous())
+
+
+def template_of(documents):
+    return documents[-1]["spec"]["template"]["spec"]
+
+
+def container_of(documents):
+    (container,) = template_of(documents)["containers"]
+    return container
+
+
+def env_of(documents):
+    return {v["name"]: v.get("value", v.get("valueFrom")) for v in container_of(documents)["env"]}
+
+
+def test_the_recipe_is_this():
+    check_golden("statefulset/default.yaml", render(procs=2, **SIZE))
+
+
+def test_a_recipe_of_ones_own_is_this():
+    documents = render(
+        name="Mein Lauf",
+        work=Module(name="pkg.train", args=("--lr", "a b")),
+        script=None,
+        namespace="mine",
+        nodes=4,
+        min_nodes=2,
+        gpus=8,
+        procs=8,
+        restarts=3,
+        env={"NCCL_DEBUG": "INFO"},
+        secrets=(read_secret("HF_TOKEN=mine:key"),),
+        volumes=tuple(map(read_volume, ("models-pvc:/models", "new:1Gi:/out"))),
+        rendezvous=Rendezvous(backend="etcd-v2", endpoint="etcd:2379"),
+    )
+    check_golden("statefulset/own.yaml", documents)
+
+
+def test_the_names_are_the_classic_ones():
+    documents = render(procs=3)
+    kinds = [(d["kind"], d["metadata"]["name"]) for d in documents]
+    assert kinds == [
+        ("ConfigMap", "train-llm-code"),
+        ("Service", "train-rdzv"),
+        ("StatefulSet", "train-llm"),
+    ]
+    spec = documents[-1]["spec"]
+    assert spec["podManagementPolicy"] == "Parallel"
+    assert spec["selector"]["matchLabels"] == {"app": "train-llm"}
+    assert documents[1]["spec"]["publishNotReadyAddresses"] is True
+    assert container_of(documents)["name"] == "trainer"
+    env = env_of(documents)
+    assert (env["NNODES"], env["NPROC_PER_NODE"], env["MASTER_PORT"]) == ("2", "3", "29500")
+    assert env["MASTER_ADDR"] == "train-llm-0.train-rdzv"
+    assert env["RANK"]["fieldRef"]["fieldPath"] == "metadata.labels['apps.kubernetes.io/pod-index']"
+    for name in ("HF_TOKEN", "HUGGINGFACE_HUB_TOKEN"):
+        assert env[name]["secretKeyRef"] == {"name": "hf-token", "key": "token", "optional": True}
+    for name in ("NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "TORCH_NCCL_ASYNC_ERROR_HANDLING"):
+        assert env[name]
+    claims = {
+        v["name"]: v["persistentVolumeClaim"]["claimName"]
+        for v in template_of(documents)["volumes"]
+        if "persistentVolumeClaim" in v
+    }
+    assert claims == {"data": "datasets-pvc", "out": "outputs-pvc"}
+    assert template_of(documents)["topologySpreadConstraints"]
+
+
+def test_nothing_of_windlass_is_in_it():
+    text = render_manifests(render(env={"MINE": "x"}))
+    assert "windlass" not in text.lower()
+    assert "TORCHELASTIC" not in text
+
+
+def test_a_volume_takes_the_place_of_a_claim():
+    volumes = template_of(render(volumes=(read_volume("mine:/data"),)))["volumes"]
+    assert [v["name"] for v in volumes if "persistentVolumeClaim" in v] == ["out", "data"]
+
+
+@pytest.mark.parametrize("name", ["2 fast", "日本", "x" * 200])
+def test_any_name_is_made_valid(name):
+    documents = render(name=name)
+    for document in documents:
+        assert len(document["metadata"]["name"]) <= 63
+    assert len(documents[-1]["metadata"]["name"]) <= 52  # there is a hash behind it in a label
+
+
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        (Script(path="a b.py", args=("x y",)), "'/code/a b.py' 'x y' &"),
+        (Module(name="m", args=("-x",)), "--module m -x &"),
+        (Command(argv=("nvidia-smi", "-L")), "--no-python nvidia-smi -L &"),
+    ],
+)
+def test_what_torchrun_is_told(work, words):
+    shell = container_of(render(work=work))["command"][2]
+    assert words in shell
+    assert subprocess.run(["sh", "-n", "-c", shell], check=False).returncode == 0
+
+
+def test_functions_are_refused():
+    with pytest.raises(SpecError, match="not functions"):
+        render(work=Function(name="f", file="a.py"))
+
+
+def test_another_meeting_point():
+    shell = container_of(render(Rendezvous(backend="etcd-v2", endpoint="etcd:2379")))["command"][2]
+    assert "--rdzv-backend=etcd-v2" in shell
+    assert "endpoint=etcd:2379" in shell
+    assert "is_host" not in shell
+    with pytest.raises(SpecError, match="needs a server to meet at"):
+        Rendezvous(backend="etcd-v2")
+
+
+def test_a_taken_folder_is_refused():
+    with pytest.raises(SpecError, match="/code is taken already"):
+        render(volumes=(read_volume("mine:/code"),))
+
+
+def test_it_is_only_exported(tmp_path):
+    settings = read_settings(
+        flags={"engine": "statefulset"}, environ={"HOME": str(tmp_path)}, start=tmp_path
+    )
+    engine = make_engine("statefulset", settings)
+    assert engine.jobs() == []
+    ref = JobRef("statefulset", "x-1")
+    for call in (
+        lambda: engine.submit(make_pod_plan(), None),
+        lambda: engine.status(ref),
+        lambda: engine.cancel(ref, now=True),
+        lambda: engine.results(ref),
+        lambda: engine.hold(ref),
+        lambda: engine.remove(ref),
+    ):
+        with pytest.raises(SpecError, match="only exported") as caught:
+            call()
+        assert "kubectl apply" in caught.value.hint
+
+
+def kubectl(namespace: str, *words: str, given: str | None = None) -> str:
+    done = subprocess.run(
+        ["kubectl", "-n", namespace, *words],
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def make_claims(namespace: str, *names: str) -> None:
+    for name in names:
+        spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+        claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}}
+        kubectl(namespace, "apply", "-f", "-", given=json.dumps({**claim, "spec": spec}))
+
+
+def lines_of(namespace: str, label: str) -> list[str]:
+    found = kubectl(namespace, "logs", "-l", label, "--tail=-1", "--ignore-errors").splitlines()
+    return sorted(line for line in found if line.startswith(("rank ", "training ")))
+
+
+@pytest.mark.cluster
+def test_the_recipe_trains_and_its_pods_stay_finished(space):
+    make_claims(space.namespace, "datasets-pvc", "outputs-pvc")
+    documents = render(script=ALL_REDUCE, image=space.image, **SIZE)
+    text = render_manifests(documents)
+    kubectl(space.namespace, "apply", "-f", "-", given=text)
+    try:
+        stay = "training is finished; this pod stays until it is scaled down or deleted"
+        wanted = ["rank 0 group 0 total 3", "rank 1 group 1 total 3", stay, stay]
+        wait_for(
+            lambda: lines_of(space.namespace, "app=train-llm") == wanted, f"logs: {wanted}", 150
+        )
+        # the container ends, the kubelet starts it again, and it still does not train again
+        # (which may take the kill's own process along before it can say that it went well)
+        kill = ["kubectl", "-n", space.namespace, "exec", "train-llm-0", "--", "kill", "1"]
+        assert subprocess.run(kill, capture_output=True, timeout=60).returncode in (0, 137)
+        path = "jsonpath={.status.containerStatuses[0].restartCount}"
+        wait_for(
+            lambda: kubectl(space.namespace, "get", "pod", "train-llm-0", "-o", path) == "1",
+            "the container was started again",
+        )
+        wait_for(
+            lambda: kubectl(space.namespace, "logs", "train-llm-0").splitlines() == [stay],
+            "it stays finished",
+        )
+    finally:
+        kubectl(space.namespace, "delete", "-f", "-", "--wait=false", given=text)
+
+
+@pytest.mark.cluster
+def test_a_plain_job_trains_and_ends(space):
+    plan = make_pod_plan(job_id="plain-ab2cd", nodes=2, image=space.image, **SIZE)
+    text = render_manifests(make_plain(plan, script=ALL_REDUCE, rendezvous=Rendezvous()))
+    kubectl(space.namespace, "apply", "-f", "-", given=text)
+    try:
+        path = "jsonpath={.status.conditions[?(@.type=='Complete')].status}"
+        wait_for(
+            lambda: kubectl(space.namespace, "get", "job", "plain-ab2cd", "-o", path) == "True",
+            "the job is complete",
+            150,
+        )
+        wanted = ["rank 0 group 0 total 3", "rank 1 group 1 total 3"]
+        assert lines_of(space.namespace, "app=plain-ab2cd") == wanted
+    finally:
+        kubectl(space.namespace, "delete", "-f", "-", "--wait=false", given=text)
+
+
+@pytest.mark.cluster
+def test_a_failed_training_ends_a_plain_job_at_once(space):
+    plan = make_pod_plan(job_id="plain-bad22", nodes=1, image=space.image, **SIZE)
+    text = render_manifests(make_plain(plan, script="raise SystemExit(3)", rendezvous=Rendezvous()))
+    kubectl(space.namespace, "apply", "-f", "-", given=text)
+    try:
+        path = "jsonpath={.status.conditions[?(@.type=='Failed')].reason}"
+        wait_for(
+            lambda: (
+                kubectl(space.namespace, "get", "job", "plain-bad22", "-o", path)
+                == "PodFailurePolicy"
+            ),
+            "the job has failed",
+            90,
+        )
+        pods = kubectl(space.namespace, "get", "pods", "-l", "app=plain-bad22", "-o", "name")
+        assert len(pods.split()) == 1
+    finally:
+        kubectl(space.namespace, "delete", "-f", "-", "--wait=false", given=text)
+
+
+def test_plain_jobs_are_these():
+    plan = make_pod_plan(nodes=2, procs=2, timeout_s=60.0, queue="q", **SIZE)
+    documents = make_plain(plan, script="print(1)\n", rendezvous=Rendezvous())
+    check_golden("plain/script.yaml", documents)
+    plan = make_pod_plan(
+        work=Script(path="/app/train.py"), in_image=True, volumes=(read_volume("new:1Gi:/out"),)
+    )
+    documents = make_plain(plan, script=None, rendezvous=Rendezvous())
+    check_golden("plain/in-image.yaml", documents)
+    assert "windlass" not in render_manifests(documents).lower()
+
+
+def test_the_golden_folder_holds_nothing_else():
+    folder = Path(__file__).parents[2] / "golden"
+    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.yaml"))
+    assert [name for name in found if name.startswith(("plain/", "statefulset/"))] == [
+        "plain/in-image.yaml",
+        "plain/script.yaml",
+        "statefulset/default.yaml",
+        "statefulset/own.yaml",
+    ]

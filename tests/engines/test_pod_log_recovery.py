@@ -1,0 +1,227 @@
+"""What pods that have ended still tell, over a real HTTP server that answers as an API server does."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from dataclasses import replace
+
+import pytest
+from kube.api_server import Answer, connect_to, refuse, serve
+from kube.plans import make_pod_plan
+from waits import wait_for
+
+from windlass import names
+from windlass.engines.pod_log_recovery import has_unread, read_leftovers, read_unread
+from windlass.kube.api_errors import Forbidden
+from windlass.names import OMITTED_FILE
+from windlass.wire.file_sync import find_files
+from windlass.wire.initial_status import make_first_status, render_status
+from windlass.wire.job_folder import JobFolder, write_atomically
+from windlass.wire.last_word import render_last_word
+from windlass.wire.log_lines import read_record
+from windlass.wire.status import Phase
+
+PLAN = make_pod_plan(nodes=2)
+WHEN = b"2026-01-31T12:00:00.123456789Z "
+ENDED = replace(make_first_status(PLAN), phase=Phase.SUCCEEDED)
+STATUS = render_status(ENDED)
+LOG_0, LOG_1 = "attempt-0/rank-0.log", "attempt-0/rank-1.log"
+GONE = refuse(404, "NotFound", "pods not found")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "job").mkdir()
+    return JobFolder(tmp_path / "job")
+
+
+def make_pod(index, name=None, created="2026-01-31T12:00:00Z"):
+    return {
+        "metadata": {
+            "name": name or f"pod-{index}",
+            "creationTimestamp": created,
+            "labels": {names.LABEL_INDEX: str(index)},
+        }
+    }
+
+
+def say(*lines):
+    return Answer(body=b"".join(WHEN + line + b"\n" for line in lines))
+
+
+def read(tmp_path, folder, pods, *answers):
+    """Read what is left; what was asked of the API server."""
+    with serve(*answers) as server:
+        api = connect_to(server.url, tmp_path, retry_for_s=0.0)
+        read_leftovers(api, PLAN, pods, folder)
+        read_unread(api, folder, num_threads=1)
+        return [(seen.path.split("/")[-2], seen.params) for seen in server.seen]
+
+
+def put(folder, path, data):
+    (folder.path / path).parent.mkdir(exist_ok=True)
+    write_atomically(folder.path / path, data)
+
+
+def read_texts(folder, path):
+    lines = (folder.path / path).read_bytes().splitlines()
+    return [read_record(line).data for line in lines]
+
+
+def test_the_last_word_and_the_lines_of_every_pod(tmp_path, folder):
+    said = render_status(replace(ENDED, work=""))  # which the reader knows, with its arguments
+    files = {names.STATUS_FILE: said, "attempt-0/rank-0.result": b"value"}
+    asked = read(
+        tmp_path,
+        folder,
+        [make_pod(0), make_pod(1)],
+        Answer(body=b"[rank 0] hello\n" + render_last_word(files)),
+        say(b"[rank 0] hello", b"[rank 0] again", b"windlass-last-word 1/1 AAAA"),
+        say(b"[rank 1] hello", b"[rank 1, attempt 2] once more"),
+    )
+    assert sorted(find_files(folder)) == sorted([*files, LOG_0, LOG_1, "attempt-2/rank-1.log"])
+    assert folder.status.read_bytes() == STATUS
+    assert folder.result(0, 0).read_bytes() == b"value"
+    assert read_texts(folder, LOG_0) == [b"hello", b"again"]
+    assert read_texts(folder, "attempt-2/rank-1.log") == [b"once more"]
+    assert [pod for pod, _ in asked] == ["pod-0", "pod-0", "pod-1"]
+    limit = {"limitBytes": str(64 << 20)}
+    assert asked[0][1] == {"container": names.CONTAINER, "tailLines": "50", **limit}
+    assert asked[1][1] == {"container": names.CONTAINER, "timestamps": "true", **limit}
+
+
+def test_a_long_last_word_is_asked_for_again(tmp_path, folder):
+    value = random.Random(0).randbytes(600_000)
+    said = render_last_word({names.STATUS_FILE: STATUS, "attempt-0/rank-0.result": value})
+    num_lines = said.count(b"\n")
+    assert num_lines > 50
+    end = b"".join(said.splitlines(keepends=True)[-50:])
+    asked = read(
+        tmp_path, folder, [make_pod(0)], Answer(body=end), Answer(body=said), Answer(body=b"")
+    )
+    assert asked[1][1]["tailLines"] == str(num_lines + 50)
+    assert folder.result(0, 0).read_bytes() == value
+
+
+def test_what_did_not_fit_is_named(tmp_path, folder):
+    files = {names.STATUS_FILE: STATUS, "attempt-0/rank-0.result": b"x" * 100}
+    said = render_last_word(files, max_bytes=10)
+    read(tmp_path, folder, [make_pod(0)], Answer(body=said), Answer(body=b""))
+    omitted = json.loads((folder.path / OMITTED_FILE).read_bytes())
+    assert omitted == {"attempt-0/rank-0.result": 100}
+
+
+def test_of_several_leads_the_last_that_said_something_counts(tmp_path, folder):
+    pods = [
+        make_pod(0, "second", "2026-01-31T13:00:00Z"),
+        make_pod(0, "third", "2026-01-31T14:00:00Z"),
+        make_pod(0, "first", "2026-01-31T12:00:00Z"),
+    ]
+    said = Answer(body=render_last_word({names.STATUS_FILE: STATUS}))
+    asked = read(tmp_path, folder, pods, Answer(body=b"killed\n"), said, Answer(body=b""))
+    assert [pod for pod, _ in asked] == ["third", "second", "second", "third", "first"]
+    assert folder.status.read_bytes() == STATUS
+
+
+def test_what_is_here_is_not_made_worse(tmp_path, folder):
+    put(folder, LOG_0, b"copied from the node\n")
+    put(folder, "attempt-0/rank-0.result", b"whole")
+    put(folder, names.STATUS_FILE, b'{"phase": "running"}')
+    files = {names.STATUS_FILE: STATUS, "attempt-0/rank-0.result": b"half"}
+    said = Answer(body=render_last_word(files))
+    read(tmp_path, folder, [make_pod(0)], said, say(b"[rank 0] from the pod"))
+    assert (folder.path / LOG_0).read_bytes() == b"copied from the node\n"
+    assert folder.result(0, 0).read_bytes() == b"whole"
+    assert folder.status.read_bytes() == STATUS  # the last one
+
+
+def test_a_last_word_writes_nothing_else(tmp_path, folder):
+    files = {names.STATUS_FILE: STATUS, "../outside": b"x", "plan.json": b"x", "/etc/x": b"x"}
+    said = Answer(body=render_last_word(files))
+    read(tmp_path, folder, [make_pod(0)], said, Answer(body=b""))
+    assert [path.name for path in folder.path.iterdir()] == [names.STATUS_FILE]
+    assert not (tmp_path / "outside").exists()
+
+
+def test_a_pod_that_is_gone_hides_no_other(tmp_path, folder, caplog):
+    """A machine that is off takes its pods' logs along, and only those."""
+    pods = [make_pod(0), make_pod(1)]
+    read(tmp_path, folder, pods, GONE, GONE, say(b"[rank 1] still here"))
+    assert read_texts(folder, LOG_1) == [b"still here"]
+    assert "pods not found" in caplog.text
+
+
+def test_a_lead_that_is_gone_hides_no_earlier_one(tmp_path, folder):
+    pods = [make_pod(0, "first", "2026-01-31T12:00:00Z"), make_pod(0, "second")]
+    pods[1]["metadata"]["creationTimestamp"] = "2026-01-31T14:00:00Z"
+    said = Answer(body=render_last_word({names.STATUS_FILE: STATUS}))
+    read(tmp_path, folder, pods, GONE, said, Answer(body=b""))
+    assert folder.status.read_bytes() == STATUS
+
+
+def test_who_may_not_read_logs_is_told(tmp_path, folder):
+    said = 'pods "pod-0" is forbidden: User "u" cannot get resource "pods/log" in API group ""'
+    answer = refuse(403, "Forbidden", f'{said} in the namespace "space"')
+    with pytest.raises(Forbidden):
+        read(tmp_path, folder, [make_pod(0)], answer)
+
+
+def test_a_job_without_pods_left_nothing(tmp_path, folder):
+    assert read(tmp_path, folder, [], GONE) == []
+    assert list(folder.path.iterdir()) == []
+
+
+def left(folder):
+    return json.loads((folder.path / names.UNREAD_FILE).read_bytes())
+
+
+def test_lines_are_read_when_somebody_wants_lines(tmp_path, folder):
+    """A job of a thousand pods has a thousand logs, and its status needs one."""
+    said = Answer(body=render_last_word({names.STATUS_FILE: STATUS}))
+    with serve(said, say(b"[rank 0] hello"), say(b"[rank 1] hello")) as server:
+        api = connect_to(server.url, tmp_path, retry_for_s=0.0)
+        read_leftovers(api, PLAN, [make_pod(0), make_pod(1)], folder)
+        assert len(server.seen) == 1
+        assert folder.status.read_bytes() == STATUS
+        assert (has_unread(folder), left(folder)) == (True, ["pod-0", "pod-1"])
+        read_unread(api, folder, num_threads=1)
+        assert not has_unread(folder)
+    assert read_texts(folder, LOG_1) == [b"hello"]
+
+
+def test_nodes_that_do_not_answer_are_asked_again_and_pods_that_are_gone_are_not(
+    tmp_path, folder, caplog
+):
+    away = refuse(500, "InternalError", "no route to host")
+    lines = say(b"[rank 2] late")
+    with serve(GONE, GONE, away, say(b"[rank 1] here"), lines) as server:
+        api = connect_to(server.url, tmp_path, retry_for_s=0.0)
+        read_leftovers(api, PLAN, [make_pod(0), make_pod(2), make_pod(1)], folder)
+        read_unread(api, folder, num_threads=1)
+        assert left(folder) == ["pod-2"]
+        assert "the logs of 1 of 3 pods cannot be read (could not get pods/pod-2/log" in caplog.text
+        assert caplog.text.count("cannot be read") == 1, "said once, not once a pod"
+        read_unread(api, folder)
+    assert not has_unread(folder)
+    assert read_texts(folder, "attempt-0/rank-2.log") == [b"late"]
+
+
+@pytest.mark.parametrize("num_pods", [1, 1000])
+def test_nodes_that_say_nothing_hold_up_nobody(tmp_path, folder, num_pods):
+    held = threading.Event()
+
+    def read_all(api):
+        read_leftovers(api, PLAN, [make_pod(index) for index in range(num_pods)], folder)
+        read_unread(api, folder)
+
+    with serve(Answer(lines=(), hold=held)) as server:
+        api = connect_to(server.url, tmp_path)
+        reading = threading.Thread(target=read_all, args=(api,), daemon=True)
+        reading.start()
+        try:
+            wait_for(lambda: not reading.is_alive(), "it is over, whatever nodes say", 10.0)
+        finally:
+            held.set()
+    assert len(left(folder)) == num_pods

@@ -1,0 +1,119 @@
+"""What a pod with torchrun runs, tried in a shell: who it is, where it meets, how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from kube.plans import make_pod_plan
+from waits import wait_for
+
+from windlass.kube.torchrun_pods import STATE_FOLDER, Crew, Rendezvous, make_shell
+
+STAYS = "training is finished"
+
+
+@pytest.fixture
+def pod(tmp_path: Path):
+    """A function that starts the pod's shell, with a torchrun of our own and a folder for its state."""
+    (tmp_path / "state").mkdir()
+    started = []
+
+    def start(
+        torchrun: str, *, stays: bool, endpoint: str = "", **env: str
+    ) -> subprocess.Popen[str]:
+        program = tmp_path / "torchrun"
+        program.write_text(f"#!/bin/sh\n{torchrun}\n")
+        program.chmod(0o755)
+        crew = Crew(
+            name="train",
+            service="rdzv",
+            labels={},
+            index_path="",
+            stays=stays,
+            rendezvous=Rendezvous(endpoint=endpoint),
+        )
+        shell = make_shell(make_pod_plan(), crew).replace(STATE_FOLDER, str(tmp_path / "state"))
+        world = {"NNODES": "2", "NPROC_PER_NODE": "4", "MASTER_ADDR": "train-0.rdzv"}
+        place = {"MASTER_PORT": "29500", "POD_IP": "10.0.0.7", "HOSTNAME": "train-3"}
+        path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+        process = subprocess.Popen(
+            ["sh", "-c", shell],
+            env={**world, **place, "PATH": path, **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):  # a container takes all with it when it ends
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(timeout=10)
+        process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("env", "rank", "meeting"),
+    [
+        ({"RANK": "0"}, "0", "endpoint=10.0.0.7:29500 .*is_host=1"),
+        ({"RANK": "2"}, "2", "endpoint=train-0.rdzv:29500 .*is_host=0"),
+        ({"RANK": ""}, "3", "endpoint=train-0.rdzv:29500 .*is_host=0"),
+        ({}, "3", "endpoint=train-0.rdzv:29500 .*is_host=0"),
+        ({"RANK": "", "HOSTNAME": "train-0"}, "0", "endpoint=10.0.0.7:29500 .*is_host=1"),
+    ],
+    ids=str,
+)
+def test_who_a_pod_is_and_where_it_meets(pod, env, rank, meeting):
+    process = pod('echo "$RANK $*"', stays=False, **env)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 0
+    index, _, words = out.strip().partition(" ")
+    assert index == rank
+    address, _, conf = meeting.partition(" .*")
+    assert f"--rdzv-{address} " in words
+    assert conf in words
+    assert "--nnodes=2 --nproc-per-node=4" in words
+    assert words.endswith("train.py --lr 0.1")
+
+
+def test_a_meeting_point_of_ones_own(pod):
+    out, _ = pod('echo "$*"', stays=False, endpoint="other:1", RANK="0").communicate(timeout=20)
+    assert "--rdzv-endpoint=other:1" in out
+    assert "is_host" not in out
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_failure_is_passed_on(pod, stays):
+    process = pod("exit 7", stays=stays)
+    process.communicate(timeout=20)
+    assert process.returncode == 7
+
+
+def test_a_pod_that_is_done_stays_until_it_is_told_to_go(pod, tmp_path):
+    process = pod("echo once", stays=True)
+    assert process.stdout.readline() == "once\n"
+    assert STAYS in process.stdout.readline()
+    process.terminate()
+    assert process.wait(timeout=20) == 0
+    again = pod("echo again", stays=True)
+    assert STAYS in again.stdout.readline()  # and torchrun was not run
+    again.terminate()
+    assert again.wait(timeout=20) == 0
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_signals_reach_torchrun_and_its_end_is_waited_for(pod, tmp_path, stays):
+    trapping = f"trap 'echo told; touch {tmp_path}/told; exit 5' TERM\necho up\n"
+    process = pod(f"{trapping}while :; do sleep 0.05; done", stays=stays)
+    assert process.stdout.readline() == "up\n"
+    process.terminate()
+    wait_for((tmp_path / "told").exists, "torchrun was told", 20)
+    assert process.wait(timeout=20) == 5

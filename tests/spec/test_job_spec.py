@@ -1,0 +1,65 @@
+"""JobSpec: what cannot be done as it was asked is refused when it is asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from spec.strategies import specs
+
+from windlass.errors import SpecError
+from windlass.spec.job_spec import JobSpec
+from windlass.spec.work import Script
+
+WORK = Script(path="train.py")
+
+
+def test_defaults():
+    spec = JobSpec(work=WORK)
+    assert (spec.nodes, spec.procs, spec.restarts, spec.start) == (1, 1, 0, "fork")
+    assert (spec.engine, spec.timeout_s, spec.detach) == ("local", None, False)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says", "hint"),
+    [
+        ({"nodes": 0}, "--nodes must be at least 1, not 0", "leave --nodes out"),
+        ({"procs": -2}, "--procs must be at least 1, not -2", "leave --procs out"),
+        ({"restarts": -1}, "--restarts must be 0 or more, not -1", ""),
+        ({"timeout_s": 0}, "--timeout must be more than 0, not 0", "no limit"),
+        ({"timeout_s": -1.5}, "--timeout must be more than 0, not -1.5", "no limit"),
+        ({"timeout_s": math.nan}, "--timeout must be more than 0, not nan", "no limit"),
+        ({"grace_s": -1}, "grace_s must be 0 or more", ""),
+        ({"lease_s": math.nan}, "lease_s must be 0 or more", ""),
+        ({"join_timeout_s": -0.1}, "join_timeout_s must be 0 or more", ""),
+        ({"start": "forkserver"}, "--start must be one of fork, spawn, not 'forkserver'", "spawn"),
+        ({"env": {"": "x"}}, "'' is not a name", "NAME=VALUE"),
+        ({"env": {"A-B": "x"}}, "'A-B' is not a name", "NAME=VALUE"),
+        ({"env": {"1A": "x"}}, "'1A' is not a name", "NAME=VALUE"),
+        ({"env": {"A=B": "x"}}, "'A=B' is not a name", "NAME=VALUE"),
+        ({"env": {"A\n": "x"}}, "is not a name", "NAME=VALUE"),
+        ({"env": {"A": "x\0y"}}, "the value of A holds a NUL", ""),
+    ],
+    ids=str,
+)
+def test_refused(wrong, says, hint):
+    with pytest.raises(SpecError) as caught:
+        JobSpec(work=WORK, **wrong)
+    assert says in caught.value.message
+    assert hint in caught.value.hint
+
+
+@settings(deadline=None)
+@given(specs, st.integers(max_value=0))
+def test_no_good_spec_can_be_replaced_into_a_bad_one(spec, count):
+    for name in ("nodes", "procs"):
+        with pytest.raises(SpecError):
+            dataclasses.replace(spec, **{name: count})
+
+
+def test_it_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        JobSpec(work=WORK).nodes = 3

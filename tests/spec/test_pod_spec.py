@@ -1,0 +1,91 @@
+"""What a pod is to be like: what is taken, and each slip with its word before anything is made."""
+
+from __future__ import annotations
+
+import pytest
+
+from windlass.errors import SpecError
+from windlass.spec.placement import Toleration, read_toleration
+from windlass.spec.pod_spec import PodSpec
+from windlass.spec.storage import read_secret, read_volume
+
+
+def test_an_image_is_enough():
+    pod = PodSpec(image="torch:1")
+    assert (pod.gpus, pod.run_as, pod.ttl_s, pod.spread) == (0, 1000, 86400.0, "soft")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"image": ""}, "no image"),
+        ({"image": "a b"}, "holds a space"),
+        ({"namespace": "My.Space"}, "cannot be the name of a namespace"),
+        ({"memory": "512"}, "--memory 512 is less than a megabyte"),
+        ({"cpus": "x"}, "--cpus must be a number of processors"),
+        ({"shm": "x"}, "--shm must be an amount"),
+        ({"ephemeral_storage": "x"}, "--ephemeral-storage must be an amount"),
+        ({"shm": "2Gi", "memory": "1Gi"}, "--shm 2Gi is more than --memory 1Gi"),
+        ({"gpus": -1}, "--gpus must be 0 or more"),
+        ({"gpu_type": "A100"}, "--gpu-type A100 without GPUs"),
+        ({"gpus": 1, "gpu_type": "A 100"}, "is not a label's value"),
+        ({"gpu_resource": "a b"}, "--gpu-resource: 'a b' is not a key"),
+        ({"requests": {"gpus": "1"}}, "there is no such resource to ask less of"),
+        ({"requests": {"cpus": "2"}, "cpus": "1"}, "--request cpus=2 is more than the limit 1"),
+        ({"requests": {"memory": "x"}}, "--request memory must be an amount"),
+        ({"node_selector": {"a b": "c"}}, "--node-selector: 'a b' is not a key"),
+        ({"node_selector": {"a": "b|-"}}, "is not a label's value"),
+        ({"labels": {"a": "x" * 64}}, "is not a label's value"),
+        ({"labels": {"a": "b|c"}}, "is not a label's value"),
+        ({"labels": {"windlass.dev/job": "x"}}, "is set by Windlass itself"),
+        ({"annotations": {"-": "x"}}, "--annotation: '-' is not a key"),
+        ({"spread": "wide"}, "--spread must be one of soft, hard, none"),
+        ({"pack": "a b"}, "--pack: 'a b' is not a key"),
+        ({"priority_class": "High"}, "--priority-class 'High' cannot be the name"),
+        ({"service_account": "a b"}, "--service-account 'a b' cannot be the name"),
+        ({"pull_secrets": ("A",)}, "--pull-secret 'A' cannot be the name"),
+        ({"queue": "A"}, "--queue 'A' cannot be the name"),
+        ({"run_as": -1}, "--run-as must be a user id"),
+        ({"ttl_s": -1.0}, "--ttl must be 0 or more"),
+        (
+            {"volumes": (read_volume("a:/x"), read_volume("b:/x"))},
+            "/x is mounted twice",
+        ),
+        (
+            {"volumes": (read_volume("a:/x"),), "secrets": (read_secret("s:/x"),)},
+            "/x is mounted twice",
+        ),
+    ],
+    ids=str,
+)
+def test_refused(wrong, says):
+    with pytest.raises(SpecError) as caught:
+        PodSpec(**{"image": "torch:1", **wrong})
+    assert says in caught.value.message
+
+
+def test_no_image_says_how_to_set_one():
+    with pytest.raises(SpecError) as caught:
+        PodSpec(image="")
+    for way in ("--image", "WINDLASS_IMAGE", "windlass.toml"):
+        assert way in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "taint"),
+    [
+        ("spot", Toleration(key="spot")),
+        ("pool=gpu", Toleration(key="pool", value="gpu")),
+        ("pool=gpu:NoSchedule", Toleration(key="pool", value="gpu", effect="NoSchedule")),
+        ("nvidia.com/gpu:NoExecute", Toleration(key="nvidia.com/gpu", effect="NoExecute")),
+        ("*", Toleration()),
+    ],
+)
+def test_tolerations(text, taint):
+    assert read_toleration(text) == taint
+
+
+@pytest.mark.parametrize("text", ["", "a b", "a=b c", "a:Never", ":NoSchedule", "*=x"])
+def test_refused_tolerations(text):
+    with pytest.raises(SpecError, match="is not a taint"):
+        read_toleration(text)

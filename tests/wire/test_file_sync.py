@@ -1,0 +1,332 @@
+"""Copying a folder: nothing lost, nothing repeated, nothing half, and nothing that was not agreed on."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windlass import names
+from windlass.errors import ProtocolError
+from windlass.wire import file_sync
+from windlass.wire.file_sync import (
+    Piece,
+    Receiver,
+    Sender,
+    find_files,
+    is_from_lead,
+    is_from_ranks,
+    is_input,
+    measure_files,
+    read_piece,
+)
+from windlass.wire.job_folder import JobFolder, write_atomically
+
+LOG, RESULT = "attempt-0/rank-0.log", "attempt-0/rank-0.result"
+
+
+@pytest.fixture
+def sides(tmp_path):
+    """A folder to copy from and one to copy to."""
+    return make_sides(tmp_path)
+
+
+def make_sides(path):
+    found = JobFolder(path / "from"), JobFolder(path / "to")
+    for folder in found:
+        folder.path.mkdir()
+    return found
+
+
+def put(folder, path, data):
+    (folder.path / path).parent.mkdir(exist_ok=True)
+    write_atomically(folder.path / path, data)
+
+
+def add(folder, path, data):
+    (folder.path / path).parent.mkdir(exist_ok=True)
+    with (folder.path / path).open("ab") as file:
+        file.write(data)
+
+
+def connect(source, target, wants=is_from_lead):
+    """A new link: the receiving side says what it has."""
+    sender = Sender(source, wants, has=measure_files(target, wants))
+    return sender, Receiver(target, wants)
+
+
+def copy(source, target, wants=is_from_lead):
+    sender, receiver = connect(source, target, wants)
+    pieces = list(sender.pieces())
+    for piece in pieces:
+        receiver.take(read_piece(piece.header, piece.body))
+    return pieces
+
+
+def read_all(folder):
+    return {path: (folder.path / path).read_bytes() for path in find_files(folder)}
+
+
+# -- all of it, once -----------------------------------------------------------------------------
+
+
+def test_a_folder_is_copied(sides):
+    source, target = sides
+    files = {
+        names.STATUS_FILE: b"{}",
+        LOG: b"one\ntwo\n",
+        RESULT: b"value",
+        "attempt-10/rank-12.error.json": b"{}",
+        "attempt-10/world.json": b"[]",
+    }
+    for path, data in files.items():
+        put(source, path, data)
+    copy(source, target)
+    assert read_all(target) == files
+    assert copy(source, target)[:-1] == []  # of what is there, only the status comes again
+
+
+def test_what_was_not_wanted_is_not_sent(sides):
+    source, target = sides
+    for path in (names.STATUS_FILE, names.PAYLOAD_FILE, names.BUNDLE_FILE, LOG, "plan.json"):
+        put(source, path, b"x")
+    assert [piece.path for piece in copy(source, target, is_input)] == [
+        names.BUNDLE_FILE,
+        names.PAYLOAD_FILE,
+    ]
+    assert [piece.path for piece in copy(source, target, is_from_ranks)] == [LOG]
+
+
+def test_a_second_round_sends_only_what_is_new(sides):
+    source, target = sides
+    put(source, names.STATUS_FILE, b"first")
+    add(source, LOG, b"one\n")
+    sender, _ = connect(source, target)
+    assert [piece.path for piece in sender.pieces()] == [LOG, names.STATUS_FILE]
+    assert list(sender.pieces()) == []
+    add(source, LOG, b"two\n")
+    assert list(sender.pieces()) == [Piece(path=LOG, offset=4, body=b"two\n")]
+    put(source, names.STATUS_FILE, b"other")  # of the same length
+    assert [(piece.path, piece.body) for piece in sender.pieces()] == [
+        (names.STATUS_FILE, b"other")
+    ]
+
+
+def test_a_file_that_is_replaced_is_sent_again(sides):
+    source, target = sides
+    put(source, RESULT, b"early")
+    sender, receiver = connect(source, target)
+    for data in (b"early", b"later"):
+        put(source, RESULT, data)
+        for piece in sender.pieces():
+            assert receiver.take(piece)
+        assert read_all(target) == {RESULT: data}
+
+
+def test_an_empty_file_travels_too(sides):
+    source, target = sides
+    put(source, RESULT, b"")
+    copy(source, target)
+    assert read_all(target) == {RESULT: b""}
+
+
+# -- logs ----------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(
+    written=st.lists(st.binary(max_size=40), max_size=12),
+    cuts=st.lists(st.integers(min_value=0, max_value=8), max_size=12),
+    piece_bytes=st.integers(min_value=1, max_value=16),
+)
+def test_logs_go_on_where_they_were_cut(tmp_path_factory, written, cuts, piece_bytes):
+    """Whatever is written meanwhile, and however often the link breaks after any piece."""
+    source, target = make_sides(tmp_path_factory.mktemp("logs"))
+    breaks = iter(cuts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(file_sync, "PIECE_BYTES", piece_bytes)
+        sender, receiver = connect(source, target)
+        for data in written:
+            add(source, LOG, data)
+            num_left = next(breaks, None)
+            for number, piece in enumerate(sender.pieces()):
+                if number == num_left:
+                    sender, receiver = connect(source, target)
+                    break
+                receiver.take(read_piece(piece.header, piece.body))
+        copy(source, target)
+    assert read_all(target).get(LOG, b"") == b"".join(written)
+
+
+@settings(deadline=None)
+@given(
+    log=st.binary(min_size=1, max_size=60),
+    pieces=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=10),
+)
+def test_pieces_that_overlap_are_not_written_twice(tmp_path_factory, log, pieces):
+    _, target = make_sides(tmp_path_factory.mktemp("logs"))
+    receiver = Receiver(target, is_from_ranks)
+    known = 0
+    for start, length in pieces:
+        body = log[start : start + length]
+        if start <= known:
+            receiver.take(Piece(path=LOG, offset=start, body=body))
+            known = max(known, start + len(body))
+        else:
+            with pytest.raises(ProtocolError, match=f"goes on at {start}, but ends at {known}"):
+                receiver.take(Piece(path=LOG, offset=start, body=body))
+    assert read_all(target).get(LOG, b"") == log[:known]
+
+
+# -- whole files ---------------------------------------------------------------------------------
+
+
+def test_a_large_file_is_there_only_when_all_of_it_is(sides, monkeypatch):
+    monkeypatch.setattr(file_sync, "PIECE_BYTES", 4)
+    source, target = sides
+    put(source, RESULT, b"0123456789")
+    sender, receiver = connect(source, target)
+    seen = []
+    for piece in sender.pieces():
+        is_whole = receiver.take(read_piece(piece.header, piece.body))
+        seen.append((is_whole, (target.path / RESULT).exists()))
+    assert seen == [(False, False), (False, False), (True, True)]
+    assert read_all(target) == {RESULT: b"0123456789"}
+    assert list((target.path / "attempt-0").iterdir()) == [target.result(0, 0)]
+
+
+def test_a_file_that_was_cut_off_starts_anew(sides, monkeypatch):
+    monkeypatch.setattr(file_sync, "PIECE_BYTES", 4)
+    source, target = sides
+    put(source, RESULT, b"0123456789")
+    sender, receiver = connect(source, target)
+    receiver.take(next(sender.pieces()))
+    assert read_all(target) == {}
+    put(source, RESULT, b"another one")
+    copy(source, target)
+    assert read_all(target) == {RESULT: b"another one"}
+
+
+def test_a_gap_in_a_whole_file_is_refused(sides):
+    receiver = Receiver(sides[1], is_from_ranks)
+    receiver.take(Piece(path=RESULT, offset=0, body=b"01", total_bytes=6))
+    with pytest.raises(ProtocolError, match="goes on at 4, but ends at 2"):
+        receiver.take(Piece(path=RESULT, offset=4, body=b"45", total_bytes=6))
+    assert not sides[1].result(0, 0).exists()
+
+
+@pytest.mark.parametrize(("path", "total_bytes"), [(LOG, 3), (RESULT, None)])
+def test_logs_grow_and_other_files_do_not(sides, path, total_bytes):
+    """A log that is replaced would lose lines; a result that grows would be seen half."""
+    put(sides[1], path, b"here")
+    piece = Piece(path=path, offset=0, body=b"new", total_bytes=total_bytes)
+    with pytest.raises(ProtocolError, match="does not travel like that"):
+        Receiver(sides[1], is_from_ranks).take(piece)
+    assert read_all(sides[1]) == {path: b"here"}
+
+
+# -- the status ----------------------------------------------------------------------------------
+
+
+def test_the_status_is_read_first_and_goes_last(sides):
+    """What a status speaks of has been sent before it, and a later one waits for the next round."""
+    source, target = sides
+    put(source, names.STATUS_FILE, b"running")
+    add(source, LOG, b"one\n")
+    sender, _ = connect(source, target)
+    pieces = sender.pieces()
+    first = next(pieces)
+    put(source, RESULT, b"value")  # too late for this round
+    put(source, names.STATUS_FILE, b"succeeded")
+    sent = [(piece.path, piece.body) for piece in (first, *pieces)]
+    assert sent == [(LOG, b"one\n"), (names.STATUS_FILE, b"running")]
+    assert [(piece.path, piece.body) for piece in sender.pieces()] == [
+        (RESULT, b"value"),
+        (names.STATUS_FILE, b"succeeded"),
+    ]
+
+
+def test_a_status_is_sent_to_whoever_has_one_already(sides):
+    """One of the same length may say something else."""
+    source, target = sides
+    put(source, names.STATUS_FILE, b"new")
+    put(target, names.STATUS_FILE, b"old")
+    copy(source, target)
+    assert read_all(target) == {names.STATUS_FILE: b"new"}
+
+
+# -- who may send what ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../outside",
+        "/etc/passwd",
+        "attempt-0/../../outside",
+        "attempt-0/rank-0.log/../../x",
+        "attempt-0/rank-0.log\n",
+        "attempt-0//rank-0.log",
+        "attempt-0/rank-0.log.part",
+        "attempt-0/.rank-0.result.part",
+        "attempt-0/rank-.log",
+        "attempt--1/rank-0.log",
+        "attempt-٣/rank-0.log",
+        "attempt-0/rank-٣.result",
+        "attempt-0/rank-0.exe",
+        "attempt-0/sub/rank-0.log",
+        "plan.json",
+        "code/train.py",
+        "lead.lock",
+        "",
+    ],
+)
+@pytest.mark.parametrize("takes", [is_from_ranks, is_from_lead, is_input])
+def test_other_files_are_refused(sides, path, takes):
+    _, target = sides
+    with pytest.raises(ProtocolError, match="is not taken here"):
+        Receiver(target, takes).take(Piece(path=path, offset=0, body=b"x", total_bytes=1))
+    assert sorted(target.path.parent.rglob("*")) == sorted(side.path for side in sides)
+
+
+@pytest.mark.parametrize(
+    ("path", "takers"),
+    [
+        (LOG, {is_from_ranks, is_from_lead}),
+        (RESULT, {is_from_ranks, is_from_lead}),
+        (names.STATUS_FILE, {is_from_lead}),
+        (names.PAYLOAD_FILE, {is_input}),
+        (names.BUNDLE_FILE, {is_input}),
+    ],
+)
+def test_each_side_takes_only_its_part(path, takers):
+    assert {takes for takes in (is_from_ranks, is_from_lead, is_input) if takes(path)} == takers
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"offset": 0},
+        {"path": 3, "offset": 0},
+        {"path": LOG},
+        {"path": LOG, "offset": "0"},
+        {"path": LOG, "offset": -1},
+        {"path": LOG, "offset": 0, "total_bytes": "5"},
+        {"path": LOG, "offset": 0, "total_bytes": 3},
+        {"path": LOG, "offset": 2, "total_bytes": 5},
+        {"path": LOG, "offset": 0, "total_bytes": -1},
+    ],
+)
+def test_malformed_pieces_are_refused(header):
+    with pytest.raises(ProtocolError, match="a piece of"):
+        read_piece(header, b"four")
+
+
+def test_a_folder_that_vanishes_is_no_error(sides):
+    source, target = sides
+    assert list(Sender(source, is_from_lead, has={}).pieces()) == []
+    add(source, LOG, b"one\n")
+    pieces = Sender(source, is_from_lead, has={}).pieces()
+    source.log(0, 0).unlink()
+    assert list(pieces) == []
+    assert measure_files(target, is_from_lead) == {}

@@ -1,0 +1,99 @@
+"""Ranks' lines in a pod's own log: written for people, and read back with their rank, attempt and time."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windlass.wire.log_lines import FULL, PART, REPLACED, read_record, render_prefix
+from windlass.wire.pod_log import read_pod_log, render_pod_lines
+
+WHEN = b"2026-01-31T12:00:00.123456789Z"
+WHEN_S = datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=timezone.utc).timestamp()
+# what a rank's log file may hold: anything but what ends a line or draws over it
+TEXT = st.binary(max_size=80).map(lambda data: data.replace(b"\n", b"").replace(b"\r", b""))
+
+
+def make_record(data, tag=FULL, stream="stdout", at_s=0.0):
+    return render_prefix(at_s, stream, tag) + data + b"\n"
+
+
+def stamp(lines, when=WHEN):
+    """As the API server gives a log with times."""
+    return b"".join(when + b" " + line + b"\n" for line in lines.split(b"\n")[:-1])
+
+
+def test_how_lines_look():
+    records = make_record(b"step 7", stream="stderr") + make_record(b"")
+    assert render_pod_lines(records, rank=3, attempt=0) == b"[rank 3, stderr] step 7\n[rank 3] \n"
+    assert render_pod_lines(records, rank=3, attempt=1) == (
+        b"[rank 3, attempt 1, stderr] step 7\n[rank 3, attempt 1] \n"
+    )
+
+
+def test_drawings_of_progress_bars_and_broken_records_are_left_out():
+    records = make_record(b" 10%", REPLACED) + b"half a rec\n" + make_record(b"100%") + b"\n"
+    assert render_pod_lines(records, rank=0, attempt=0) == b"[rank 0] 100%\n"
+    assert render_pod_lines(b"", rank=0, attempt=0) == b""
+
+
+@settings(deadline=None)
+@given(
+    lines=st.lists(TEXT, max_size=8),
+    rank=st.integers(0, 10**6),
+    attempt=st.integers(0, 999),
+    tag=st.sampled_from([FULL, PART]),
+    stream=st.sampled_from(["stdout", "stderr"]),
+)
+def test_every_line_comes_back(lines, rank, attempt, tag, stream):
+    records = b"".join(make_record(line, tag, stream) for line in lines)
+    found = list(read_pod_log(stamp(render_pod_lines(records, rank=rank, attempt=attempt))))
+    assert [(r, a) for r, a, _ in found] == [(rank, attempt)] * len(lines)
+    read = [read_record(record) for _, _, record in found]
+    assert [(record.data, record.stream) for record in read] == [(line, stream) for line in lines]
+    assert {record.at_s for record in read} <= {WHEN_S}
+
+
+def test_a_rank_cannot_speak_for_another():
+    said = stamp(render_pod_lines(make_record(b"[rank 7, attempt 2] fake"), rank=0, attempt=0))
+    [(rank, attempt, record)] = read_pod_log(said)
+    assert (rank, attempt, read_record(record).data) == (0, 0, b"[rank 7, attempt 2] fake")
+
+
+@pytest.mark.parametrize(
+    ("when", "micros"),
+    [
+        (b"2026-01-31T12:00:00.123456789Z", 123456),
+        (b"2026-01-31T12:00:00.000000001Z", 0),
+        (b"2026-01-31T13:00:00.999999999+01:00", 999999),
+        (b"2026-01-31T12:00:00.123456Z", 123456),
+        (b"2026-01-31T12:00:00Z", 0),
+    ],
+)
+def test_times_of_container_runtimes(when, micros):
+    [(_, _, record)] = read_pod_log(when + b" [rank 0] x\n")
+    expected = datetime(2026, 1, 31, 12, 0, 0, micros, tzinfo=timezone.utc).timestamp()
+    assert read_record(record).at_s == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"[rank 0] without a time",
+        WHEN,
+        WHEN + b" windlass-last-word 1/1 AAAA",
+        WHEN + b" 2026-01-31 12:00:00 INFO windlass.agent: [rank 0] is here",
+        WHEN + b" [rank x] no",
+        WHEN + b" [5 lines are missing here]",
+        b"yesterday [rank 0] no",
+        b"2026-01-31T12:00:00 [rank 0] a time of no place",
+    ],
+)
+def test_other_lines_are_passed_over(line):
+    assert list(read_pod_log(line + b"\n" + stamp(b"[rank 1] yes\n"))) == [
+        (1, 0, render_prefix(WHEN_S, "stdout", FULL) + b"yes\n")
+    ]
