@@ -25,15 +25,15 @@ from windlass.kube.kinds import (
     SECRETS,
     SERVICES,
     STATEFUL_SETS,
-    Kind,
+    ObjectKind,
 )
 from windlass.waiting import wait_until
 
 LIMIT_S = 180.0
-TRAIN_JOBS = Kind("trainer.kubeflow.org/v1alpha1", "trainjobs", "TrainJob")
-_JOB_SETS = Kind("jobset.x-k8s.io/v1alpha2", "jobsets", "JobSet")
+TRAIN_JOBS = ObjectKind("trainer.kubeflow.org/v1alpha1", "trainjobs", "TrainJob")
+_JOB_SETS = ObjectKind("jobset.x-k8s.io/v1alpha2", "jobsets", "JobSet")
 # owners first: they would make again what they own
-_KINDS: tuple[Kind, ...] = (
+_KINDS: tuple[ObjectKind, ...] = (
     *(TRAIN_JOBS, _JOB_SETS, STATEFUL_SETS, JOBS, PODS),
     *(SERVICES, NETWORK_POLICIES, SECRETS, CONFIG_MAPS, PVCS),
 )
@@ -51,7 +51,7 @@ class Place:
         self.namespace = namespace
         self._kinds = [kind for kind in _KINDS if self.serves(kind)]
 
-    def serves(self, kind: Kind) -> bool:
+    def serves(self, kind: ObjectKind) -> bool:
         """Whether the cluster knows this kind."""
         root = f"/apis/{kind.api_version}" if kind.group else f"/api/{kind.api_version}"
         try:

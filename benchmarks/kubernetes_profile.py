@@ -30,7 +30,7 @@ from kubernetes_contestants import (
 
 from windlass.kube.api import Api
 from windlass.kube.fields import container_of, index_of, split_pod_name
-from windlass.kube.kinds import EVENTS, PODS, Kind
+from windlass.kube.kinds import EVENTS, PODS, ObjectKind
 
 # name -> seconds since the exec of the command; or of the client's processor time
 Moments = dict[str, float]
@@ -161,7 +161,9 @@ def watched(api: Api, namespace: str) -> Iterator[Moments]:
             thread.join(timeout=10.0)
 
 
-def _watch(api: Api, namespace: str, kind: Kind, stop: threading.Event, seen: Moments) -> None:
+def _watch(
+    api: Api, namespace: str, kind: ObjectKind, stop: threading.Event, seen: Moments
+) -> None:
     is_new = False  # what was there before belongs to an earlier run
     for change, thing in api.watch(kind, namespace=namespace, stop=stop):
         now_s = time.time()

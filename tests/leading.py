@@ -7,7 +7,7 @@ import time
 
 from windlass import records
 from windlass.agent.lead.job_lead import Lead
-from windlass.agent.lead.status_writer import Board
+from windlass.agent.lead.status_writer import StatusWriter
 from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Script
@@ -90,7 +90,7 @@ def lead_through(
     failures: list[BaseException] = []
 
     async def run():
-        board = Board(plan, JobFolder(tmp_path))
+        board = StatusWriter(plan, JobFolder(tmp_path))
         lead = Lead(plan, board, memory=memory)
         nodes = Nodes(lead, plan, acts)
         nodes.join(*(join or ()))

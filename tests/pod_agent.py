@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from windlass import names
-from windlass.agent.agent_context import Station
+from windlass.agent.agent_context import AgentContext
 from windlass.agent.agent_process import prepare_forks, run_agent, start_logging
 from windlass.agent.lead import lead_server
 from windlass.agent.link.tcp import TlsPlace
@@ -17,7 +17,7 @@ from windlass.agent.link.tls import client_context, server_context
 from windlass.agent.node.forkserver_client import ForkServer
 from windlass.agent.node.inputs import Inputs
 from windlass.agent.node.processes import become_subreaper
-from windlass.agent.silence_limits import Sight
+from windlass.agent.silence_limits import SilenceLimits
 from windlass.plan.plan import read_plan
 from windlass.wire.job_folder import JobFolder
 
@@ -34,7 +34,7 @@ def main(about: dict) -> None:
     lead = TlsPlace(host="127.0.0.1", port=about["lead_port"], context=client_context(files))
     here = TlsPlace(host="127.0.0.1", port=about["own_port"], context=server_context(files))
     is_lead = about["index"] == 0
-    station = Station(
+    station = AgentContext(
         plan=plan,
         folder=folder,
         index=about["index"],
@@ -45,7 +45,7 @@ def main(about: dict) -> None:
         address="127.0.0.1",
         incarnation=about["name"],
         num_losses=about["num_losses"],
-        sight=Sight(**about["sight"]),
+        sight=SilenceLimits(**about["sight"]),
     )
     forks = ForkServer()
     prepare_forks(plan, forks)

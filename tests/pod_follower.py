@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from windlass.agent.agent_context import Station
+from windlass.agent.agent_context import AgentContext
 from windlass.agent.agent_process import prepare_forks, run_agent, start_logging
 from windlass.agent.link.tcp import TlsPlace
 from windlass.agent.link.tls import client_context
@@ -15,7 +15,7 @@ from windlass.agent.node import follower
 from windlass.agent.node.forkserver_client import ForkServer
 from windlass.agent.node.inputs import Inputs
 from windlass.agent.node.processes import become_subreaper
-from windlass.agent.silence_limits import Sight
+from windlass.agent.silence_limits import SilenceLimits
 from windlass.plan.plan import read_plan
 from windlass.wire.job_folder import JobFolder
 
@@ -29,7 +29,7 @@ def main(about: dict) -> int:
     folder = JobFolder(Path(about["folder"]))
     plan = read_plan(folder.plan.read_text())
     context = client_context(Path(about["certificates"]))
-    station = Station(
+    station = AgentContext(
         plan=plan,
         folder=folder,
         index=about.get("index", 1),
@@ -38,7 +38,7 @@ def main(about: dict) -> int:
         is_pod=True,
         address="127.0.0.1",
         host="rack-7",
-        sight=Sight(**about.get("sight", {})),
+        sight=SilenceLimits(**about.get("sight", {})),
     )
     forks = ForkServer()
     prepare_forks(plan, forks)

@@ -10,21 +10,21 @@ import sys
 from pathlib import Path
 
 from windlass.agent import agent_process
-from windlass.agent.agent_context import Station
+from windlass.agent.agent_context import AgentContext
 from windlass.agent.agent_process import prepare_forks, run_agent, start_logging
 from windlass.agent.lead import termination
 from windlass.agent.link.tcp import TlsPlace
 from windlass.agent.link.tls import server_context
 from windlass.agent.node.forkserver_client import ForkServer
 from windlass.agent.node.inputs import Inputs
-from windlass.agent.node.pod_log_writer import PodLog
+from windlass.agent.node.pod_log_writer import PodLogWriter
 from windlass.agent.node.processes import become_subreaper
 from windlass.plan.plan import read_plan
 from windlass.wire.job_folder import JobFolder
 
 
-async def lead(station: Station, forks: ForkServer) -> int:
-    log = PodLog()
+async def lead(station: AgentContext, forks: ForkServer) -> int:
+    log = PodLogWriter()
 
     def at_end(leading: agent_process.LeadAgent) -> None:
         termination.leave_last_word(leading.board.status, station.folder, log)
@@ -43,7 +43,7 @@ def main(about: dict) -> int:
     folder = JobFolder(Path(about["folder"]))
     plan = read_plan(folder.plan.read_text())
     context = server_context(Path(about["certificates"]))
-    station = Station(
+    station = AgentContext(
         plan=plan,
         folder=folder,
         index=0,

@@ -14,10 +14,10 @@ from typing import Any
 
 from tls_peers import JOB, settle, write_certificates
 
-from windlass.agent.agent_context import Station
+from windlass.agent.agent_context import AgentContext
 from windlass.agent.lead.job_lead import Lead
-from windlass.agent.lead.lead_server import Door, beat
-from windlass.agent.lead.status_writer import Board
+from windlass.agent.lead.lead_server import LeadServer, beat
+from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.link import endpoints, tls
 from windlass.agent.link.agent_link import Link
 from windlass.agent.link.tcp import TlsPlace
@@ -92,9 +92,9 @@ class Scene:
     files: Path  # certificates
     plan: Plan
     folder: JobFolder
-    board: Board
+    board: StatusWriter
     lead: Lead
-    door: Door
+    door: LeadServer
     port: int
     orders: list[dict[str, Any]] = field(default_factory=list)  # what node 0 was told
     peers: list[Peer] = field(default_factory=list)
@@ -130,14 +130,14 @@ def run_at_door(tmp_path: Path, visit: Any, plan: Plan | None = None, *, is_read
     folder.path.mkdir()
 
     async def run() -> Any:
-        board = Board(plan, folder)
+        board = StatusWriter(plan, folder)
         lead = Lead(plan, board, address="127.0.0.1")
         inputs = Inputs(plan, folder)
         place = TlsPlace(host="127.0.0.1", port=0, context=tls.server_context(files))
-        station = Station(
+        station = AgentContext(
             plan=plan, folder=folder, index=0, run_dir=tmp_path, place=place, is_pod=True
         )
-        door = Door(station, lead, inputs)
+        door = LeadServer(station, lead, inputs)
         listener = await endpoints.serve(place, JOB, door.take)
         scene = Scene(files, plan, folder, board, lead, door, listener.port)
         lead.join(0, scene.orders.append, pid=1, python="3.12.1", is_prepared=is_ready)

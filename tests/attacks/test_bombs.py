@@ -29,7 +29,7 @@ import windlass as wl
 from windlass import records
 from windlass.agent.node.exit_codes import read_error_file
 from windlass.agent.rank.rank_outcome import describe
-from windlass.engines.lead_sync import Line
+from windlass.engines.lead_sync import LeadSync
 from windlass.errors import ProtocolError
 from windlass.wire.initial_status import make_first_status, render_status
 from windlass.wire.job_folder import JobFolder, write_atomically
@@ -199,7 +199,7 @@ def test_a_malformed_status_does_not_end_who_follows(tmp_path, caplog):
         def dial(secure):
             return secure(socket.create_connection(("127.0.0.1", scene.port)))
 
-        line = Line(JOB, folder, certificates, dial)
+        line = LeadSync(JOB, folder, certificates, dial)
         scene.folder.make_attempt(0)
 
         async def copy_a_line() -> None:

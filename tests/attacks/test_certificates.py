@@ -26,7 +26,7 @@ from windlass.agent.link import endpoints, tls
 from windlass.agent.link.tcp import TlsPlace
 from windlass.engines.cluster import ClusterEngine
 from windlass.engines.lead_pods import KeysExpired, LeadPods
-from windlass.engines.lead_sync import Line
+from windlass.engines.lead_sync import LeadSync
 from windlass.errors import ProtocolError
 from windlass.spec.work import Calls
 from windlass.wire.job_folder import JobFolder
@@ -86,7 +86,7 @@ def test_a_client_that_meets_ended_certificates_says_so_and_calls_nobody_an_impo
         def connect(_pod, secure):
             return secure(socket.create_connection(("127.0.0.1", listener.port), timeout=20))
 
-        line = Line(JOB, folder, keys, lambda s: leads.reach(lambda pod: connect(pod, s)))
+        line = LeadSync(JOB, folder, keys, lambda s: leads.reach(lambda pod: connect(pod, s)))
         try:
             await until(lambda: line.expired is not None, "it says that they have ended")
             assert isinstance(line.expired, KeysExpired)

@@ -21,9 +21,9 @@ from tls_peers import JOB, until
 
 import windlass as wl
 from windlass import names
-from windlass.agent.lead.status_writer import Board
+from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.node.streams import RankStreams
-from windlass.engines.lead_sync import Line
+from windlass.engines.lead_sync import LeadSync
 from windlass.engines.old_jobs import forget_old_jobs
 from windlass.wire.file_sync import Piece, Receiver, is_from_lead
 from windlass.wire.initial_status import make_first_status, render_status
@@ -97,7 +97,7 @@ def test_a_client_whose_disk_is_full_is_told_and_goes_on_when_there_is_room(tmp_
         folder.path.mkdir()
         certificates = {path.name: path.read_bytes() for path in scene.files.iterdir()}
         (disk / "full").write_bytes(bytes(MB))
-        line = Line(
+        line = LeadSync(
             JOB,
             folder,
             certificates,
@@ -198,7 +198,7 @@ def test_a_result_is_on_the_disk_before_it_has_its_name(tmp_path, synced):
 
 def test_a_final_status_is_on_the_disk_and_others_cost_nothing(tmp_path, synced):
     async def run() -> None:
-        board = Board(make_job(), JobFolder(tmp_path))
+        board = StatusWriter(make_job(), JobFolder(tmp_path))
         synced.clear()
         board.set_phase(Phase.RUNNING, "R", "it runs")
         assert synced == ["rename to status.json"]

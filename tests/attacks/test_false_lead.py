@@ -21,9 +21,9 @@ from pod_places import run_at_door
 from tls_peers import JOB, until, write_certificates
 
 from windlass.agent.link import tls
-from windlass.engines.cluster_job import JobView
+from windlass.engines.cluster_job import ClusterJob
 from windlass.engines.lead_pods import LeadPods
-from windlass.engines.lead_sync import Line
+from windlass.engines.lead_sync import LeadSync
 from windlass.kube.certificates import make_certificates
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.last_word import render_last_word
@@ -106,7 +106,7 @@ def run_among(tmp_path, false_ones, check):
         folder = JobFolder(tmp_path / "client")
         folder.path.mkdir()
         keys = {path.name: path.read_bytes() for path in scene.files.iterdir()}
-        line = Line(JOB, folder, keys, lambda s: leads.reach(lambda pod: connect(pod, s)))
+        line = LeadSync(JOB, folder, keys, lambda s: leads.reach(lambda pod: connect(pod, s)))
         try:
             await until(line.is_synced.is_set, "the lead's own status has come", 8.0)
             await check(scene, line)
@@ -165,7 +165,7 @@ def looking(tmp_path, *pods, logs=()):
         (tmp_path / "config").mkdir()
         keys = make_certificates(PLAN.job_id, now_s=time.time(), valid_s=3600.0)
         api = connect_to(cluster.url, tmp_path / "config", retry_for_s=0.0)
-        view = JobView(api, PLAN, folder, keys)
+        view = ClusterJob(api, PLAN, folder, keys)
         try:
             view.settle()
             yield cluster, view

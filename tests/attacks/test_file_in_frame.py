@@ -15,8 +15,8 @@ import pytest
 
 from windlass import RemoteError
 from windlass.agent.link.payload_parts import PartStore
-from windlass.client.compute.client_call import Calling, Request
-from windlass.client.compute.connection import Talk
+from windlass.client.compute.client_call import CallRequest, ClientCall
+from windlass.client.compute.connection import Connection
 from windlass.wire.frames import Frame, FrameDecoder, render_frame
 
 
@@ -45,13 +45,13 @@ class _Home:
     is_remote = True
     spill = "/nonexistent"
 
-    def __init__(self, talk: Talk) -> None:
+    def __init__(self, talk: Connection) -> None:
         self._talk = talk
 
-    def take_talk(self, timeout_s: float | None) -> Talk:
+    def take_talk(self, timeout_s: float | None) -> Connection:
         return self._talk
 
-    def give_talk(self, talk: Talk) -> None:
+    def give_talk(self, talk: Connection) -> None:
         talk.close()
 
     def tell(self, what: dict) -> None:
@@ -66,15 +66,15 @@ def call():
     """Makes a call to a false lead that gives these answers."""
     sockets: list[socket.socket] = []
 
-    def make(*answers: dict) -> Calling:
+    def make(*answers: dict) -> ClientCall:
         ours, theirs = socket.socketpair()
         sockets.extend((ours, theirs))
         _FalseLead(theirs, [render_frame(answer) for answer in answers])
         header = {"type": "call", "id": "c.1", "profile": "p", "sizes": []}
-        request = Request(
+        request = CallRequest(
             header=header, segments=[b"x"], profile={"name": "f"}, make_sync=lambda _has: None
         )
-        calling = Calling(_Home(Talk(ours, "c")), request, lambda _rank, _data: None)
+        calling = ClientCall(_Home(Connection(ours, "c")), request, lambda _rank, _data: None)
         calling.say()
         return calling
 

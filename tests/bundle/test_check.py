@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from windlass.bundle.check import Finding, Kind, Limits, Severity, find_problems, refuse
+from windlass.bundle.check import Finding, FindingKind, Limits, Severity, find_problems, refuse
 from windlass.bundle.select import select_files
 from windlass.errors import BundleError
 
@@ -31,7 +31,7 @@ def test_plain_files_are_fine(tmp_path: Path) -> None:
 def test_secrets_are_refused_unless_allowed_by_name(tmp_path: Path) -> None:
     touch(tmp_path, "deploy/.env")
     finding = only(find_problems(tmp_path, ["deploy/.env"]))
-    assert (finding.kind, finding.severity) == (Kind.CREDENTIAL, Severity.REFUSE)
+    assert (finding.kind, finding.severity) == (FindingKind.CREDENTIAL, Severity.REFUSE)
     assert ".windlassignore" in finding.message
     assert "allow it by name" in finding.message
     for pattern in (".env", "deploy/.env", "deploy/*"):
@@ -50,7 +50,7 @@ def test_a_file_over_the_limit(tmp_path: Path) -> None:
     (tmp_path / "w.bin").write_bytes(b"")
     os.truncate(tmp_path / "w.bin", (100 << 20) + 1)
     finding = only(find_problems(tmp_path, ["w.bin"]))
-    assert finding.kind is Kind.TOO_LARGE
+    assert finding.kind is FindingKind.TOO_LARGE
     assert "100.0 MiB" in finding.message
     assert find_problems(tmp_path, ["w.bin"], allow=("*.bin",)) == ()
 
@@ -59,7 +59,7 @@ def test_all_files_together_over_the_limit(tmp_path: Path) -> None:
     for name, size_bytes in (("a", 10), ("b", 30), ("c", 20), ("d", 1)):
         (tmp_path / name).write_bytes(b"x" * size_bytes)
     finding = only(find_problems(tmp_path, "abcd", limits=Limits(total_bytes=60)))
-    assert finding.kind is Kind.TOTAL_TOO_LARGE
+    assert finding.kind is FindingKind.TOTAL_TOO_LARGE
     assert (
         finding.message.index("b (") < finding.message.index("c (") < finding.message.index("a (")
     )
@@ -73,7 +73,7 @@ def test_links_that_leave(tmp_path: Path, target: str) -> None:
     (root / "inner").mkdir(parents=True)
     (root / "l").symlink_to(target)
     finding = only(find_problems(root, ["l"]))
-    assert (finding.kind, finding.severity) == (Kind.LINK_LEAVES, Severity.REFUSE)
+    assert (finding.kind, finding.severity) == (FindingKind.LINK_LEAVES, Severity.REFUSE)
     assert target in finding.message
 
 
@@ -91,7 +91,7 @@ def test_links_to_what_stays_at_home_only_warn(tmp_path: Path) -> None:
         (tmp_path / name).symlink_to(target)
     findings = find_problems(tmp_path, ["dead", "here.py", "lost", "ok", "top"])
     assert [finding.path for finding in findings] == ["dead", "lost"]
-    assert {finding.kind for finding in findings} == {Kind.LINK_DANGLES}
+    assert {finding.kind for finding in findings} == {FindingKind.LINK_DANGLES}
     refuse(findings)
 
 
@@ -107,15 +107,15 @@ def test_pipes_sockets_and_devices() -> None:
         os.mkfifo(Path(folder, "pipe"))
         listener.bind(str(Path(folder, "socket")))
         findings = find_problems(Path(folder), ["pipe", "socket"])
-    assert [finding.kind for finding in findings] == [Kind.SPECIAL, Kind.SPECIAL]
-    assert only(find_problems(Path("/dev"), ["null"])).kind is Kind.SPECIAL
+    assert [finding.kind for finding in findings] == [FindingKind.SPECIAL, FindingKind.SPECIAL]
+    assert only(find_problems(Path("/dev"), ["null"])).kind is FindingKind.SPECIAL
 
 
 def test_names_that_cannot_travel(tmp_path: Path) -> None:
     for name in ("back\\slash", "C:drive", "raw\udcff"):
         (tmp_path / name).write_text("")
     findings = find_problems(tmp_path, select_files(tmp_path))
-    assert {finding.kind for finding in findings} == {Kind.NAME}
+    assert {finding.kind for finding in findings} == {FindingKind.NAME}
     assert len(findings) == 3
     with pytest.raises(BundleError) as caught:
         refuse(findings)
@@ -124,7 +124,7 @@ def test_names_that_cannot_travel(tmp_path: Path) -> None:
 
 def test_what_has_just_gone(tmp_path: Path) -> None:
     finding = only(find_problems(tmp_path, ["gone.py"]))
-    assert finding.kind is Kind.UNREADABLE
+    assert finding.kind is FindingKind.UNREADABLE
     assert "No such file" in finding.message
 
 
@@ -149,8 +149,8 @@ def test_unreadable_files_and_folders_are_named(without_rights: Path) -> None:
     paths = select_files(without_rights)
     findings = find_problems(without_rights, paths)
     assert [(finding.path, finding.kind) for finding in findings] == [
-        ("closed", Kind.UNREADABLE),
-        ("locked.py", Kind.UNREADABLE),
+        ("closed", FindingKind.UNREADABLE),
+        ("locked.py", FindingKind.UNREADABLE),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from windlass.cli.argv_split import TargetCommand, Words, sort_words
+from windlass.cli.argv_split import SplitWords, TargetCommand, sort_words
 from windlass.cli.run import run
 
 assert isinstance(run, TargetCommand)
@@ -56,6 +56,6 @@ def test_near_misses_are_noticed_only_before_the_dashes() -> None:
 
 
 def test_what_is_a_function() -> None:
-    assert Words(target=("a.py::f",)).is_function
-    assert not Words(target=("-m", "a::f")).is_function
-    assert not Words(target=("a.py",)).is_function
+    assert SplitWords(target=("a.py::f",)).is_function
+    assert not SplitWords(target=("-m", "a::f")).is_function
+    assert not SplitWords(target=("a.py",)).is_function

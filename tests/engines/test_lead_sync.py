@@ -16,7 +16,7 @@ from tls_peers import JOB, until
 from windlass import names
 from windlass.agent.lead import lead_server
 from windlass.engines import lead_sync as lines
-from windlass.engines.lead_sync import Line
+from windlass.engines.lead_sync import LeadSync
 from windlass.errors import EngineError
 from windlass.kube.api_errors import Unreachable
 from windlass.plan.plan import Input
@@ -50,7 +50,7 @@ def read_all(folder):
 class Client:
     """A client's folder, and the line that fills it."""
 
-    def __init__(self, scene, tmp_path, *, make=Line, job_id=JOB):
+    def __init__(self, scene, tmp_path, *, make=LeadSync, job_id=JOB):
         self.folder = JobFolder(tmp_path / "client")
         self.folder.path.mkdir(exist_ok=True)
         self.scene = scene
@@ -258,14 +258,14 @@ def test_cancelling(tmp_path, now):
 
 
 def test_an_order_is_not_lost_with_the_connection(tmp_path):
-    class BreaksOnce(Line):
+    class BreaksOnce(LeadSync):
         has_broken = False
 
         def _say(self, connection, header, body=b""):
             if header["type"] == "cancel" and not self.has_broken:
                 self.has_broken = True
                 raise OSError("the connection broke just now")
-            Line._say(connection, header, body)
+            LeadSync._say(connection, header, body)
 
     async def visit(scene, client):
         await until(lambda: client.line.is_up, "the line is up")

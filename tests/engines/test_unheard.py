@@ -11,7 +11,7 @@ from kube.api_server import Answer, connect_to, serve
 from kube.plans import make_pod_plan
 
 from windlass import names
-from windlass.engines.cluster_job import JobView
+from windlass.engines.cluster_job import ClusterJob
 from windlass.kube.certificates import make_certificates
 from windlass.wire.job_folder import JobFolder
 
@@ -19,20 +19,20 @@ PLAN = make_pod_plan(nodes=2)
 
 
 @pytest.fixture
-def view(tmp_path: Path) -> Iterator[JobView]:
+def view(tmp_path: Path) -> Iterator[ClusterJob]:
     """Of a job on a cluster that takes every question and answers none."""
     held = threading.Event()
     folder = JobFolder(tmp_path / "job")
     folder.path.mkdir()
     keys = make_certificates(PLAN.job_id, now_s=1e9, valid_s=1e9)
     with serve(Answer(lines=(), hold=held)) as server:
-        found = JobView(connect_to(server.url, tmp_path), PLAN, folder, keys)
+        found = ClusterJob(connect_to(server.url, tmp_path), PLAN, folder, keys)
         yield found
         found.let_go()
         held.set()
 
 
-def test_a_visitor_is_told_that_nothing_is_known_yet(view: JobView) -> None:
+def test_a_visitor_is_told_that_nothing_is_known_yet(view: ClusterJob) -> None:
     view.settle()
     status = view.status()
     assert not status.phase.is_final, "nothing is judged by what was not heard"
@@ -40,5 +40,5 @@ def test_a_visitor_is_told_that_nothing_is_known_yet(view: JobView) -> None:
     assert not view.folder.status.exists()
 
 
-def test_who_has_just_submitted_it_is_not(view: JobView) -> None:
+def test_who_has_just_submitted_it_is_not(view: ClusterJob) -> None:
     assert [c.reason for c in view.status().conditions] == []

@@ -27,15 +27,15 @@ from windlass.kube.kinds import (
     RESOURCE_QUOTAS,
     SECRETS,
     SERVICE_ACCOUNTS,
-    Kind,
+    ObjectKind,
 )
-from windlass.kube.kubeconfig import Target, read_target
+from windlass.kube.kubeconfig import ClusterTarget, read_target
 from windlass.kube.transport import Transport
 
 pytestmark = pytest.mark.cluster
 
-ROLES = Kind("rbac.authorization.k8s.io/v1", "roles", "Role")
-BINDINGS = Kind("rbac.authorization.k8s.io/v1", "rolebindings", "RoleBinding")
+ROLES = ObjectKind("rbac.authorization.k8s.io/v1", "roles", "Role")
+BINDINGS = ObjectKind("rbac.authorization.k8s.io/v1", "rolebindings", "RoleBinding")
 IMAGE = os.environ.get("TESTBED_IMAGE", "localhost/python:testbed")
 ECHO = """
 import asyncio
@@ -133,7 +133,7 @@ def test_what_the_server_says_no_to(api: Api) -> None:
         api.create(SECRETS, {"metadata": {"name": "one-too-many"}})
     assert api.delete(RESOURCE_QUOTAS, "q")
     with pytest.raises(NotFound, match="does not serve it"):
-        api.list(Kind("nobody.example.com/v1", "things", "Thing"))
+        api.list(ObjectKind("nobody.example.com/v1", "things", "Thing"))
 
 
 def test_a_watch_sees_what_happens(api: Api) -> None:
@@ -263,7 +263,7 @@ def test_a_plugin_logs_in_by_token_and_by_certificate(api: Api, tmp_path: Path) 
         connect(namespace=api.namespace, environ={"KUBECONFIG": str(path)}).list(PODS)
 
 
-def _admin(here: Target) -> dict[str, Any]:
+def _admin(here: ClusterTarget) -> dict[str, Any]:
     """The tests' own user, as a kubeconfig has it."""
     parts = {
         "token": here.user.token,

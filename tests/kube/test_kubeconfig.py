@@ -11,7 +11,7 @@ import pytest
 from kube.api_server import write_kubeconfig
 
 from windlass.kube.api import connect
-from windlass.kube.kubeconfig import ConfigError, Target, read_target
+from windlass.kube.kubeconfig import ClusterTarget, ConfigError, read_target
 from windlass.kube.sockets import find_proxy
 
 
@@ -29,7 +29,7 @@ def make_cluster(name: str, **values: Any) -> dict[str, Any]:
     return {"name": name, "cluster": {"server": "https://a:6443", **values}}
 
 
-def read(*paths: Path, **options: Any) -> Target:
+def read(*paths: Path, **options: Any) -> ClusterTarget:
     return read_target(
         environ={"KUBECONFIG": ":".join(map(str, paths)), "HOME": "/nowhere"}, **options
     )

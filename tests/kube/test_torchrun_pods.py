@@ -12,7 +12,7 @@ import pytest
 from kube.plans import make_pod_plan
 from waits import wait_for
 
-from windlass.kube.torchrun_pods import STATE_FOLDER, Crew, Rendezvous, make_shell
+from windlass.kube.torchrun_pods import STATE_FOLDER, Rendezvous, TorchrunPods, make_shell
 
 STAYS = "training is finished"
 
@@ -29,7 +29,7 @@ def pod(tmp_path: Path):
         program = tmp_path / "torchrun"
         program.write_text(f"#!/bin/sh\n{torchrun}\n")
         program.chmod(0o755)
-        crew = Crew(
+        crew = TorchrunPods(
             name="train",
             service="rdzv",
             labels={},

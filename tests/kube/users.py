@@ -13,11 +13,11 @@ from typing import Any
 from kube.api_server import write_kubeconfig
 
 from windlass.kube.api import Api, connect
-from windlass.kube.kinds import NAMESPACES, SERVICE_ACCOUNTS, Kind
+from windlass.kube.kinds import NAMESPACES, SERVICE_ACCOUNTS, ObjectKind
 from windlass.kube.kubeconfig import read_target
 
-_ROLES = Kind("rbac.authorization.k8s.io/v1", "roles", "Role")
-_BINDINGS = Kind("rbac.authorization.k8s.io/v1", "rolebindings", "RoleBinding")
+_ROLES = ObjectKind("rbac.authorization.k8s.io/v1", "roles", "Role")
+_BINDINGS = ObjectKind("rbac.authorization.k8s.io/v1", "rolebindings", "RoleBinding")
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from strict_cluster.ground import Ground, take_away, wait_for
 import windlass as wl
 from windlass.kube import blocker as reasons
 from windlass.kube.api import Api
-from windlass.kube.kinds import Kind
+from windlass.kube.kinds import ObjectKind
 from windlass.observe.why import Why, explain
 
 pytestmark = pytest.mark.cluster
@@ -27,9 +27,9 @@ GROUP = "kueue.x-k8s.io"
 def queue(plain: Ground) -> Iterator[str]:
     """A queue of this namespace that has room for two small pods."""
     version = _find_version(plain.api)
-    flavors = Kind(version, "resourceflavors", "ResourceFlavor", namespaced=False)
-    wholes = Kind(version, "clusterqueues", "ClusterQueue", namespaced=False)
-    locals_ = Kind(version, "localqueues", "LocalQueue")
+    flavors = ObjectKind(version, "resourceflavors", "ResourceFlavor", namespaced=False)
+    wholes = ObjectKind(version, "clusterqueues", "ClusterQueue", namespaced=False)
+    locals_ = ObjectKind(version, "localqueues", "LocalQueue")
     name = f"windlass-{secrets.token_hex(4)}"
     amounts = [{"name": "cpu", "nominalQuota": "1"}, {"name": "memory", "nominalQuota": "2Gi"}]
     group = {

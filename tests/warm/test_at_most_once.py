@@ -7,7 +7,7 @@ import warm_tasks as tasks
 
 import windlass as kt
 from windlass.agent.lead import call_history
-from windlass.client.compute.client_call import Calling
+from windlass.client.compute.client_call import ClientCall
 
 WAIT_S = 120.0
 
@@ -18,7 +18,7 @@ def make_calling(remote, *args, detach=False):
     return calling
 
 
-def break_line(calling: Calling):
+def break_line(calling: ClientCall):
     assert calling._talk is not None
     calling._talk.close()  # what has come over it and was not read is lost
 

@@ -11,7 +11,7 @@ import warm_tasks as tasks
 from waits import wait_for
 
 import windlass as kt
-from windlass.client.compute.idle_computes import Holders, remove_by_call, remove_by_command
+from windlass.client.compute.idle_computes import IdleComputes, remove_by_call, remove_by_command
 from windlass.kube import blocker as reasons
 from windlass.kube.blocker import Blocker, make_condition
 from windlass.kube.kinds import RESOURCE_QUOTAS
@@ -23,7 +23,7 @@ TOO_BIG = replace(NO_ROOM, hint="no node is that big")
 GPUS = 2
 
 
-def explain(holders: Holders, waiting: kt.Compute, blocker: Blocker = FULL) -> str:
+def explain(holders: IdleComputes, waiting: kt.Compute, blocker: Blocker = FULL) -> str:
     """What is said of a compute that waits because of `blocker`."""
     nodes = waiting.nodes()
     assert nodes.ref is not None
@@ -41,7 +41,7 @@ def waiting(make):
 @pytest.fixture
 def holders(waiting):
     wanted = waiting.nodes().wanted
-    return Holders(wanted.engine, remove_by_command(wanted.settings))
+    return IdleComputes(wanted.engine, remove_by_command(wanted.settings))
 
 
 @pytest.mark.local_only

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from windlass.agent.link.endpoints import Place
-from windlass.agent.silence_limits import SIGHT, Sight
+from windlass.agent.silence_limits import SIGHT, SilenceLimits
 from windlass.plan.plan import Plan
 from windlass.wire.job_folder import JobFolder
 
@@ -21,7 +21,7 @@ def _draw_incarnation() -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Station:
+class AgentContext:
     """One agent's place in the job."""
 
     plan: Plan
@@ -35,7 +35,7 @@ class Station:
     incarnation: str = field(default_factory=_draw_incarnation)  # tells nodes of one index apart
     num_losses: int = 0  # how many nodes of this index there were before
     successor: Place | None = None  # where another lead may be found by node 0
-    sight: Sight = SIGHT
+    sight: SilenceLimits = SIGHT
 
     @property
     def silence_s(self) -> float:

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from windlass import names
-from windlass.agent.agent_context import Station
+from windlass.agent.agent_context import AgentContext
 from windlass.agent.lead.job_lead import Lead
 from windlass.agent.lead.lead_handover import make_memory
-from windlass.agent.lead.lead_server import Door
-from windlass.agent.lead.status_writer import Board
+from windlass.agent.lead.lead_server import LeadServer
+from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.lead.termination import loses_results
 from windlass.agent.link import endpoints
 from windlass.agent.node import processes
@@ -38,8 +38,8 @@ from windlass.wire.job_folder import JobFolder
 from windlass.wire.status import FailureKind
 
 if TYPE_CHECKING:
-    from windlass.agent.lead.call_lead import WarmLead
-    from windlass.agent.node.call_node import WarmNode
+    from windlass.agent.lead.call_lead import CallLead
+    from windlass.agent.node.call_node import CallNode
 
 logger = logging.getLogger(__name__)
 
@@ -51,21 +51,21 @@ class LeadAgent:
     """Node 0: leads, and runs its own ranks."""
 
     def __init__(
-        self, station: Station, forks: ForkServer, inputs: Inputs, echo: Echo | None
+        self, station: AgentContext, forks: ForkServer, inputs: Inputs, echo: Echo | None
     ) -> None:
         self._station = station
         self._forks = forks
         self._inputs = inputs
         plan, folder = station.plan, station.folder
-        self.board = Board(plan, folder)
+        self.board = StatusWriter(plan, folder)
         self.board.mark("agent up")
-        self.lead: Lead | WarmLead
-        self.node: Node | WarmNode
+        self.lead: Lead | CallLead
+        self.node: Node | CallNode
         if isinstance(plan.work, Calls):
             from windlass.agent.lead.node_zero import make_staff
 
             self.lead, self.node, desk = make_staff(station, forks, self.board, self._hear, echo)
-            self.door = Door(station, self.lead, inputs, desk)
+            self.door = LeadServer(station, self.lead, inputs, desk)
         else:
             memory = make_memory(station.num_losses)
             self.lead = Lead(
@@ -79,7 +79,7 @@ class LeadAgent:
             self.node = Node(
                 plan, folder, 0, station.run_dir, forks=forks, send=self._hear, echo=echo
             )
-            self.door = Door(station, self.lead, inputs)
+            self.door = LeadServer(station, self.lead, inputs)
         self._leading: asyncio.Task[None] | None = None
         self._must_go = asyncio.Event()
 
@@ -168,7 +168,7 @@ class LeadAgent:
 
 
 async def run_agent(
-    station: Station,
+    station: AgentContext,
     forks: ForkServer,
     inputs: Inputs,
     client: socket.socket | None = None,
@@ -250,7 +250,7 @@ def main(order: dict[str, Any], forks: ForkServer, client: socket.socket) -> NoR
     os.environ.update(order.get("hidden", {}))  # in memory: what is on disk is older
     prepare_forks(plan, forks)
     run_dir = Path(order["run_dir"])
-    station = Station(
+    station = AgentContext(
         plan=plan,
         folder=folder,
         index=int(order["node"]),
@@ -263,7 +263,7 @@ def main(order: dict[str, Any], forks: ForkServer, client: socket.socket) -> NoR
 
 
 async def _run_and_leave(
-    station: Station, forks: ForkServer, inputs: Inputs, client: socket.socket
+    station: AgentContext, forks: ForkServer, inputs: Inputs, client: socket.socket
 ) -> NoReturn:
     """When all is said, the process ends at once: a task that is lost in the loop must not keep it."""
     code = 1

@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-    from windlass.agent.agent_context import Station
+    from windlass.agent.agent_context import AgentContext
     from windlass.agent.agent_process import LeadAgent
     from windlass.agent.node.forkserver_client import ForkServer
     from windlass.wire.job_folder import JobFolder
@@ -75,12 +75,12 @@ async def _run(secret: Path, folder: JobFolder, forks: ForkServer) -> NoReturn:
     from windlass.agent.agent_process import run_agent
     from windlass.agent.lead.termination import leave_last_word
     from windlass.agent.node.inputs import Inputs
-    from windlass.agent.node.pod_log_writer import PodLog
+    from windlass.agent.node.pod_log_writer import PodLogWriter
 
     station = _make_station(secret, folder)
     inputs = Inputs(station.plan, folder)
     inputs.find(secret)
-    log = PodLog()
+    log = PodLogWriter()
 
     def last_word(leading: LeadAgent) -> None:
         leave_last_word(leading.board.status, folder, log)
@@ -92,8 +92,8 @@ async def _run(secret: Path, folder: JobFolder, forks: ForkServer) -> NoReturn:
     os._exit(code)  # all is said: nothing that is left in the loop may keep the pod
 
 
-def _make_station(secret: Path, folder: JobFolder) -> Station:
-    from windlass.agent.agent_context import Station
+def _make_station(secret: Path, folder: JobFolder) -> AgentContext:
+    from windlass.agent.agent_context import AgentContext
     from windlass.agent.link.tcp import TlsPlace
     from windlass.agent.link.tls import client_context, server_context
     from windlass.plan.plan import read_plan
@@ -106,7 +106,7 @@ def _make_station(secret: Path, folder: JobFolder) -> Station:
         host=os.environ[names.LEAD], port=names.AGENT_PORT, context=client_context(secret)
     )
     here = TlsPlace(host="", port=names.AGENT_PORT, context=server_context(secret))
-    return Station(
+    return AgentContext(
         plan=plan,
         folder=folder,
         index=index,

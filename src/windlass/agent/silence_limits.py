@@ -20,7 +20,7 @@ class Parting(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class SilenceLimits:
     """The times of one job's agents."""
 
     silence_s: float = 4.0  # a node on another machine that says nothing for so long is lost
@@ -43,4 +43,4 @@ class Sight:
         return self.fence_s + self.silence_s + self.node_gone_s
 
 
-SIGHT = Sight()
+SIGHT = SilenceLimits()

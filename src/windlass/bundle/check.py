@@ -24,7 +24,7 @@ MIB = 1 << 20
 _LISTED = 20
 
 
-class Kind(str, enum.Enum):
+class FindingKind(str, enum.Enum):
     """What is wrong with a file."""
 
     CREDENTIAL = "credential"
@@ -57,7 +57,7 @@ class Finding:
     """One file that must not, or perhaps should not, travel; the message says what to do."""
 
     path: str
-    kind: Kind
+    kind: FindingKind
     severity: Severity
     message: str
 
@@ -112,20 +112,24 @@ def _check_one(
 ) -> Finding | None:
     fault = path_fault(path) if path != "." else None
     if fault:
-        return _refusal(path, Kind.NAME, f"the name {fault}; rename it or add it to {OWN_FILE}")
+        return _refusal(
+            path, FindingKind.NAME, f"the name {fault}; rename it or add it to {OWN_FILE}"
+        )
     try:
         found = (root / path).lstat()
         if stat.S_ISLNK(found.st_mode):
             return _check_link(root, path, travelling)
         if stat.S_ISDIR(found.st_mode):
-            return _refusal(path, Kind.UNREADABLE, _unreadable("the folder cannot be listed"))
+            return _refusal(
+                path, FindingKind.UNREADABLE, _unreadable("the folder cannot be listed")
+            )
         if not stat.S_ISREG(found.st_mode):
             message = f"a device, pipe or socket cannot be copied; add it to {OWN_FILE}"
-            return _refusal(path, Kind.SPECIAL, message)
+            return _refusal(path, FindingKind.SPECIAL, message)
         sizes[path] = found.st_size
         return _check_file(root, path, found.st_size, allow, limits)
     except OSError as error:
-        return _refusal(path, Kind.UNREADABLE, _unreadable(error.strerror or str(error)))
+        return _refusal(path, FindingKind.UNREADABLE, _unreadable(error.strerror or str(error)))
 
 
 def _check_file(
@@ -144,7 +148,7 @@ def _check_file(
             f"{_mib(size_bytes)} is over the limit of {_mib(limits.file_bytes)} a file; add it to "
             f"{OWN_FILE} and read it from a volume, or allow it by name"
         )
-        return _refusal(path, Kind.TOO_LARGE, message)
+        return _refusal(path, FindingKind.TOO_LARGE, message)
     return None
 
 
@@ -156,21 +160,23 @@ def _check_link(root: Path, path: str, travelling: set[str]) -> Finding | None:
         message = (
             f"the link leaves the root, to {shown(str(link.readlink()))}; add it to {OWN_FILE}"
         )
-        return _refusal(path, Kind.LINK_LEAVES, message)
+        return _refusal(path, FindingKind.LINK_LEAVES, message)
     inside = os.path.relpath(reached, real_root)
     if inside != "." and inside not in travelling:
         target = shown(read_link(Path(real_root), path))
         message = f"the link's target {target} does not travel, so it will lead nowhere"
-        return Finding(path=path, kind=Kind.LINK_DANGLES, severity=Severity.WARN, message=message)
+        return Finding(
+            path=path, kind=FindingKind.LINK_DANGLES, severity=Severity.WARN, message=message
+        )
     return None
 
 
 def _secret(path: str, suspicion: Suspicion) -> Finding:
     if suspicion.certain:
         message = f"{suspicion.reason}; add it to {OWN_FILE}, or allow it by name"
-        return _refusal(path, Kind.CREDENTIAL, message)
+        return _refusal(path, FindingKind.CREDENTIAL, message)
     message = f"{suspicion.reason}; it travels unless {OWN_FILE} names it"
-    return Finding(path=path, kind=Kind.CREDENTIAL, severity=Severity.WARN, message=message)
+    return Finding(path=path, kind=FindingKind.CREDENTIAL, severity=Severity.WARN, message=message)
 
 
 def _total_too_large(sizes: dict[str, int], total_bytes: int, limits: Limits) -> Finding:
@@ -180,10 +186,10 @@ def _total_too_large(sizes: dict[str, int], total_bytes: int, limits: Limits) ->
         f"all files together are {_mib(total_bytes)}, over the limit of "
         f"{_mib(limits.total_bytes)}; largest: {named}"
     )
-    return _refusal(".", Kind.TOTAL_TOO_LARGE, message)
+    return _refusal(".", FindingKind.TOTAL_TOO_LARGE, message)
 
 
-def _refusal(path: str, kind: Kind, message: str) -> Finding:
+def _refusal(path: str, kind: FindingKind, message: str) -> Finding:
     return Finding(path=path, kind=kind, severity=Severity.REFUSE, message=message)
 
 

@@ -24,7 +24,7 @@ from typing import BinaryIO
 from windlass import records
 from windlass.bundle.manifest import EMPTY, VERSION, Delta, FileEntry, Manifest, apply_delta
 from windlass.bundle.paths import shown
-from windlass.bundle.safe_write import Place
+from windlass.bundle.safe_write import OpenFolder
 from windlass.errors import BundleError, ProtocolError
 
 HEADER_NAME = "delta.json"
@@ -128,7 +128,7 @@ def _promised_bytes(delta: Delta) -> int:
     return sum(entry.size_bytes for entry in files) + (len(files) + 8) * _MEMBER_BYTES
 
 
-def _stage(tar: tarfile.TarFile, delta: Delta, place: Place) -> None:
+def _stage(tar: tarfile.TarFile, delta: Delta, place: OpenFolder) -> None:
     for number, entry in enumerate(delta.written):
         if entry.link is None:
             _stage_file(tar, place, str(number), entry)
@@ -136,7 +136,7 @@ def _stage(tar: tarfile.TarFile, delta: Delta, place: Place) -> None:
         raise _damaged("it holds more files than it says")
 
 
-def _stage_file(tar: tarfile.TarFile, place: Place, name: str, entry: FileEntry) -> None:
+def _stage_file(tar: tarfile.TarFile, place: OpenFolder, name: str, entry: FileEntry) -> None:
     member = _next_member(tar, FILES_PREFIX + entry.path)
     if member.size != entry.size_bytes:
         raise _damaged(f"{shown(entry.path)} has another size than it says")
@@ -150,7 +150,7 @@ def _stage_file(tar: tarfile.TarFile, place: Place, name: str, entry: FileEntry)
         raise _damaged(f"{shown(entry.path)} has another content than its hash says")
 
 
-def _apply(delta: Delta, place: Place) -> None:
+def _apply(delta: Delta, place: OpenFolder) -> None:
     """Removals first, for a file may become a folder; links last, for they are checked on disk."""
     for path in delta.removed:
         place.remove(path)
@@ -180,10 +180,10 @@ def _chunks(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
 
 
 @contextmanager
-def _open_place(dest: Path) -> Iterator[Place]:
+def _open_place(dest: Path) -> Iterator[OpenFolder]:
     stage = Path(tempfile.mkdtemp(prefix=".windlass-", dir=dest))
     try:
-        place = Place(dest, stage)
+        place = OpenFolder(dest, stage)
         try:
             yield place
         finally:

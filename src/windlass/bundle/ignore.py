@@ -19,7 +19,7 @@ OWN_FILE = ".windlassignore"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class IgnoreFile:
     """One ignore file; `prefix` is its folder with a trailing slash, empty at the root."""
 
     prefix: str
@@ -30,7 +30,7 @@ class Layer:
 class Rules:
     """The ignore files from the root down to one folder."""
 
-    layers: tuple[Layer, ...] = ()
+    layers: tuple[IgnoreFile, ...] = ()
     negates: bool = False
 
     def verdict(self, path: str) -> bool | None:
@@ -62,6 +62,6 @@ def add_file(rules: Rules, root: Path, path: str) -> Rules:
             hint="correct the line, or delete the file",
         ) from error
     return Rules(
-        layers=(*rules.layers, Layer(prefix=path[: path.rfind("/") + 1], spec=spec)),
+        layers=(*rules.layers, IgnoreFile(prefix=path[: path.rfind("/") + 1], spec=spec)),
         negates=rules.negates or any(line.startswith("!") for line in lines),
     )

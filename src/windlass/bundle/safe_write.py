@@ -19,7 +19,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CACHE_FOLDER = "__pycache__"
 
 
-class Place:
+class OpenFolder:
     """An open folder and a staging folder inside it; `path` arguments are bundle paths."""
 
     def __init__(self, dest: Path, stage: Path) -> None:

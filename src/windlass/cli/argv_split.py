@@ -17,7 +17,7 @@ _NEAR = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
+class SplitWords:
     """The words of one command line. `target` is empty when none was given."""
 
     ours: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Words:
         return len(self.target) == 1 and "::" in self.target[0]
 
 
-def sort_words(options: Mapping[str, click.Option], argv: Sequence[str]) -> Words:
+def sort_words(options: Mapping[str, click.Option], argv: Sequence[str]) -> SplitWords:
     """Which word is whose; NoSuchOption for an unknown flag before the target."""
     cut = argv.index("--") if "--" in argv else len(argv)
     queue, verbatim = list(reversed(argv[:cut])), tuple(argv[cut + 1 :])
@@ -63,7 +63,7 @@ def sort_words(options: Mapping[str, click.Option], argv: Sequence[str]) -> Word
     if not target:
         size = 2 if verbatim[:1] == ("-m",) else 1
         target, verbatim = list(verbatim[:size]), verbatim[size:]
-    return Words(
+    return SplitWords(
         ours=tuple(ours),
         late=tuple(late) if cut == len(argv) else (),
         target=tuple(target),
@@ -98,7 +98,7 @@ class TargetCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:  # completing: half a line is no mistake
-            ctx.params["words"] = Words()
+            ctx.params["words"] = SplitWords()
             return super().parse_args(ctx, [])
         try:
             words = sort_words(self.options(ctx), args)
@@ -133,7 +133,7 @@ class TargetCommand(click.Command):
                 formatter.write_dl(rows)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        words = ctx.params.get("words", Words())
+        words = ctx.params.get("words", SplitWords())
         if not words.is_function:
             super().format_help(ctx, formatter)
             return

@@ -14,8 +14,8 @@ from windlass.cli.lazy_group import NearGroup
 from windlass.cli.show import one_line, print_json, print_table, render_short, shorten
 from windlass.client.compute.find_computes import end_job
 from windlass.client.compute.live_computes import (
-    Found,
-    Living,
+    FoundCompute,
+    LiveCompute,
     find_living,
     list_living,
     look,
@@ -54,7 +54,7 @@ def ls(as_json: bool) -> None:
         say("no compute is up; windlass.Compute(...) in Python or windlass deploy brings one up")
 
 
-def _make_row(living: Living) -> tuple[str, ...]:
+def _make_row(living: LiveCompute) -> tuple[str, ...]:
     here = "?" if living.num_here is None else living.num_here
     place = f"{living.ref.engine}/{living.ref.place}" if living.ref.place else living.ref.engine
     waiting = f", {living.num_waiting} waiting" if living.num_waiting else ""
@@ -71,18 +71,18 @@ def _make_row(living: Living) -> tuple[str, ...]:
     )
 
 
-def _name(living: Living) -> str:
+def _name(living: LiveCompute) -> str:
     """What to ask for it by."""
     return f"{living.owner}/{living.name}" if living.owner else living.name
 
 
-def _render_ttl(living: Living) -> str:
+def _render_ttl(living: LiveCompute) -> str:
     if living.num_calls is None:  # nobody could be asked
         return "-"
     return "none" if living.ttl_s is None else render_short(living.ttl_s)
 
 
-def _make_record(living: Living) -> dict[str, Any]:
+def _make_record(living: LiveCompute) -> dict[str, Any]:
     plain: dict[str, Any] = records.to_json(living)
     engine = {"engine": living.ref.engine, "namespace": living.ref.place}
     return {**plain, "ref": str(living.ref), "job_id": living.ref.job_id, **engine}
@@ -121,7 +121,7 @@ def rm(texts: tuple[str, ...], is_all: bool, yes: bool, as_json: bool) -> None:
     if is_all:
         there = [(where, living) for where in wheres for living in list_living(where)]
         found = [
-            Found(where=where, ref=living.ref, name=living.name)
+            FoundCompute(where=where, ref=living.ref, name=living.name)
             for where, living in there
             if not living.owner
         ]
@@ -142,7 +142,7 @@ def rm(texts: tuple[str, ...], is_all: bool, yes: bool, as_json: bool) -> None:
         say("no compute is up")
 
 
-def _ask(found: list[Found]) -> None:
+def _ask(found: list[FoundCompute]) -> None:
     names = ", ".join(f"{one.name} ({one.ref})" for one in found)
     if not sys.stdin.isatty():
         raise SpecError(f"this would end {names}", hint="--yes says that it is meant")

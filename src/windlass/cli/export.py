@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import click
 
 from windlass import records
-from windlass.cli.argv_split import TargetCommand, Words
+from windlass.cli.argv_split import SplitWords, TargetCommand
 from windlass.cli.error_output import say
 from windlass.cli.flags import export_options, given_flags, json_option
 from windlass.cli.prepare import prepare_words
@@ -32,7 +32,7 @@ _MOST_APPLIED_BYTES = 250_000  # an annotation holds 262,144
 @click.option("--plain", is_flag=True, help="an Indexed Job with torchrun, no Windlass inside")
 @click.option("--with-keys", is_flag=True, help="print private keys too")
 @json_option
-def export(words: Words, plain: bool, with_keys: bool, as_json: bool, **options: Any) -> None:
+def export(words: SplitWords, plain: bool, with_keys: bool, as_json: bool, **options: Any) -> None:
     """Print what the engine would start for TARGET, as YAML documents; start nothing."""
     prepared = prepare_words(words, detach=True, flags=given_flags(options))
     is_plain_already = prepared.engine.name == "statefulset"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windlass.cli.argv_split import Words
+from windlass.cli.argv_split import SplitWords
 from windlass.cli.error_output import say
 from windlass.cli.flags import load_settings
 from windlass.client.jobs.launcher_size import is_torchrun
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # reading functions takes parsers that no other target needs
     from windlass.cli.signature import Signature
 
 
-def prepare_words(words: Words, *, detach: bool, flags: Mapping[str, Any]) -> Prepared:
+def prepare_words(words: SplitWords, *, detach: bool, flags: Mapping[str, Any]) -> Prepared:
     """The job that was asked for, decided but not started."""
     if not words.target:
         raise SpecError(
@@ -47,13 +47,13 @@ def _is_in_image(flags: Mapping[str, Any]) -> bool:
     return bool(load_settings().in_image if given is None else given)
 
 
-def _read_blind(words: Words) -> tuple[Sequence[object], Mapping[str, object]]:
+def _read_blind(words: SplitWords) -> tuple[Sequence[object], Mapping[str, object]]:
     from windlass.cli.untyped_args import read_blind
 
     return read_blind(words.rest)
 
 
-def _check_late(words: Words) -> None:
+def _check_late(words: SplitWords) -> None:
     """Flags of ours behind a script, a module, or a command that names a script."""
     from windlass.cli.flag_clash import check_clash
 
@@ -79,7 +79,7 @@ def _doubt(word: str, flag: str, target: str) -> None:
     )
 
 
-def _read_call(words: Words) -> tuple[Sequence[object], Mapping[str, object]]:
+def _read_call(words: SplitWords) -> tuple[Sequence[object], Mapping[str, object]]:
     from windlass.cli.signature import read_flags
 
     signature = _find_signature(words)
@@ -106,7 +106,7 @@ def _read_call(words: Words) -> tuple[Sequence[object], Mapping[str, object]]:
         raise SpecError(error.message, hint=f"did you mean {ours[0]}?") from error
 
 
-def _find_signature(words: Words) -> Signature:
+def _find_signature(words: SplitWords) -> Signature:
     from windlass.cli.signature import read_signature
 
     file, _, name = words.target[0].partition("::")
@@ -115,7 +115,7 @@ def _find_signature(words: Words) -> Signature:
     return read_signature(find_script(file, Path.cwd()), name)
 
 
-def render_function_help(words: Words, flags: Sequence[str], *, width: int) -> str:
+def render_function_help(words: SplitWords, flags: Sequence[str], *, width: int) -> str:
     """The function's own parameters in full, our flags by name."""
     from windlass.cli.signature import render_help
 

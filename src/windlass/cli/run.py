@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from windlass import names
-from windlass.cli.argv_split import TargetCommand, Words
+from windlass.cli.argv_split import SplitWords, TargetCommand
 from windlass.cli.error_output import say
 from windlass.cli.flags import given_flags, json_option, setting_options
 from windlass.cli.lazy_group import close_stdout
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @click.option("--quiet", "-q", is_flag=True, help="show no logs and no progress")
 @json_option
 def run(
-    words: Words,
+    words: SplitWords,
     detach: bool,
     dry_run: bool,
     quiet: bool,

@@ -17,7 +17,7 @@ from pathlib import Path
 from windlass import names
 from windlass.engines.abandoned import may_be_live_compute, remove_abandoned
 from windlass.engines.job_secret import BrokenSubmit, fetch, is_pinned, pin
-from windlass.engines.lead_dial import Reach
+from windlass.engines.lead_dial import LeadDial
 from windlass.engines.old_jobs import forget_old_jobs
 from windlass.engines.outcomes import read_outcomes
 from windlass.engines.pod_log_recovery import has_unread, read_unread
@@ -47,7 +47,7 @@ from windlass.wire.status_file import StatusFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from windlass.engines.cluster_job import JobView
+    from windlass.engines.cluster_job import ClusterJob
 
 MAX_SECRET_BYTES = 900_000  # of the 1 MiB a Secret may hold
 _QUEUE_S = 30 * 86400.0  # how long a job may wait for its pods before its certificates end
@@ -63,11 +63,11 @@ def _make_view(
     certificates: Mapping[str, bytes],
     *,
     start_timeout_s: float | None = None,
-) -> JobView:
+) -> ClusterJob:
     # imported only now: the pods are on their way by the time it is needed
-    from windlass.engines.cluster_job import JobView
+    from windlass.engines.cluster_job import ClusterJob
 
-    return JobView(api, plan, folder, certificates, start_timeout_s=start_timeout_s)
+    return ClusterJob(api, plan, folder, certificates, start_timeout_s=start_timeout_s)
 
 
 def _was_seen_to_end(folder: Path) -> bool:
@@ -86,9 +86,9 @@ class ClusterEngine:
         self._home = Path(str(settings.value("home"))).expanduser() / self.name
         check_own(self._home)
         self._apis: dict[tuple[str, str], Api] = {}
-        self._views: dict[str, JobView] = {}
+        self._views: dict[str, ClusterJob] = {}
         self._identity: str | None = None
-        self._reached: dict[str, Reach] = {}  # computes that are called from here
+        self._reached: dict[str, LeadDial] = {}  # computes that are called from here
 
     def facts(self) -> Facts:
         return Facts(
@@ -141,7 +141,7 @@ class ClusterEngine:
             raise
         self._views[plan.job_id] = view
         if isinstance(plan.work, Calls):
-            self._reached[plan.job_id] = Reach(api, plan.job_id, certificates)
+            self._reached[plan.job_id] = LeadDial(api, plan.job_id, certificates)
         if plan.detach and any(wanted.name not in files for wanted in plan.inputs):
             self._wait_for_upload(view, plan)
         forget_old_jobs(self._home, _was_seen_to_end)
@@ -201,7 +201,7 @@ class ClusterEngine:
         where = {"context": api.context, "namespace": api.namespace}
         (folder.path / _WHERE_FILE).write_text(json.dumps(where))
 
-    def _wait_for_upload(self, view: JobView, plan: Plan) -> None:
+    def _wait_for_upload(self, view: ClusterJob, plan: Plan) -> None:
         """What does not fit the Secret goes over the link, and only this process has it."""
         if not view.wait_for_inputs(_UPLOAD_S):
             raise EngineError(
@@ -274,7 +274,7 @@ class ClusterEngine:
     def dial(self, ref: JobRef) -> Stream:
         if ref.job_id not in self._reached:
             keys = self._fetch(ref)[1]
-            self._reached[ref.job_id] = Reach(self._api_of(ref), ref.job_id, keys)
+            self._reached[ref.job_id] = LeadDial(self._api_of(ref), ref.job_id, keys)
         return self._reached[ref.job_id].dial()
 
     def grow(
@@ -365,7 +365,7 @@ class ClusterEngine:
     def _fetch(self, ref: JobRef) -> tuple[Plan, Mapping[str, bytes]]:
         return fetch(self._api_of(ref), ref, JobFolder(self._home / ref.job_id))
 
-    def _view(self, ref: JobRef) -> JobView:
+    def _view(self, ref: JobRef) -> ClusterJob:
         if ref.job_id not in self._views:
             api = self._api_of(ref)
             plan, certificates = self._fetch(ref)

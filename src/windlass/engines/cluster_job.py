@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from windlass import names
-from windlass.engines.job_watch import Sight
+from windlass.engines.job_watch import JobWatch
 from windlass.engines.lead_dial import make_dial
-from windlass.engines.lead_sync import Line, keeping
+from windlass.engines.lead_sync import LeadSync, keeping
 from windlass.engines.lost_nodes import explain_loss, is_unexplained
 from windlass.engines.outages import Outage
 from windlass.engines.pod_log_recovery import read_leftovers, read_unread
@@ -53,7 +53,7 @@ _ORDER = {
 }
 
 
-class JobView:
+class ClusterJob:
     """Threads and a folder; `status` puts them together."""
 
     def __init__(
@@ -70,8 +70,8 @@ class JobView:
         self._plan = plan
         self.folder = folder
         self._status_file = StatusFile(folder.status)
-        self._sight = Sight(api, plan.job_id)
-        self._line = Line(
+        self._sight = JobWatch(api, plan.job_id)
+        self._line = LeadSync(
             plan.job_id, folder, certificates, make_dial(api, plan.job_id, self._sight)
         )
         # Nobody closes the handle of a job: its threads end when it is forgotten.
@@ -378,7 +378,7 @@ class JobView:
         return replace(status, history=history, verdict=verdict)
 
 
-def _let_go(line: Line, sight: Sight) -> None:
+def _let_go(line: LeadSync, sight: JobWatch) -> None:
     line.let_go()
     sight.close()
 

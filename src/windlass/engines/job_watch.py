@@ -27,7 +27,7 @@ from windlass.kube.fields import (
     read_time,
     uid_of,
 )
-from windlass.kube.kinds import EVENTS, JOBS, NODES, PODS, PVCS, RESOURCE_QUOTAS, Kind
+from windlass.kube.kinds import EVENTS, JOBS, NODES, PODS, PVCS, RESOURCE_QUOTAS, ObjectKind
 from windlass.kube.slim import slim_any, slim_node, slim_pod
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ _KUEUE = "kueue.x-k8s.io"
 _NEEDED = (EVENTS, RESOURCE_QUOTAS, PVCS)  # the Role has them
 
 
-class Sight:
+class JobWatch:
     """One job, as far as the API server knows it."""
 
     def __init__(self, api: Api, job_id: str) -> None:
@@ -54,8 +54,8 @@ class Sight:
         self._distrusted: set[str] = set()  # pods by uid
         self._pods: dict[str, Object] = {}
         self._gone: dict[str, Object] = {}
-        self._others: dict[Kind, tuple[float, list[Object]]] = {}
-        self._forbidden: set[Kind] = set()
+        self._others: dict[ObjectKind, tuple[float, list[Object]]] = {}
+        self._forbidden: set[ObjectKind] = set()
         self._is_here = {"job": threading.Event(), "pods": threading.Event()}
         self._errors: dict[str, ClusterError] = {}
         self._away: ClusterError | None = None
@@ -65,7 +65,7 @@ class Sight:
         self._start("job", JOBS, self._see_job, "", field)
         self._start("pods", PODS, self._see_pod, label, "")  # of which there may be a thousand
 
-    def _start(self, what: str, kind: Kind, see: Any, labels: str, fields: str) -> None:
+    def _start(self, what: str, kind: ObjectKind, see: Any, labels: str, fields: str) -> None:
         def watch() -> None:
             watched = self._api.watch(
                 kind, labels=labels, fields=fields, stop=self._stop, told=self._note_away,
@@ -220,7 +220,7 @@ class Sight:
             logger.debug("%s: %s", _KUEUE, error)
             return None
         version = str(group["preferredVersion"]["groupVersion"])
-        kind = Kind(version, "localqueues", "LocalQueue")
+        kind = ObjectKind(version, "localqueues", "LocalQueue")
         queues = self._read(kind, max_age_s=10.0)
         return None if kind in self._forbidden else [name_of(queue) for queue in queues]
 
@@ -245,7 +245,7 @@ class Sight:
             return ""
         return lines.decode(errors="replace").strip()[:300]
 
-    def _read(self, kind: Kind, *, max_age_s: float) -> list[Object]:
+    def _read(self, kind: ObjectKind, *, max_age_s: float) -> list[Object]:
         read_s, found = self._others.get(kind, (-max_age_s, []))
         if kind in self._forbidden or time.monotonic() - read_s < max_age_s:
             return found
@@ -258,7 +258,7 @@ class Sight:
         self._others[kind] = (time.monotonic(), found)
         return found
 
-    def _list(self, kind: Kind) -> list[Object]:
+    def _list(self, kind: ObjectKind) -> list[Object]:
         """What no job needs is asked for only by those who may: a refusal would stand in the audit log."""
         place = self._api.namespace if kind.namespaced else ""
         if kind in _NEEDED or may(

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from windlass import names
 from windlass.agent.link.tls import client_context_from, server_name
-from windlass.engines.job_watch import Sight
+from windlass.engines.job_watch import JobWatch
 from windlass.engines.lead_pods import LeadPods, is_owned_by, runs
 from windlass.engines.lead_sync import Dial, Secure
 from windlass.kube.api import Api
@@ -22,7 +22,7 @@ from windlass.kube.kinds import JOBS, PODS
 _HANDSHAKE_S = 10.0
 
 
-class Reach:
+class LeadDial:
     """The way to one compute's lead, whichever pod that is."""
 
     def __init__(self, api: Api, job_id: str, keys: Mapping[str, bytes]) -> None:
@@ -57,7 +57,7 @@ class Reach:
             raise
 
 
-def make_dial(api: Api, job_id: str, sight: Sight) -> Dial:
+def make_dial(api: Api, job_id: str, sight: JobWatch) -> Dial:
     """How a line reaches the lead that is in sight. It keeps nothing else alive: a thread holds it."""
     pods = LeadPods(job_id, sight.find_leads, sight.distrust)
 

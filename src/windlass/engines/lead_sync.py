@@ -71,7 +71,7 @@ def keeping(folder: JobFolder) -> Iterator[None]:
         ) from error
 
 
-class Line:
+class LeadSync:
     """One client's connection to one lead, or to one after another."""
 
     def __init__(

@@ -16,7 +16,7 @@ from windlass.engines.abandoned import sweep
 from windlass.kube.access import check_needed
 from windlass.kube.api import Api
 from windlass.kube.api_errors import ClusterError
-from windlass.kube.kinds import JOBS, NETWORK_POLICIES, PVCS, SECRETS, SERVICES, Kind
+from windlass.kube.kinds import JOBS, NETWORK_POLICIES, PVCS, SECRETS, SERVICES, ObjectKind
 from windlass.kube.manifests import (
     Object,
     make_claims,
@@ -85,7 +85,9 @@ def _take_back(api: Api, job_id: str, error: BaseException) -> None:
             error.hint = f"{error.hint}; {rest}" if error.hint else rest
 
 
-def _make_rest(plan: Plan, files: Mapping[str, bytes], owner: Object) -> list[tuple[Kind, Object]]:
+def _make_rest(
+    plan: Plan, files: Mapping[str, bytes], owner: Object
+) -> list[tuple[ObjectKind, Object]]:
     return [
         (SECRETS, make_secret(plan, files, owner)),
         (SERVICES, make_lead_service(plan, owner)),

@@ -36,7 +36,7 @@ class Right:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Missing:
+class MissingRight:
     """One verb that the user does not have."""
 
     right: Right
@@ -127,9 +127,9 @@ def render_role(namespace: str = "", *, rights: Sequence[Right] = RIGHTS) -> str
     return "\n".join(lines) + "\n"
 
 
-def check_access(api: Api, *, rights: Sequence[Right] = RIGHTS) -> list[Missing]:
+def check_access(api: Api, *, rights: Sequence[Right] = RIGHTS) -> list[MissingRight]:
     """The verbs that the user lacks in the namespace, in the order of the table. Anybody may ask this."""
-    asked = [Missing(right=right, verb=verb) for right in rights for verb in right.verbs]
+    asked = [MissingRight(right=right, verb=verb) for right in rights for verb in right.verbs]
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         allowed = list(pool.map(lambda one: _is_allowed(api, one), asked))
     return [one for one, has in zip(asked, allowed, strict=True) if not has]
@@ -152,7 +152,7 @@ def check_needed(api: Api, *, rights: Sequence[Right] = RIGHTS) -> None:
         raise _make_forbidden(missing, api.namespace)
 
 
-def _make_forbidden(missing: Sequence[Missing], namespace: str) -> Forbidden:
+def _make_forbidden(missing: Sequence[MissingRight], namespace: str) -> Forbidden:
     verbs = ", ".join(one.name for one in missing[:_MAX_NAMED])
     more = len(missing) - _MAX_NAMED
     if more > 0:
@@ -185,7 +185,7 @@ def _is_listed(right: Right, rules: Sequence[Mapping[str, Any]]) -> bool:
     return "*" in granted or granted >= set(right.verbs)
 
 
-def _is_allowed(api: Api, one: Missing) -> bool:
+def _is_allowed(api: Api, one: MissingRight) -> bool:
     resource, _, part = one.right.resource.partition("/")
     return may(api, one.verb, resource, group=one.right.group, part=part, namespace=api.namespace)
 

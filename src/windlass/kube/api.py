@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from windlass import names
 from windlass.kube.api_errors import ClusterError, Conflict, NotFound
-from windlass.kube.kinds import FIELD_MANAGER, PODS, Kind
+from windlass.kube.kinds import FIELD_MANAGER, PODS, ObjectKind
 from windlass.kube.kubeconfig import read_target
-from windlass.kube.transport import Answer, Request, Transport
+from windlass.kube.transport import HttpAnswer, HttpRequest, Transport
 from windlass.kube.watch import Told, watch_objects
 
 if TYPE_CHECKING:
@@ -54,12 +54,12 @@ class Api:
         self.context = transport.target.context
         self.namespace = transport.target.namespace
 
-    def get(self, kind: Kind, name: str, *, namespace: str | None = None) -> Object:
+    def get(self, kind: ObjectKind, name: str, *, namespace: str | None = None) -> Object:
         return self._object("get", "GET", kind, name, namespace=namespace)
 
     def list(
         self,
-        kind: Kind,
+        kind: ObjectKind,
         *,
         labels: str = "",
         fields: str = "",
@@ -71,7 +71,7 @@ class Api:
 
     def list_at(
         self,
-        kind: Kind,
+        kind: ObjectKind,
         *,
         labels: str = "",
         fields: str = "",
@@ -96,7 +96,7 @@ class Api:
         raise AssertionError  # the last try returned or raised
 
     def _list_pages(
-        self, kind: Kind, params: Object, keep: Keep, **options: Any
+        self, kind: ObjectKind, params: Object, keep: Keep, **options: Any
     ) -> tuple[Objects, str]:
         items: Objects = []
         while True:
@@ -112,7 +112,7 @@ class Api:
             params = {**params, "continue": metadata["continue"]}
 
     def create(
-        self, kind: Kind, body: Object, *, dry_run: bool = False, brief: bool = False
+        self, kind: ObjectKind, body: Object, *, dry_run: bool = False, brief: bool = False
     ) -> Object:
         """Make it; `Conflict` when it is there. With `brief` only its metadata comes back.
 
@@ -139,7 +139,7 @@ class Api:
                 raise
             return there
 
-    def apply(self, kind: Kind, body: Object, *, dry_run: bool = False) -> Object:
+    def apply(self, kind: ObjectKind, body: Object, *, dry_run: bool = False) -> Object:
         """Make it or make it so: server-side apply. Fields others set to something else become ours."""
         name = str((body.get("metadata") or {})["name"])
         params = {
@@ -155,7 +155,7 @@ class Api:
 
     def patch(
         self,
-        kind: Kind,
+        kind: ObjectKind,
         name: str,
         body: Object,
         *,
@@ -171,7 +171,7 @@ class Api:
 
     def delete(
         self,
-        kind: Kind,
+        kind: ObjectKind,
         name: str,
         *,
         grace_s: float | None = None,
@@ -196,7 +196,7 @@ class Api:
             return error.was_lost
         return True
 
-    def delete_all(self, kind: Kind, *, labels: str, namespace: str | None = None) -> None:
+    def delete_all(self, kind: ObjectKind, *, labels: str, namespace: str | None = None) -> None:
         """Delete all that match; without labels it would be everything, which nobody means."""
         if not labels:
             raise ValueError("delete_all needs labels")
@@ -208,7 +208,7 @@ class Api:
 
     def watch(
         self,
-        kind: Kind,
+        kind: ObjectKind,
         *,
         labels: str = "",
         fields: str = "",
@@ -232,7 +232,7 @@ class Api:
                 is_patient=is_patient,
                 keep=keep,
             ),
-            Request(
+            HttpRequest(
                 method="GET",
                 path=kind.path(namespace=namespace or self.namespace),
                 asked=self._words("watch", kind, "", namespace),
@@ -290,7 +290,7 @@ class Api:
     ) -> Any:
         """Anything else by its path: reviews, `/apis`, `/version`. JSON is read, else text comes back."""
         is_review = method == "POST" and path.rstrip("/").endswith("reviews")
-        request = Request(
+        request = HttpRequest(
             method=method, path=path, asked=f"{method.lower()} {path}", body=body, params=params,
             timeout_s=timeout_s, is_repeatable=method != "POST" or is_review,
         )  # fmt: skip
@@ -338,13 +338,13 @@ class Api:
         self,
         verb: str,
         method: str,
-        kind: Kind,
+        kind: ObjectKind,
         name: str = "",
         *,
         namespace: str | None = None,
         part: str = "",
         **options: Any,
-    ) -> Answer:
+    ) -> HttpAnswer:
         body = options.get("body")
         if namespace is None and isinstance(body, dict):
             namespace = (body.get("metadata") or {}).get("namespace")
@@ -352,10 +352,10 @@ class Api:
             namespace=namespace or self.namespace, name="" if method == "POST" else name, part=part
         )
         asked = self._words(verb, kind, name, namespace, part)
-        return self._transport.ask(Request(method=method, path=path, asked=asked, **options))
+        return self._transport.ask(HttpRequest(method=method, path=path, asked=asked, **options))
 
     def _words(
-        self, verb: str, kind: Kind, name: str, namespace: str | None, part: str = ""
+        self, verb: str, kind: ObjectKind, name: str, namespace: str | None, part: str = ""
     ) -> str:
         what = "/".join(word for word in (kind.plural, name, part) if word)
         place = f" in namespace {namespace or self.namespace}" if kind.namespaced else ""

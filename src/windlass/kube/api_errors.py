@@ -74,7 +74,7 @@ class Rejected(ClusterError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
+class ClusterPlace:
     """Which cluster was asked, for messages."""
 
     server: str
@@ -84,7 +84,7 @@ class Where:
         return f"{self.server} (context {self.context})" if self.context else self.server
 
 
-def read_refusal(code: int, body: bytes, *, asked: str, where: Where) -> ClusterError:
+def read_refusal(code: int, body: bytes, *, asked: str, where: ClusterPlace) -> ClusterError:
     """The error in an answer that is none; `asked` is like "create secrets/a in namespace x"."""
     text, reason = _read_status(code, body)
     if code == 401:
@@ -118,7 +118,7 @@ def _read_status(code: int, body: bytes) -> tuple[str, str]:
     return f"HTTP {code}" + (f": {text}" if text else ""), ""
 
 
-def _not_known(text: str, where: Where) -> Unauthorized:
+def _not_known(text: str, where: ClusterPlace) -> Unauthorized:
     return Unauthorized(
         f"{where} does not accept your login: {text}",
         hint="it may have expired: log in again; `kubectl auth whoami` shows whether it worked",
@@ -127,7 +127,7 @@ def _not_known(text: str, where: Where) -> Unauthorized:
     )
 
 
-def _not_allowed(text: str, reason: str, *, asked: str, where: Where) -> ClusterError:
+def _not_allowed(text: str, reason: str, *, asked: str, where: ClusterPlace) -> ClusterError:
     match = _MAY_NOT.search(text)
     if match is None:
         # Quota, Pod Security and webhooks answer 403 too, but no Role would help against them.
@@ -148,7 +148,7 @@ def _not_allowed(text: str, reason: str, *, asked: str, where: Where) -> Cluster
     return Forbidden(f"you may not {what}", hint=ROLE_HINT, code=403, reason="Forbidden")
 
 
-def _not_there(text: str, reason: str, *, asked: str, where: Where) -> NotFound:
+def _not_there(text: str, reason: str, *, asked: str, where: ClusterPlace) -> NotFound:
     if reason == "NotFound" and "could not find the requested resource" not in text:
         return NotFound(f"could not {asked}: {text}", code=404, reason=reason)
     return NotFound(
@@ -159,7 +159,9 @@ def _not_there(text: str, reason: str, *, asked: str, where: Where) -> NotFound:
     )
 
 
-def make_unreachable(error: BaseException, *, where: Where, deadline_s: float = 0.0) -> Unreachable:
+def make_unreachable(
+    error: BaseException, *, where: ClusterPlace, deadline_s: float = 0.0
+) -> Unreachable:
     """What kept us from an answer: the cause under whatever the HTTP library wrapped it in."""
     causes = _causes(error)
     certificate = next((c for c in causes if isinstance(c, ssl.SSLCertVerificationError)), None)

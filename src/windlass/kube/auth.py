@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.kube.api_errors import Unauthorized
-from windlass.kube.kubeconfig import ConfigError, Target
+from windlass.kube.kubeconfig import ClusterTarget, ConfigError
 
 _TOKEN_FILE_AGE_S = 60.0  # service account tokens are renewed in place
 _EXPIRES_EARLY_S = 10.0
@@ -42,7 +42,7 @@ class Login:
 class LoginSource:
     """The login that holds now. Thread-safe: many threads that need one start one plug-in."""
 
-    def __init__(self, target: Target, environ: Mapping[str, str]) -> None:
+    def __init__(self, target: ClusterTarget, environ: Mapping[str, str]) -> None:
         self._target = target
         self._environ = environ
         self._lock = threading.Lock()
@@ -115,7 +115,7 @@ def _read_expiry(status: Mapping[str, Any]) -> float:
 
 
 def run_plugin(
-    plugin: Mapping[str, Any], *, target: Target, environ: Mapping[str, str]
+    plugin: Mapping[str, Any], *, target: ClusterTarget, environ: Mapping[str, str]
 ) -> Mapping[str, Any]:
     """The `status` of the ExecCredential a plug-in prints."""
     version = str(plugin.get("apiVersion") or "")
@@ -144,7 +144,7 @@ def run_plugin(
     return _read_credential(output, command)
 
 
-def _cluster_info(target: Target) -> dict[str, Any]:
+def _cluster_info(target: ClusterTarget) -> dict[str, Any]:
     extensions = {
         item.get("name"): item.get("extension") for item in target.cluster.get("extensions") or []
     }

@@ -50,23 +50,25 @@ def open_forward(
     return ours
 
 
-def open_wire(transport: Transport, path: str, port: int, *, asked: str, timeout_s: float) -> Wire:
+def open_wire(
+    transport: Transport, path: str, port: int, *, asked: str, timeout_s: float
+) -> Websocket:
     """The websocket itself, for who reads and writes in turn and needs no thread: `kube.forward_blocking`."""
     end_s = time.monotonic() + timeout_s
     url = f"{transport.target.server}{path}?{urlencode({'ports': port})}"
     login = transport.login.current()
     try:
         try:
-            return Wire(transport, url, end_s=end_s, asked=asked)
+            return Websocket(transport, url, end_s=end_s, asked=asked)
         except Unauthorized:
             if not transport.login.renew(login):
                 raise
-            return Wire(transport, url, end_s=end_s, asked=asked)
+            return Websocket(transport, url, end_s=end_s, asked=asked)
     except (OSError, InvalidHandshake) as error:
         raise make_unreachable(error, where=transport.where, deadline_s=timeout_s) from error
 
 
-class Wire:
+class Websocket:
     """The websocket: TLS socket, protocol state, and the bytes between them."""
 
     def __init__(self, transport: Transport, url: str, *, end_s: float, asked: str) -> None:
@@ -179,7 +181,7 @@ class Wire:
 class _Pump:
     """Carries bytes both ways until one side is done."""
 
-    def __init__(self, wire: Wire, local: socket.socket, *, name: str) -> None:
+    def __init__(self, wire: Websocket, local: socket.socket, *, name: str) -> None:
         self._wire = wire
         self._local = local
         self._local.setblocking(False)

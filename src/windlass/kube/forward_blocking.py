@@ -11,7 +11,7 @@ import select
 import ssl
 import time
 
-from windlass.kube.forward import DATA, Wire
+from windlass.kube.forward import DATA, Websocket
 
 _CHUNK_BYTES = 64 << 10
 _CLOSE_S = 1.0
@@ -20,7 +20,7 @@ _CLOSE_S = 1.0
 class Forward:
     """The bytes of a websocket, as a stream."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Websocket) -> None:
         self._wire = wire
         self._come = bytearray()
         self._timeout_s: float | None = None

@@ -12,7 +12,7 @@ FIELD_MANAGER = "windlass"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ObjectKind:
     """One kind of object: `Kind("batch/v1", "jobs", "Job")`."""
 
     api_version: str
@@ -33,26 +33,28 @@ class Kind:
         return f"/{root}/{self.api_version}/" + "/".join(quote(step, safe="") for step in steps)
 
 
-JOBS = Kind("batch/v1", "jobs", "Job")
-PODS = Kind("v1", "pods", "Pod")
-SECRETS = Kind("v1", "secrets", "Secret")
-CONFIG_MAPS = Kind("v1", "configmaps", "ConfigMap")
-SERVICES = Kind("v1", "services", "Service")
-SERVICE_ACCOUNTS = Kind("v1", "serviceaccounts", "ServiceAccount")
-EVENTS = Kind("v1", "events", "Event")
-PVCS = Kind("v1", "persistentvolumeclaims", "PersistentVolumeClaim")
-RESOURCE_QUOTAS = Kind("v1", "resourcequotas", "ResourceQuota")
-LIMIT_RANGES = Kind("v1", "limitranges", "LimitRange")
-NODES = Kind("v1", "nodes", "Node", namespaced=False)
-NAMESPACES = Kind("v1", "namespaces", "Namespace", namespaced=False)
-NETWORK_POLICIES = Kind("networking.k8s.io/v1", "networkpolicies", "NetworkPolicy")
-STATEFUL_SETS = Kind("apps/v1", "statefulsets", "StatefulSet")
-DAEMON_SETS = Kind("apps/v1", "daemonsets", "DaemonSet")
-STORAGE_CLASSES = Kind("storage.k8s.io/v1", "storageclasses", "StorageClass", namespaced=False)
-PRIORITY_CLASSES = Kind(
+JOBS = ObjectKind("batch/v1", "jobs", "Job")
+PODS = ObjectKind("v1", "pods", "Pod")
+SECRETS = ObjectKind("v1", "secrets", "Secret")
+CONFIG_MAPS = ObjectKind("v1", "configmaps", "ConfigMap")
+SERVICES = ObjectKind("v1", "services", "Service")
+SERVICE_ACCOUNTS = ObjectKind("v1", "serviceaccounts", "ServiceAccount")
+EVENTS = ObjectKind("v1", "events", "Event")
+PVCS = ObjectKind("v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+RESOURCE_QUOTAS = ObjectKind("v1", "resourcequotas", "ResourceQuota")
+LIMIT_RANGES = ObjectKind("v1", "limitranges", "LimitRange")
+NODES = ObjectKind("v1", "nodes", "Node", namespaced=False)
+NAMESPACES = ObjectKind("v1", "namespaces", "Namespace", namespaced=False)
+NETWORK_POLICIES = ObjectKind("networking.k8s.io/v1", "networkpolicies", "NetworkPolicy")
+STATEFUL_SETS = ObjectKind("apps/v1", "statefulsets", "StatefulSet")
+DAEMON_SETS = ObjectKind("apps/v1", "daemonsets", "DaemonSet")
+STORAGE_CLASSES = ObjectKind(
+    "storage.k8s.io/v1", "storageclasses", "StorageClass", namespaced=False
+)
+PRIORITY_CLASSES = ObjectKind(
     "scheduling.k8s.io/v1", "priorityclasses", "PriorityClass", namespaced=False
 )
-CRDS = Kind(
+CRDS = ObjectKind(
     "apiextensions.k8s.io/v1",
     "customresourcedefinitions",
     "CustomResourceDefinition",

@@ -44,7 +44,7 @@ class User:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class ClusterTarget:
     """A cluster, a user and a namespace: all that connecting needs."""
 
     server: str
@@ -65,7 +65,7 @@ def read_target(
     namespace: str = "",
     environ: Mapping[str, str],
     account: Path = SERVICE_ACCOUNT,
-) -> Target:
+) -> ClusterTarget:
     """The cluster that is meant; namespace: as given, else the context's, else the pod's own."""
     paths = _config_paths(environ)
     config = _merge(read for path in paths if (read := _read_file(path)) is not None)
@@ -199,7 +199,7 @@ def _merge(configs: Iterable[_Config]) -> _Config | None:
     return merged
 
 
-def _target_of(config: _Config, name: str, namespace: str) -> Target:
+def _target_of(config: _Config, name: str, namespace: str) -> ClusterTarget:
     context = _find(config.contexts, name, "context", "choose with --context one of")
     cluster = _find(config.clusters, context.text("cluster"), "cluster", "the kubeconfig has")
     server = cluster.text("server").rstrip("/")
@@ -210,7 +210,7 @@ def _target_of(config: _Config, name: str, namespace: str) -> Target:
         )
     user_name = context.text("user")
     user = _find(config.users, user_name, "user", "the kubeconfig has") if user_name else None
-    return Target(
+    return ClusterTarget(
         server=server,
         context=name,
         namespace=namespace or context.text("namespace") or "default",
@@ -267,12 +267,12 @@ def _impersonation(entry: _Entry) -> Iterable[tuple[str, str]]:
         yield "Impersonate-Group", str(group)
 
 
-def _target_in_pod(environ: Mapping[str, str], account: Path, namespace: str) -> Target:
+def _target_in_pod(environ: Mapping[str, str], account: Path, namespace: str) -> ClusterTarget:
     host = environ["KUBERNETES_SERVICE_HOST"]
     host = f"[{host}]" if ":" in host else host
     if not namespace:
         namespace = _read_bytes(account / "namespace", "the pod's namespace").decode().strip()
-    return Target(
+    return ClusterTarget(
         server=f"https://{host}:{environ.get('KUBERNETES_SERVICE_PORT', '443')}",
         context="",
         namespace=namespace or "default",

@@ -14,8 +14,8 @@ from windlass.kube.mounts import named_mounts, pod_of
 from windlass.kube.naming import claim_name, headless_name
 from windlass.kube.torchrun_pods import (
     CONTAINER,
-    Crew,
     Rendezvous,
+    TorchrunPods,
     make_crew_code,
     make_crew_metadata,
     make_crew_service,
@@ -35,7 +35,7 @@ def make_plain(
 ) -> list[Object]:
     """ConfigMap, claims, Service and Job, in the order in which they can be applied."""
     pod = pod_of(plan)
-    crew = Crew(
+    crew = TorchrunPods(
         name=plan.job_id,
         service=headless_name(plan.job_id),
         labels={"app": plan.job_id},
@@ -53,7 +53,7 @@ def make_plain(
     ]
 
 
-def make_crew_claims(pod: PodSpec, crew: Crew, *, num_pods: int) -> list[Object]:
+def make_crew_claims(pod: PodSpec, crew: TorchrunPods, *, num_pods: int) -> list[Object]:
     """The claims that are made with the training; they stay when it is deleted."""
     return [
         {
@@ -67,7 +67,7 @@ def make_crew_claims(pod: PodSpec, crew: Crew, *, num_pods: int) -> list[Object]
     ]
 
 
-def _make_job(plan: Plan, pod: PodSpec, crew: Crew) -> Object:
+def _make_job(plan: Plan, pod: PodSpec, crew: TorchrunPods) -> Object:
     metadata = make_crew_metadata(pod, crew, crew.name)
     if pod.queue:
         metadata["labels"][names.LABEL_QUEUE] = pod.queue

@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from windlass.kube.auth import Login
-from windlass.kube.kubeconfig import ConfigError, Target
+from windlass.kube.kubeconfig import ClusterTarget, ConfigError
 
 
-def make_tls_context(target: Target, login: Login) -> ssl.SSLContext:
+def make_tls_context(target: ClusterTarget, login: Login) -> ssl.SSLContext:
     """Trusts the cluster's own authority, or this machine's where the kubeconfig names none."""
     context = ssl.create_default_context() if not target.ca_pem else _trust_only(target)
     # Python 3.13 asks of authorities what many clusters' own, made years ago, do not have.
@@ -32,7 +32,7 @@ def make_tls_context(target: Target, login: Login) -> ssl.SSLContext:
     return context
 
 
-def _trust_only(target: Target) -> ssl.SSLContext:
+def _trust_only(target: ClusterTarget) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cadata=target.ca_pem.decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
@@ -42,7 +42,7 @@ def _trust_only(target: Target) -> ssl.SSLContext:
         ) from error
 
 
-def _load_client_key(context: ssl.SSLContext, login: Login, target: Target) -> None:
+def _load_client_key(context: ssl.SSLContext, login: Login, target: ClusterTarget) -> None:
     handle, path = tempfile.mkstemp(prefix="windlass-")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -57,7 +57,7 @@ def _load_client_key(context: ssl.SSLContext, login: Login, target: Target) -> N
         os.unlink(path)
 
 
-def find_proxy(target: Target, environ: Mapping[str, str]) -> str:
+def find_proxy(target: ClusterTarget, environ: Mapping[str, str]) -> str:
     """The proxy to go through, or nothing: the kubeconfig's, else $HTTPS_PROXY less $NO_PROXY."""
     url = urlsplit(target.server)
     proxy = target.proxy_url or _proxy_of_environ(url, environ)
@@ -120,7 +120,7 @@ def keep_alive_options() -> list[tuple[int, int, int]]:
 
 
 def open_socket(
-    target: Target, context: ssl.SSLContext | None, *, proxy: str, timeout_s: float
+    target: ClusterTarget, context: ssl.SSLContext | None, *, proxy: str, timeout_s: float
 ) -> socket.socket:
     """A connected socket to the server, through the proxy, in TLS where the server speaks it."""
     url = urlsplit(target.server)

@@ -78,7 +78,7 @@ class Rendezvous:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crew:
+class TorchrunPods:
     """The pods of one training, and what is special about them."""
 
     name: str
@@ -105,7 +105,7 @@ def unwrap_plan(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
     return replace(plan, work=work, nodes=nodes), flags
 
 
-def make_crew_template(plan: Plan, pod: PodSpec, crew: Crew) -> Object:
+def make_crew_template(plan: Plan, pod: PodSpec, crew: TorchrunPods) -> Object:
     """The template of the pods."""
     for volume in pod.volumes:
         if volume.path in (CODE_FOLDER, STATE_FOLDER):
@@ -130,7 +130,7 @@ def make_crew_template(plan: Plan, pod: PodSpec, crew: Crew) -> Object:
     return apply_patch(template, pod.patch) if pod.patch else template
 
 
-def _make_container(plan: Plan, pod: PodSpec, crew: Crew) -> Object:
+def _make_container(plan: Plan, pod: PodSpec, crew: TorchrunPods) -> Object:
     container = {
         "name": CONTAINER,
         "image": pod.image,
@@ -151,7 +151,7 @@ def _make_container(plan: Plan, pod: PodSpec, crew: Crew) -> Object:
     return {key: value for key, value in container.items() if value}
 
 
-def _make_volumes(pod: PodSpec, crew: Crew) -> list[Object]:
+def _make_volumes(pod: PodSpec, crew: TorchrunPods) -> list[Object]:
     code = {"name": CODE, "configMap": {"name": f"{crew.name}-code"}}
     return [
         make_shm(pod),
@@ -161,7 +161,7 @@ def _make_volumes(pod: PodSpec, crew: Crew) -> list[Object]:
     ]
 
 
-def _make_env(plan: Plan, pod: PodSpec, crew: Crew) -> list[Object]:
+def _make_env(plan: Plan, pod: PodSpec, crew: TorchrunPods) -> list[Object]:
     num_nodes = len(plan.nodes)
     is_elastic = plan.min_nodes < num_nodes
     texts = {
@@ -189,7 +189,7 @@ def _field(name: str, path: str) -> Object:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def make_shell(plan: Plan, crew: Crew) -> str:
+def make_shell(plan: Plan, crew: TorchrunPods) -> str:
     """What a pod runs: torchrun with signals passed on, and afterwards, if it must, staying."""
     lines = [
         f'export {names.RANK}="${{{names.RANK}:-${{HOSTNAME##*-}}}}"',
@@ -232,7 +232,7 @@ def _make_meeting(rendezvous: Rendezvous) -> list[str]:
     ]
 
 
-def _make_torchrun(plan: Plan, crew: Crew) -> str:
+def _make_torchrun(plan: Plan, crew: TorchrunPods) -> str:
     restarts = f"--max-restarts={plan.restarts}"
     ours = [
         '--nnodes="$NNODES" --nproc-per-node="$NPROC_PER_NODE"',
@@ -244,7 +244,7 @@ def _make_torchrun(plan: Plan, crew: Crew) -> str:
     return " \\\n  ".join(["torchrun", *ours, _make_work(plan, crew)])
 
 
-def _make_work(plan: Plan, crew: Crew) -> str:
+def _make_work(plan: Plan, crew: TorchrunPods) -> str:
     work = plan.work
     match work:
         case Script():
@@ -263,7 +263,7 @@ def _make_work(plan: Plan, crew: Crew) -> str:
             )
 
 
-def make_crew_service(pod: PodSpec, crew: Crew) -> Object:
+def make_crew_service(pod: PodSpec, crew: TorchrunPods) -> Object:
     """The headless Service that gives the pods their names, as soon as they have addresses."""
     return {
         "apiVersion": "v1",
@@ -278,7 +278,7 @@ def make_crew_service(pod: PodSpec, crew: Crew) -> Object:
     }
 
 
-def make_crew_code(plan: Plan, pod: PodSpec, crew: Crew) -> list[Object]:
+def make_crew_code(plan: Plan, pod: PodSpec, crew: TorchrunPods) -> list[Object]:
     """The one script that travels, as a ConfigMap."""
     if crew.script is None or not isinstance(plan.work, Script):
         return []
@@ -292,7 +292,7 @@ def make_crew_code(plan: Plan, pod: PodSpec, crew: Crew) -> list[Object]:
     ]
 
 
-def make_crew_metadata(pod: PodSpec, crew: Crew, name: str) -> Object:
+def make_crew_metadata(pod: PodSpec, crew: TorchrunPods, name: str) -> Object:
     """Metadata of one object of the training."""
     where = {"namespace": pod.namespace} if pod.namespace else {}
     return {"name": name, **where, "labels": {**crew.labels, **pod.labels}}

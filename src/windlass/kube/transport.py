@@ -19,13 +19,13 @@ import urllib3
 
 from windlass.kube.api_errors import (
     ClusterError,
+    ClusterPlace,
     Unreachable,
-    Where,
     make_unreachable,
     read_refusal,
 )
 from windlass.kube.auth import Login, LoginSource
-from windlass.kube.kubeconfig import Target
+from windlass.kube.kubeconfig import ClusterTarget
 from windlass.kube.sockets import find_proxy, keep_alive_options, make_tls_context, split_proxy
 from windlass.names import VERSION
 
@@ -47,7 +47,7 @@ _NEVER_SENT = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class HttpRequest:
     """What is asked, and the words for it in an error."""
 
     method: str
@@ -68,7 +68,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class HttpAnswer:
     """What came back; `was_lost` says that an earlier try may have been carried out unseen."""
 
     data: bytes
@@ -85,11 +85,11 @@ class Transport:
     """Sends requests to one cluster as one user. Thread-safe."""
 
     def __init__(
-        self, target: Target, environ: Mapping[str, str], *, retry_for_s: float = RETRY_FOR_S
+        self, target: ClusterTarget, environ: Mapping[str, str], *, retry_for_s: float = RETRY_FOR_S
     ) -> None:
         self.target = target
         self._retry_for_s = retry_for_s
-        self.where = Where(server=target.server, context=target.context)
+        self.where = ClusterPlace(server=target.server, context=target.context)
         self.login = LoginSource(target, environ)
         self.proxy = find_proxy(target, environ)
         self._lock = threading.Lock()
@@ -97,7 +97,7 @@ class Transport:
         if target.insecure:
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: HttpRequest) -> HttpAnswer:
         """The answer, tried for about ten seconds while the server is busy or away."""
         give_up_s = time.monotonic() + self._retry_for_s
         num_tries = 0
@@ -106,7 +106,7 @@ class Transport:
             try:
                 with self.open(request) as response:
                     data = self._read_all(response, request)
-                return Answer(data=data, was_lost=was_lost)
+                return HttpAnswer(data=data, was_lost=was_lost)
             except ClusterError as error:
                 error.was_lost = was_lost
                 pause_s = make_pause_s(num_tries, asked_s=error.retry_after_s)
@@ -121,7 +121,7 @@ class Transport:
 
     @contextmanager
     def open(
-        self, request: Request, *, read_timeout_s: float | None = None
+        self, request: HttpRequest, *, read_timeout_s: float | None = None
     ) -> Iterator[urllib3.BaseHTTPResponse]:
         """One try: the answer's body, not yet read. A refusal is raised as what it is."""
         login = self.login.current()
@@ -139,7 +139,7 @@ class Transport:
             response.close()  # one that was read to its end is back in the pool by now
 
     def _send(
-        self, request: Request, login: Login, read_timeout_s: float | None
+        self, request: HttpRequest, login: Login, read_timeout_s: float | None
     ) -> urllib3.BaseHTTPResponse:
         headers = urllib3.HTTPHeaderDict(
             {"Accept": _BRIEF if request.is_brief else _JSON, "User-Agent": f"windlass/{VERSION}"}
@@ -192,7 +192,7 @@ class Transport:
         headers = urllib3.make_headers(proxy_basic_auth=pair) if pair else None
         return urllib3.ProxyManager(address, proxy_headers=headers, **options)
 
-    def _read_all(self, response: urllib3.BaseHTTPResponse, request: Request) -> bytes:
+    def _read_all(self, response: urllib3.BaseHTTPResponse, request: HttpRequest) -> bytes:
         deadline_s = time.monotonic() + request.timeout_s
         parts = []
         while part := response.read1(1 << 20):
@@ -203,7 +203,7 @@ class Transport:
                 )
         return b"".join(parts)
 
-    def _refusal(self, response: urllib3.BaseHTTPResponse, request: Request) -> ClusterError:
+    def _refusal(self, response: urllib3.BaseHTTPResponse, request: HttpRequest) -> ClusterError:
         body = self._read_all(response, request)
         error = read_refusal(response.status, body, asked=request.asked, where=self.where)
         try:
@@ -212,7 +212,7 @@ class Transport:
             pass  # a date: our own back-off will do
         return error
 
-    def _unreachable(self, error: Exception, request: Request) -> Unreachable:
+    def _unreachable(self, error: Exception, request: HttpRequest) -> Unreachable:
         found = make_unreachable(error, where=self.where, deadline_s=request.timeout_s)
         found.maybe_done = not isinstance(error, _NEVER_SENT)
         return found

@@ -20,7 +20,7 @@ from typing import Any
 import urllib3
 
 from windlass.kube.api_errors import ClusterError
-from windlass.kube.transport import Request, Transport, make_pause_s
+from windlass.kube.transport import HttpRequest, Transport, make_pause_s
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class _Seen:
 def watch_objects(
     transport: Transport,
     read_list: ReadList,
-    request: Request,
+    request: HttpRequest,
     *,
     stop: threading.Event,
     timeout_s: float | None,
@@ -120,7 +120,7 @@ def _list(read_list: ReadList, seen: _Seen, *, is_patient: bool) -> Iterator[Eve
 
 def _read_round(
     transport: Transport,
-    request: Request,
+    request: HttpRequest,
     seen: _Seen,
     *,
     stop: threading.Event,
@@ -150,7 +150,7 @@ def _read_round(
                     yield event
 
 
-def _read_event(line: bytes, request: Request) -> Event:
+def _read_event(line: bytes, request: HttpRequest) -> Event:
     try:
         event = json.loads(line)
         kind, thing = str(event["type"]), event["object"]

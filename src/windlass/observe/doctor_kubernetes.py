@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from windlass.errors import WindlassError
-from windlass.kube.access import Missing, check_access, render_role
+from windlass.kube.access import MissingRight, check_access, render_role
 from windlass.kube.api import Api, connect
 from windlass.kube.api_errors import ClusterError, Forbidden, NotFound
 from windlass.kube.fields import Object, labels_of, name_of
@@ -32,14 +32,14 @@ from windlass.kube.kinds import (
     PODS,
     SERVICES,
     STORAGE_CLASSES,
-    Kind,
+    ObjectKind,
 )
 from windlass.observe.doctor import Check
 from windlass.observe.doctor_deep import check_deep
 from windlass.settings import Settings
 
-_ALL_PODS = Kind(PODS.api_version, PODS.plural, PODS.name, namespaced=False)
-_ALL_DEPLOYMENTS = Kind("apps/v1", "deployments", "Deployment", namespaced=False)
+_ALL_PODS = ObjectKind(PODS.api_version, PODS.plural, PODS.name, namespaced=False)
+_ALL_DEPLOYMENTS = ObjectKind("apps/v1", "deployments", "Deployment", namespaced=False)
 _SYSTEM = "kube-system"
 _DNS_NAMES = ("kube-dns", "coredns", "rke2-coredns-rke2-coredns", "dns-default")
 _TRY = "--deep tries it with two pods"
@@ -96,7 +96,7 @@ def _look_at_rights(api: Api) -> Iterator[Check]:
         yield Check(name="more rights", state="warn", found=found, hint=hint, more=more)
 
 
-def _name_verbs(missing: Sequence[Missing]) -> str:
+def _name_verbs(missing: Sequence[MissingRight]) -> str:
     verbs: dict[str, list[str]] = {}
     for one in missing:
         verbs.setdefault(one.right.resource, []).append(one.verb)

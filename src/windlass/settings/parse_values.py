@@ -27,7 +27,7 @@ _YES_NO = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class Source:
     """One source of settings: "flag", "environment" or a file's path."""
 
     values: Mapping[str, object]
@@ -49,7 +49,7 @@ class Layer:
         raise SpecError(f"{subject} must be {expected}, found {raw!r:.60}", hint=setting.hint)
 
 
-def read_value(setting: Setting, raw: object, layer: Layer, environ: Mapping[str, str]) -> Any:
+def read_value(setting: Setting, raw: object, layer: Source, environ: Mapping[str, str]) -> Any:
     value: Any = _READERS[setting.kind](setting, raw, layer)
     if value is None:
         return None
@@ -69,15 +69,15 @@ def _is_none(setting: Setting, raw: object) -> bool:
     return setting.may_be_none and isinstance(raw, str) and raw.lower() == "none"
 
 
-def _read_str(setting: Setting, raw: object, layer: Layer) -> str:
+def _read_str(setting: Setting, raw: object, layer: Source) -> str:
     return raw if isinstance(raw, str) else layer.refuse(setting, "text", raw)
 
 
-def _read_path(setting: Setting, raw: object, layer: Layer) -> str:
+def _read_path(setting: Setting, raw: object, layer: Source) -> str:
     return _read_str(setting, os.fspath(raw) if isinstance(raw, os.PathLike) else raw, layer)
 
 
-def _read_int(setting: Setting, raw: object, layer: Layer) -> int | None:
+def _read_int(setting: Setting, raw: object, layer: Source) -> int | None:
     if _is_none(setting, raw):
         return None
     # A file has numbers of its own, so there "2" in quotes is a mistake.
@@ -88,7 +88,7 @@ def _read_int(setting: Setting, raw: object, layer: Layer) -> int | None:
     return raw
 
 
-def _read_time(setting: Setting, raw: object, layer: Layer) -> float | None:
+def _read_time(setting: Setting, raw: object, layer: Source) -> float | None:
     if _is_none(setting, raw):
         return None
     try:
@@ -97,7 +97,7 @@ def _read_time(setting: Setting, raw: object, layer: Layer) -> float | None:
         layer.refuse(setting, f"a duration like {DURATION_FORMS}", raw)
 
 
-def _read_list(setting: Setting, raw: object, layer: Layer) -> tuple[str, ...]:
+def _read_list(setting: Setting, raw: object, layer: Source) -> tuple[str, ...]:
     if isinstance(raw, str) and layer.is_text:
         items = [item.strip() for item in raw.split(",")]
         return () if items == ["none"] else tuple(item for item in items if item)
@@ -106,7 +106,7 @@ def _read_list(setting: Setting, raw: object, layer: Layer) -> tuple[str, ...]:
     return tuple(raw)
 
 
-def _read_many(setting: Setting, raw: object, layer: Layer) -> tuple[str, ...]:
+def _read_many(setting: Setting, raw: object, layer: Source) -> tuple[str, ...]:
     """A list whose flag is given again for more, each perhaps with several behind commas."""
     if layer.is_text and isinstance(raw, str):
         raw = [raw]
@@ -117,7 +117,7 @@ def _read_many(setting: Setting, raw: object, layer: Layer) -> tuple[str, ...]:
     return () if items == ["none"] else tuple(item for item in items if item)
 
 
-def _read_texts(setting: Setting, raw: object, layer: Layer) -> dict[str, str]:
+def _read_texts(setting: Setting, raw: object, layer: Source) -> dict[str, str]:
     if isinstance(raw, (list, tuple)) and layer.is_text:
         pairs = [str(item).partition("=") for item in raw]
         for key, equals, value in pairs:
@@ -132,20 +132,20 @@ def _read_texts(setting: Setting, raw: object, layer: Layer) -> dict[str, str]:
     return {str(key): str(value) for key, value in raw.items()}
 
 
-def _read_bool(setting: Setting, raw: object, layer: Layer) -> bool:
+def _read_bool(setting: Setting, raw: object, layer: Source) -> bool:
     if isinstance(raw, str) and layer.is_text and raw.lower() in _YES_NO:
         return _YES_NO[raw.lower()]
     return raw if isinstance(raw, bool) else layer.refuse(setting, "true or false", raw)
 
 
-def _read_quantity(setting: Setting, raw: object, layer: Layer) -> str:
+def _read_quantity(setting: Setting, raw: object, layer: Source) -> str:
     """Text as it will be sent; what it must look like is known to who uses it."""
     if isinstance(raw, bool) or not isinstance(raw, (str, int, float)):
         layer.refuse(setting, "a number, or text like 500m or 512Gi", raw)
     return raw.strip() if isinstance(raw, str) else f"{raw:.9f}".rstrip("0").rstrip(".")
 
 
-def _read_nodes(setting: Setting, raw: object, layer: Layer) -> int | NodeRange | None:
+def _read_nodes(setting: Setting, raw: object, layer: Source) -> int | NodeRange | None:
     if isinstance(raw, NodeRange):
         return _check_range(setting, raw, raw, layer)
     match = re.fullmatch(r"\s*([0-9]{1,9}):([0-9]{1,9})\s*", raw) if isinstance(raw, str) else None
@@ -155,14 +155,14 @@ def _read_nodes(setting: Setting, raw: object, layer: Layer) -> int | NodeRange 
 
 
 def _check_range(
-    setting: Setting, found: NodeRange, raw: object, layer: Layer
+    setting: Setting, found: NodeRange, raw: object, layer: Source
 ) -> int | NodeRange | None:
     if not 1 <= found.min <= found.max:
         layer.refuse(setting, "MIN:MAX with 1 <= MIN <= MAX", raw)
     return found.max if found.min == found.max else found
 
 
-def _read_patch(setting: Setting, raw: object, layer: Layer) -> str | dict[str, object]:
+def _read_patch(setting: Setting, raw: object, layer: Source) -> str | dict[str, object]:
     """A table, YAML, or the path of a file that holds it: seen from where it was written."""
     if isinstance(raw, os.PathLike):
         raw = os.fspath(raw)
@@ -174,7 +174,7 @@ def _read_patch(setting: Setting, raw: object, layer: Layer) -> str | dict[str, 
     return raw if is_yaml else str(layer.folder / raw)
 
 
-_READERS: Mapping[str, Callable[[Setting, object, Layer], object]] = {
+_READERS: Mapping[str, Callable[[Setting, object, Source], object]] = {
     "str": _read_str,
     "path": _read_path,
     "int": _read_int,

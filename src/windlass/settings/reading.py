@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from windlass.errors import SpecError
-from windlass.settings.parse_values import Layer, read_value
+from windlass.settings.parse_values import Source, read_value
 from windlass.settings.setting import Setting
 from windlass.settings.table import BY_NAME, SETTINGS, Settings, find_setting, nearest
 from windlass.settings.xdg import place
@@ -54,20 +54,20 @@ def read_settings(
     variables = {s.name: environ[s.variable] for s in SETTINGS if environ.get(s.variable)}
     start = start.absolute()
     layers = [
-        Layer(values=flags, source="flag", folder=start),
-        Layer(values=variables, source="environment", folder=start),
+        Source(values=flags, source="flag", folder=start),
+        Source(values=variables, source="environment", folder=start),
     ]
     for path, table in (_find_project_file(start), (user_file, _read_table(user_file))):
         if table is not None:
             _check_keys(path, table)
-            layers.append(Layer(values=table, source=str(path), folder=path.parent))
+            layers.append(Source(values=table, source=str(path), folder=path.parent))
     found = {s.name: _resolve(s, layers, environ) for s in SETTINGS}
     values: dict[str, Any] = {name: value for name, (value, _) in found.items()}
     return Settings(**values, origins={name: origin for name, (_, origin) in found.items()})
 
 
 def _resolve(
-    setting: Setting, layers: Sequence[Layer], environ: Mapping[str, str]
+    setting: Setting, layers: Sequence[Source], environ: Mapping[str, str]
 ) -> tuple[Any, str]:
     # Every layer is read, also those that lose: a mistake in a file is told on the first day.
     given = [

@@ -40,7 +40,7 @@ _OURS = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class LauncherLine:
     """A launcher's line, cut behind the launcher."""
 
     launcher: str
@@ -78,7 +78,7 @@ class Line:
         return self.words[found[0] :] if found else ()
 
 
-def find_launcher(argv: Sequence[str]) -> Line | None:
+def find_launcher(argv: Sequence[str]) -> LauncherLine | None:
     """The launcher's line in a command, perhaps behind other words or in the text of a shell."""
     if argv and _SHELLS.search(argv[0].rpartition("/")[2]):
         flags = [i for i, word in enumerate(argv[:3]) if re.fullmatch(r"-[a-z]*c", word)]
@@ -89,10 +89,10 @@ def find_launcher(argv: Sequence[str]) -> Line | None:
             except ValueError:  # a quote is open: no line of ours
                 continue
             if found is not None:
-                return Line(launcher=found[0], head=found[1], words=found[2], is_shell=True)
+                return LauncherLine(launcher=found[0], head=found[1], words=found[2], is_shell=True)
         return None
     found = _find(argv)
-    return None if found is None else Line(launcher=found[0], head=found[1], words=found[2])
+    return None if found is None else LauncherLine(launcher=found[0], head=found[1], words=found[2])
 
 
 def _find(argv: Sequence[str]) -> tuple[str, tuple[str, ...], tuple[str, ...]] | None:
@@ -115,7 +115,7 @@ def _find(argv: Sequence[str]) -> tuple[str, tuple[str, ...], tuple[str, ...]] |
     return None
 
 
-def insert_flags(command: Command, line: Line, flags: Sequence[str]) -> Command:
+def insert_flags(command: Command, line: LauncherLine, flags: Sequence[str]) -> Command:
     """The command with flags behind its launcher; a shell fills in what only a node knows."""
     if not flags:
         return command

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from windlass.agent.lead import call_history as module
-from windlass.agent.lead.call_history import Ledger
-from windlass.agent.lead.call_state import Answer, Call
+from windlass.agent.lead.call_history import CallHistory
+from windlass.agent.lead.call_state import Call, RankAnswer
 
 
 @pytest.fixture(autouse=True)
@@ -24,14 +24,14 @@ def loop():
 def end(ledger, name, size=0, file=""):
     call = Call(name, {"collect": "all"}, b"")
     ledger.add(call)
-    call.answers[0] = Answer({"sizes": [size]}, b"", file)
+    call.answers[0] = RankAnswer({"sizes": [size]}, b"", file)
     call.state = "returned"
     ledger.settle(call)
     return call
 
 
 def test_calls_are_found_again():
-    ledger = Ledger()
+    ledger = CallHistory()
     call = end(ledger, "a")
     assert ledger["a"] is call
     assert "a" in ledger
@@ -39,7 +39,7 @@ def test_calls_are_found_again():
 
 
 def test_the_oldest_go_when_there_are_many():
-    ledger = Ledger()
+    ledger = CallHistory()
     for number in range(module.KEPT_CALLS + 5):
         end(ledger, str(number))
     assert len(ledger.recent()) == module.KEPT_CALLS
@@ -49,7 +49,7 @@ def test_the_oldest_go_when_there_are_many():
 
 
 def test_that_they_were_is_kept():
-    ledger = Ledger()
+    ledger = CallHistory()
     for number in range(module.KEPT_CALLS + 5):
         end(ledger, str(number))
     forgotten = [number for number in range(1000) if ledger.has_forgotten(str(number))]
@@ -57,7 +57,7 @@ def test_that_they_were_is_kept():
 
 
 def test_one_that_is_to_come_again_was_never_here():
-    ledger = Ledger()
+    ledger = CallHistory()
     call = Call("a", {}, b"")
     ledger.add(call)
     ledger.forget(call)
@@ -68,7 +68,7 @@ def test_where_traces_are_lost_nothing_that_could_have_been_here_is_denied(monke
     """Of four calls two generations of two are kept: those before them may have been any."""
     monkeypatch.setattr(module, "KEPT_CALLS", 1)
     monkeypatch.setattr(module, "KEPT_IDS", 2)
-    ledger = Ledger()
+    ledger = CallHistory()
     lost_until = 0
     for number in range(1, 12):
         assert ledger.num_calls == number - 1
@@ -84,7 +84,7 @@ def test_where_traces_are_lost_nothing_that_could_have_been_here_is_denied(monke
 
 
 def test_large_ones_go_with_their_files_and_the_newest_stays(tmp_path):
-    ledger = Ledger()
+    ledger = CallHistory()
     for number in range(3):
         (tmp_path / str(number)).touch()
         end(ledger, str(number), module.KEPT_BYTES, str(tmp_path / str(number)))
@@ -93,7 +93,7 @@ def test_large_ones_go_with_their_files_and_the_newest_stays(tmp_path):
 
 
 def test_one_that_runs_is_never_forgotten():
-    ledger = Ledger()
+    ledger = CallHistory()
     running = Call("running", {}, b"")
     ledger.add(running)
     for number in range(module.KEPT_CALLS + 5):

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from windlass import records
-from windlass.agent.lead.call_lead import WarmLead
+from windlass.agent.lead.call_lead import CallLead
 from windlass.agent.lead.call_state import Call
-from windlass.agent.lead.status_writer import Board
+from windlass.agent.lead.status_writer import StatusWriter
 from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Calls
@@ -27,7 +27,7 @@ class Compute:
     def __init__(self, folder, num_nodes):
         spec = JobSpec(work=Calls(), name="warm", engine="local", nodes=num_nodes, procs=1)
         plan = make_plan(spec, job_id="warm-abcde", now_s=time.time(), facts=Facts(environ={}))
-        self.lead = WarmLead(plan, Board(plan, JobFolder(folder)))
+        self.lead = CallLead(plan, StatusWriter(plan, JobFolder(folder)))
         self.orders = []
         self.num_calls = 0
         for index in range(num_nodes):

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from windlass import names
-from windlass.agent.lead.call_lead import WarmLead
+from windlass.agent.lead.call_lead import CallLead
 from windlass.agent.lead.call_state import Call
-from windlass.agent.lead.status_writer import Board
+from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.lead.world_shape import shape_of
 from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec
@@ -40,7 +40,7 @@ class Compute:
     def __init__(self, folder, num_nodes):
         spec = JobSpec(work=Calls(fixed="x"), engine="local", nodes=num_nodes, grace_s=0.1)
         plan = make_plan(spec, job_id="t-ab2cd", now_s=1.0, facts=Facts(environ={}))
-        self.lead = WarmLead(plan, Board(plan, JobFolder(folder)))
+        self.lead = CallLead(plan, StatusWriter(plan, JobFolder(folder)))
         self._worlds = {}
         self._num_calls = 0
 

@@ -9,14 +9,14 @@ import pytest
 from leading import lead_through
 
 from windlass import records
-from windlass.agent.lead.lead_handover import Memory, choose_memory, make_memory
+from windlass.agent.lead.lead_handover import LeadHandover, choose_memory, make_memory
 from windlass.wire.status import FailureKind, Moment, Phase, Verdict
 
 HISTORY = (
     Verdict(kind=FailureKind.USER_ERROR, message="rank 1 raised", rank=1, attempt=0, at_s=1.0),
     Verdict(kind=FailureKind.LOST_NODE, message="node 1 was lost", node=1, attempt=1, at_s=2.0),
 )
-KNOWN = Memory(
+KNOWN = LeadHandover(
     attempt=2,
     restarts_used=1,
     losses_used=1,
@@ -36,24 +36,24 @@ def tell(memory):
 
 
 def test_a_memory_crosses_the_wire():
-    assert records.read(Memory, records.to_json(KNOWN)) == KNOWN
+    assert records.read(LeadHandover, records.to_json(KNOWN)) == KNOWN
 
 
 def test_a_node_0_that_nobody_tells_anything_counts_those_before_it():
-    assert make_memory(0) == Memory()
-    assert make_memory(2) == Memory(attempt=1, losses_used=2)
+    assert make_memory(0) == LeadHandover()
+    assert make_memory(2) == LeadHandover(attempt=1, losses_used=2)
 
 
 def test_who_knows_most_is_believed():
-    early = Memory(attempt=1, history=HISTORY)
-    assert choose_memory([early, KNOWN, Memory()], own=make_memory(1)) == KNOWN
-    told = Memory(attempt=0, restarts_used=7)
+    early = LeadHandover(attempt=1, history=HISTORY)
+    assert choose_memory([early, KNOWN, LeadHandover()], own=make_memory(1)) == KNOWN
+    told = LeadHandover(attempt=0, restarts_used=7)
     assert choose_memory([told], own=make_memory(1)) == told
 
 
 def test_the_loss_of_the_lead_itself_is_still_to_be_counted():
-    assert choose_memory([], own=make_memory(2)) == Memory(attempt=1, losses_used=1)
-    assert choose_memory([], own=make_memory(0)) == Memory()
+    assert choose_memory([], own=make_memory(2)) == LeadHandover(attempt=1, losses_used=1)
+    assert choose_memory([], own=make_memory(0)) == LeadHandover()
 
 
 def test_leads_that_told_nobody_anything_are_counted_too():
@@ -73,7 +73,7 @@ def test_all_nodes_are_told_before_each_attempt(tmp_path):
 
     began_s = time.time()
     _, nodes = lead_through(tmp_path, acts, restarts=1, timeout_s=60)
-    told = [(index, records.read(Memory, memory)) for index, memory in nodes.remembered]
+    told = [(index, records.read(LeadHandover, memory)) for index, memory in nodes.remembered]
     assert [(index, memory.attempt) for index, memory in told] == [(0, 0), (1, 0), (0, 1), (1, 1)]
     first, last = told[0][1], told[-1][1]
     assert (first.restarts_used, first.history) == (0, ())
@@ -96,7 +96,7 @@ def test_a_new_lead_goes_on_where_the_old_one_stopped(tmp_path, own):
     assert (lost.kind, lost.node, lost.attempt) == (FailureKind.LOST_NODE, 0, 2)
     assert lost.message == "job-1-node-0 was lost, and with it the lead"
     assert ("nodes joined", 1.5) in [(moment.name, moment.at_s) for moment in status.timeline]
-    memory = records.read(Memory, nodes.remembered[-1][1])
+    memory = records.read(LeadHandover, nodes.remembered[-1][1])
     assert (memory.attempt, memory.restarts_used, memory.losses_used) == (3, 1, 2)
     assert memory.history == status.history
 
@@ -113,13 +113,13 @@ def test_a_lead_that_was_lost_before_it_began_leaves_the_history_alone(tmp_path)
     )
     assert (status.phase, status.attempt) == (Phase.SUCCEEDED, 5)
     assert status.history[:2] == HISTORY
-    memory = records.read(Memory, nodes.remembered[-1][1])
+    memory = records.read(LeadHandover, nodes.remembered[-1][1])
     assert (memory.restarts_used, memory.losses_used) == (1, 5)
 
 
 def test_the_node_that_knows_most_is_believed(tmp_path):
     def meanwhile(_, nodes):
-        nodes.join(1, memory=Memory(attempt=0))
+        nodes.join(1, memory=LeadHandover(attempt=0))
         nodes.join(2, memory=KNOWN)
 
     status, nodes = lead_through(
@@ -134,12 +134,13 @@ def test_a_node_0_that_was_alone_counts_its_own_losses(tmp_path):
         tmp_path, succeed, memory=make_memory(2), nodes=1, node_restarts=2, replaces=True
     )
     assert (status.phase, status.attempt) == (Phase.SUCCEEDED, 2)
-    memory = records.read(Memory, nodes.remembered[-1][1])
+    memory = records.read(LeadHandover, nodes.remembered[-1][1])
     assert memory.losses_used == 2  # the loss of each of the two before it, and no more
 
 
 @pytest.mark.parametrize(
-    ("memory", "told"), [(make_memory(3), None), (make_memory(1), Memory(attempt=4, losses_used=2))]
+    ("memory", "told"),
+    [(make_memory(3), None), (make_memory(1), LeadHandover(attempt=4, losses_used=2))],
 )
 def test_one_lead_too_many_ends_the_job(tmp_path, memory, told):
     status, nodes = lead_through(
@@ -163,7 +164,7 @@ def test_the_deadline_is_the_old_leads(tmp_path):
         if order["type"] == "stop":
             nodes.stopped(index, 1)
 
-    memory = Memory(attempt=0, deadline_at_s=time.time() - 1)
+    memory = LeadHandover(attempt=0, deadline_at_s=time.time() - 1)
     status, _ = lead_through(
         tmp_path, acts, join=[0], meanwhile=tell(memory), timeout_s=600, replaces=True
     )
@@ -176,7 +177,7 @@ def test_what_a_node_remembers_is_no_news_once_the_job_runs(tmp_path):
     def acts(nodes, index, order):
         if order["type"] == "start" and order["attempt"] == 0 and index == 1:
             nodes.lead.lose(1)
-            nodes.join(1, memory=Memory(attempt=0, losses_used=3))
+            nodes.join(1, memory=LeadHandover(attempt=0, losses_used=3))
         elif order["type"] == "stop":
             nodes.stopped(index, 0)
         elif order["attempt"] == 1:
@@ -193,7 +194,7 @@ def test_a_node_that_was_led_by_another_meanwhile_is_believed(tmp_path):
     def acts(nodes, index, order):
         if order["type"] == "start" and order["attempt"] == 0 and index == 1:
             nodes.lead.lose(1)
-            nodes.join(1, memory=Memory(attempt=7, losses_used=1))
+            nodes.join(1, memory=LeadHandover(attempt=7, losses_used=1))
         elif order["type"] == "stop":
             nodes.stopped(index, 0)
         elif order["attempt"] == 8:

@@ -7,14 +7,14 @@ from pod_places import make_job, put, run_at_door, send
 from tls_peers import until
 
 from windlass import names, records
-from windlass.agent.agent_context import Station
-from windlass.agent.lead.lead_handover import Memory
+from windlass.agent.agent_context import AgentContext
+from windlass.agent.lead.lead_handover import LeadHandover
 
 # -- nodes ---------------------------------------------------------------------------------------
 
 
 def test_a_node_joins(tmp_path):
-    memory = records.to_json(Memory(attempt=3))
+    memory = records.to_json(LeadHandover(attempt=3))
 
     async def visit(scene):
         put(scene.folder, "attempt-0/rank-1.log", b"known")
@@ -24,7 +24,7 @@ def test_a_node_joins(tmp_path):
         assert peer.find("has")["files"] == {"attempt-0/rank-1.log": 5}
         node = scene.board.status.nodes[1]
         assert (node.state, node.pid, node.python, node.host) == ("joined", 1, "3.12.1", "rack-7")
-        assert scene.lead._told == [Memory(attempt=3)]
+        assert scene.lead._told == [LeadHandover(attempt=3)]
         assert scene.lead._roster.prepared() == [0]
         peer.say("prepared")
         await until(lambda: scene.lead._roster.prepared() == [0, 1], "node 1 is prepared")
@@ -100,7 +100,7 @@ def test_a_broken_link_is_a_lost_node(tmp_path, caplog):
 
 
 def test_a_silent_node_is_lost(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(Station, "silence_s", 0.2)
+    monkeypatch.setattr(AgentContext, "silence_s", 0.2)
 
     async def visit(scene):
         peer = await scene.join(1)

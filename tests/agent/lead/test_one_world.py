@@ -7,11 +7,11 @@ import asyncio
 import pytest
 from tls_peers import until
 
-from windlass.agent.lead.lead_handover import LostLead, Memory, Seat
+from windlass.agent.lead.lead_handover import LeadHandover, LostLead, Seat
 from windlass.agent.lead.one_world import OneWorld
-from windlass.agent.silence_limits import Parting, Sight
+from windlass.agent.silence_limits import Parting, SilenceLimits
 
-SIGHT = Sight(silence_s=0.05, fence_s=0.1, cut_grace_s=0.05, slack_s=0.05)
+SIGHT = SilenceLimits(silence_s=0.05, fence_s=0.1, cut_grace_s=0.05, slack_s=0.05)
 
 
 def seats(text):
@@ -23,7 +23,7 @@ def find(last, here, *, own="0", is_complete=False, is_elastic=True, tell=lambda
     async def run():
         world = OneWorld(seats(own)[0], SIGHT, wake=lambda: None)
         tell(world)
-        memory = Memory(attempt=0, seats=seats(last)) if last is not None else Memory()
+        memory = LeadHandover(attempt=0, seats=seats(last)) if last is not None else LeadHandover()
         return world.find_obstacle(
             memory, seats(here), is_complete=is_complete, is_elastic=is_elastic
         )
@@ -79,7 +79,7 @@ def test_a_node_that_was_cut_off_is_given_time_to_end_its_ranks(is_elastic):
         world = OneWorld(seats("0")[0], SIGHT, wake=lambda: woken.append(1))
 
         def find():
-            last, here = Memory(attempt=0, seats=seats("0 1 2")), seats("0 1 2b")
+            last, here = LeadHandover(attempt=0, seats=seats("0 1 2")), seats("0 1 2b")
             return world.find_obstacle(last, here, is_complete=True, is_elastic=is_elastic)
 
         world.lose(seats("2")[0], Parting.CUT)
@@ -117,7 +117,7 @@ def test_a_new_lead_waits_for_the_ranks_of_the_old_one(here, is_closed, waits):
     async def run():
         woken = []
         world = OneWorld(seats("0b")[0], SIGHT, wake=lambda: woken.append(1))
-        last = Memory(attempt=0, seats=seats("0 1 2"))
+        last = LeadHandover(attempt=0, seats=seats("0 1 2"))
         world.hear_of_lost_lead(last, LostLead(ago_s=0.0, is_closed=is_closed))
 
         def find():

@@ -7,24 +7,24 @@ import time
 
 import pytest
 
-from windlass.agent.lead.call_lead import WarmLead
-from windlass.agent.lead.status_writer import Board
+from windlass.agent.lead.call_lead import CallLead
+from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.lead.worlds import World
-from windlass.agent.node.world_ranks import Crew
-from windlass.agent.silence_limits import Parting, Sight
+from windlass.agent.node.world_ranks import WorldRanks
+from windlass.agent.silence_limits import Parting, SilenceLimits
 from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Calls
 from windlass.wire.job_folder import JobFolder
 
-SIGHT = Sight(silence_s=0.05, fence_s=0.1, cut_grace_s=0.05, slack_s=0.05)
+SIGHT = SilenceLimits(silence_s=0.05, fence_s=0.1, cut_grace_s=0.05, slack_s=0.05)
 
 
 def run(tmp_path, part):
     async def main():
         spec = JobSpec(work=Calls(), name="warm", engine="local", nodes=2, procs=1)
         plan = make_plan(spec, job_id="warm-abcde", now_s=time.time(), facts=Facts(environ={}))
-        lead = WarmLead(plan, Board(plan, JobFolder(tmp_path)), sight=SIGHT)
+        lead = CallLead(plan, StatusWriter(plan, JobFolder(tmp_path)), sight=SIGHT)
         orders = []
         for index in (0, 1):
             lead.join(index, lambda order, *_body, i=index: orders.append((i, order)))
@@ -89,7 +89,7 @@ def test_who_died_or_had_no_ranks_is_not_waited_for(tmp_path):
 def test_ranks_are_killed_when_they_were_told_they_would_be_at_the_latest():
     async def main():
         killed = asyncio.Event()
-        crew = Crew(1, keep=False, grace_s=300.0, tell=lambda *_: None)
+        crew = WorldRanks(1, keep=False, grace_s=300.0, tell=lambda *_: None)
         crew._kill_all = killed.set
         crew.stop(now=False)
         crew.stop(now=False, within_s=0.01)

@@ -10,14 +10,14 @@ from kube.plans import make_pod_plan
 from leading import lead_through
 
 from windlass import names
-from windlass.agent.lead.roster import Member, Roster
+from windlass.agent.lead.roster import JoinedNode, Roster
 from windlass.wire.status import FailureKind, Phase
 
 
 def make_roster(*indices, **spec):
     roster = Roster(make_pod_plan("job-1", **{"nodes": 3, **spec}))
     for index in indices:
-        roster.add(index, Member(send=print, python="3"))
+        roster.add(index, JoinedNode(send=print, python="3"))
     return roster
 
 
@@ -27,13 +27,13 @@ def test_nodes_come_go_and_come_back():
     assert roster.drop(1) is not None
     assert roster.drop(1) is None
     assert (roster.missing(), roster.lost, roster.is_complete) == ([1], {1}, False)
-    roster.add(1, Member(send=print, python="3"))
+    roster.add(1, JoinedNode(send=print, python="3"))
     assert (roster.lost, roster.is_complete, 1 in roster) == (set(), True, True)
 
 
 def test_a_node_without_the_code_does_not_count():
     roster = make_roster(0, 1, min_nodes=2)
-    roster.add(2, Member(send=print, python="3", is_prepared=False))
+    roster.add(2, JoinedNode(send=print, python="3", is_prepared=False))
     assert (roster.here(), roster.prepared()) == ([0, 1, 2], [0, 1])
     assert (roster.is_complete, roster.is_enough) == (False, True)
     roster[2].is_prepared = True
@@ -53,13 +53,13 @@ def test_imports_are_done_when_all_nodes_are_here_and_have_done_them():
     for index in (0, 1):
         roster[index].has_imported = True
     assert not roster.have_all_imported
-    roster.add(2, Member(send=print, python="3", has_imported=True))
+    roster.add(2, JoinedNode(send=print, python="3", has_imported=True))
     assert roster.have_all_imported
 
 
 def test_a_node_is_named_with_its_machine():
     roster = make_roster(0)
-    roster.add(1, Member(send=print, python="3", host="rack-7"))
+    roster.add(1, JoinedNode(send=print, python="3", host="rack-7"))
     assert roster.name(0) == "job-1-node-0"
     assert roster.name(1) == "job-1-node-1 (on rack-7)"
     assert roster.name(2) == "job-1-node-2"

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from windlass import records
-from windlass.agent.lead.status_writer import Board
+from windlass.agent.lead.status_writer import StatusWriter
 from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Script
@@ -27,7 +27,7 @@ def on_board(tmp_path, write):
     """Let `write(board)` write on a board inside an event loop; the board."""
 
     async def run():
-        board = Board(PLAN, JobFolder(tmp_path))
+        board = StatusWriter(PLAN, JobFolder(tmp_path))
         result = write(board)
         if asyncio.iscoroutine(result):
             await result

@@ -18,7 +18,7 @@ from pod_places import make_job
 from tls_peers import JOB, write_certificates
 from waits import wait_for
 
-from windlass.engines.lead_sync import Line
+from windlass.engines.lead_sync import LeadSync
 from windlass.engines.pyz import local_archive
 from windlass.plan.plan import render_plan
 from windlass.spec.work import Command
@@ -75,7 +75,7 @@ class PodLead:
 
     def make_line(self, folder):
         certificates = {path.name: path.read_bytes() for path in self.files.iterdir()}
-        return Line(JOB, folder, certificates, self.dial)
+        return LeadSync(JOB, folder, certificates, self.dial)
 
     def dial(self, secure):
         return secure(socket.create_connection(("127.0.0.1", self.port), timeout=20))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from windlass.agent.lead.worlds import Meeting, World, make_world_nodes
+from windlass.agent.lead.worlds import MeetingPoint, World, make_world_nodes
 from windlass.errors import SpecError
 from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec
@@ -49,7 +49,7 @@ def test_ranks_that_are_not_there(ranks):
 
 
 def test_every_call_of_a_meeting_has_a_part_of_its_own():
-    meeting = Meeting(1, port=29500)
+    meeting = MeetingPoint(1, port=29500)
     first = meeting.render("10.0.0.1")
     assert first["MASTER_ADDR"] == "10.0.0.1"
     assert first["MASTER_PORT"] == "29500"

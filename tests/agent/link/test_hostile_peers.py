@@ -248,7 +248,7 @@ def test_a_crowd_that_says_nothing_does_not_keep_an_honest_peer_out(files, caplo
 
 
 def test_a_flood_does_not_bury_the_log(caplog, monkeypatch):
-    log = refusal_log.Refusals()
+    log = refusal_log.RefusalLog()
     for number in range(1000):
         log.log(f"10.0.0.1:{number}", "it does not speak TLS")
     assert len(caplog.records) == refusal_log._MAX_LINES

@@ -8,7 +8,7 @@ import pytest
 from tls_peers import join, run_with_lead, until, write_certificates
 
 from windlass import names
-from windlass.agent.node.folder_sender import Pump
+from windlass.agent.node.folder_sender import FolderSender
 from windlass.wire.file_sync import PIECE, Sender, is_from_lead
 from windlass.wire.job_folder import JobFolder, write_atomically
 
@@ -42,7 +42,7 @@ def pump_to(files, folder, visit):
 
     async def run(listener):
         link = await join(files, listener.port)
-        pump = Pump(link, Sender(folder, is_from_lead, has={}))
+        pump = FolderSender(link, Sender(folder, is_from_lead, has={}))
         try:
             await visit(pump, pieces)
         finally:
@@ -81,7 +81,7 @@ def test_a_round_that_is_asked_for_sends_all_and_no_piece_twice(files, folder):
 def test_it_ends_with_its_link(files, folder):
     async def run(listener):
         link = await join(files, listener.port)
-        pump = Pump(link, Sender(folder, is_from_lead, has={}))
+        pump = FolderSender(link, Sender(folder, is_from_lead, has={}))
         frames = link.frames()
         assert (await frames.__anext__()).type == "welcome"
         await asyncio.wait_for(anext(frames, None), 20)  # the other side has hung up

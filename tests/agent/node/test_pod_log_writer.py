@@ -14,9 +14,9 @@ import pytest
 from kube.plans import make_pod_plan
 
 from windlass.agent.lead import termination
-from windlass.agent.lead.status_writer import Board
+from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.node import pod_log_writer
-from windlass.agent.node.pod_log_writer import PodLog
+from windlass.agent.node.pod_log_writer import PodLogWriter
 from windlass.wire.initial_status import render_status
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.last_word import read_last_word
@@ -59,7 +59,7 @@ async def read_lines(fd, last):
 
 def test_lines_of_ranks_are_written_at_once(pipe):
     async def run():
-        log = PodLog(pipe[1])
+        log = PodLogWriter(pipe[1])
         log.add(3, 0, make_record("hello"))
         log.add(0, 2, make_record("again"))
         return os.read(pipe[0], 4096)
@@ -69,7 +69,7 @@ def test_lines_of_ranks_are_written_at_once(pipe):
 
 def test_a_slow_reader_gets_everything(pipe):
     async def run():
-        log = PodLog(pipe[1])
+        log = PodLogWriter(pipe[1])
         for number in range(2000):
             log.add(0, 0, make_record(f"line {number}"))
         return await read_lines(pipe[0], b"line 1999")
@@ -81,7 +81,7 @@ def test_when_nobody_reads_lines_are_dropped_and_counted(pipe, monkeypatch):
     monkeypatch.setattr(pod_log_writer, "_MAX_WAITING_BYTES", 2000)
 
     async def run():
-        log = PodLog(pipe[1])
+        log = PodLogWriter(pipe[1])
         for number in range(1000):
             log.add(0, 0, make_record(f"line {number}"))  # never blocks
         before = os.read(pipe[0], 4096)
@@ -99,7 +99,7 @@ def test_when_nobody_reads_lines_are_dropped_and_counted(pipe, monkeypatch):
 
 def test_a_reader_that_is_gone_stops_nobody(pipe):
     async def run():
-        log = PodLog(pipe[1])
+        log = PodLogWriter(pipe[1])
         os.close(pipe[0])
         log.add(0, 0, make_record("into the void"))
         log.add(0, 0, make_record("again"))
@@ -118,7 +118,7 @@ def test_the_last_word_comes_after_all_that_waits(pipe):
             read.append(os.read(pipe[0], 100))
 
     async def run():
-        log = PodLog(pipe[1])
+        log = PodLogWriter(pipe[1])
         for number in range(1000):
             log.add(0, 0, make_record(f"line {number}"))
         reader = threading.Thread(target=read_on, daemon=True)
@@ -137,11 +137,11 @@ def leave_last_word(tmp_path, monkeypatch, plan, fill):
     folder = JobFolder(tmp_path)
 
     async def run():
-        board = Board(plan, folder)
+        board = StatusWriter(plan, folder)
         board.start_attempt(1, fill(folder))
         board.set_phase(Phase.SUCCEEDED, "AllRanksReturned", "all ranks returned")
         with (tmp_path / "log").open("wb") as file:
-            log = PodLog(file.fileno())
+            log = PodLogWriter(file.fileno())
             termination.leave_last_word(board.status, folder, log)
 
     asyncio.run(run())

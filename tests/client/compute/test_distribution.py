@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from windlass.client.compute.distribution import Spread, make_spread
+from windlass.client.compute.distribution import Distribution, make_spread
 from windlass.errors import SpecError
 
 
 def test_the_words_of_others_mean_the_same():
-    wanted = Spread(framework="pytorch", workers=4, procs=2)
+    wanted = Distribution(framework="pytorch", workers=4, procs=2)
     assert make_spread("pytorch", workers=4, procs=2) == wanted
     assert make_spread(num_workers=4, num_proc=2) == wanted
     assert make_spread(replicas=4, nproc_per_node=2) == wanted
@@ -41,8 +41,8 @@ def test_numbers(wrong):
 
 
 def test_a_range_of_nodes():
-    assert make_spread(workers="2:4") == Spread(workers=4, min_workers=2)
-    assert make_spread(nodes=" 1 : 3 ", procs=2) == Spread(workers=3, min_workers=1, procs=2)
+    assert make_spread(workers="2:4") == Distribution(workers=4, min_workers=2)
+    assert make_spread(nodes=" 1 : 3 ", procs=2) == Distribution(workers=3, min_workers=1, procs=2)
     assert make_spread(workers="4:4") == make_spread(workers=4)
 
 

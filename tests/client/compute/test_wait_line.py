@@ -12,7 +12,7 @@ import pytest
 
 from windlass.client.compute import wait_line as module
 from windlass.client.compute.engine_choice import say
-from windlass.client.compute.wait_line import WaitingLine
+from windlass.client.compute.wait_line import WaitLine
 
 ERASE = "\r\x1b[2K"
 
@@ -53,7 +53,7 @@ def terminal(monkeypatch):
 def test_a_pipe_is_told_once_and_then_what_changed(monkeypatch):
     piped = io.StringIO()
     monkeypatch.setattr(sys, "stderr", piped)
-    line = WaitingLine()
+    line = WaitLine()
     for _ in range(5):
         line.show("c: waiting for node 1")
     for _ in range(5):
@@ -69,7 +69,7 @@ def test_a_pipe_is_told_once_and_then_what_changed(monkeypatch):
 
 def test_a_terminal_has_one_line_that_is_rewritten(terminal, monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal.stream)
-    line = WaitingLine()
+    line = WaitLine()
     for _ in range(3):
         line.show("c: waiting for node 1")
     sent = terminal.read()
@@ -82,7 +82,7 @@ def test_a_terminal_has_one_line_that_is_rewritten(terminal, monkeypatch):
 
 def test_what_is_too_long_for_a_terminal_is_said_whole_once(terminal, monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal.stream)
-    line = WaitingLine()
+    line = WaitLine()
     text = f"c: {'each pod wants more than there is, ' * 4}-> ask for less"
     for _ in range(3):
         line.show(text)
@@ -108,6 +108,6 @@ def test_other_lines_stand_above_it(terminal, monkeypatch):
 
 def test_what_it_is_told_does_not_move_the_cursor(terminal, monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal.stream)
-    line = WaitingLine()
+    line = WaitLine()
     line.show("c: \x1b[2Jan image\nof two lines")
     assert terminal.read() == "windlass: c: an image of two lines (0.0s)"

@@ -16,7 +16,7 @@ KEPT_BYTES = 256 << 20
 KEPT_IDS = 50_000  # at least, and twice as many at most: a few MB
 
 
-class Ledger:
+class CallHistory:
     """Calls by id, newest last."""
 
     def __init__(self) -> None:

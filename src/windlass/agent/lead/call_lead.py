@@ -16,16 +16,16 @@ from typing import Any
 
 from windlass import names, records
 from windlass.agent.lead.attempt import Attempt
-from windlass.agent.lead.call_history import Ledger
+from windlass.agent.lead.call_history import CallHistory
 from windlass.agent.lead.call_queue import CallQueue
-from windlass.agent.lead.call_state import Answer, Call
+from windlass.agent.lead.call_state import Call, RankAnswer
 from windlass.agent.lead.failure import make_job_verdict
 from windlass.agent.lead.inactivity import Inactivity
 from windlass.agent.lead.not_ready import MustMake, NotReady
-from windlass.agent.lead.status_writer import Board
-from windlass.agent.lead.world_pool import Crews
+from windlass.agent.lead.status_writer import StatusWriter
+from windlass.agent.lead.world_pool import WorldPool
 from windlass.agent.lead.worlds import World
-from windlass.agent.silence_limits import SIGHT, Parting, Sight
+from windlass.agent.silence_limits import SIGHT, Parting, SilenceLimits
 from windlass.errors import WindlassError
 from windlass.plan.plan import Plan
 from windlass.wire.payloads import forget
@@ -39,14 +39,14 @@ _CLEAR_MARGIN_S = 5.0
 _ABANDONED_S = 10.0
 
 
-class WarmLead(Crews):
+class CallLead(WorldPool):
     """One compute, from the first node that joins until somebody ends it or nobody has called for long."""
 
     def __init__(
-        self, plan: Plan, board: Board, *, address: str = "", sight: Sight = SIGHT
+        self, plan: Plan, board: StatusWriter, *, address: str = "", sight: SilenceLimits = SIGHT
     ) -> None:
         super().__init__(plan, board, address=address, sight=sight)
-        self.ledger = Ledger()
+        self.ledger = CallHistory()
         self.queue = CallQueue()
         self.inactivity = Inactivity(
             plan.work.ttl_s,  # type: ignore[union-attr]
@@ -276,7 +276,7 @@ class WarmLead(Crews):
             forget(message.get("file", ""))
             return
         is_item = message.pop("type") == "item"
-        answer = Answer(message, body, message.pop("file", ""))
+        answer = RankAnswer(message, body, message.pop("file", ""))
         if is_item:
             if message.pop("waits"):
                 call.pacing = asyncio.ensure_future(self._keep_pace(call))

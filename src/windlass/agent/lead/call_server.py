@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windlass import names, records
-from windlass.agent.agent_context import Station
-from windlass.agent.lead.call_lead import WarmLead
-from windlass.agent.lead.call_state import Call, Listener
+from windlass.agent.agent_context import AgentContext
+from windlass.agent.lead.call_lead import CallLead
+from windlass.agent.lead.call_state import Call, CallListener
 from windlass.agent.lead.call_status import make_call_status, read_call_logs
 from windlass.agent.lead.node_table import make_setup
 from windlass.agent.lead.world_shape import shape_of
 from windlass.agent.link.agent_link import Link
 from windlass.agent.link.payload_parts import PartStore, send_parts
-from windlass.agent.node.call_node import WarmNode
+from windlass.agent.node.call_node import CallNode
 from windlass.bundle.manifest import EMPTY
 from windlass.errors import ProtocolError
 from windlass.wire.frames import Frame, Header
@@ -42,10 +42,10 @@ class _Visitor:
     )  # what its calls have in common
 
 
-class Desk:
+class CallServer:
     """Takes what clients ask."""
 
-    def __init__(self, station: Station, lead: WarmLead, node: WarmNode) -> None:
+    def __init__(self, station: AgentContext, lead: CallLead, node: CallNode) -> None:
         self._station = station
         self._lead = lead
         self._node = node
@@ -237,8 +237,8 @@ class Desk:
             files, body = read_call_logs(call, self._station.folder, header.get("seen", {}))
             link.send({"type": kind, "id": call.id, "files": files}, body)
 
-    def _make_listener(self, link: Link) -> Listener:
-        return Listener(link, is_remote=self._station.is_pod)
+    def _make_listener(self, link: Link) -> CallListener:
+        return CallListener(link, is_remote=self._station.is_pod)
 
     # -- the compute ---------------------------------------------------------------------------
 

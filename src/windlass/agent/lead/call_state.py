@@ -30,7 +30,7 @@ _KEPT_ITEM_BYTES = 16 << 20
 
 
 @dataclass(slots=True)
-class Answer:
+class RankAnswer:
     """What one rank answered: the header of its frame, and its parcel, in memory or in a file."""
 
     header: dict[str, Any]
@@ -42,7 +42,7 @@ class Answer:
         return sum(self.header.get("sizes", ()))
 
 
-class Listener:
+class CallListener:
     """A client that is told of a call as it goes; frames leave in the order they came."""
 
     def __init__(self, link: Link, *, is_remote: bool) -> None:
@@ -100,16 +100,16 @@ class Call:
     state: str = "queued"  # queued, running, returned, failed, cancelled
     attempt: Attempt | None = None
     unreached: set[int] = field(default_factory=set)  # ranks that were gone before it came to them
-    answers: dict[int, Answer] = field(default_factory=dict)
-    items: list[Answer] = field(default_factory=list)
+    answers: dict[int, RankAnswer] = field(default_factory=dict)
+    items: list[RankAnswer] = field(default_factory=list)
     item_bytes: int = 0
     unread: list[str] = field(default_factory=list)  # files of items that are no longer kept
-    unsaid: list[Answer] = field(default_factory=list)  # small ones, told together at the end
+    unsaid: list[RankAnswer] = field(default_factory=list)  # small ones, told together at the end
     verdict: Verdict | None = None
     is_told_to_wait: bool = False  # then its start is told, too
     stop: Verdict | None = None  # somebody ended it: cancel, timeout
     stop_signal: int = signal.SIGTERM  # how its ranks hear of that
-    listeners: list[Listener] = field(default_factory=list)
+    listeners: list[CallListener] = field(default_factory=list)
     over: asyncio.Event = field(default_factory=asyncio.Event)
     timer: asyncio.TimerHandle | None = None  # of its time limit
     pacing: asyncio.Future[None] | None = None  # of a stream
@@ -140,7 +140,7 @@ class Call:
         self.over.clear()
         self.on_trouble = None  # whoever starts it again waits for it
 
-    def yielded(self, answer: Answer) -> None:
+    def yielded(self, answer: RankAnswer) -> None:
         """A rank has yielded something; who comes later finds the last of them, as much as is kept."""
         self.items.append(answer)
         self.item_bytes += answer.num_bytes
@@ -150,7 +150,7 @@ class Call:
             if oldest.file:  # who listens may be slow: who reads it removes it
                 self.unread = [path for path in (*self.unread, oldest.file) if exists(path)]
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: RankAnswer) -> None:
         """A rank has answered; the first failure and the last answer end the call."""
         if self.attempt is None or self.is_final:
             return
@@ -214,12 +214,12 @@ class Call:
         attempt = self.attempt
         return attempt is not None and attempt.is_done and not attempt.has_failure
 
-    def tell_answer(self, listener: Listener, answer: Answer) -> None:
+    def tell_answer(self, listener: CallListener, answer: RankAnswer) -> None:
         """One rank's answer, or one of the things it yields."""
         about = {**answer.header, "type": "result", "id": self.id}
         listener.tell(about, answer.body, answer.file)
 
-    def pass_on(self, answer: Answer, *, at_once: bool) -> None:
+    def pass_on(self, answer: RankAnswer, *, at_once: bool) -> None:
         """Tell all who listen, small ones together at the end."""
         if at_once or answer.file or len(answer.body) > _SMALL_BYTES:
             for listener in self.listeners:
@@ -242,7 +242,7 @@ class Call:
             for listener in self.listeners:
                 listener.tell(about, body)
 
-    def tell_end(self, listener: Listener) -> None:
+    def tell_end(self, listener: CallListener) -> None:
         verdict = records.to_json(self.verdict) if self.verdict else None
         listener.tell({"type": "done", "id": self.id, "state": self.state, "verdict": verdict})
 

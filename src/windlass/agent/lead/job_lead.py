@@ -15,14 +15,14 @@ from typing import Any
 from windlass import names, records
 from windlass.agent.lead.attempt import Attempt
 from windlass.agent.lead.failure import make_job_verdict, reason_of
-from windlass.agent.lead.lead_handover import Memory, choose_memory
-from windlass.agent.lead.lead_inbox import Hearing
+from windlass.agent.lead.lead_handover import LeadHandover, choose_memory
+from windlass.agent.lead.lead_inbox import LeadInbox
 from windlass.agent.lead.missing_nodes import judge_missing
 from windlass.agent.lead.owed_results import find_owing, render_missing
-from windlass.agent.lead.roster import Member
-from windlass.agent.lead.status_writer import Board
+from windlass.agent.lead.roster import JoinedNode
+from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.node.master_port import hold_port
-from windlass.agent.silence_limits import SIGHT, Parting, Sight
+from windlass.agent.silence_limits import SIGHT, Parting, SilenceLimits
 from windlass.plan.plan import Plan
 from windlass.wire.status import FailureKind, Phase, Verdict
 
@@ -35,22 +35,22 @@ _STALL_S = 60.0  # how long nodes may send nothing of what their ranks left
 _LOOPBACK = "127.0.0.1"
 
 
-class Lead(Hearing):
+class Lead(LeadInbox):
     """One job, from the first node that joins to the last that stops."""
 
     def __init__(
         self,
         plan: Plan,
-        board: Board,
+        board: StatusWriter,
         *,
         address: str = "",
-        memory: Memory | None = None,
+        memory: LeadHandover | None = None,
         incarnation: str = "",
-        sight: Sight = SIGHT,
+        sight: SilenceLimits = SIGHT,
     ) -> None:
         super().__init__(plan, board, incarnation=incarnation, sight=sight)
         self._address = plan.master_addr or address or _LOOPBACK
-        self._memory = memory or Memory()
+        self._memory = memory or LeadHandover()
 
     # -- the job -------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class Lead(Hearing):
             self._recall(), self._roster.seats(), is_complete=is_complete, is_elastic=is_elastic
         )
 
-    def _recall(self) -> Memory:
+    def _recall(self) -> LeadHandover:
         """What is known of the last attempt, be it this lead's or another's."""
         if self._attempt.number < 0:
             return choose_memory(self._told, own=self._memory)
@@ -355,7 +355,7 @@ class Lead(Hearing):
         Where all ranks have returned, a node that is gone and owes a result may come back with it.
         """
         self._flushed.clear()
-        asked: dict[int, Member] = {}
+        asked: dict[int, JoinedNode] = {}
         owing: set[int] = set()
 
         def is_over() -> bool:

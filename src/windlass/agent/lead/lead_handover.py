@@ -28,7 +28,7 @@ class LostLead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class LeadHandover:
     """Attempts and budgets so far."""
 
     attempt: int = -1  # the last one that was begun
@@ -40,18 +40,20 @@ class Memory:
     seats: tuple[Seat, ...] = ()  # who took part in that attempt and has not left for good
 
 
-def make_memory(num_losses: int) -> Memory:
+def make_memory(num_losses: int) -> LeadHandover:
     """What a node 0 knows that nobody tells anything: how many it has had before itself."""
-    return Memory(attempt=num_losses - 1, losses_used=num_losses)
+    return LeadHandover(attempt=num_losses - 1, losses_used=num_losses)
 
 
-def choose_memory(told: Iterable[Memory], *, own: Memory) -> Memory:
+def choose_memory(told: Iterable[LeadHandover], *, own: LeadHandover) -> LeadHandover:
     """What is known of the attempts before a lead that comes after another; its loss is not spent yet.
 
     Of what nodes remember, that which knows most. A lead that was lost before it told anybody anything
     is only known by the count of them.
     """
-    best = max(told, key=lambda memory: (memory.attempt, len(memory.history)), default=Memory())
+    best = max(
+        told, key=lambda memory: (memory.attempt, len(memory.history)), default=LeadHandover()
+    )
     return replace(
         best,
         attempt=max(best.attempt, own.attempt),

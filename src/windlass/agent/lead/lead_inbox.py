@@ -15,13 +15,13 @@ from windlass import names
 from windlass.agent.changes import Changes
 from windlass.agent.lead.attempt import Attempt
 from windlass.agent.lead.failure import make_job_verdict
-from windlass.agent.lead.lead_handover import LostLead, Memory, Seat
+from windlass.agent.lead.lead_handover import LeadHandover, LostLead, Seat
 from windlass.agent.lead.one_world import OneWorld
-from windlass.agent.lead.roster import Member, Roster
-from windlass.agent.lead.status_writer import Board
+from windlass.agent.lead.roster import JoinedNode, Roster
+from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.link.agent_link import Send
 from windlass.agent.node.job_node import read_outcome
-from windlass.agent.silence_limits import Parting, Sight
+from windlass.agent.silence_limits import Parting, SilenceLimits
 from windlass.plan.plan import Plan
 from windlass.wire.file_sync import PIECE
 from windlass.wire.results import Outcome
@@ -30,13 +30,15 @@ from windlass.wire.status import FailureKind, Phase, Verdict
 logger = logging.getLogger(__name__)
 
 
-class Hearing:
+class LeadInbox:
     """One job's nodes, its current attempt, and what was said of both."""
 
-    def __init__(self, plan: Plan, board: Board, *, incarnation: str, sight: Sight) -> None:
+    def __init__(
+        self, plan: Plan, board: StatusWriter, *, incarnation: str, sight: SilenceLimits
+    ) -> None:
         self._plan = plan
         self._board = board
-        self._told: list[Memory] = []  # what nodes remember of an earlier lead
+        self._told: list[LeadHandover] = []  # what nodes remember of an earlier lead
         self._roster = Roster(plan)
         self._attempt = Attempt(-1, plan)
         self._flushed: set[int] = set()
@@ -60,12 +62,12 @@ class Hearing:
         python: str,
         host: str = "",
         is_prepared: bool = True,
-        memory: Memory | None = None,
+        memory: LeadHandover | None = None,
         incarnation: str = "",
         lost_lead: LostLead | None = None,
     ) -> None:
         """A node is there, with what it knows of the lead before this one."""
-        member = Member(send, python, host, is_prepared, incarnation=incarnation)
+        member = JoinedNode(send, python, host, is_prepared, incarnation=incarnation)
         self._roster.add(index, member)
         self._one_world.join(self._roster.seat(index))
         if self._is_news(memory):
@@ -76,7 +78,7 @@ class Hearing:
         self._check_python(index, python)
         self._changed.set()
 
-    def _is_news(self, memory: Memory | None) -> TypeGuard[Memory]:
+    def _is_news(self, memory: LeadHandover | None) -> TypeGuard[LeadHandover]:
         """Whether it is not what this lead has told itself."""
         return memory is not None and memory.attempt > self._attempt.number
 
@@ -131,7 +133,7 @@ class Hearing:
         """The ranks of a node that leaves are dead, as it says itself, and it will never have others."""
         self._lose_leaving(index, Parting.CLOSED)
 
-    def hear_farewell(self, seat: Seat, memory: Memory | None) -> None:
+    def hear_farewell(self, seat: Seat, memory: LeadHandover | None) -> None:
         """A node that had been out of sight ends for good, and has no ranks; others may know what it knew."""
         if self._is_news(memory):
             self._told.append(memory)

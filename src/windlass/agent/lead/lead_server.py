@@ -15,11 +15,11 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from windlass import names, records
-from windlass.agent.agent_context import Station
+from windlass.agent.agent_context import AgentContext
 from windlass.agent.lead.job_lead import Lead
-from windlass.agent.lead.lead_handover import LostLead, Memory, Seat
+from windlass.agent.lead.lead_handover import LeadHandover, LostLead, Seat
 from windlass.agent.link.agent_link import Link
-from windlass.agent.node.folder_sender import Pump
+from windlass.agent.node.folder_sender import FolderSender
 from windlass.agent.node.inputs import Inputs
 from windlass.agent.silence_limits import HEARTBEAT_S, Parting
 from windlass.errors import BundleError, ProtocolError
@@ -39,8 +39,8 @@ from windlass.wire.frames import Frame, Header
 from windlass.wire.status import FailureKind
 
 if TYPE_CHECKING:
-    from windlass.agent.lead.call_lead import WarmLead
-    from windlass.agent.lead.call_server import Desk
+    from windlass.agent.lead.call_lead import CallLead
+    from windlass.agent.lead.call_server import CallServer
 
 _DEPUTY = 1  # keeps a copy of what node 0's ranks left, for the node 0 that may come after it
 _READER_SILENCE_S = 60.0
@@ -49,11 +49,15 @@ _FIRST_HELLO_S = 60.0
 _RANK_FILE = re.compile(r"attempt-\d+/rank-(\d+)\.")
 
 
-class Door:
+class LeadServer:
     """Who comes to the lead."""
 
     def __init__(
-        self, station: Station, lead: Lead | WarmLead, inputs: Inputs, desk: Desk | None = None
+        self,
+        station: AgentContext,
+        lead: Lead | CallLead,
+        inputs: Inputs,
+        desk: CallServer | None = None,
     ) -> None:
         self._station = station
         self._lead = lead
@@ -64,7 +68,7 @@ class Door:
         self._lease_changed = asyncio.Event()
         self._links: set[Link] = set()
         self._nodes: set[int] = set()
-        self._readers: dict[Link, Pump] = {}  # clients that are sent everything
+        self._readers: dict[Link, FolderSender] = {}  # clients that are sent everything
         self._had_reader = False
         self._is_read = False  # one of them has everything, the last status included
         self._reader_came = asyncio.Event()
@@ -96,7 +100,7 @@ class Door:
         if index in self._nodes:
             raise ProtocolError(f"node {index} is here already", hint="it ends first")
         self._nodes.add(index)
-        pumps: list[Pump] = []
+        pumps: list[FolderSender] = []
         receiver = Receiver(self._station.folder, is_from_ranks)
         why, is_leaving = "its link broke", False
         link.watch(self._station.silence_s)
@@ -163,7 +167,7 @@ class Door:
             lost_lead=records.read(LostLead, lost) if (lost := about.get("lost_lead")) else None,
         )
 
-    def _start_pumps(self, link: Link, index: int, about: Header) -> list[Pump]:
+    def _start_pumps(self, link: Link, index: int, about: Header) -> list[FolderSender]:
         """What this node is sent, where nodes do not share a folder."""
         if not self._station.is_pod or self._desk is not None:
             return []
@@ -171,7 +175,7 @@ class Door:
         link.send({"type": "has", "files": measure_files(folder, is_from_ranks)})
         has = read_sizes(about, "has")
         wants = self._wanted_by_deputy if index == _DEPUTY else is_input
-        return [Pump(link, Sender(folder, wants, has=has))]
+        return [FolderSender(link, Sender(folder, wants, has=has))]
 
     def _wanted_by_deputy(self, path: str) -> bool:
         found = _RANK_FILE.match(path)
@@ -183,7 +187,7 @@ class Door:
     async def _take_client(self, link: Link, hello: Header) -> None:
         holds_lease = bool(hello.get("lease"))
         self._change_leases(holds_lease)
-        pump: Pump | None = None
+        pump: FolderSender | None = None
         receiver = Receiver(self._station.folder, is_input)
 
         def take(frame: Frame) -> None:
@@ -208,7 +212,7 @@ class Door:
         try:
             if "has" in hello:
                 link.send({"type": "wants", "inputs": not self._inputs.is_ready})
-                pump = Pump(
+                pump = FolderSender(
                     link, Sender(self._station.folder, is_from_lead, has=read_sizes(hello, "has"))
                 )
                 self._readers[link] = pump
@@ -323,6 +327,6 @@ async def beat(link: Link) -> None:
         await asyncio.sleep(HEARTBEAT_S)
 
 
-def _read_memory(about: Header) -> Memory | None:
+def _read_memory(about: Header) -> LeadHandover | None:
     memory = about.get("memory")
-    return records.read(Memory, memory) if memory else None
+    return records.read(LeadHandover, memory) if memory else None

@@ -20,10 +20,10 @@ from typing import Any
 from windlass import names
 from windlass.agent.changes import Changes
 from windlass.agent.lead.failure import make_job_verdict
-from windlass.agent.lead.lead_handover import Memory, Seat
-from windlass.agent.lead.rendezvous import Meetings
-from windlass.agent.lead.status_writer import Board
-from windlass.agent.silence_limits import SIGHT, Parting, Sight
+from windlass.agent.lead.lead_handover import LeadHandover, Seat
+from windlass.agent.lead.rendezvous import WorldRendezvous
+from windlass.agent.lead.status_writer import StatusWriter
+from windlass.agent.silence_limits import SIGHT, Parting, SilenceLimits
 from windlass.plan.plan import Plan
 from windlass.plan.topology import make_nodes
 from windlass.wire.status import FailureKind, Verdict
@@ -38,7 +38,7 @@ Ship = Callable[[str, str], Awaitable[None]]  # a parcel's key and its file
 
 
 @dataclass(slots=True)
-class Member:
+class NodeEntry:
     """One node that is here."""
 
     send: SendBody
@@ -51,18 +51,18 @@ class Member:
     setup_hint: str = ""
 
 
-class Members(Meetings):
+class NodeTable(WorldRendezvous):
     """Nodes by index."""
 
     def __init__(
-        self, plan: Plan, board: Board, *, address: str = "", sight: Sight = SIGHT
+        self, plan: Plan, board: StatusWriter, *, address: str = "", sight: SilenceLimits = SIGHT
     ) -> None:
         super().__init__(plan, address)
         self._sight = sight
         self._unseen: dict[int, float] = {}  # out of sight: until when ranks of theirs may live
         self._board = board
         self._first_nodes = plan.nodes  # as the plan's file has them
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, NodeEntry] = {}
         self._changed = Changes()
         self.keeps_logs = False  # of other nodes, where they do not share a folder
         self.stopped: Verdict | None = None
@@ -81,7 +81,7 @@ class Members(Meetings):
     def join(self, index: int, send: SendBody, *, ship: Ship | None = None, **about: Any) -> None:
         """A node is there."""
         host, address = str(about.get("host", "")), str(about.get("address", ""))
-        self._members[index] = Member(send=send, ship=ship, host=host, address=address)
+        self._members[index] = NodeEntry(send=send, ship=ship, host=host, address=address)
         known = {key: about[key] for key in ("pid", "python", "host") if key in about}
         self._board.set_node(index, state="joined", **known)
         self._changed.set()
@@ -114,7 +114,7 @@ class Members(Meetings):
         self._unseen.pop(index, None)
         self._changed.set()
 
-    def hear_farewell(self, seat: Seat, _memory: Memory | None) -> None:
+    def hear_farewell(self, seat: Seat, _memory: LeadHandover | None) -> None:
         """A node that had been out of sight ends for good, and has no ranks."""
         self.part(seat.index)
 

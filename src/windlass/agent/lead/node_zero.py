@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from windlass.agent.agent_context import Station
-from windlass.agent.lead.call_lead import WarmLead
-from windlass.agent.lead.call_server import Desk
-from windlass.agent.lead.status_writer import Board
-from windlass.agent.node.call_node import SendBody, WarmNode
+from windlass.agent.agent_context import AgentContext
+from windlass.agent.lead.call_lead import CallLead
+from windlass.agent.lead.call_server import CallServer
+from windlass.agent.lead.status_writer import StatusWriter
+from windlass.agent.node.call_node import CallNode, SendBody
 from windlass.agent.node.forkserver_client import ForkServer
 from windlass.agent.node.job_node import Echo
 
 
 def make_staff(
-    station: Station, forks: ForkServer, board: Board, hear: SendBody, echo: Echo | None
-) -> tuple[WarmLead, WarmNode, Desk]:
+    station: AgentContext, forks: ForkServer, board: StatusWriter, hear: SendBody, echo: Echo | None
+) -> tuple[CallLead, CallNode, CallServer]:
     """Lead, node and desk of one compute."""
-    node = WarmNode(station, forks=forks, send=hear, echo=echo)
-    lead = WarmLead(station.plan, board, address=station.address, sight=station.sight)
+    node = CallNode(station, forks=forks, send=hear, echo=echo)
+    lead = CallLead(station.plan, board, address=station.address, sight=station.sight)
     lead.projects = node.projects
     lead.keeps_logs = station.is_pod
-    return lead, node, Desk(station, lead, node)
+    return lead, node, CallServer(station, lead, node)

@@ -14,8 +14,8 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
-from windlass.agent.lead.lead_handover import LostLead, Memory, Seat
-from windlass.agent.silence_limits import Parting, Sight
+from windlass.agent.lead.lead_handover import LeadHandover, LostLead, Seat
+from windlass.agent.silence_limits import Parting, SilenceLimits
 
 _LATER_S = 0.01  # a timer may come a little early
 
@@ -23,7 +23,7 @@ _LATER_S = 0.01  # a timer may come a little early
 class OneWorld:
     """What a lead knows of ranks that it does not see. `wake` is called when time alone changed that."""
 
-    def __init__(self, own: Seat, sight: Sight, wake: Callable[[], None]) -> None:
+    def __init__(self, own: Seat, sight: SilenceLimits, wake: Callable[[], None]) -> None:
         self.own = own
         self._sight = sight
         self._wake = wake
@@ -55,7 +55,7 @@ class OneWorld:
         """Who leaves as node `index` and has not told yet that its ranks are gone."""
         return self._leaving.get(index)
 
-    def hear_of_lost_lead(self, last: Memory, lost: LostLead) -> None:
+    def hear_of_lost_lead(self, last: LeadHandover, lost: LostLead) -> None:
         """What a node tells of the lead of the last attempt."""
         sight = self._sight
         whole_s = sight.node_gone_s if lost.is_closed else sight.world_gone_s
@@ -73,7 +73,7 @@ class OneWorld:
     # -- what follows --------------------------------------------------------------------------
 
     def find_obstacle(
-        self, last: Memory, here: Collection[Seat], *, is_complete: bool, is_elastic: bool
+        self, last: LeadHandover, here: Collection[Seat], *, is_complete: bool, is_elastic: bool
     ) -> str:
         """Why an attempt must not start with the nodes that are here; empty when it may."""
         last = self.without_gone(last)
@@ -95,12 +95,12 @@ class OneWorld:
             num_here, len(last.seats), last.attempt, _name(s.index for s in missing)
         )
 
-    def without_gone(self, memory: Memory) -> Memory:
+    def without_gone(self, memory: LeadHandover) -> LeadHandover:
         """What is remembered, less those that have ended for good since."""
         seats = tuple(seat for seat in memory.seats if seat not in self.gone)
         return memory if seats == memory.seats else replace(memory, seats=seats)
 
-    def _find_waiting(self, last: Memory, here: Collection[Seat]) -> str:
+    def _find_waiting(self, last: LeadHandover, here: Collection[Seat]) -> str:
         now_s = self._loop.time()
         cut_off = {seat.index for seat, until_s in self._until_s.items() if until_s > now_s}
         late = self._leaving.keys() | cut_off

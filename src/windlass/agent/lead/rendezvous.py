@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from windlass.agent.lead.worlds import Meeting, World
+from windlass.agent.lead.worlds import MeetingPoint, World
 from windlass.agent.node.master_port import hold_port
 from windlass.plan.plan import Plan
 
@@ -16,13 +16,13 @@ STORE_S = 30.0
 _MAX_CALLS = 500
 
 
-class Meetings:
+class WorldRendezvous:
     """One store for all worlds, a part of it for each call; it is renewed when much was left in it."""
 
     def __init__(self, plan: Plan, address: str) -> None:
         self.plan = plan
         self._address = plan.master_addr or address or "127.0.0.1"
-        self._store: Meeting | None = None
+        self._store: MeetingPoint | None = None
         self._next = 0
         self._held: set[int] = set()  # ports that wait for a rank 0
 
@@ -37,7 +37,7 @@ class Meetings:
                 return False
             world.meeting = self._store
             return True
-        world.meeting = Meeting(self._count())
+        world.meeting = MeetingPoint(self._count())
         self._hold(world.meeting)
         return True
 
@@ -45,7 +45,7 @@ class Meetings:
         """Have the store opened, if it is not; torch, which it is of, is in `preload`."""
         if self._store is not None:
             return
-        meeting = Meeting(self._count())
+        meeting = MeetingPoint(self._count())
         order = {"type": "open_store", "number": meeting.number, "address": self._address}
         if self._order_node_0({**order, "port": self._prefer_port(), "preload": preload}):
             self._store = meeting
@@ -59,7 +59,7 @@ class Meetings:
         self._store = None
         self.open_store(preload)
 
-    def _take_store(self, meeting: Meeting, port: int) -> None:
+    def _take_store(self, meeting: MeetingPoint, port: int) -> None:
         """A store is open; where there can be none, rank 0 opens one at a port that is held for it."""
         meeting.is_shared = True
         if port:
@@ -67,7 +67,7 @@ class Meetings:
         else:
             self._hold(meeting)
 
-    def _hold(self, meeting: Meeting) -> None:
+    def _hold(self, meeting: MeetingPoint) -> None:
         meeting.held = hold_port(self._prefer_port())
         meeting.port = meeting.held.number
         self._held.add(meeting.port)

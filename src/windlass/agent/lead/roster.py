@@ -13,7 +13,7 @@ from windlass.plan.plan import Plan
 
 
 @dataclass(slots=True)
-class Member:
+class JoinedNode:
     """One node that is here."""
 
     send: Send
@@ -29,14 +29,14 @@ class Roster:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, JoinedNode] = {}
         self.lost: set[int] = set()  # were here, and are not back
 
-    def add(self, index: int, member: Member) -> None:
+    def add(self, index: int, member: JoinedNode) -> None:
         self._members[index] = member
         self.lost.discard(index)
 
-    def drop(self, index: int) -> Member | None:
+    def drop(self, index: int) -> JoinedNode | None:
         """Forget a node that is gone; None when it was not here."""
         member = self._members.pop(index, None)
         if member is not None:
@@ -46,7 +46,7 @@ class Roster:
     def __contains__(self, index: object) -> bool:
         return index in self._members
 
-    def __getitem__(self, index: int) -> Member:
+    def __getitem__(self, index: int) -> JoinedNode:
         return self._members[index]
 
     def here(self) -> list[int]:

@@ -28,7 +28,7 @@ _MAX_METRICS = 256  # of a rank: everybody reads the status, again and again
 _MAX_CONDITIONS = 500
 
 
-class Board:
+class StatusWriter:
     """A JobStatus that is replaced as the job goes on."""
 
     def __init__(self, plan: Plan, folder: JobFolder) -> None:

@@ -19,7 +19,7 @@ from windlass.wire.last_word import choose_files, render_last_word
 from windlass.wire.status import JobStatus, Phase
 
 if TYPE_CHECKING:
-    from windlass.agent.node.pod_log_writer import PodLog
+    from windlass.agent.node.pod_log_writer import PodLogWriter
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def loses_results(status: JobStatus, folder: JobFolder) -> bool:
     return is_wanted and any(path.endswith(".result") for path in unkept)
 
 
-def leave_last_word(status: JobStatus, folder: JobFolder, log: PodLog) -> None:
+def leave_last_word(status: JobStatus, folder: JobFolder, log: PodLogWriter) -> None:
     """Status, results and logs of the last attempt, where they outlive the pod."""
     log.finish(_make_last_word(status, folder))
     said = status.verdict.message if status.verdict else status.conditions[-1].message

@@ -15,13 +15,13 @@ from typing import Any
 
 from windlass import names, records
 from windlass.agent.lead.call_state import Call
-from windlass.agent.lead.node_table import Member, Members, make_setup
+from windlass.agent.lead.node_table import NodeEntry, NodeTable, make_setup
 from windlass.agent.lead.not_ready import MustMake, NotReady, NotSetUp
 from windlass.agent.lead.rendezvous import STORE_S
-from windlass.agent.lead.status_writer import Board
+from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.lead.worlds import World, make_world_nodes
 from windlass.agent.node.projects import Projects
-from windlass.agent.silence_limits import SIGHT, Parting, Sight
+from windlass.agent.silence_limits import SIGHT, Parting, SilenceLimits
 from windlass.bundle.manifest import EMPTY
 from windlass.errors import WindlassError
 from windlass.plan.plan import Plan
@@ -33,11 +33,11 @@ def _name_nodes(indexes: Iterable[int]) -> str:
     return ", ".join(f"node {index}" for index in sorted(indexes))
 
 
-class Crews(Members):
+class WorldPool(NodeTable):
     """Nodes by index, worlds by number."""
 
     def __init__(
-        self, plan: Plan, board: Board, *, address: str = "", sight: Sight = SIGHT
+        self, plan: Plan, board: StatusWriter, *, address: str = "", sight: SilenceLimits = SIGHT
     ) -> None:
         super().__init__(plan, board, address=address, sight=sight)
         self.worlds: dict[int, World] = {}
@@ -365,7 +365,7 @@ class Crews(Members):
         await asyncio.gather(*(self._ship(member, header, path) for member in far))
 
     @staticmethod
-    async def _ship(member: Member, header: dict[str, Any], path: str) -> None:
+    async def _ship(member: NodeEntry, header: dict[str, Any], path: str) -> None:
         with contextlib.suppress(OSError):  # then its link breaks, which is heard of
             if member.ship is not None:
                 await member.ship(path, path)

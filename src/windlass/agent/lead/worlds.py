@@ -18,7 +18,7 @@ from windlass.plan.topology import NodePlan, make_nodes, renumber
 
 
 @dataclass(slots=True)
-class Meeting:
+class MeetingPoint:
     """Where ranks find each other: a store on node 0, or a port that rank 0 of one world opens."""
 
     number: int
@@ -57,7 +57,7 @@ class World:
     slot: str = ""  # where it is kept; empty: for one call only
     instance: str = ""  # which object lives in it
     version: str = ""  # of the project, when it was last called
-    meeting: Meeting | None = None  # where its ranks find each other, from its first call on
+    meeting: MeetingPoint | None = None  # where its ranks find each other, from its first call on
     met: dict[str, str] = field(default_factory=dict)  # what they were last told of it
     is_alive: bool = True
     is_dismissed: bool = False

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import overload
 
 from windlass.agent.link.agent_link import Link
-from windlass.agent.link.refusal_log import Refusals, render_trouble
+from windlass.agent.link.refusal_log import RefusalLog, render_trouble
 from windlass.agent.link.tcp import Introduced, Listener, TlsPlace, dial, shake_hands
 from windlass.agent.link.tls import read_role, server_name
 from windlass.errors import ProtocolError
@@ -44,7 +44,7 @@ async def serve(place: Path, job_id: str, handler: Handler) -> asyncio.AbstractS
 async def serve(place: TlsPlace, job_id: str, handler: Handler) -> Listener: ...
 async def serve(place: Place, job_id: str, handler: Handler) -> asyncio.AbstractServer | Listener:
     """Take links at `place`; `handler` gets each one that has introduced itself properly."""
-    refusals = Refusals()
+    refusals = RefusalLog()
     # a listener has one deadline for handshake and hello together
     timeout_s = None if isinstance(place, TlsPlace) else _HELLO_TIMEOUT_S
 

@@ -25,7 +25,7 @@ _IN_WORDS = {
 }
 
 
-class Refusals:
+class RefusalLog:
     """At most so many lines a minute; the rest are counted and told with the next one."""
 
     def __init__(self) -> None:

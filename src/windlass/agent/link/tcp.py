@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from windlass.agent.link.refusal_log import Refusals, render_trouble
+from windlass.agent.link.refusal_log import RefusalLog, render_trouble
 from windlass.errors import EngineError
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Listener:
         self._socket = _listen(place)
         self._strangers: dict[asyncio.Task[None], _Stranger] = {}  # the oldest first
         self._guests: set[asyncio.Task[None]] = set()  # the loop alone would let them be collected
-        self._refusals = Refusals()
+        self._refusals = RefusalLog()
         self._room = asyncio.Event()
         self._accepting = asyncio.ensure_future(self._accept())
 

@@ -16,16 +16,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from windlass import names
-from windlass.agent.agent_context import Station
+from windlass.agent.agent_context import AgentContext
 from windlass.agent.link.rank_channel import NodeEnd
 from windlass.agent.node import processes
-from windlass.agent.node.compute_setup import Setup
+from windlass.agent.node.compute_setup import ComputeSetup
 from windlass.agent.node.forkserver_client import ForkServer
 from windlass.agent.node.job_node import Echo
 from windlass.agent.node.projects import Projects
-from windlass.agent.node.report_socket import Reports
+from windlass.agent.node.report_socket import ReportSocket
 from windlass.agent.node.streams import RankStreams
-from windlass.agent.node.world_ranks import Crew, Hand, sweep
+from windlass.agent.node.world_ranks import LiveRank, WorldRanks, sweep
 from windlass.errors import WindlassError
 from windlass.plan.rank_env import Meeting, make_rank_env
 from windlass.plan.topology import NodePlan
@@ -40,12 +40,12 @@ SendBody = Callable[[dict[str, Any], bytes], None]
 Ship = Callable[[str, str], Awaitable[None]]  # a parcel's key and its file
 
 
-class WarmNode:
+class CallNode:
     """The ranks of one node, whatever world they belong to."""
 
     def __init__(
         self,
-        station: Station,
+        station: AgentContext,
         *,
         forks: ForkServer,
         send: SendBody,
@@ -59,7 +59,7 @@ class WarmNode:
         self._echo = echo
         self._ship = ship
         self._loop = asyncio.get_running_loop()
-        self._crews: dict[int, Crew] = {}
+        self._crews: dict[int, WorldRanks] = {}
         self._stores: dict[int, int] = {}  # pids
         self._closing: set[int] = set()
         self._unborn: set[int] = set()
@@ -69,9 +69,9 @@ class WarmNode:
         self._emptied = asyncio.Event()
         self.spill = payloads.make_spill(f"{self._plan.job_id}-{station.index}", station.run_dir)
         self.projects = Projects(station)
-        self._setup = Setup(station, forks)
+        self._setup = ComputeSetup(station, forks)
         path = station.run_dir / f"node-{station.index}.sock"
-        self._reports = Reports(self._loop, path, self._on_report)
+        self._reports = ReportSocket(self._loop, path, self._on_report)
         forks.listen(self._loop, self._on_fork_event)
         forks.extend(_OURS)
 
@@ -136,7 +136,7 @@ class WarmNode:
         here = next(node for node in world.nodes if node.index == self._station.index)
         meeting = Meeting(address="", port=0)  # which the first call tells
         keep = order["about"]["keep"]
-        crew = Crew(number, keep=keep, grace_s=self._plan.grace_s, tell=self._tell_of_rank)
+        crew = WorldRanks(number, keep=keep, grace_s=self._plan.grace_s, tell=self._tell_of_rank)
         self._crews[number] = crew
         self._station.folder.make_attempt(number)
         start = order["about"]["start"] or self._plan.start
@@ -152,13 +152,13 @@ class WarmNode:
             self._start_rank(crew, rank, env, about)
 
     def _start_rank(
-        self, crew: Crew, rank: int, env: dict[str, str], about: dict[str, Any]
+        self, crew: WorldRanks, rank: int, env: dict[str, str], about: dict[str, Any]
     ) -> None:
         on_lines = functools.partial(self._on_lines, crew, rank)
         log = self._station.folder.log(crew.number, rank)
         streams = RankStreams(log, self._on_log_trouble, on_lines)
         channel = NodeEnd(self._loop, functools.partial(crew.take, rank))
-        crew.hands[rank] = Hand(rank, channel, streams)
+        crew.hands[rank] = LiveRank(rank, channel, streams)
         ends = streams.open()
         self._forks.fork_callee(
             about, rank=rank, attempt=crew.number, env=env, fds=(*ends, channel.theirs)
@@ -175,7 +175,7 @@ class WarmNode:
         crew.stop(now=order["now"], signum=order["signal"], within_s=order.get("within_s"))
         self._check_cleared(crew)
 
-    def _check_cleared(self, crew: Crew) -> None:
+    def _check_cleared(self, crew: WorldRanks) -> None:
         if crew.hands:
             return
         crew.close()
@@ -277,7 +277,7 @@ class WarmNode:
                     self._end_hand(crew, hand, code)
                     return
 
-    def _end_hand(self, crew: Crew, hand: Hand, code: int) -> None:
+    def _end_hand(self, crew: WorldRanks, hand: LiveRank, code: int) -> None:
         crew.exited(hand, code)
         self._check_cleared(crew)
 
@@ -295,7 +295,7 @@ class WarmNode:
         self._send({**header, "parcel": path}, b"")
         os.unlink(path)
 
-    def _on_lines(self, crew: Crew, rank: int, lines: bytes) -> None:
+    def _on_lines(self, crew: WorldRanks, rank: int, lines: bytes) -> None:
         hand = crew.hands.get(rank)
         call = hand.call if hand else ""
         self._send({"type": "log", "world": crew.number, "rank": rank, "call": call}, lines)

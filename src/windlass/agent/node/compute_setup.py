@@ -11,14 +11,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from windlass.agent.agent_context import Station
+from windlass.agent.agent_context import AgentContext
 from windlass.agent.node.forkserver_client import ForkServer
 
 
-class Setup:
+class ComputeSetup:
     """The set-up of one node."""
 
-    def __init__(self, station: Station, forks: ForkServer) -> None:
+    def __init__(self, station: AgentContext, forks: ForkServer) -> None:
         self._station = station
         self._forks = forks
         self._env: dict[str, str | None] = {}  # None: one of the plan's that is taken away

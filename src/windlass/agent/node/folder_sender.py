@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 _EVERY_S = 0.05
 
 
-class Pump:
+class FolderSender:
     """Rounds of sending, one at a time."""
 
     def __init__(self, link: Link, sender: Sender) -> None:

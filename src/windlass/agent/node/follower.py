@@ -14,12 +14,12 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from windlass import names, records
-from windlass.agent.agent_context import Station
+from windlass.agent.agent_context import AgentContext
 from windlass.agent.lead.lead_handover import LostLead
 from windlass.agent.lead.lead_server import beat
 from windlass.agent.link import endpoints
 from windlass.agent.link.agent_link import Link
-from windlass.agent.node.folder_sender import Pump
+from windlass.agent.node.folder_sender import FolderSender
 from windlass.agent.node.forkserver_client import ForkServer
 from windlass.agent.node.inputs import Inputs
 from windlass.agent.node.job_node import Echo, Node
@@ -40,7 +40,7 @@ from windlass.wire.frames import Frame, refusal
 
 if TYPE_CHECKING:
     from windlass.agent.link.payload_parts import PartStore
-    from windlass.agent.node.call_node import WarmNode
+    from windlass.agent.node.call_node import CallNode
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Follower:
     """One node under a lead, or under one after another."""
 
     def __init__(
-        self, station: Station, forks: ForkServer, inputs: Inputs, echo: Echo | None
+        self, station: AgentContext, forks: ForkServer, inputs: Inputs, echo: Echo | None
     ) -> None:
         self._station = station
         self._inputs = inputs
@@ -59,7 +59,7 @@ class Follower:
         self._lost_s: float | None = None  # when the last lead was heard last, if it is gone
         self._was_closed = False
         self._is_led = False  # whoever the link leads to has taken this node
-        self._pump: Pump | None = None
+        self._pump: FolderSender | None = None
         self._has_ended = False
         self._must_go = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -69,14 +69,14 @@ class Follower:
         )
         self.node = self._make_node(forks, echo)
 
-    def _make_node(self, forks: ForkServer, echo: Echo | None) -> Node | WarmNode:
+    def _make_node(self, forks: ForkServer, echo: Echo | None) -> Node | CallNode:
         station = self._station
         if isinstance(station.plan.work, Calls):
             from windlass.agent.link.payload_parts import PartStore
-            from windlass.agent.node.call_node import WarmNode
+            from windlass.agent.node.call_node import CallNode
 
             ship = self._ship if station.is_pod else None
-            node = WarmNode(station, forks=forks, send=self._send, echo=echo, ship=ship)
+            node = CallNode(station, forks=forks, send=self._send, echo=echo, ship=ship)
             self._parts = PartStore(node.spill, is_far=station.is_pod)
             return node
         return Node(
@@ -209,7 +209,7 @@ class Follower:
         elif frame.type == "has":
             has = read_sizes(frame.header, "files")
             sender = Sender(self._station.folder, is_from_ranks, has=has)
-            self._pump = Pump(link, sender)
+            self._pump = FolderSender(link, sender)
         elif frame.type == "flush":
             self._start(self._flush())
         elif frame.type == "end":

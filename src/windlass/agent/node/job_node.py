@@ -24,7 +24,7 @@ from windlass.agent.link.agent_link import Send
 from windlass.agent.node import processes
 from windlass.agent.node.exit_codes import judge_exit, read_error_file
 from windlass.agent.node.forkserver_client import ForkServer
-from windlass.agent.node.report_socket import Reports
+from windlass.agent.node.report_socket import ReportSocket
 from windlass.agent.node.streams import RankStreams
 from windlass.agent.rank.peer_release import release
 from windlass.errors import ProtocolError
@@ -83,7 +83,7 @@ class Node:
         self._kill_timer: asyncio.TimerHandle | None = None
         self._emptied = asyncio.Event()
         path = run_dir / f"node-{index}.sock"
-        self._reports = Reports(self._loop, path, self._on_report)
+        self._reports = ReportSocket(self._loop, path, self._on_report)
         forks.listen(self._loop, self._on_fork_event)
 
     def receive(self, message: dict[str, Any], _body: bytes = b"") -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from windlass import records
-from windlass.agent.agent_context import Station
+from windlass.agent.agent_context import AgentContext
 from windlass.agent.lead.lead_handover import Seat
 from windlass.agent.link import endpoints
 from windlass.errors import ProtocolError
@@ -19,7 +19,7 @@ _PATIENCE_S = 3.0
 
 
 async def say_farewell(
-    station: Station, place: endpoints.Place, memory: Mapping[str, Any] | None
+    station: AgentContext, place: endpoints.Place, memory: Mapping[str, Any] | None
 ) -> None:
     """Tell the lead that there is at `place`, if there is one.
 

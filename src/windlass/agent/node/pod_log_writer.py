@@ -14,7 +14,7 @@ from windlass.wire.pod_log import render_pod_lines
 _MAX_WAITING_BYTES = 1 << 20
 
 
-class PodLog:
+class PodLogWriter:
     """Standard output of an agent in a pod."""
 
     def __init__(self, fd: int = 1) -> None:

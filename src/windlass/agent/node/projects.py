@@ -9,7 +9,7 @@ import io
 import re
 from typing import Any
 
-from windlass.agent.agent_context import Station
+from windlass.agent.agent_context import AgentContext
 from windlass.bundle.extract import extract
 from windlass.bundle.manifest import EMPTY, Manifest, make_delta
 from windlass.errors import BundleError
@@ -21,7 +21,7 @@ _KEY = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 class Projects:
     """Manifests of what lies in the folders below the node's code."""
 
-    def __init__(self, station: Station) -> None:
+    def __init__(self, station: AgentContext) -> None:
         self._folder = station.folder.code
         self._known: dict[str, Manifest] = {}
 

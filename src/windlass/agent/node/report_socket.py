@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _PLAIN = (bool, int, float, str)
 
 
-class Reports:
+class ReportSocket:
     """Hands each report that is one to `take`."""
 
     def __init__(

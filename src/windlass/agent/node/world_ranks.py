@@ -26,7 +26,7 @@ Tell = Callable[[dict[str, Any], bytes], None]
 
 
 @dataclass(slots=True)
-class Hand:
+class LiveRank:
     """One live rank."""
 
     rank: int
@@ -40,13 +40,13 @@ class Hand:
     has_begun: bool = False  # it has said something of its call
 
 
-class Crew:
+class WorldRanks:
     """The ranks of one world here."""
 
     def __init__(self, number: int, *, keep: bool, grace_s: float, tell: Tell) -> None:
         self.number = number
         self._keep = keep
-        self.hands: dict[int, Hand] = {}
+        self.hands: dict[int, LiveRank] = {}
         self.leaders: set[int] = set()  # ranks that are gone: each led a session of its own
         self.file = ""  # the parcel of the current call, if it is this node's to remove
         self._grace_s = grace_s
@@ -96,7 +96,7 @@ class Crew:
         elif self._stopped_at_s is not None:
             processes.kill(pid, self._stop_signal)
 
-    def exited(self, hand: Hand, code: int) -> None:
+    def exited(self, hand: LiveRank, code: int) -> None:
         """A rank's process is gone; what it said last is heard first."""
         while hand.channel.read():
             pass
@@ -110,7 +110,7 @@ class Crew:
         if hand.call or (not is_expected and self._stopped_at_s is None):
             self._tell_end(hand, code)
 
-    def _tell_end(self, hand: Hand, code: int) -> None:
+    def _tell_end(self, hand: LiveRank, code: int) -> None:
         outcome = judge_exit(
             rank=hand.rank,
             attempt=self.number,
@@ -154,7 +154,7 @@ class Crew:
     def _kill_all(self) -> None:
         self._kill(self.hands.values())
 
-    def _kill(self, hands: Iterable[Hand]) -> None:
+    def _kill(self, hands: Iterable[LiveRank]) -> None:
         self._has_killed = True
         for hand in hands:
             if hand.pid is not None:

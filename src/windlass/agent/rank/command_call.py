@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from windlass import names
 
 
-class Run:
+class CommandCall:
     """The words of a command."""
 
     def __init__(self, words: Sequence[str]) -> None:

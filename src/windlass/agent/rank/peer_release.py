@@ -12,7 +12,7 @@ import socket
 from pathlib import Path
 
 
-class Release:
+class PeerRelease:
     """The rank's end."""
 
     def __init__(self, folder: Path, *, rank: int, attempt: int) -> None:

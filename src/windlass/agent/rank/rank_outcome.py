@@ -20,7 +20,7 @@ from typing import Any
 from windlass import names, records
 from windlass.agent.rank import report
 from windlass.agent.rank.error_info import make_error, report_uncaught
-from windlass.agent.rank.peer_release import Release
+from windlass.agent.rank.peer_release import PeerRelease
 from windlass.agent.rank.rank_exit import INTERRUPTED
 from windlass.errors import BundleError
 from windlass.wire import pickling
@@ -42,7 +42,7 @@ class RankOutcome:
         self._pid = os.getpid()
         self._agent = os.environ.get(names.REPORT_SOCKET, "")
         self._has_peers = os.environ.get(names.WORLD_SIZE) != "1"
-        self._release: Release | None = None
+        self._release: PeerRelease | None = None
 
     def take(self, call: Callable[[], Any]) -> int:
         """Run the work, and tell what came of it; what the process should exit with."""
@@ -143,7 +143,7 @@ class RankOutcome:
         if not (self._agent and self._has_peers):
             return
         with contextlib.suppress(OSError):
-            self._release = Release(Path(self._agent).parent, **self._who)
+            self._release = PeerRelease(Path(self._agent).parent, **self._who)
 
 
 def read_exit_code(error: SystemExit) -> int:

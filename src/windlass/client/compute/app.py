@@ -27,7 +27,7 @@ from windlass.client.jobs.job import Job
 from windlass.client.jobs.job_ids import is_made_from
 from windlass.client.jobs.launcher_size import check_num_nodes, read_num_nodes
 from windlass.client.jobs.run import Prepared, current_folder, prepare_target
-from windlass.client.jobs.target import Target
+from windlass.client.jobs.target import WorkTarget
 from windlass.engines.protocol import Engine
 from windlass.errors import JobNotFound, SpecError
 from windlass.spec.launchers import find_launcher
@@ -167,7 +167,7 @@ class App:
             procs=1 if launcher is None else None,
             env={**self._make_env(wanted), **wanted.env},
         )
-        target = Target(work=work, preload=())
+        target = WorkTarget(work=work, preload=())
         root = self._root() if self._keywords.get("root") else None
         return prepare_target(target, settings, cwd=cwd, detach=True, pod=wanted.pod, root=root)
 

@@ -13,7 +13,7 @@ from typing import Any
 from windlass import records
 from windlass.agent.rank.rank_outcome import describe
 from windlass.client.compute.call_logs import CallLogs
-from windlass.client.compute.client_call import KEEPS, Calling, Reply, Request, of_call
+from windlass.client.compute.client_call import KEEPS, CallRequest, ClientCall, Reply, of_call
 from windlass.client.compute.live_nodes import LiveNodes
 from windlass.client.jobs.job import Job
 from windlass.engines.protocol import JobRef
@@ -60,8 +60,8 @@ class CallJob(Job):
 
     def _read(self, timeout_s: float | None) -> Reply:
         if self._reply is None:
-            request = Request({"id": self.id}, (), {}, lambda _has: None)
-            calling = Calling(self._nodes, request, lambda _rank, _data: None)
+            request = CallRequest({"id": self.id}, (), {}, lambda _has: None)
+            calling = ClientCall(self._nodes, request, lambda _rank, _data: None)
             calling.attend()
             try:
                 self._reply = calling.follow(wait_s=timeout_s)

@@ -17,8 +17,8 @@ from windlass import names
 from windlass.bundle.functions import read_contents
 from windlass.client.compute.callable_work import Work, first_method, fit_command
 from windlass.client.compute.cell_sources import find_sources
-from windlass.client.compute.client_call import Request
-from windlass.client.compute.distribution import Spread
+from windlass.client.compute.client_call import CallRequest
+from windlass.client.compute.distribution import Distribution
 from windlass.client.compute.engine_choice import say
 from windlass.client.compute.main_script import GUARD, name_by_file
 from windlass.client.compute.project_files import PlacedProject, Project, find_project, project_at
@@ -54,13 +54,13 @@ class Requests:
         work: Work,
         compute: Compute,
         nodes: LiveNodes,
-        spread: Spread | None,
+        spread: Distribution | None,
         *,
         deployed: Mapping[str, Any] | None = None,
     ) -> None:
         self._nodes = nodes
         self._deployed = deployed  # what `describe` said where it was deployed
-        self._spread = spread or Spread(framework="pytorch", workers=1)
+        self._spread = spread or Distribution(framework="pytorch", workers=1)
         self._command_env: dict[str, str] = {}
         if work.is_command:
             per_node = self._spread.procs or self._node_procs
@@ -117,7 +117,7 @@ class Requests:
         options: Options,
         *,
         detach: bool,
-    ) -> Request:
+    ) -> CallRequest:
         """One call; TypeError and SyntaxError are raised here, before anything is said."""
         nodes = self._nodes
         if options.reload == "auto" or not self._is_checked:
@@ -130,7 +130,7 @@ class Requests:
         has = nodes.has.get(self._project.key, "")
         nodes.has[self._project.key] = profile["project"]["digest"]
         was_made, self._was_made = self._was_made, True
-        return Request(
+        return CallRequest(
             header,
             segments,
             profile,

@@ -71,7 +71,7 @@ def make_work(
     """The work a user means."""
     if isinstance(target, str):
         words = read_words(target, "the command", example='fn("nvidia-smi")')
-        run = command_call.Run(words)
+        run = command_call.CommandCall(words)
         return Work(target=run, name=name or Path(words[0]).stem, is_command=True)
     if not callable(target):
         raise SpecError(
@@ -108,7 +108,7 @@ def fit_command(work: Work, num_nodes: int, procs: int) -> Work:
     if line is None:
         return work
     words = tell_size(command, line, num_nodes).argv
-    return work if words == command.argv else replace(work, target=command_call.Run(words))
+    return work if words == command.argv else replace(work, target=command_call.CommandCall(words))
 
 
 def _unwrap(target: Any) -> Any:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from windlass import names, records
-from windlass.client.compute.connection import LineBroke, Talk
+from windlass.client.compute.connection import Connection, LineBroke
 from windlass.client.compute.engine_choice import say
 from windlass.client.compute.wait_line import waiting_line
 from windlass.client.jobs.load_values import load_error, make_failure
@@ -35,10 +35,10 @@ class Home(Protocol):
     is_remote: bool
     spill: str
 
-    def take_talk(self, timeout_s: float | None) -> Talk:
+    def take_talk(self, timeout_s: float | None) -> Connection:
         """A connection to the lead."""
 
-    def give_talk(self, talk: Talk) -> None:
+    def give_talk(self, talk: Connection) -> None:
         """It is free again."""
 
     def tell(self, what: dict[str, Any]) -> None:
@@ -49,7 +49,7 @@ class Home(Protocol):
 
 
 @dataclass(slots=True)
-class Request:
+class CallRequest:
     """What is said: the call's header, its parcel, and what goes ahead of it."""
 
     header: dict[str, Any]
@@ -119,14 +119,16 @@ def of_call(verdict: Verdict, call_id: str) -> Verdict:
     return replace(verdict, attempt=0, next=" ".join(words))
 
 
-class Calling:
+class ClientCall:
     """One call under way."""
 
-    def __init__(self, home: Home, request: Request, on_log: Callable[[int, bytes], None]) -> None:
+    def __init__(
+        self, home: Home, request: CallRequest, on_log: Callable[[int, bytes], None]
+    ) -> None:
         self._home = home
         self._request = request
         self._on_log = on_log
-        self._talk: Talk | None = None
+        self._talk: Connection | None = None
         self._lead = ""
         self._since = 0  # so many calls that lead had taken before it can have taken this one
         self._file = ""
@@ -153,7 +155,7 @@ class Calling:
         self._since = 0
         talk.send({"type": "attend", "id": self._request.id})
 
-    def _take_talk(self, timeout_s: float | None) -> Talk:
+    def _take_talk(self, timeout_s: float | None) -> Connection:
         talk = self._home.take_talk(timeout_s)
         if self._lead != talk.lead:
             self._since = talk.num_calls

@@ -14,7 +14,7 @@ from typing import Any
 
 from windlass.client.compute.check_values import check_values
 from windlass.client.compute.compute_spec import decide
-from windlass.client.compute.distribution import Spread, make_spread
+from windlass.client.compute.distribution import Distribution, make_spread
 from windlass.client.compute.live_nodes import LiveNodes
 from windlass.client.user import name_user
 from windlass.engines.protocol import JobRef
@@ -60,7 +60,7 @@ class Compute:
         check_values(keywords)
         self.keywords = keywords
         self.name = str(keywords.get("name") or "")
-        self.spread: Spread | None = None
+        self.spread: Distribution | None = None
         self._nodes: list[LiveNodes] = []  # shared by all that `distribute` returns
         self._launch_s = _read_launch(keywords.get("launch_timeout"))
 

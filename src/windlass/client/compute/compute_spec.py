@@ -19,7 +19,7 @@ from typing import Any
 
 from windlass import names, records
 from windlass.client.compute.app_keywords import make_flags
-from windlass.client.compute.engine_choice import Where, choose_where
+from windlass.client.compute.engine_choice import EngineChoice, choose_where
 from windlass.client.compute.image import Image
 from windlass.client.compute.secret import resolve_secrets
 from windlass.client.compute.volume import Volume
@@ -47,7 +47,7 @@ class Wanted:
     """One compute, decided: the engine, what its nodes are like, and what they are told."""
 
     engine: Engine
-    where: Where
+    where: EngineChoice
     settings: Settings
     pod: PodSpec | None
     env: Mapping[str, str]

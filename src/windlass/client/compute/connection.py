@@ -33,7 +33,7 @@ class LineBroke(OSError):
     """The lead hung up, or cannot be reached any more."""
 
 
-class Talk:
+class Connection:
     """One connection that has been welcomed."""
 
     def __init__(self, connection: Stream, job_id: str) -> None:
@@ -154,7 +154,7 @@ class Talk:
         return True
 
 
-def ask_info(talk: Talk) -> dict[str, Any]:
+def ask_info(talk: Connection) -> dict[str, Any]:
     """What the lead says of its compute, and of itself."""
     info = dict(talk.ask({"type": "info"}).header)
     talk.lead, talk.num_calls = str(info["born"]), int(info["num_calls"])
@@ -163,5 +163,5 @@ def ask_info(talk: Talk) -> dict[str, Any]:
 
 def ask_at(engine: Engine, ref: JobRef) -> dict[str, Any]:
     """The same of a compute that is not talked to otherwise."""
-    with contextlib.closing(Talk(engine.dial(ref), ref.job_id)) as talk:
+    with contextlib.closing(Connection(engine.dial(ref), ref.job_id)) as talk:
         return ask_info(talk)

@@ -24,7 +24,7 @@ _NOTHING = "decorate a function with @kt.compute(...), or make an app with kt.ap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deployed:
+class DeployedObject:
     """One thing that is up, and where."""
 
     name: str
@@ -48,16 +48,18 @@ def find_deployables(module: ModuleType, name: str = "") -> list[Decorated | App
     return list({id(value): value for value in wanted}.values())
 
 
-def deploy(deployables: list[Decorated | App], *, replace: bool = False) -> Iterator[Deployed]:
+def deploy(
+    deployables: list[Decorated | App], *, replace: bool = False
+) -> Iterator[DeployedObject]:
     """Bring them up one after the other; each is told of as it comes up."""
     for found in deployables:
         if isinstance(found, App):
             job = found.deploy(replace=replace)
-            yield Deployed(name=found.name, kind="app", ref=str(job.ref))
+            yield DeployedObject(name=found.name, kind="app", ref=str(job.ref))
         else:
             found.deploy()
             kind = "class" if found.is_class else "function"
-            yield Deployed(name=found.name, kind=kind, ref=str(found.ref))
+            yield DeployedObject(name=found.name, kind=kind, ref=str(found.ref))
 
 
 def import_script(path: Path) -> ModuleType:

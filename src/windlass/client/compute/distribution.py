@@ -18,7 +18,7 @@ _RANGE = re.compile(r"\s*(\d{1,6})\s*:\s*(\d{1,6})\s*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class Distribution:
     """So many nodes, so many ranks on each (None: one a GPU, else one)."""
 
     framework: str = "pytorch"
@@ -29,7 +29,7 @@ class Spread:
 
 def make_spread(
     framework: str = "pytorch", *, workers: int | str = 1, procs: int | None = None, **more: Any
-) -> Spread:
+) -> Distribution:
     """What `.distribute` was told, checked; the words of others mean the same."""
     also = {"num_workers": "workers", "replicas": "workers", "nodes": "workers"}
     also |= {"num_proc": "procs", "procs_per_worker": "procs", "nproc_per_node": "procs"}
@@ -54,7 +54,7 @@ def make_spread(
     fewest, most = _read_workers(workers)
     if procs is not None and not _is_count(procs):
         raise SpecError(f"procs must be 1 or more, not {procs!r}", hint="procs=2")
-    return Spread(framework=framework, workers=most, procs=procs, min_workers=fewest)
+    return Distribution(framework=framework, workers=most, procs=procs, min_workers=fewest)
 
 
 def _read_workers(given: Any) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from windlass.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
+class EngineChoice:
     """An engine by name, and why it is this one."""
 
     engine: str
@@ -26,20 +26,20 @@ class Where:
 
 def choose_where(
     given: str, settings: Settings, *, environ: Mapping[str, str] | None = None
-) -> Where:
+) -> EngineChoice:
     """What was said, else what the settings say, else the cluster of the kubeconfig or of this pod."""
     if given:
-        return Where(engine=given, why=f"engine={given!r}")
+        return EngineChoice(engine=given, why=f"engine={given!r}")
     if settings.origin("engine") != "default":
-        return Where(engine=settings.engine, why=settings.origin("engine"))
+        return EngineChoice(engine=settings.engine, why=settings.origin("engine"))
     try:
         found = read_target(
             context=settings.context, environ=os.environ if environ is None else environ
         )
     except ConfigError as error:
-        return Where(engine="local", why=error.message)
+        return EngineChoice(engine="local", why=error.message)
     why = f"the kubeconfig's context {found.context}" if found.context else "this is a pod"
-    return Where(engine="kubernetes", why=why)
+    return EngineChoice(engine="kubernetes", why=why)
 
 
 def say(text: str) -> None:

@@ -23,7 +23,7 @@ _MAX_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class IdleCompute:
     """An idle compute of this user's."""
 
     name: str
@@ -36,7 +36,7 @@ class Holder:
         return f"{count} {thing}{'s' * (count > 1)} {is_held} held by your idle compute {self.name}"
 
 
-def find_holders(engine: Engine, ref: JobRef) -> Iterator[Holder]:
+def find_holders(engine: Engine, ref: JobRef) -> Iterator[IdleCompute]:
     """This user's idle computes that hold what the job `ref` could use."""
     from windlass.client.compute.connection import (
         ask_at,  # it loads TLS, which a job that runs need not wait for
@@ -54,7 +54,7 @@ def find_holders(engine: Engine, ref: JobRef) -> Iterator[Holder]:
             info = ask_at(engine, other)
             if all(call["state"] not in ("queued", "running") for call in info["calls"]):
                 num_nodes = len(info["here"])
-                yield Holder(name=plan.name, num_nodes=num_nodes, gpus=num_nodes * per_node)
+                yield IdleCompute(name=plan.name, num_nodes=num_nodes, gpus=num_nodes * per_node)
 
 
 def _read_gpus(plan: Plan) -> tuple[str, int]:
@@ -67,13 +67,13 @@ def _is_own(plan: Plan) -> bool:
     return isinstance(plan.work, Calls) and plan.work.user == name_user()
 
 
-class Holders:
+class IdleComputes:
     """Of what one job waits for; found at most once."""
 
     def __init__(self, engine: Engine, remove: Callable[[str], str]) -> None:
         self._engine = engine
         self._remove = remove  # how a compute of that name is ended: a command, or a call
-        self._found: dict[JobRef, tuple[Holder, ...]] = {}
+        self._found: dict[JobRef, tuple[IdleCompute, ...]] = {}
 
     def name_in(self, status: JobStatus, ref: JobRef) -> JobStatus:
         """The status, with the holders named beside what is missing."""
@@ -102,7 +102,7 @@ class Holders:
 
 def explain_by(ref: JobRef, settings: Settings) -> Callable[[JobStatus], JobStatus]:
     """What names the holders in a job's status, for those who type commands."""
-    holders = Holders(make_engine(ref.engine, settings), remove_by_command(settings))
+    holders = IdleComputes(make_engine(ref.engine, settings), remove_by_command(settings))
     return lambda status: holders.name_in(status, ref)
 
 

@@ -27,7 +27,7 @@ _HERE = "local"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Living:
+class LiveCompute:
     """One compute as it is now; what only its lead knows is None while nobody can ask it."""
 
     name: str
@@ -47,7 +47,7 @@ class Living:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundCompute:
     """A compute and the place it was found in."""
 
     where: Wanted
@@ -68,17 +68,17 @@ def _engines(settings: Settings) -> list[str]:
     return [chosen] if is_said else list(dict.fromkeys((_HERE, chosen)))
 
 
-def list_living(where: Wanted) -> list[Living]:
+def list_living(where: Wanted) -> list[LiveCompute]:
     """All computes of one place, newest first."""
     return [look(_make_found(where, ref, plan)) for ref, plan in find_computes(where)]
 
 
-def _make_found(where: Wanted, ref: JobRef, plan: Plan) -> Found:
+def _make_found(where: Wanted, ref: JobRef, plan: Plan) -> FoundCompute:
     owner, name = split_owner(name_for(where.engine, ref, plan))
-    return Found(where=where, ref=ref, name=name, owner=owner)
+    return FoundCompute(where=where, ref=ref, name=name, owner=owner)
 
 
-def look(found: Found) -> Living:
+def look(found: FoundCompute) -> LiveCompute:
     """What one says of itself."""
     where, ref = found.where, found.ref
     status = where.engine.status(ref)
@@ -92,7 +92,7 @@ def look(found: Found) -> Living:
     try:
         info = ask_at(where.engine, ref)
     except (OSError, WindlassError) as error:
-        return Living(**about, **_explain(status, error))
+        return LiveCompute(**about, **_explain(status, error))
     active = [call for call in info["calls"] if call["state"] in ("queued", "running")]
     about |= {
         "num_nodes": info["nodes"],
@@ -102,7 +102,7 @@ def look(found: Found) -> Living:
         "deployed": tuple(info["record"]),
         "calls": tuple(info["calls"]),
     }
-    return Living(**about, **{key: info[key] for key in ("num_calls", "idle_s", "ttl_s")})
+    return LiveCompute(**about, **{key: info[key] for key in ("num_calls", "idle_s", "ttl_s")})
 
 
 def _explain(status: JobStatus, error: Exception) -> dict[str, Any]:
@@ -113,10 +113,10 @@ def _explain(status: JobStatus, error: Exception) -> dict[str, Any]:
     return {"state": "silent", "why": str(error)}
 
 
-def find_living(text: str, wheres: Sequence[Wanted]) -> Found:
+def find_living(text: str, wheres: Sequence[Wanted]) -> FoundCompute:
     """The one compute that `text` means: its name, owner/name, its id, or its reference."""
-    meant: dict[str, Found] = {}
-    others: dict[str, Found] = {}
+    meant: dict[str, FoundCompute] = {}
+    others: dict[str, FoundCompute] = {}
     for where in wheres:
         owner, name = read_owner(where.engine, text)
         for ref, plan in find_computes(where):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.client.compute.compute_spec import Wanted, describe_change
-from windlass.client.compute.connection import LineBroke, Talk, ask_at, ask_info
+from windlass.client.compute.connection import Connection, LineBroke, ask_at, ask_info
 from windlass.client.compute.engine_choice import say
 from windlass.client.compute.find_computes import end_job, find_meant
 from windlass.client.compute.owners import is_own, split_owner
@@ -38,7 +38,7 @@ _RETRY_S = 0.1
 _TELL_S = 5.0
 
 _all: weakref.WeakSet[LiveNodes] = weakref.WeakSet()
-_left: list[Talk] = []  # of the process that this one was forked from
+_left: list[Connection] = []  # of the process that this one was forked from
 
 
 class LiveNodes:
@@ -55,7 +55,7 @@ class LiveNodes:
         self.num_nodes = 0
         self.python = ""  # of the nodes, such as 3.11
         self.has: dict[str, str] = {}  # digests of projects that the lead has
-        self._idle: list[Talk] = []
+        self._idle: list[Connection] = []
         self._lock = threading.RLock()
         self._preload: tuple[str, ...] = ()
         self._min_nodes = 0  # with so many calls may start; 0: with all
@@ -243,11 +243,11 @@ class LiveNodes:
         if self.ref is None or sys.is_finalizing():
             return
         with contextlib.suppress(OSError, WindlassError):
-            line = Talk(self.wanted.engine.dial(self.ref), self.ref.job_id)
+            line = Connection(self.wanted.engine.dial(self.ref), self.ref.job_id)
             with contextlib.closing(line) as talk:
                 talk.ask(what, timeout_s=_TELL_S)
 
-    def take_talk(self, timeout_s: float | None) -> Talk:
+    def take_talk(self, timeout_s: float | None) -> Connection:
         """A connection to the lead; nodes that are gone are started anew."""
         while True:
             with self._lock:
@@ -259,21 +259,21 @@ class LiveNodes:
             talk.close()
         return self._reconnect(timeout_s)
 
-    def give_talk(self, talk: Talk) -> None:
+    def give_talk(self, talk: Connection) -> None:
         talk.used_s = time.monotonic()
         self._idle.append(talk)
 
-    def _connect(self) -> tuple[Talk, dict[str, Any]]:
+    def _connect(self) -> tuple[Connection, dict[str, Any]]:
         """A new connection, and what the lead says of itself."""
         ref = self._here()
-        talk = Talk(self.wanted.engine.dial(ref), ref.job_id)
+        talk = Connection(self.wanted.engine.dial(ref), ref.job_id)
         info = ask_info(talk)
         self.spill = info["spill"]
         self.python = info["python"]
         self.has.update(info["projects"])
         return talk, info
 
-    def _reconnect(self, timeout_s: float | None) -> Talk:
+    def _reconnect(self, timeout_s: float | None) -> Connection:
         limit_s = self.launch_timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit_s
         while True:
@@ -304,7 +304,7 @@ class LiveNodes:
         except JobNotFound:
             return True
 
-    def _start_anew(self) -> Talk:
+    def _start_anew(self) -> Connection:
         if self._is_adopted:
             raise JobNotFound(
                 f"the nodes of {self.name} are gone", hint="deploy it again, or .to(compute) again"

@@ -13,7 +13,7 @@ from windlass.client.terminal import clean, wants_colour
 from windlass.wire.log_lines import PART, REPLACED, LogLine, LogRecord, read_record
 
 
-class Echo:
+class LogEcho:
     """Shows the lines of one call."""
 
     def __init__(self, *, num_ranks: int, procs: int = 1) -> None:

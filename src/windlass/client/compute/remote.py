@@ -20,11 +20,11 @@ from windlass.agent.rank import command_call
 from windlass.client.compute.call_options import Options, make_options
 from windlass.client.compute.call_request import Requests
 from windlass.client.compute.callable_work import Work, make_work
-from windlass.client.compute.client_call import Calling, Reply
+from windlass.client.compute.client_call import ClientCall, Reply
 from windlass.client.compute.compute_handle import Compute
-from windlass.client.compute.distribution import Spread, make_spread
+from windlass.client.compute.distribution import Distribution, make_spread
 from windlass.client.compute.live_nodes import LiveNodes
-from windlass.client.compute.log_echo import Echo
+from windlass.client.compute.log_echo import LogEcho
 from windlass.client.jobs.job import Job
 from windlass.errors import SpecError
 from windlass.rank_stubs import Plain, is_inside
@@ -72,7 +72,7 @@ class Remote:
         self._work = work
         self._options = options
         self._compute: Compute | None = None
-        self._spread: Spread | None = None
+        self._spread: Distribution | None = None
         self._requests: Requests | None = None
         self._deployed: Mapping[str, Any] | None = None  # what it was described as, elsewhere
 
@@ -113,7 +113,7 @@ class Remote:
             has_call=found.get("has_call", False),
         )
         made = _make_remote(work, Options(**found["options"]))
-        spread = None if found["spread"] is None else Spread(**found["spread"])
+        spread = None if found["spread"] is None else Distribution(**found["spread"])
         return Remote._with(made, compute=compute, spread=spread, deployed=found)
 
     @property
@@ -251,7 +251,7 @@ class Remote:
             echo.close()
         return self._unwrap(reply, options)
 
-    def _stream(self, calling: Calling, echo: Echo) -> Iterator[Any]:
+    def _stream(self, calling: ClientCall, echo: LogEcho) -> Iterator[Any]:
         ended = False
         try:
             yield from calling.items()
@@ -282,12 +282,12 @@ class Remote:
         options: Options,
         *,
         detach: bool = False,
-    ) -> tuple[Calling, Echo]:
+    ) -> tuple[ClientCall, LogEcho]:
         requests = self._make_requests()
         request = requests.make(method, args, kwargs, options, detach=detach)
-        echo = Echo(num_ranks=requests.num_ranks, procs=requests.procs)
+        echo = LogEcho(num_ranks=requests.num_ranks, procs=requests.procs)
         show = echo.show if options.logs else lambda _rank, _data: None
-        return Calling(self._nodes(), request, show), echo
+        return ClientCall(self._nodes(), request, show), echo
 
     def _make_requests(self) -> Requests:
         if self._requests is None:

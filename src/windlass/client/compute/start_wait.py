@@ -11,7 +11,7 @@ import time
 
 from windlass.client.compute.app_keywords import speak_python
 from windlass.client.compute.compute_spec import Wanted
-from windlass.client.compute.idle_computes import Holders, remove_by_call
+from windlass.client.compute.idle_computes import IdleComputes, remove_by_call
 from windlass.client.compute.wait_line import waiting_line
 from windlass.engines.protocol import JobRef
 from windlass.errors import EngineError, WindlassError
@@ -27,7 +27,7 @@ class StartWait:
         self._name = name
         self._wanted = wanted
         self._timeout_s = timeout_s
-        self._holders = Holders(wanted.engine, remove_by_call(wanted.settings))
+        self._holders = IdleComputes(wanted.engine, remove_by_call(wanted.settings))
 
     @property
     def place_s(self) -> float | None:

@@ -15,7 +15,7 @@ from windlass.client.terminal import can_draw, clean, paint, wants_colour, wrap_
 _REDRAW_S = 0.5
 
 
-class WaitingLine:
+class WaitLine:
     """The line of this process."""
 
     def __init__(self) -> None:
@@ -74,4 +74,4 @@ def _width() -> int:
     return shutil.get_terminal_size().columns - 1
 
 
-waiting_line = WaitingLine()
+waiting_line = WaitLine()

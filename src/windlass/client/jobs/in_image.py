@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from windlass.client.jobs.target import Target
+from windlass.client.jobs.target import WorkTarget
 from windlass.errors import SpecError
 from windlass.spec.work import Command, Function, Module, Script
 from windlass.wire import pickling
@@ -20,7 +20,7 @@ def read_in_image(
     target: str | Path | Callable[..., Any] | Sequence[str],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-) -> Target:
+) -> WorkTarget:
     """What `target` means in the image, with its arguments."""
     if callable(target):
         raise SpecError(
@@ -42,15 +42,15 @@ def read_in_image(
     if words[0] == "-m":
         if len(words) < 2:
             raise SpecError("-m needs the name of a module", hint="-m package.module")
-        return Target(work=Module(name=words[1], args=tuple(words[2:])), preload=())
+        return WorkTarget(work=Module(name=words[1], args=tuple(words[2:])), preload=())
     if words[0].endswith(".py"):
-        return Target(work=Script(path=words[0], args=tuple(words[1:])), preload=())
-    return Target(work=Command(argv=tuple(words)), preload=())
+        return WorkTarget(work=Script(path=words[0], args=tuple(words[1:])), preload=())
+    return WorkTarget(work=Command(argv=tuple(words)), preload=())
 
 
-def _read_function(words: list[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Target:
+def _read_function(words: list[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> WorkTarget:
     file, _, name = words[0].partition("::")
     if not file or not name.isidentifier():
         raise SpecError(f"{words[0]!r} does not name a function", hint="write FILE.py::FUNCTION")
     payload = pickling.dump((None, (*words[1:], *args), dict(kwargs)), name="arguments")
-    return Target(work=Function(name=name, file=file), payload=payload, preload=())
+    return WorkTarget(work=Function(name=name, file=file), payload=payload, preload=())

@@ -15,7 +15,7 @@ from windlass.settings import NodeRange, Settings
 from windlass.spec.launchers import (
     ACCELERATE,
     DEEPSPEED,
-    Line,
+    LauncherLine,
     find_launcher,
     insert_flags,
 )
@@ -43,7 +43,7 @@ def is_torchrun(command: str) -> bool:
     return _find_in(command) is not None
 
 
-def _find_in(command: str) -> Line | None:
+def _find_in(command: str) -> LauncherLine | None:
     return find_launcher(("sh", "-c", command)) or find_launcher(command.split())
 
 
@@ -97,7 +97,7 @@ def fit_command(work: Work, settings: Settings) -> tuple[Work, Settings]:
     return tell_size(work, line, most), replace(settings, procs=1)
 
 
-def tell_size(work: Command, line: Line, num_nodes: int) -> Command:
+def tell_size(work: Command, line: LauncherLine, num_nodes: int) -> Command:
     """The command with its launcher's flags for what it does not say; torchrun needs none."""
     if line.launcher == ACCELERATE:
         return insert_flags(work, line, _make_accelerate_flags(line, work.procs, num_nodes))
@@ -112,7 +112,7 @@ def tell_size(work: Command, line: Line, num_nodes: int) -> Command:
     return work
 
 
-def _make_accelerate_flags(line: Line, procs: int, num_nodes: int) -> list[str]:
+def _make_accelerate_flags(line: LauncherLine, procs: int, num_nodes: int) -> list[str]:
     if procs * num_nodes == 1:
         return []
     wanted = {"num_processes": str(procs * num_nodes), "main_process_port": '"$MASTER_PORT"'}
@@ -124,14 +124,14 @@ def _make_accelerate_flags(line: Line, procs: int, num_nodes: int) -> list[str]:
     return flags if line.read(*_KINDS) is not None else ["--multi_gpu", *flags]
 
 
-def _make_deepspeed_flags(line: Line, procs: int) -> list[str]:
+def _make_deepspeed_flags(line: LauncherLine, procs: int) -> list[str]:
     chosen = ("num_gpus", "include", "exclude", "hostfile", "H", "i", "e")
     size = [] if line.read(*chosen) is not None else [f"--num_gpus={procs}"]
     port = [] if line.read("master_port") is not None else ['--master_port="$MASTER_PORT"']
     return [*size, *port]
 
 
-def _check_rank(line: Line, num_nodes: int) -> None:
+def _check_rank(line: LauncherLine, num_nodes: int) -> None:
     """A line that is the same on every node cannot say which node it is on."""
     said = line.read_number("node_rank", "machine_rank")
     if said is not None and num_nodes > 1:

@@ -21,7 +21,7 @@ from windlass.bundle.functions import read_contents
 from windlass.bundle.manifest import EMPTY, make_delta
 from windlass.bundle.root import check_root, find_root, is_marked
 from windlass.bundle.select import select_files
-from windlass.client.jobs.target import Target
+from windlass.client.jobs.target import WorkTarget
 from windlass.errors import BundleError, SpecError
 from windlass.plan.plan import Input
 from windlass.spec.job_spec import JobSpec
@@ -33,7 +33,7 @@ _KEPT_BUNDLES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Luggage:
+class Packed:
     """A spec whose paths are the nodes' own, and the files that make them true."""
 
     spec: JobSpec
@@ -44,27 +44,27 @@ class Luggage:
 
 def pack(
     spec: JobSpec,
-    target: Target,
+    target: WorkTarget,
     *,
     cwd: Path,
     code_folder: str,
     home: Path,
     root: Path | None = None,
-) -> Luggage:
+) -> Packed:
     """Everything the nodes need of this machine; `root` is the project's folder where it was told."""
     contents = None if target.payload is None else read_contents(target.payload)
     inputs = [] if target.payload is None else [_make_input(names.PAYLOAD_FILE, target.payload)]
     minor = f"{sys.version_info[0]}.{sys.version_info[1]}" if contents and contents.by_value else ""
     if spec.pod is not None and spec.pod.in_image:
-        return Luggage(spec=spec, inputs=tuple(inputs), python_minor=minor)
+        return Packed(spec=spec, inputs=tuple(inputs), python_minor=minor)
     if root is None and isinstance(target.work, Command) and not has_project(cwd):
-        return Luggage(spec=replace(spec, cwd=""), inputs=tuple(inputs), python_minor=minor)
+        return Packed(spec=replace(spec, cwd=""), inputs=tuple(inputs), python_minor=minor)
     root = root.resolve() if root else choose_root(_find_source(target, cwd), cwd)
     bundle = _pack_root(root, home / "bundles")
     inputs.append(_make_input(names.BUNDLE_FILE, bundle.read_bytes()))
     check_modules(contents.modules if contents else (), root, spec.paths)
     moved = _move(spec, target, root=root, cwd=cwd, code_folder=code_folder)
-    return Luggage(spec=moved, bundle=bundle, inputs=tuple(inputs), python_minor=minor)
+    return Packed(spec=moved, bundle=bundle, inputs=tuple(inputs), python_minor=minor)
 
 
 def has_project(cwd: Path) -> bool:
@@ -81,7 +81,7 @@ def choose_root(source: Path, cwd: Path) -> Path:
     return root if is_marked(root) or not root.is_relative_to(cwd.resolve()) else find_root(cwd)
 
 
-def _find_source(target: Target, cwd: Path) -> Path:
+def _find_source(target: WorkTarget, cwd: Path) -> Path:
     """The file the project is found by: the target's own, unless that is installed."""
     source = target.source
     if source is None or not source.exists():
@@ -96,7 +96,7 @@ def _is_installed(path: Path) -> bool:
     return any(part in ("site-packages", "dist-packages") for part in path.parts)
 
 
-def _move(spec: JobSpec, target: Target, *, root: Path, cwd: Path, code_folder: str) -> JobSpec:
+def _move(spec: JobSpec, target: WorkTarget, *, root: Path, cwd: Path, code_folder: str) -> JobSpec:
     there = PurePosixPath(code_folder)
 
     def move(path: str) -> str | None:

@@ -18,10 +18,10 @@ from windlass.client.jobs.interrupts import Interrupts
 from windlass.client.jobs.job import Job
 from windlass.client.jobs.job_ids import make_job_id
 from windlass.client.jobs.launcher_size import describe_worlds, fit_command
-from windlass.client.jobs.packing import Luggage, pack
+from windlass.client.jobs.packing import Packed, pack
 from windlass.client.jobs.pod_settings import forget_own_python, make_pod
 from windlass.client.jobs.preload import TORCH, choose_preload
-from windlass.client.jobs.target import Target, import_paths, read_target
+from windlass.client.jobs.target import WorkTarget, import_paths, read_target
 from windlass.engines.protocol import Engine, check_capabilities, make_engine
 from windlass.errors import SpecError
 from windlass.plan.plan import Plan, make_plan
@@ -110,7 +110,7 @@ def prepare(
     return prepare_target(found, settings, cwd=cwd, detach=detach)
 
 
-def _check_declares(found: Target, cwd: Path) -> None:
+def _check_declares(found: WorkTarget, cwd: Path) -> None:
     """A script that only declares apps, named itself or behind `python`, would start nothing."""
     work = found.work
     if isinstance(work, Script):
@@ -122,7 +122,7 @@ def _check_declares(found: Target, cwd: Path) -> None:
 
 
 def prepare_target(
-    found: Target,
+    found: WorkTarget,
     settings: Settings,
     *,
     cwd: Path,
@@ -144,7 +144,7 @@ def prepare_target(
     spec = spec if pod is None else replace(spec, pod=pod)
     job_id = make_job_id(found.work, settings.name)
     facts = engine.facts()
-    luggage = Luggage(spec=spec)
+    luggage = Packed(spec=spec)
     if facts.code_folder:
         home = Path(str(settings.value("home"))).expanduser()
         luggage = pack(spec, found, cwd=cwd, code_folder=facts.code_folder, home=home, root=root)
@@ -176,7 +176,7 @@ def current_folder() -> Path:
 
 
 def make_spec(
-    target: Target,
+    target: WorkTarget,
     settings: Settings,
     *,
     cwd: Path,
@@ -212,7 +212,9 @@ def make_spec(
     )
 
 
-def _choose_preload(target: Target, settings: Settings) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _choose_preload(
+    target: WorkTarget, settings: Settings
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What to import ahead, and a word on why nothing is."""
     if settings.start == "spawn" or isinstance(target.work, Command):
         return (), ()

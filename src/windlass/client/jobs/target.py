@@ -27,7 +27,7 @@ from windlass.wire import pickling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class WorkTarget:
     """Work, the payload that travels with it, and the source that tells what it imports."""
 
     work: Work
@@ -55,7 +55,7 @@ def read_target(
     *,
     cwd: Path,
     is_local: bool = True,
-) -> Target:
+) -> WorkTarget:
     """What `target` means, with its arguments; a command must be here where it runs here."""
     kwargs = dict(kwargs or {})
     if callable(target):
@@ -76,14 +76,14 @@ def read_target(
 
 def _read_function(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Target:
+) -> WorkTarget:
     name = function_name(function)
     check_call(function, args, kwargs, name)
     payload = _dump_call(function, args, kwargs, name)
     inner = unwrap(function)
     module = sys.modules.get(getattr(inner, "__module__", "") or "")
     source = getattr(module, "__file__", None)
-    return Target(
+    return WorkTarget(
         work=Function(name=name),
         payload=payload,
         source=Path(source) if source else None,
@@ -180,7 +180,7 @@ def unwrap(function: Any) -> Any:
 
 def _read_file_function(
     text: str, args: Sequence[Any], kwargs: Mapping[str, Any], cwd: Path
-) -> Target:
+) -> WorkTarget:
     file, _, name = text.partition("::")
     if not file:
         raise SpecError(f"there is no file before {text}", hint="write FILE.py::FUNCTION")
@@ -188,7 +188,7 @@ def _read_file_function(
     if not name.isidentifier():
         raise SpecError(f"{name!r} is not the name of a function", hint="write FILE.py::FUNCTION")
     payload = pickling.dump((None, tuple(args), dict(kwargs)), name="arguments")
-    return Target(work=Function(name=name, file=str(path)), payload=payload, source=path)
+    return WorkTarget(work=Function(name=name, file=str(path)), payload=payload, source=path)
 
 
 def _read_words(
@@ -198,7 +198,7 @@ def _read_words(
     cwd: Path,
     *,
     is_local: bool,
-) -> Target:
+) -> WorkTarget:
     words = [*words, *(str(arg) for arg in args)]
     if not words or not words[0]:
         raise SpecError("nothing to run", hint="windlass run train.py")
@@ -211,16 +211,16 @@ def _read_words(
         return _read_module(words, cwd)
     is_name = "/" not in words[0]  # of a program, if there is one
     if not words[0].endswith(".py") and is_name and shutil.which(words[0]):
-        return Target(work=Command(argv=tuple(words)), preload=())
+        return WorkTarget(work=Command(argv=tuple(words)), preload=())
     path = (cwd / Path(words[0]).expanduser()).absolute()
     if path.is_dir() and (path / "__main__.py").is_file():
-        return Target(
+        return WorkTarget(
             work=Script(path=words[0], args=tuple(words[1:])), source=path / "__main__.py"
         )
     if words[0].endswith(".py") or is_python(path):
         path = find_script(words[0], cwd)
-        return Target(work=Script(path=words[0], args=tuple(words[1:])), source=path)
-    return Target(work=_find_command(words, cwd, is_local=is_local), preload=())
+        return WorkTarget(work=Script(path=words[0], args=tuple(words[1:])), source=path)
+    return WorkTarget(work=_find_command(words, cwd, is_local=is_local), preload=())
 
 
 def is_python(path: Path) -> bool:
@@ -255,7 +255,7 @@ def _find_command(words: Sequence[str], cwd: Path, *, is_local: bool) -> Command
     return Command(argv=tuple(words))
 
 
-def _read_module(words: Sequence[str], cwd: Path) -> Target:
+def _read_module(words: Sequence[str], cwd: Path) -> WorkTarget:
     names = words[0].split()[1:] + list(words[1:])
     if not names:
         raise SpecError("-m needs the name of a module", hint="windlass run -m package.module")
@@ -264,7 +264,7 @@ def _read_module(words: Sequence[str], cwd: Path) -> Target:
     if main := list(find_module(f"{names[0]}.__main__", cwd)):
         found += main
     source = found.pop() if found else None
-    return Target(work=work, source=source, preload=TORCH, root=cwd, packages=tuple(found))
+    return WorkTarget(work=work, source=source, preload=TORCH, root=cwd, packages=tuple(found))
 
 
 def find_script(name: str, cwd: Path) -> Path:

@@ -20,8 +20,8 @@ from windlass.kube.mounts import pod_of
 from windlass.kube.naming import object_name
 from windlass.kube.plain import make_crew_claims
 from windlass.kube.torchrun_pods import (
-    Crew,
     Rendezvous,
+    TorchrunPods,
     make_crew_code,
     make_crew_metadata,
     make_crew_service,
@@ -54,7 +54,7 @@ def render(
     pod = _with_claims(pod_of(plan))
     has_name = plan.name != plan.job_id
     name = (object_name(plan.name, _MAX_NAME) if has_name else "") or NAME
-    crew = Crew(
+    crew = TorchrunPods(
         name=name,
         service=f"{name}-rdzv" if has_name else SERVICE,
         labels={"app": name},
@@ -85,7 +85,7 @@ def _make_token_env() -> list[Object]:
     return [{"name": name, "valueFrom": source} for name in HF_VARIABLES]
 
 
-def _make_stateful_set(plan: Plan, pod: PodSpec, crew: Crew) -> Object:
+def _make_stateful_set(plan: Plan, pod: PodSpec, crew: TorchrunPods) -> Object:
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
