@@ -40,7 +40,7 @@ TIMED: dict[str, dict[str, Words]] = {
     "windlass.kube.transport": {"Transport._send": _request_words},
     "windlass.engines.submit": {"create_objects": lambda *_a, **_k: "create objects"},
     "windlass.kube.forward": {"open_forward": lambda *_a, **_k: "open a port-forward"},
-    "windlass.engines.lead_sync": {"Line._serve": lambda *_a, **_k: "talk with the lead"},
+    "windlass.engines.lead_sync": {"LeadSync._serve": lambda *_a, **_k: "talk with the lead"},
     "windlass.client.jobs.follow": {"follow": lambda *_a, **_k: "follow"},
 }
 

@@ -90,8 +90,8 @@ def lead_through(
     failures: list[BaseException] = []
 
     async def run():
-        board = StatusWriter(plan, JobFolder(tmp_path))
-        lead = Lead(plan, board, memory=memory)
+        status_writer = StatusWriter(plan, JobFolder(tmp_path))
+        lead = Lead(plan, status_writer, memory=memory)
         nodes = Nodes(lead, plan, acts)
         nodes.join(*(join or ()))
         if meanwhile is not None:
@@ -103,9 +103,9 @@ def lead_through(
         await asyncio.wait([done], timeout=60)
         if failures:  # of what the test lets nodes do
             raise failures[0]
-        assert done.done(), board.status
+        assert done.done(), status_writer.status
         await done
-        return board.status, nodes
+        return status_writer.status, nodes
 
     return asyncio.run(run())
 

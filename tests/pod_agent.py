@@ -34,7 +34,7 @@ def main(about: dict) -> None:
     lead = TlsPlace(host="127.0.0.1", port=about["lead_port"], context=client_context(files))
     here = TlsPlace(host="127.0.0.1", port=about["own_port"], context=server_context(files))
     is_lead = about["index"] == 0
-    station = AgentContext(
+    agent_context = AgentContext(
         plan=plan,
         folder=folder,
         index=about["index"],
@@ -49,7 +49,7 @@ def main(about: dict) -> None:
     )
     forks = ForkServer()
     prepare_forks(plan, forks)
-    code = asyncio.run(run_agent(station, forks, Inputs(plan, folder)))
+    code = asyncio.run(run_agent(agent_context, forks, Inputs(plan, folder)))
     sys.stderr.flush()
     os._exit(code)
 

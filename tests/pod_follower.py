@@ -29,7 +29,7 @@ def main(about: dict) -> int:
     folder = JobFolder(Path(about["folder"]))
     plan = read_plan(folder.plan.read_text())
     context = client_context(Path(about["certificates"]))
-    station = AgentContext(
+    agent_context = AgentContext(
         plan=plan,
         folder=folder,
         index=about.get("index", 1),
@@ -42,7 +42,7 @@ def main(about: dict) -> int:
     )
     forks = ForkServer()
     prepare_forks(plan, forks)
-    return asyncio.run(run_agent(station, forks, Inputs(plan, folder)))
+    return asyncio.run(run_agent(agent_context, forks, Inputs(plan, folder)))
 
 
 if __name__ == "__main__":

@@ -23,14 +23,14 @@ from windlass.plan.plan import read_plan
 from windlass.wire.job_folder import JobFolder
 
 
-async def lead(station: AgentContext, forks: ForkServer) -> int:
+async def lead(agent_context: AgentContext, forks: ForkServer) -> int:
     log = PodLogWriter()
 
     def at_end(leading: agent_process.LeadAgent) -> None:
-        termination.leave_last_word(leading.board.status, station.folder, log)
+        termination.leave_last_word(leading.status_writer.status, agent_context.folder, log)
 
-    inputs = Inputs(station.plan, station.folder)
-    return await run_agent(station, forks, inputs, echo=log.add, at_end=at_end)
+    inputs = Inputs(agent_context.plan, agent_context.folder)
+    return await run_agent(agent_context, forks, inputs, echo=log.add, at_end=at_end)
 
 
 def main(about: dict) -> int:
@@ -43,7 +43,7 @@ def main(about: dict) -> int:
     folder = JobFolder(Path(about["folder"]))
     plan = read_plan(folder.plan.read_text())
     context = server_context(Path(about["certificates"]))
-    station = AgentContext(
+    agent_context = AgentContext(
         plan=plan,
         folder=folder,
         index=0,
@@ -56,7 +56,7 @@ def main(about: dict) -> int:
     prepare_forks(plan, forks)
     if about["memory_bytes"]:
         resource.setrlimit(resource.RLIMIT_AS, (about["memory_bytes"], about["memory_bytes"]))
-    code = asyncio.run(lead(station, forks))
+    code = asyncio.run(lead(agent_context, forks))
     sys.stderr.flush()
     os._exit(code)
 

@@ -92,9 +92,9 @@ class Scene:
     files: Path  # certificates
     plan: Plan
     folder: JobFolder
-    board: StatusWriter
+    status_writer: StatusWriter
     lead: Lead
-    door: LeadServer
+    lead_server: LeadServer
     port: int
     orders: list[dict[str, Any]] = field(default_factory=list)  # what node 0 was told
     peers: list[Peer] = field(default_factory=list)
@@ -119,7 +119,7 @@ class Scene:
         return peer
 
     def state(self, node: int) -> str:
-        return self.board.status.nodes[node].state
+        return self.status_writer.status.nodes[node].state
 
 
 def run_at_door(tmp_path: Path, visit: Any, plan: Plan | None = None, *, is_ready: bool = True):
@@ -130,24 +130,24 @@ def run_at_door(tmp_path: Path, visit: Any, plan: Plan | None = None, *, is_read
     folder.path.mkdir()
 
     async def run() -> Any:
-        board = StatusWriter(plan, folder)
-        lead = Lead(plan, board, address="127.0.0.1")
+        status_writer = StatusWriter(plan, folder)
+        lead = Lead(plan, status_writer, address="127.0.0.1")
         inputs = Inputs(plan, folder)
         place = TlsPlace(host="127.0.0.1", port=0, context=tls.server_context(files))
-        station = AgentContext(
+        agent_context = AgentContext(
             plan=plan, folder=folder, index=0, run_dir=tmp_path, place=place, is_pod=True
         )
-        door = LeadServer(station, lead, inputs)
-        listener = await endpoints.serve(place, JOB, door.take)
-        scene = Scene(files, plan, folder, board, lead, door, listener.port)
+        lead_server = LeadServer(agent_context, lead, inputs)
+        listener = await endpoints.serve(place, JOB, lead_server.take)
+        scene = Scene(files, plan, folder, status_writer, lead, lead_server, listener.port)
         lead.join(0, scene.orders.append, pid=1, python="3.12.1", is_prepared=is_ready)
-        board.write()  # now, and not over what a test puts in its place
+        status_writer.write()  # now, and not over what a test puts in its place
         try:
             return await asyncio.wait_for(visit(scene), 60)
         finally:
             await asyncio.gather(*(peer.close() for peer in scene.peers))
             listener.close()
-            board.write()
+            status_writer.write()
             await settle()
 
     return asyncio.run(run())

@@ -250,7 +250,7 @@ def fail_once(folder: str) -> int:
     return attempt
 
 
-def talk(num_lines: int) -> None:
+def connection(num_lines: int) -> None:
     for index in range(num_lines):
         print(f"line {index} of rank {rank()}")
     print("to stderr", file=sys.stderr)

@@ -155,7 +155,7 @@ REASON_READY = "Ready"
 REASON_QUEUED = "Queued"
 REASON_INACTIVE = "Inactive"
 
-# A frame with a part of a large parcel, which goes ahead of the frame that it belongs to.
+# A frame with a part of a large payload, which goes ahead of the frame that it belongs to.
 PART_FRAME = "part"
 
 # Limits.

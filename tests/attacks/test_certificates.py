@@ -44,7 +44,7 @@ def test_a_certificate_counts_for_its_own_role_alone(tmp_path, cert, role):
         node = 1 if role == "node" else None
         with pytest.raises(ProtocolError, match="certificate"):
             await endpoints.connect(place, role=role, job_id=JOB, node=node, timeout_s=20.0)
-        assert not scene.door._readers
+        assert not scene.lead_server._readers
         assert scene.state(1) == "pending"
 
     run_at_door(tmp_path, visit)

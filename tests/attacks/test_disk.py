@@ -198,12 +198,12 @@ def test_a_result_is_on_the_disk_before_it_has_its_name(tmp_path, synced):
 
 def test_a_final_status_is_on_the_disk_and_others_cost_nothing(tmp_path, synced):
     async def run() -> None:
-        board = StatusWriter(make_job(), JobFolder(tmp_path))
+        status_writer = StatusWriter(make_job(), JobFolder(tmp_path))
         synced.clear()
-        board.set_phase(Phase.RUNNING, "R", "it runs")
+        status_writer.set_phase(Phase.RUNNING, "R", "it runs")
         assert synced == ["rename to status.json"]
         synced.clear()
-        board.set_phase(Phase.SUCCEEDED, "R", "it ended")
+        status_writer.set_phase(Phase.SUCCEEDED, "R", "it ended")
 
     asyncio.run(run())
     assert synced == ["bytes", "rename to status.json", "folder"]

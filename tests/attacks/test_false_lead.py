@@ -142,7 +142,7 @@ def test_one_that_fails_the_jobs_tls_is_named_once_and_never_dialled_again(tmp_p
     async def check(scene, line):
         await until(read_told, "it is named")
         for _ in range(3):  # the line breaks, and is made anew
-            for link in list(scene.door._links):
+            for link in list(scene.lead_server._links):
                 link._transport.abort()
             await until(lambda: not line.is_up, "the line is down")
             await until(lambda: line.is_up, "the line is up again")

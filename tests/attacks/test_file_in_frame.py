@@ -1,6 +1,6 @@
 """Attack: a peer on another machine names a file in its frame, to have ours read, sent or removed.
 
-On one machine large parcels are files whose paths are told. Between machines they come in parts, and a path
+On one machine large payloads are files whose paths are told. Between machines they come in parts, and a path
 is nobody's business.
 """
 
@@ -45,14 +45,14 @@ class _Home:
     is_remote = True
     spill = "/nonexistent"
 
-    def __init__(self, talk: Connection) -> None:
-        self._talk = talk
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
     def take_talk(self, timeout_s: float | None) -> Connection:
-        return self._talk
+        return self._connection
 
-    def give_talk(self, talk: Connection) -> None:
-        talk.close()
+    def give_talk(self, connection: Connection) -> None:
+        connection.close()
 
     def tell(self, what: dict) -> None:
         raise AssertionError(what)
@@ -123,8 +123,8 @@ def test_between_nodes_only_parts_that_came_count(tmp_path):
     store = PartStore(tmp_path, is_far=True)
     evil = {"type": "answer", "file": str(path), "is_ours": True}
     assert store.with_file(Frame(evil)) == {"type": "answer", "is_ours": False}
-    store.take(Frame({"parcel": str(path)}, b"parts"))
-    header = store.with_file(Frame({**evil, "parcel": str(path)}))
+    store.take(Frame({"payload": str(path)}, b"parts"))
+    header = store.with_file(Frame({**evil, "payload": str(path)}))
     assert Path(header["file"]).read_bytes() == b"parts"
     assert header["file"] != str(path)
 

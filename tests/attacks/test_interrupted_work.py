@@ -39,7 +39,7 @@ def test_201_calls_during_a_broken_line(compute, tmp_path):
     calling, _ = remote._make("", (str(path), "once"), {}, remote._options, detach=False)
     calling.say()
     wait_for(path.exists, "it runs")
-    calling._talk.close()
+    calling._connection.close()
     echo = wl.fn(once.echo, keep="process").to(compute)
     assert [echo(number) for number in range(KEPT_CALLS + 1)] == list(range(KEPT_CALLS + 1))
     with pytest.raises(wl.JobNotFound, match="not known any more") as caught:
@@ -78,7 +78,7 @@ def test_a_node_that_is_killed_between_the_exit_of_its_ranks_and_the_sending(tmp
         await until(lambda: again.find("flush"), "it is asked")
         again.say("flushed")
         await asyncio.wait_for(leading, 30)
-        status = scene.board.status
+        status = scene.status_writer.status
         assert (status.phase, status.attempt) == (Phase.SUCCEEDED, 0)
         assert "the result of rank 1 is missing" in status.conditions[-2].message
         left = read_outcomes(scene.folder, scene.plan, status, with_values=True)

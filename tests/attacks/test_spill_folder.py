@@ -33,7 +33,7 @@ def _parent(user) -> Path:
     return Path(f"/dev/shm/windlass-{user.uid}")
 
 
-def test_parcels_lie_in_a_folder_that_nobody_else_can_enter(victim, stranger):
+def test_payloads_lie_in_a_folder_that_nobody_else_can_enter(victim, stranger):
     ran = victim.python(CALL.replace("teardown()", "name"))
     assert "answer 3145728" in ran.stdout, ran.stderr
     folders = [_parent(victim), *_parent(victim).iterdir()]
@@ -79,7 +79,7 @@ def test_a_link_to_a_folder_of_our_own_is_refused_too(tmp_path, monkeypatch):
     assert str(tmp_path / f"windlass-{os.geteuid()}") in caught.value.hint
 
 
-def test_only_the_parcels_of_this_job_are_removed(tmp_path, monkeypatch):
+def test_only_the_payloads_of_this_job_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("windlass.wire.payloads._SHARED_MEMORY", str(tmp_path))
     for name in ("train-0", "train-12", "train-big-0"):
         make_spill(name, tmp_path)
@@ -89,8 +89,8 @@ def test_only_the_parcels_of_this_job_are_removed(tmp_path, monkeypatch):
     ]
 
 
-def test_without_shared_memory_parcels_lie_beside_the_sockets(tmp_path, monkeypatch):
+def test_without_shared_memory_payloads_lie_beside_the_sockets(tmp_path, monkeypatch):
     monkeypatch.setattr("windlass.wire.payloads._SHARED_MEMORY", str(tmp_path / "none"))
     spill = make_spill("job-0", tmp_path)
-    assert spill == tmp_path / "parcels"
+    assert spill == tmp_path / "payloads"
     assert stat.S_IMODE(spill.stat().st_mode) == 0o700

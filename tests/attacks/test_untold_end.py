@@ -139,7 +139,9 @@ def test_a_follower_that_flushes_for_minutes_is_waited_for_and_all_of_it_comes(
         send(peer, "attempt-0/rank-1.result", data[offset:], offset=offset, total_bytes=len(data))
         peer.say("flushed")
         await asyncio.wait_for(leading, 20)
-        found = read_outcomes(scene.folder, scene.plan, scene.board.status, with_values=True)
+        found = read_outcomes(
+            scene.folder, scene.plan, scene.status_writer.status, with_values=True
+        )
         assert [len(left[1]) for left in found] == [1, 4000]
 
     run_at_door(tmp_path, visit, make_job(nodes=2, work=Function(name="train")))

@@ -29,8 +29,8 @@ def test_two_minutes_without_an_api_server(ground, testbed):
         assert not wait_until(lambda: client.poll() is not None, timeout_s=GONE_S), "it gave up"
         testbed.start_api_server()
         back_s = time.time()
-        said, talk = client.communicate(timeout=240)
-    assert client.returncode == 0, talk
+        said, connection = client.communicate(timeout=240)
+    assert client.returncode == 0, connection
     job = wl.attach(f"kubernetes://{ground.api.namespace}/{job_id}")
     results = job.results(timeout_s=60)
     assert sorted(check_results(results, total=TOTAL)) == [0]

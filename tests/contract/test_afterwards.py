@@ -39,7 +39,7 @@ def _lines(job: wl.Job) -> list[tuple[Any, ...]]:
 
 
 def test_results_status_and_every_line(on, attach_later):
-    job = on.submit(work.talk, (3,), nodes=2, procs=2)
+    job = on.submit(work.connection, (3,), nodes=2, procs=2)
     assert job.results() == [None] * 4
     before, lines = job.status(), _lines(job)
     later = attach_later(job)

@@ -12,7 +12,7 @@ import rank_work as work
 
 
 def test_lines_of_every_rank(on):
-    job = on.submit(work.talk, (3,), nodes=2, procs=2)
+    job = on.submit(work.connection, (3,), nodes=2, procs=2)
     job.wait(90)
     for rank in range(4):
         lines = [line for line in job.logs(rank=rank) if line.stream == "stdout"]
@@ -31,7 +31,7 @@ def test_lines_of_every_rank(on):
 
 
 def test_following_sees_everything_once(on):
-    job = on.submit(work.talk, (500,), procs=2)
+    job = on.submit(work.connection, (500,), procs=2)
     lines = [line.text for line in job.logs(follow=True, rank=1) if line.stream == "stdout"]
     assert lines == [f"line {i} of rank 1" for i in range(500)]
 

@@ -75,7 +75,7 @@ class Client:
 
     def cut(self):
         """As a port-forward that breaks."""
-        for link in list(self.scene.door._links):
+        for link in list(self.scene.lead_server._links):
             link._transport.abort()
 
     async def close(self):
@@ -112,7 +112,7 @@ def test_the_folder_becomes_the_leads(tmp_path):
         await until(lambda: client.read(names.STATUS_FILE) == SUCCEEDED, "the last status")
         assert read_all(client.folder) == read_all(scene.folder)
         assert client.line.is_synced.is_set()
-        await until(lambda: not scene.door._readers, "who has read all hangs up by itself")
+        await until(lambda: not scene.lead_server._readers, "who has read all hangs up by itself")
         await until(lambda: not client.line._thread.is_alive(), "its thread ends too")
         assert client.num_dials == 1
 
@@ -125,13 +125,13 @@ def test_it_comes_back_after_every_break(tmp_path):
 
     async def visit(scene, client):
         for number in range(12):
-            await until(lambda: scene.door._readers, "it is here")
+            await until(lambda: scene.lead_server._readers, "it is here")
             add(scene.folder, LOG, b"%d " % number * draw.randrange(1, 40_000))
             put(scene.folder, f"attempt-{number % 3}/rank-{number}.result", b"%d" % number)
             for _ in range(draw.randrange(4)):
                 await asyncio.sleep(0)
             client.cut()
-            await until(lambda: not scene.door._readers, "it is gone")
+            await until(lambda: not scene.lead_server._readers, "it is gone")
         put(scene.folder, names.STATUS_FILE, SUCCEEDED)
         await until(lambda: client.read(names.STATUS_FILE) == SUCCEEDED, "the last status")
         assert read_all(client.folder) == read_all(scene.folder)
@@ -221,10 +221,10 @@ def test_the_lead_is_told_that_all_was_read(tmp_path):
         await until(lambda: client.line.is_up, "the line is up")
         put(scene.folder, names.STATUS_FILE, RUNNING)
         await until(client.line.is_synced.is_set, "a status")
-        assert not scene.door._is_read
+        assert not scene.lead_server._is_read
         put(scene.folder, RESULT, b"v" * 3_000_000)
         put(scene.folder, names.STATUS_FILE, SUCCEEDED)
-        await until(lambda: scene.door._is_read, "the lead knows")
+        await until(lambda: scene.lead_server._is_read, "the lead knows")
         assert client.read(RESULT) == b"v" * 3_000_000
 
     on_line(tmp_path, visit)
@@ -285,7 +285,7 @@ def test_what_was_ordered_is_heard_though_it_hangs_up(tmp_path):
         client.line.let_go()
         client.line._thread.join(0.5)  # the loop stands still: the lead is busy for so long
         for _ in range(3):
-            for link in scene.door._links:
+            for link in scene.lead_server._links:
                 link.send({"type": "heartbeat"})
         await until(lambda: scene.lead._stop is not None, "the lead has heard")
         assert scene.lead._stop.message == "and goodbye"
@@ -320,7 +320,7 @@ def test_the_lead_hears_that_it_hangs_up_through_a_port_forward(tmp_path, monkey
         client.cut()
         await until(lambda: client.num_dials == 2 and client.line.is_up, "it is up again")
         client.line.let_go()
-        await until(lambda: not scene.door._readers, "the lead has heard that it is gone")
+        await until(lambda: not scene.lead_server._readers, "the lead has heard that it is gone")
         await until(lambda: not client.line._thread.is_alive(), "its thread has ended")
 
     on_line(tmp_path, visit)
@@ -329,16 +329,16 @@ def test_the_lead_hears_that_it_hangs_up_through_a_port_forward(tmp_path, monkey
 def test_a_lease_is_held_through_breaks_and_let_go_in_the_end(tmp_path):
     async def visit(scene, client):
         client.line.hold_lease(True)
-        await until(lambda: scene.door._num_leases == 1, "it holds a lease")
+        await until(lambda: scene.lead_server._num_leases == 1, "it holds a lease")
         client.cut()
         await until(lambda: client.num_dials > 1 and client.line.is_up, "it has come back")
-        await until(lambda: scene.door._num_leases == 1, "it still holds it, once")
+        await until(lambda: scene.lead_server._num_leases == 1, "it still holds it, once")
         client.line.hold_lease(False)
-        await until(lambda: scene.door._num_leases == 0, "it has let go")
+        await until(lambda: scene.lead_server._num_leases == 0, "it has let go")
         client.line.hold_lease(True)
-        await until(lambda: scene.door._num_leases == 1, "it holds it again")
+        await until(lambda: scene.lead_server._num_leases == 1, "it holds it again")
         await client.close()
-        await until(lambda: scene.door._num_leases == 0, "it has let go with the line")
+        await until(lambda: scene.lead_server._num_leases == 0, "it has let go with the line")
 
     on_line(tmp_path, visit)
 

@@ -284,12 +284,12 @@ def test_a_job_on_a_full_disk_is_refused(small_disk):
 
 
 def test_logs_that_fill_the_disk_fail_nothing_but_say_so(small_disk):
-    def talk():
+    def connection():
         for _ in range(3000):
             print("x" * 1000)
         return "done"
 
-    job = wl.submit(talk)
+    job = wl.submit(connection)
     status = job.wait(60)
     warnings = [c for c in status.conditions if c.reason == "LogTruncated"]
     assert [c.message for c in warnings] == ["rank-0.log is incomplete: No space left on device"]

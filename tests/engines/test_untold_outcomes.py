@@ -148,15 +148,15 @@ def test_an_api_server_that_is_away_is_told_once_and_once_when_it_is_back(
 ):
     """To a client that is no terminal; and nothing at all of a moment's absence."""
     monkeypatch.setattr(cluster_job, "_AWAY_S", patience_s)
-    talk = io.StringIO()
-    shown = LiveView(out=io.StringIO(), talk=talk)
+    connection = io.StringIO()
+    shown = LiveView(out=io.StringIO(), connection=connection)
     with fake_cluster() as cluster:
         cluster.objects = {"jobs": [make_fake_job(PLAN.job_id)]}
         with looking(cluster, tmp_path) as view:
 
             def count(text):
                 shown.show(view.status(), ())
-                return talk.getvalue().count(text)
+                return connection.getvalue().count(text)
 
             assert count("cannot reach") == 0
             cluster.go_away()
@@ -172,7 +172,7 @@ def test_an_api_server_that_is_away_is_told_once_and_once_when_it_is_back(
             wait_for(lambda: view._sight.away is None, "it is seen to be back")
             for _ in range(20):
                 assert count("the API server answers again after") == is_told
-    assert talk.getvalue().count("\n") == 2 * is_told, talk.getvalue()
+    assert connection.getvalue().count("\n") == 2 * is_told, connection.getvalue()
 
 
 def test_a_disk_that_is_full_at_the_end_is_an_error_and_the_outcome_is_there_later(tmp_path, room):

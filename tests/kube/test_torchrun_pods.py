@@ -29,7 +29,7 @@ def pod(tmp_path: Path):
         program = tmp_path / "torchrun"
         program.write_text(f"#!/bin/sh\n{torchrun}\n")
         program.chmod(0o755)
-        crew = TorchrunPods(
+        pods = TorchrunPods(
             name="train",
             service="rdzv",
             labels={},
@@ -37,7 +37,7 @@ def pod(tmp_path: Path):
             stays=stays,
             rendezvous=Rendezvous(endpoint=endpoint),
         )
-        shell = make_shell(make_pod_plan(), crew).replace(STATE_FOLDER, str(tmp_path / "state"))
+        shell = make_shell(make_pod_plan(), pods).replace(STATE_FOLDER, str(tmp_path / "state"))
         world = {"NNODES": "2", "NPROC_PER_NODE": "4", "MASTER_ADDR": "train-0.rdzv"}
         place = {"MASTER_PORT": "29500", "POD_IP": "10.0.0.7", "HOSTNAME": "train-3"}
         path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"

@@ -75,7 +75,7 @@ class Ran:
 
     folder: Path
     code: int  # of the launcher
-    talk: str  # what the launcher itself had printed, both streams
+    connection: str  # what the launcher itself had printed, both streams
     out: tuple[bytes, ...]  # by rank, of the last attempt
     err: tuple[bytes, ...]
     verdict: dict[str, Any] | None  # windlass only
@@ -187,9 +187,9 @@ def _stop(process: subprocess.Popen[bytes], launch: Launch, project: Path) -> No
 def _read(launch: Launch, folder: Path) -> Ran:
     code = json.loads((folder / "ended.json").read_text())["code"]
     streams = (folder / "out").read_bytes(), (folder / "err").read_bytes()
-    talk = b"\n".join(streams).decode(errors="backslashreplace")
+    connection = b"\n".join(streams).decode(errors="backslashreplace")
     if launch.how == "python":
-        return Ran(folder, code, talk, streams[:1], streams[1:], None)
+        return Ran(folder, code, connection, streams[:1], streams[1:], None)
     if launch.how == "torchrun":
         last = sorted(folder.glob("log/*/attempt_*"))[-1]
         ranks = [last / str(rank) for rank in range(launch.num_ranks)]
@@ -197,15 +197,15 @@ def _read(launch: Launch, folder: Path) -> Ran:
             tuple((rank / f"{name}.log").read_bytes() for rank in ranks)
             for name in ("stdout", "stderr")
         )
-        return Ran(folder, code, talk, out, err, None)
+        return Ran(folder, code, connection, out, err, None)
     jobs = list(folder.glob("home/jobs/*"))
     if not jobs:  # refused
-        return Ran(folder, code, talk, (b"",), (b"",), None)
+        return Ran(folder, code, connection, (b"",), (b"",), None)
     status = json.loads((jobs[0] / "status.json").read_text())
     last = jobs[0] / f"attempt-{status['attempt']}"
     logs = [(last / f"rank-{rank}.log").read_bytes() for rank in range(launch.num_ranks)]
     out, err = (tuple(_join(log, stream) for log in logs) for stream in ("stdout", "stderr"))
-    return Ran(folder, code, talk, out, err, status["verdict"])
+    return Ran(folder, code, connection, out, err, status["verdict"])
 
 
 def _join(log: bytes, stream: str) -> bytes:

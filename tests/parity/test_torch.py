@@ -30,7 +30,7 @@ def sides(launch):
 
 
 def test_both_succeed_after_one_restart(sides):
-    assert [side.code for side in sides] == [0, 0], sides[1].talk
+    assert [side.code for side in sides] == [0, 0], sides[1].connection
 
 
 @pytest.mark.parametrize("name", SEEN)
@@ -64,5 +64,5 @@ def test_record_tells_the_error(sides):
 def test_a_group_of_eight_may_end_at_once(launch, how, nodes, procs):
     """Under torchrun early ranks leave while others still connect, and nobody minds."""
     ran = launch("windlass", "group.py", how, nodes=nodes, procs=procs)
-    assert ran.code == 0, ran.talk
-    assert "Traceback" not in ran.talk
+    assert ran.code == 0, ran.connection
+    assert "Traceback" not in ran.connection

@@ -19,8 +19,8 @@ def make_calling(remote, *args, detach=False):
 
 
 def break_line(calling: ClientCall):
-    assert calling._talk is not None
-    calling._talk.close()  # what has come over it and was not read is lost
+    assert calling._connection is not None
+    calling._connection.close()  # what has come over it and was not read is lost
 
 
 def make_others(compute):

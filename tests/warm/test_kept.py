@@ -129,7 +129,7 @@ def test_calls_in_turn_are_described_to_the_lead_once(warm):
         counter.add()
         counter.was_born()
         counter.options(timeout=60).add()
-        return {key for talk in warm.nodes()._idle for key in talk.profiles}
+        return {key for connection in warm.nodes()._idle for key in connection.profiles}
 
     known = call_in_turn()
     for _ in range(5):
@@ -174,7 +174,7 @@ def test_a_fork_of_the_client_calls_over_lines_of_its_own(warm, start_client):
     assert client.read_line() == "codes [0, 0, 0]"
 
 
-@pytest.mark.local_only("there parcels lie on this machine")
+@pytest.mark.local_only("there payloads lie on this machine")
 def test_items_of_a_stream_leave_nothing_behind(project, warm):
     project.write(
         "{stem}.py",

@@ -132,4 +132,4 @@ def test_nothing_of_it_stays_behind(on, make):
     held = [path for folder in memory.glob(pattern) for path in folder.iterdir()]
     assert sum(path.stat().st_size for path in held) < 20 * MB
     compute.teardown()
-    wait_for(lambda: not list(memory.glob(pattern)), "parcels are gone with their nodes", 20.0)
+    wait_for(lambda: not list(memory.glob(pattern)), "payloads are gone with their nodes", 20.0)

@@ -1,4 +1,4 @@
-"""Parcels: values in segments, large memory never inside the pickle."""
+"""Payloads: values in segments, large memory never inside the pickle."""
 
 from __future__ import annotations
 

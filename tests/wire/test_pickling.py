@@ -201,7 +201,7 @@ class Counted(Exception):
         return type(self), (self.args[0], self.count + 1)
 
 
-@pytest.mark.parametrize("dump", [pickling.dump, payloads.pack], ids=["result", "parcel"])
+@pytest.mark.parametrize("dump", [pickling.dump, payloads.pack], ids=["result", "payload"])
 def test_exceptions_are_what_they_were_whatever_their_constructors_want(dump):
     def again(error):
         found = dump({"error": error}, name="exception")

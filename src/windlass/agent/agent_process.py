@@ -51,35 +51,37 @@ class LeadAgent:
     """Node 0: leads, and runs its own ranks."""
 
     def __init__(
-        self, station: AgentContext, forks: ForkServer, inputs: Inputs, echo: Echo | None
+        self, context: AgentContext, forks: ForkServer, inputs: Inputs, echo: Echo | None
     ) -> None:
-        self._station = station
+        self._context = context
         self._forks = forks
         self._inputs = inputs
-        plan, folder = station.plan, station.folder
-        self.board = StatusWriter(plan, folder)
-        self.board.mark("agent up")
+        plan, folder = context.plan, context.folder
+        self.status_writer = StatusWriter(plan, folder)
+        self.status_writer.mark("agent up")
         self.lead: Lead | CallLead
         self.node: Node | CallNode
         if isinstance(plan.work, Calls):
             from windlass.agent.lead.node_zero import make_staff
 
-            self.lead, self.node, desk = make_staff(station, forks, self.board, self._hear, echo)
-            self.door = LeadServer(station, self.lead, inputs, desk)
+            self.lead, self.node, call_server = make_staff(
+                context, forks, self.status_writer, self._hear, echo
+            )
+            self.lead_server = LeadServer(context, self.lead, inputs, call_server)
         else:
-            memory = make_memory(station.num_losses)
+            memory = make_memory(context.num_losses)
             self.lead = Lead(
                 plan,
-                self.board,
-                address=station.address,
+                self.status_writer,
+                address=context.address,
                 memory=memory,
-                incarnation=station.incarnation,
-                sight=station.sight,
+                incarnation=context.incarnation,
+                sight=context.sight,
             )
             self.node = Node(
-                plan, folder, 0, station.run_dir, forks=forks, send=self._hear, echo=echo
+                plan, folder, 0, context.run_dir, forks=forks, send=self._hear, echo=echo
             )
-            self.door = LeadServer(station, self.lead, inputs)
+            self.lead_server = LeadServer(context, self.lead, inputs)
         self._leading: asyncio.Task[None] | None = None
         self._must_go = asyncio.Event()
 
@@ -95,7 +97,7 @@ class LeadAgent:
 
     def told_to_stop(self) -> None:
         """SIGTERM: on one machine the job's end; in a pod, this node's alone."""
-        if not self._station.is_pod:
+        if not self._context.is_pod:
             self.lead.end(FailureKind.CANCELLED, "the lead's agent was told to stop (SIGTERM)")
         elif self._leading is not None:
             self._leading.cancel()
@@ -107,7 +109,7 @@ class LeadAgent:
         The job has ended: an agent that failed of anything here would have it run once more.
         """
         try:
-            if self._station.is_pod:
+            if self._context.is_pod:
                 reading = asyncio.ensure_future(self._let_clients_read())
                 told = asyncio.ensure_future(self._must_go.wait())
                 await asyncio.wait({reading, told}, return_when=asyncio.FIRST_COMPLETED)
@@ -115,19 +117,19 @@ class LeadAgent:
                 if not reading.cancel():
                     reading.result()
             else:
-                await self.door.see_off(patience_s=0)
+                await self.lead_server.see_off(patience_s=0)
         except Exception:
             logger.exception("clients may not have read everything")
         try:
-            await self.door.dismiss({"type": "end"})
+            await self.lead_server.dismiss({"type": "end"})
         except Exception:
             logger.exception("not everybody was told of the end")
 
     async def _let_clients_read(self) -> None:
         """Wait for those that surely come, and for those that would miss what a pod's log cannot keep."""
-        plan, folder = self._station.plan, self._station.folder
-        is_needed = loses_results(self.board.status, folder)
-        await self.door.serve_readers(
+        plan, folder = self._context.plan, self._context.folder
+        is_needed = loses_results(self.status_writer.status, folder)
+        await self.lead_server.serve_readers(
             first_s=_FIRST_READER_S if is_needed or not plan.detach else 0.0,
             again_s=plan.lease_s if is_needed else 0.0,
             patience_s=_PATIENCE_S,
@@ -135,18 +137,18 @@ class LeadAgent:
 
     async def run(self) -> int:
         """Lead the job to its end; the exit code of the agent."""
-        job_id = self._station.plan.job_id
-        server = await endpoints.serve(self._station.place, job_id, self.door.take)
+        job_id = self._context.plan.job_id
+        server = await endpoints.serve(self._context.place, job_id, self.lead_server.take)
         self.lead.join(
             0,
             self._order,
             pid=os.getpid(),
             python=platform.python_version(),
-            host=self._station.host,
+            host=self._context.host,
             is_prepared=self._inputs.is_ready,
-            incarnation=self._station.incarnation,
+            incarnation=self._context.incarnation,
         )
-        lease = asyncio.ensure_future(self.door.watch_lease())
+        lease = asyncio.ensure_future(self.lead_server.watch_lease())
         self._leading = asyncio.ensure_future(self.lead.run())
         try:
             await self._leading
@@ -155,11 +157,11 @@ class LeadAgent:
         except asyncio.CancelledError:
             server.close()  # whoever comes now is for the next lead
             await self.lead.leave()
-            await self.door.dismiss()
+            await self.lead_server.dismiss()
             self.node.stop(now=False)
             await self.node.idle()
-            if self._station.successor is not None and self.lead.has_lost_nodes:
-                await say_farewell(self._station, self._station.successor, self.node.memory)
+            if self._context.successor is not None and self.lead.has_lost_nodes:
+                await say_farewell(self._context, self._context.successor, self.node.memory)
             return names.EXIT_TOLD_TO_STOP
         finally:
             lease.cancel()
@@ -168,7 +170,7 @@ class LeadAgent:
 
 
 async def run_agent(
-    station: AgentContext,
+    context: AgentContext,
     forks: ForkServer,
     inputs: Inputs,
     client: socket.socket | None = None,
@@ -177,15 +179,15 @@ async def run_agent(
     at_end: Callable[[LeadAgent], None] | None = None,
 ) -> int:
     """Be the agent of one node. `echo` is told what ranks print, `at_end` that the job has ended."""
-    if station.index == 0:
-        leading = LeadAgent(station, forks, inputs, echo)
+    if context.index == 0:
+        leading = LeadAgent(context, forks, inputs, echo)
         if client is not None:
-            leading.door.hold_until_closed(client)
+            leading.lead_server.hold_until_closed(client)
         _handle_signals(leading.told_to_stop)
         return await _lead_and_leave(leading, at_end)
     if client is not None:
         client.close()
-    follower = Follower(station, forks, inputs, echo)
+    follower = Follower(context, forks, inputs, echo)
     _handle_signals(follower.told_to_stop)
     try:
         return await follower.run()
@@ -199,11 +201,11 @@ async def _lead_and_leave(leading: LeadAgent, at_end: Callable[[LeadAgent], None
     try:
         code = await leading.run()
     except Exception:
-        if not leading.board.status.phase.is_final:
+        if not leading.status_writer.status.phase.is_final:
             raise
         logger.exception("the job had ended, but its agent failed")
     try:
-        if at_end is not None and leading.board.status.phase.is_final:
+        if at_end is not None and leading.status_writer.status.phase.is_final:
             at_end(leading)
     except Exception:
         logger.exception("what the job left could not be kept")
@@ -250,7 +252,7 @@ def main(order: dict[str, Any], forks: ForkServer, client: socket.socket) -> NoR
     os.environ.update(order.get("hidden", {}))  # in memory: what is on disk is older
     prepare_forks(plan, forks)
     run_dir = Path(order["run_dir"])
-    station = AgentContext(
+    context = AgentContext(
         plan=plan,
         folder=folder,
         index=int(order["node"]),
@@ -259,24 +261,24 @@ def main(order: dict[str, Any], forks: ForkServer, client: socket.socket) -> NoR
     )
     inputs = Inputs(plan, folder)
     inputs.find(folder.path)
-    asyncio.run(_run_and_leave(station, forks, inputs, client))
+    asyncio.run(_run_and_leave(context, forks, inputs, client))
 
 
 async def _run_and_leave(
-    station: AgentContext, forks: ForkServer, inputs: Inputs, client: socket.socket
+    context: AgentContext, forks: ForkServer, inputs: Inputs, client: socket.socket
 ) -> NoReturn:
     """When all is said, the process ends at once: a task that is lost in the loop must not keep it."""
     code = 1
     try:
-        code = await run_agent(station, forks, inputs, client)
+        code = await run_agent(context, forks, inputs, client)
     except BaseException:  # its last words are in the agent's log
         logging.getLogger(__name__).exception("the agent failed")
     finally:
-        if station.index == 0:
-            shutil.rmtree(station.run_dir, ignore_errors=True)
-            if isinstance(station.plan.work, Calls):
+        if context.index == 0:
+            shutil.rmtree(context.run_dir, ignore_errors=True)
+            if isinstance(context.plan.work, Calls):
                 from windlass.wire.payloads import remove_spills
 
-                remove_spills(station.plan.job_id)
+                remove_spills(context.plan.job_id)
         logging.shutdown()
         os._exit(code)

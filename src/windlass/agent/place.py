@@ -77,15 +77,15 @@ async def _run(secret: Path, folder: JobFolder, forks: ForkServer) -> NoReturn:
     from windlass.agent.node.inputs import Inputs
     from windlass.agent.node.pod_log_writer import PodLogWriter
 
-    station = _make_station(secret, folder)
-    inputs = Inputs(station.plan, folder)
+    agent_context = _make_station(secret, folder)
+    inputs = Inputs(agent_context.plan, folder)
     inputs.find(secret)
     log = PodLogWriter()
 
     def last_word(leading: LeadAgent) -> None:
-        leave_last_word(leading.board.status, folder, log)
+        leave_last_word(leading.status_writer.status, folder, log)
 
-    code = await run_agent(station, forks, inputs, echo=log.add, at_end=last_word)
+    code = await run_agent(agent_context, forks, inputs, echo=log.add, at_end=last_word)
     with contextlib.suppress(OSError, ValueError):
         log.finish(b"")
         sys.stderr.flush()

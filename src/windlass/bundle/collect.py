@@ -1,6 +1,6 @@
 """From a project root to a bundle in one call: select, check, refuse, hash.
 
-The door for callers; each step can be had alone from its own module. Locally nothing is copied: the
+The entry for callers; each step can be had alone from its own module. Locally nothing is copied: the
 digest of the manifest tells whether the code changed, the delta tells what a node lacks.
 """
 

@@ -45,8 +45,8 @@ def open_forward(
     """Our end of a socket pair whose other end a thread carries to the pod."""
     wire = open_wire(transport, path, port, asked=asked, timeout_s=timeout_s)
     ours, theirs = socket.socketpair()
-    pump = _Pump(wire, theirs, name=asked)
-    threading.Thread(target=pump.run, name=f"windlass-forward-{port}", daemon=True).start()
+    sender = _Pump(wire, theirs, name=asked)
+    threading.Thread(target=sender.run, name=f"windlass-forward-{port}", daemon=True).start()
     return ours
 
 

@@ -16,10 +16,10 @@ from windlass.kube.torchrun_pods import (
     CONTAINER,
     Rendezvous,
     TorchrunPods,
-    make_crew_code,
-    make_crew_metadata,
-    make_crew_service,
-    make_crew_template,
+    make_torchrun_code,
+    make_torchrun_metadata,
+    make_torchrun_service,
+    make_torchrun_template,
 )
 from windlass.plan.plan import Plan
 from windlass.spec.pod_spec import PodSpec
@@ -35,7 +35,7 @@ def make_plain(
 ) -> list[Object]:
     """ConfigMap, claims, Service and Job, in the order in which they can be applied."""
     pod = pod_of(plan)
-    crew = TorchrunPods(
+    pods = TorchrunPods(
         name=plan.job_id,
         service=headless_name(plan.job_id),
         labels={"app": plan.job_id},
@@ -46,20 +46,20 @@ def make_plain(
         script=script,
     )
     return [
-        *make_crew_code(plan, pod, crew),
-        *make_crew_claims(pod, crew, num_pods=len(plan.nodes)),
-        make_crew_service(pod, crew),
-        _make_job(plan, pod, crew),
+        *make_torchrun_code(plan, pod, pods),
+        *make_torchrun_claims(pod, pods, num_pods=len(plan.nodes)),
+        make_torchrun_service(pod, pods),
+        _make_job(plan, pod, pods),
     ]
 
 
-def make_crew_claims(pod: PodSpec, crew: TorchrunPods, *, num_pods: int) -> list[Object]:
+def make_torchrun_claims(pod: PodSpec, pods: TorchrunPods, *, num_pods: int) -> list[Object]:
     """The claims that are made with the training; they stay when it is deleted."""
     return [
         {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
-            "metadata": make_crew_metadata(pod, crew, claim_name(crew.name, name)),
+            "metadata": make_torchrun_metadata(pod, pods, claim_name(pods.name, name)),
             "spec": make_claim_spec(mount, num_pods=num_pods),
         }
         for name, mount in named_mounts(pod)
@@ -67,11 +67,11 @@ def make_crew_claims(pod: PodSpec, crew: TorchrunPods, *, num_pods: int) -> list
     ]
 
 
-def _make_job(plan: Plan, pod: PodSpec, crew: TorchrunPods) -> Object:
-    metadata = make_crew_metadata(pod, crew, crew.name)
+def _make_job(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> Object:
+    metadata = make_torchrun_metadata(pod, pods, pods.name)
     if pod.queue:
         metadata["labels"][names.LABEL_QUEUE] = pod.queue
-    template = make_crew_template(plan, pod, crew)
+    template = make_torchrun_template(plan, pod, pods)
     template["spec"]["restartPolicy"] = "Never"
     spec: Object = {
         "completionMode": "Indexed",

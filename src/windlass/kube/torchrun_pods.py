@@ -105,7 +105,7 @@ def unwrap_plan(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
     return replace(plan, work=work, nodes=nodes), flags
 
 
-def make_crew_template(plan: Plan, pod: PodSpec, crew: TorchrunPods) -> Object:
+def make_torchrun_template(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> Object:
     """The template of the pods."""
     for volume in pod.volumes:
         if volume.path in (CODE_FOLDER, STATE_FOLDER):
@@ -113,30 +113,30 @@ def make_crew_template(plan: Plan, pod: PodSpec, crew: TorchrunPods) -> Object:
     num_pods = len(plan.nodes)
     template = {
         "metadata": {
-            "labels": {**crew.labels, **pod.labels},
+            "labels": {**pods.labels, **pod.labels},
             **({"annotations": dict(pod.annotations)} if pod.annotations else {}),
         },
         "spec": {
-            **make_placement(pod, crew.labels, num_pods=num_pods),
-            "subdomain": crew.service,
+            **make_placement(pod, pods.labels, num_pods=num_pods),
+            "subdomain": pods.service,
             "automountServiceAccountToken": bool(pod.service_account),
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": math.ceil(plan.grace_s) + 10,
             "securityContext": make_pod_security(pod),
-            "containers": [_make_container(plan, pod, crew)],
-            "volumes": _make_volumes(pod, crew),
+            "containers": [_make_container(plan, pod, pods)],
+            "volumes": _make_volumes(pod, pods),
         },
     }
     return apply_patch(template, pod.patch) if pod.patch else template
 
 
-def _make_container(plan: Plan, pod: PodSpec, crew: TorchrunPods) -> Object:
+def _make_container(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> Object:
     container = {
         "name": CONTAINER,
         "image": pod.image,
         "imagePullPolicy": pull_policy(pod.image),
-        "command": ["/bin/sh", "-c", make_shell(plan, crew)],
-        "env": _make_env(plan, pod, crew),
+        "command": ["/bin/sh", "-c", make_shell(plan, pods)],
+        "env": _make_env(plan, pod, pods),
         "envFrom": make_env_from(pod),
         "ports": [{"name": "rdzv", "containerPort": PORT}],
         "resources": make_resources(pod),
@@ -144,30 +144,30 @@ def _make_container(plan: Plan, pod: PodSpec, crew: TorchrunPods) -> Object:
         "volumeMounts": [
             {"name": SHM, "mountPath": SHM_PATH},
             {"name": STATE, "mountPath": STATE_FOLDER},
-            *([{"name": CODE, "mountPath": CODE_FOLDER}] if crew.script is not None else []),
+            *([{"name": CODE, "mountPath": CODE_FOLDER}] if pods.script is not None else []),
             *make_asked_mounts(pod),
         ],
     }
     return {key: value for key, value in container.items() if value}
 
 
-def _make_volumes(pod: PodSpec, crew: TorchrunPods) -> list[Object]:
-    code = {"name": CODE, "configMap": {"name": f"{crew.name}-code"}}
+def _make_volumes(pod: PodSpec, pods: TorchrunPods) -> list[Object]:
+    code = {"name": CODE, "configMap": {"name": f"{pods.name}-code"}}
     return [
         make_shm(pod),
         {"name": STATE, "emptyDir": {}},
-        *([code] if crew.script is not None else []),
-        *make_asked_volumes(pod, crew.name),
+        *([code] if pods.script is not None else []),
+        *make_asked_volumes(pod, pods.name),
     ]
 
 
-def _make_env(plan: Plan, pod: PodSpec, crew: TorchrunPods) -> list[Object]:
+def _make_env(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> list[Object]:
     num_nodes = len(plan.nodes)
     is_elastic = plan.min_nodes < num_nodes
     texts = {
         "NNODES": f"{plan.min_nodes}:{num_nodes}" if is_elastic else str(num_nodes),
         "NPROC_PER_NODE": str(plan.nodes[0].num_ranks),
-        names.MASTER_ADDR: f"{crew.name}-0.{crew.service}",
+        names.MASTER_ADDR: f"{pods.name}-0.{pods.service}",
         names.MASTER_PORT: str(PORT),
         "HOME": STATE_FOLDER,
         "USER": CONTAINER,
@@ -176,28 +176,28 @@ def _make_env(plan: Plan, pod: PodSpec, crew: TorchrunPods) -> list[Object]:
         **{key: value for key, value in plan.env.items() if key not in _OF_WINDLASS},
     }
     own = [
-        _field(names.RANK, crew.index_path),
+        _field(names.RANK, pods.index_path),
         _field("POD_IP", "status.podIP"),
         *({"name": name, "value": value} for name, value in texts.items()),
     ]
     asked = make_secret_env(pod)
     taken = {variable["name"] for variable in asked} | {variable["name"] for variable in own}
-    return [*own, *(v for v in crew.env if v["name"] not in taken), *asked]
+    return [*own, *(v for v in pods.env if v["name"] not in taken), *asked]
 
 
 def _field(name: str, path: str) -> Object:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def make_shell(plan: Plan, crew: TorchrunPods) -> str:
+def make_shell(plan: Plan, pods: TorchrunPods) -> str:
     """What a pod runs: torchrun with signals passed on, and afterwards, if it must, staying."""
     lines = [
         f'export {names.RANK}="${{{names.RANK}:-${{HOSTNAME##*-}}}}"',
-        *([_STAY] if crew.stays else []),
-        *_make_meeting(crew.rendezvous),
-        f"{_make_torchrun(plan, crew)} &",
+        *([_STAY] if pods.stays else []),
+        *_make_meeting(pods.rendezvous),
+        f"{_make_torchrun(plan, pods)} &",
         _WAIT_FOR_IT,
-        _FINISHED if crew.stays else "exit $code",
+        _FINISHED if pods.stays else "exit $code",
     ]
     return "\n".join(lines) + "\n"
 
@@ -232,24 +232,24 @@ def _make_meeting(rendezvous: Rendezvous) -> list[str]:
     ]
 
 
-def _make_torchrun(plan: Plan, crew: TorchrunPods) -> str:
+def _make_torchrun(plan: Plan, pods: TorchrunPods) -> str:
     restarts = f"--max-restarts={plan.restarts}"
     ours = [
         '--nnodes="$NNODES" --nproc-per-node="$NPROC_PER_NODE"',
-        f"--rdzv-backend={crew.rendezvous.backend}",
-        f'--rdzv-endpoint="$endpoint" --rdzv-id={crew.name} --rdzv-conf="$conf"',
-        *([] if any(_RESTARTS.match(flag) for flag in crew.flags) else [restarts]),
-        *([shlex.join(crew.flags)] if crew.flags else []),
+        f"--rdzv-backend={pods.rendezvous.backend}",
+        f'--rdzv-endpoint="$endpoint" --rdzv-id={pods.name} --rdzv-conf="$conf"',
+        *([] if any(_RESTARTS.match(flag) for flag in pods.flags) else [restarts]),
+        *([shlex.join(pods.flags)] if pods.flags else []),
     ]
-    return " \\\n  ".join(["torchrun", *ours, _make_work(plan, crew)])
+    return " \\\n  ".join(["torchrun", *ours, _make_work(plan, pods)])
 
 
-def _make_work(plan: Plan, crew: TorchrunPods) -> str:
+def _make_work(plan: Plan, pods: TorchrunPods) -> str:
     work = plan.work
     match work:
         case Script():
             path = work.path
-            if crew.script is not None:
+            if pods.script is not None:
                 path = f"{CODE_FOLDER}/{PurePosixPath(work.path).name}"
             return shlex.join((path, *work.args))
         case Module():
@@ -263,36 +263,36 @@ def _make_work(plan: Plan, crew: TorchrunPods) -> str:
             )
 
 
-def make_crew_service(pod: PodSpec, crew: TorchrunPods) -> Object:
+def make_torchrun_service(pod: PodSpec, pods: TorchrunPods) -> Object:
     """The headless Service that gives the pods their names, as soon as they have addresses."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": make_crew_metadata(pod, crew, crew.service),
+        "metadata": make_torchrun_metadata(pod, pods, pods.service),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": dict(crew.labels),
+            "selector": dict(pods.labels),
             "ports": [{"name": "rdzv", "port": PORT, "targetPort": PORT}],
         },
     }
 
 
-def make_crew_code(plan: Plan, pod: PodSpec, crew: TorchrunPods) -> list[Object]:
+def make_torchrun_code(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> list[Object]:
     """The one script that travels, as a ConfigMap."""
-    if crew.script is None or not isinstance(plan.work, Script):
+    if pods.script is None or not isinstance(plan.work, Script):
         return []
     return [
         {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": make_crew_metadata(pod, crew, f"{crew.name}-code"),
-            "data": {PurePosixPath(plan.work.path).name: crew.script},
+            "metadata": make_torchrun_metadata(pod, pods, f"{pods.name}-code"),
+            "data": {PurePosixPath(plan.work.path).name: pods.script},
         }
     ]
 
 
-def make_crew_metadata(pod: PodSpec, crew: TorchrunPods, name: str) -> Object:
+def make_torchrun_metadata(pod: PodSpec, pods: TorchrunPods, name: str) -> Object:
     """Metadata of one object of the training."""
     where = {"namespace": pod.namespace} if pod.namespace else {}
-    return {"name": name, **where, "labels": {**crew.labels, **pod.labels}}
+    return {"name": name, **where, "labels": {**pods.labels, **pod.labels}}

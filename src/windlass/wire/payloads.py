@@ -1,6 +1,6 @@
 """Values in segments: a pickle, and beside it the large buffers of arrays and tensors, never copied into it.
 
-A parcel is the segments one after another, with their lengths told apart. One that is large lies in a file
+A payload is the segments one after another, with their lengths told apart. One that is large lies in a file
 that its reader maps: so a gigabyte is copied once on its way into a rank on the same machine. Used by ranks
 and by clients; torch is touched only where the user's own code has imported it.
 """
@@ -75,7 +75,7 @@ def cut(body: Segment | mmap.mmap, sizes: Sequence[int]) -> list[memoryview]:
 
 
 def write_file(folder: str, segments: Iterable[Segment]) -> str:
-    """Put a parcel into a new file, in memory where there is room; its path."""
+    """Put a payload into a new file, in memory where there is room; its path."""
     path = new_path(folder)
     with open(path, "xb") as file:
         os.fchmod(file.fileno(), 0o600)
@@ -85,18 +85,18 @@ def write_file(folder: str, segments: Iterable[Segment]) -> str:
 
 
 def forget(path: str) -> None:
-    """A parcel's file is no longer needed; it may be gone already."""
+    """A payload's file is no longer needed; it may be gone already."""
     if path:
         with contextlib.suppress(OSError):
             os.unlink(path)
 
 
 def new_path(folder: str) -> str:
-    return os.path.join(folder, f"parcel-{os.getpid()}-{next(_numbers)}")
+    return os.path.join(folder, f"payload-{os.getpid()}-{next(_numbers)}")
 
 
 def map_file(path: str) -> mmap.mmap | bytes:
-    """A parcel's bytes; what the reader writes into them stays its own."""
+    """A payload's bytes; what the reader writes into them stays its own."""
     with open(path, "rb") as file:
         if not os.fstat(file.fileno()).st_size:
             return b""
@@ -104,8 +104,8 @@ def map_file(path: str) -> mmap.mmap | bytes:
 
 
 def make_spill(name: str, fallback: Path, *, needed_bytes: int = 64 << 20) -> Path:
-    """The folder for a node's parcels: in shared memory where that is large enough, else beside it."""
-    path = fallback / "parcels"
+    """The folder for a node's payloads: in shared memory where that is large enough, else beside it."""
+    path = fallback / "payloads"
     with contextlib.suppress(OSError):
         if _has_room(needed_bytes):
             _make_shared_parent()
@@ -129,7 +129,7 @@ def _has_room(needed_bytes: int) -> bool:
 def _make_shared_parent() -> None:
     """Anybody may have made a folder of that name before us, and put pickles there for us to load."""
     parent = _shared_parent()
-    hint = f"parcels of computes go there; have its owner or root remove it: rm -r {parent}"
+    hint = f"payloads of computes go there; have its owner or root remove it: rm -r {parent}"
     make_private(parent, hint=hint)
 
 

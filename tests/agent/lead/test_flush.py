@@ -38,11 +38,11 @@ async def run_ranks(scene, *peers):
 
 
 def read(scene):
-    return read_outcomes(scene.folder, scene.plan, scene.board.status, with_values=True)
+    return read_outcomes(scene.folder, scene.plan, scene.status_writer.status, with_values=True)
 
 
 def warnings(scene):
-    return [c.message for c in scene.board.status.conditions if c.type == "warning"]
+    return [c.message for c in scene.status_writer.status.conditions if c.type == "warning"]
 
 
 def test_a_slow_node_is_waited_for_while_it_sends(tmp_path, monkeypatch):
@@ -85,7 +85,7 @@ def test_a_node_that_sends_nothing_more_is_named_with_its_ranks(tmp_path, monkey
         await until(lambda: peer.find("flush"), "the order to send what is left")
         scene.lead.receive(0, {"type": "flushed"})
         await asyncio.wait_for(leading, 20)
-        assert scene.board.status.phase is Phase.SUCCEEDED
+        assert scene.status_writer.status.phase is Phase.SUCCEEDED
         ranks = "rank 1" if procs == 1 else "ranks 2, 3"
         [told] = warnings(scene)
         assert told.startswith(f"the result of {ranks} is missing: ")
@@ -129,7 +129,7 @@ def test_a_node_that_was_replaced_has_no_result_and_that_is_said(tmp_path):
         await until(lambda: again.find("flush"), "it is asked")
         again.say("flushed")
         await asyncio.wait_for(leading, 20)
-        assert scene.board.status.phase is Phase.SUCCEEDED  # what ended is not run again
+        assert scene.status_writer.status.phase is Phase.SUCCEEDED  # what ended is not run again
         assert "the result of rank 1 is missing" in warnings(scene)[0]
         assert [left[0].state for left in read(scene)] == ["returned", MISSING]
 

@@ -153,7 +153,7 @@ def test_a_verdict_comes_early_and_counts_the_others_in_the_end(tmp_path, monkey
             stop_once_there_is_a_verdict(nodes, index)
 
     def stop_once_there_is_a_verdict(nodes, index):
-        verdict = nodes.lead._board.status.verdict
+        verdict = nodes.lead._status_writer.status.verdict
         if verdict is None:
             asyncio.get_running_loop().call_later(0.01, stop_once_there_is_a_verdict, nodes, index)
             return

@@ -22,7 +22,7 @@ def test_a_node_joins(tmp_path):
         await until(lambda: peer.find("has"), "word of what the lead has")
         assert peer.kinds() == ["welcome", "has"]
         assert peer.find("has")["files"] == {"attempt-0/rank-1.log": 5}
-        node = scene.board.status.nodes[1]
+        node = scene.status_writer.status.nodes[1]
         assert (node.state, node.pid, node.python, node.host) == ("joined", 1, "3.12.1", "rack-7")
         assert scene.lead._told == [LeadHandover(attempt=3)]
         assert scene.lead._roster.prepared() == [0]
@@ -48,7 +48,7 @@ def test_what_nodes_say_is_heard_and_what_the_lead_says_arrives(tmp_path):
         await until(lambda: scene.lead.is_here(1), "node 1 has joined")
         scene.lead._tell_all({"type": "remember", "memory": {"attempt": 0}})
         peer.say("trouble", reason="LogTruncated", message="rank-1.log is incomplete")
-        await until(lambda: scene.board.status.conditions, "the trouble on the board")
+        await until(lambda: scene.status_writer.status.conditions, "the trouble on the board")
         await until(lambda: peer.find("remember"), "the order")
 
     run_at_door(tmp_path, visit)

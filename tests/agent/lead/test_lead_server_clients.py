@@ -137,15 +137,15 @@ def test_an_attached_job_ends_when_nobody_holds_it(tmp_path):
         by_hello = await scene.visit(None, lease=True)
         by_word = await scene.visit(None)
         by_word.say("lease", held=True)
-        await until(lambda: scene.door._num_leases == 2, "both hold it")
-        watching = asyncio.ensure_future(scene.door.watch_lease())
+        await until(lambda: scene.lead_server._num_leases == 2, "both hold it")
+        watching = asyncio.ensure_future(scene.lead_server.watch_lease())
         await by_hello.close()
-        await until(lambda: scene.door._num_leases == 1, "one has let go")
+        await until(lambda: scene.lead_server._num_leases == 1, "one has let go")
         assert not watching.done()
         by_word.say("lease", held=True)  # said twice, held once
         by_word.say("lease", held=False)
         await asyncio.wait_for(watching, 20)
-        assert scene.door._num_leases == 0
+        assert scene.lead_server._num_leases == 0
         assert scene.lead._stop.message == "its client has been gone for 0.2 s"
 
     run_at_door(tmp_path, visit, make_job(detach=False, lease_s=0.2))
@@ -153,11 +153,11 @@ def test_an_attached_job_ends_when_nobody_holds_it(tmp_path):
 
 def test_a_client_may_take_longer_to_come_than_it_may_be_gone(tmp_path):
     async def visit(scene):
-        watching = asyncio.ensure_future(scene.door.watch_lease())
+        watching = asyncio.ensure_future(scene.lead_server.watch_lease())
         await asyncio.wait({watching}, timeout=20 * 0.02)
         assert not watching.done()
         client = await scene.visit(None, lease=True)
-        await until(lambda: scene.door._num_leases == 1, "it holds it")
+        await until(lambda: scene.lead_server._num_leases == 1, "it holds it")
         await client.close()
         await asyncio.wait_for(watching, 20)
         assert scene.lead._stop.message == "its client has been gone for 0.02 s"
@@ -172,14 +172,14 @@ def test_clients_may_read_to_the_end(tmp_path):
     async def visit(scene):
         reader = await scene.visit(None, has={})
         holder = await scene.visit(None, lease=True)
-        await until(lambda: scene.door._readers, "a reader")
-        leaving = asyncio.ensure_future(scene.door.see_off(patience_s=30))
+        await until(lambda: scene.lead_server._readers, "a reader")
+        leaving = asyncio.ensure_future(scene.lead_server.see_off(patience_s=30))
         await until(lambda: reader.find("wants"), "it reads")
         assert not leaving.done()
         await reader.close()
         await asyncio.wait_for(leaving, 20)
         assert not holder.has_hung_up  # it reads nothing: nobody waits for it
-        await scene.door.see_off(patience_s=0)
+        await scene.lead_server.see_off(patience_s=0)
 
     run_at_door(tmp_path, visit)
 
@@ -187,8 +187,8 @@ def test_clients_may_read_to_the_end(tmp_path):
 def test_a_reader_to_whom_nothing_moves_is_not_waited_for_for_ever(tmp_path):
     async def visit(scene):
         reader = await scene.visit(None, has={})
-        await until(lambda: scene.door._readers, "a reader")
-        await asyncio.wait_for(scene.door.see_off(patience_s=0.1), 20)
+        await until(lambda: scene.lead_server._readers, "a reader")
+        await asyncio.wait_for(scene.lead_server.see_off(patience_s=0.1), 20)
         assert not reader.has_hung_up
 
     run_at_door(tmp_path, visit)
@@ -201,7 +201,7 @@ def test_a_reader_that_has_gone_silent_is_let_go(tmp_path, monkeypatch):
         silent = await scene.visit(None, has={}, lease=True)
         holder = await scene.visit(None, lease=True)
         await until(lambda: silent.has_hung_up, "the silent one is hung up on")
-        await until(lambda: scene.door._num_leases == 1, "its lease is gone")
+        await until(lambda: scene.lead_server._num_leases == 1, "its lease is gone")
         assert not holder.has_hung_up  # it is on this machine: its socket tells when it is gone
 
     run_at_door(tmp_path, visit)
@@ -211,7 +211,7 @@ def test_everybody_is_told_of_the_end(tmp_path):
     async def visit(scene):
         peers = [await scene.join(1), await scene.visit(None, has={})]
         await until(lambda: scene.lead.is_here(1), "node 1 has joined")
-        await scene.door.dismiss({"type": "end"})
+        await scene.lead_server.dismiss({"type": "end"})
         for peer in peers:
             await until(lambda peer=peer: peer.has_hung_up, "it was hung up on")
             assert peer.kinds()[-1] == "end"
@@ -233,11 +233,11 @@ def test_a_whole_job_over_links(tmp_path):
             scene.lead.receive(index, message) if index == 0 else peer.link.send(message)
         await until(lambda: peer.find("flush"), "the order to send what is left")
         scene.lead.receive(0, {"type": "flushed"})
-        assert not scene.board.status.phase.is_final
+        assert not scene.status_writer.status.phase.is_final
         send(peer, "attempt-0/rank-1.result", b"value", total_bytes=5)
         peer.say("flushed")
         await asyncio.wait_for(leading, 20)
-        assert scene.board.status.phase is Phase.SUCCEEDED
+        assert scene.status_writer.status.phase is Phase.SUCCEEDED
         assert scene.folder.result(0, 1).read_bytes() == b"value"
 
     run_at_door(tmp_path, visit, make_job(nodes=2))

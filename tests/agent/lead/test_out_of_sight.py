@@ -30,7 +30,7 @@ def run(tmp_path, part):
             lead.join(index, lambda order, *_body, i=index: orders.append((i, order)))
         lead.worlds[7] = World(7, plan, "shape")
         await part(lead, orders)
-        lead._board.write()
+        lead._status_writer.write()
 
     asyncio.run(main())
 
@@ -89,11 +89,11 @@ def test_who_died_or_had_no_ranks_is_not_waited_for(tmp_path):
 def test_ranks_are_killed_when_they_were_told_they_would_be_at_the_latest():
     async def main():
         killed = asyncio.Event()
-        crew = WorldRanks(1, keep=False, grace_s=300.0, tell=lambda *_: None)
-        crew._kill_all = killed.set
-        crew.stop(now=False)
-        crew.stop(now=False, within_s=0.01)
-        crew.stop(now=False)
+        world_ranks = WorldRanks(1, keep=False, grace_s=300.0, tell=lambda *_: None)
+        world_ranks._kill_all = killed.set
+        world_ranks.stop(now=False)
+        world_ranks.stop(now=False, within_s=0.01)
+        world_ranks.stop(now=False)
         await asyncio.wait_for(killed.wait(), 20)
 
     asyncio.run(main())

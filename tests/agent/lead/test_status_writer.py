@@ -27,11 +27,11 @@ def on_board(tmp_path, write):
     """Let `write(board)` write on a board inside an event loop; the board."""
 
     async def run():
-        board = StatusWriter(PLAN, JobFolder(tmp_path))
-        result = write(board)
+        status_writer = StatusWriter(PLAN, JobFolder(tmp_path))
+        result = write(status_writer)
         if asyncio.iscoroutine(result):
             await result
-        return board
+        return status_writer
 
     return asyncio.run(run())
 
@@ -49,7 +49,10 @@ def progress_after(tmp_path, *reports):
 
 
 def test_a_phase_is_on_disk_at_once_with_its_reason(tmp_path):
-    on_board(tmp_path, lambda board: board.set_phase(Phase.RUNNING, "RanksRunning", "all of them"))
+    on_board(
+        tmp_path,
+        lambda status_writer: status_writer.set_phase(Phase.RUNNING, "RanksRunning", "all of them"),
+    )
     status = on_disk(tmp_path)
     assert (status.phase, status.ended_at_s) == (Phase.RUNNING, None)
     [condition] = status.conditions
@@ -61,15 +64,17 @@ def test_a_phase_is_on_disk_at_once_with_its_reason(tmp_path):
 
 
 def test_a_final_phase_has_an_end(tmp_path):
-    on_board(tmp_path, lambda board: board.set_phase(Phase.FAILED, "RankFailed", "one"))
+    on_board(
+        tmp_path, lambda status_writer: status_writer.set_phase(Phase.FAILED, "RankFailed", "one")
+    )
     status = on_disk(tmp_path)
     assert status.ended_at_s == pytest.approx(status.conditions[-1].since_s, abs=5)
 
 
 def test_small_things_are_on_disk_soon(tmp_path):
-    async def write(board):
-        board.set_node(1, state="joined", pid=7)
-        board.set_rank(2, state="running", pid=8)
+    async def write(status_writer):
+        status_writer.set_node(1, state="joined", pid=7)
+        status_writer.set_rank(2, state="running", pid=8)
         assert not JobFolder(tmp_path).status.exists()
         while not JobFolder(tmp_path).status.exists():
             await asyncio.sleep(0.01)
@@ -82,22 +87,22 @@ def test_small_things_are_on_disk_soon(tmp_path):
 
 
 def test_conditions_are_said_once(tmp_path):
-    def write(board):
+    def write(status_writer):
         for message in ("a", "b", "a"):
-            board.add_condition("warning", "LogTruncated", message)
+            status_writer.add_condition("warning", "LogTruncated", message)
 
-    board = on_board(tmp_path, write)
-    assert [condition.message for condition in board.status.conditions] == ["a", "b"]
+    status_writer = on_board(tmp_path, write)
+    assert [condition.message for condition in status_writer.status.conditions] == ["a", "b"]
 
 
 def test_moments_are_marked_once_and_in_order(tmp_path):
-    def write(board):
-        board.mark("second", 8.0)
-        board.mark("first", 7.0)
-        board.mark("second", 6.0)
+    def write(status_writer):
+        status_writer.mark("second", 8.0)
+        status_writer.mark("first", 7.0)
+        status_writer.mark("second", 6.0)
 
-    board = on_board(tmp_path, write)
-    assert [(m.name, m.at_s) for m in board.status.timeline] == [
+    status_writer = on_board(tmp_path, write)
+    assert [(m.name, m.at_s) for m in status_writer.status.timeline] == [
         ("submitted", 5.0),
         ("first", 7.0),
         ("second", 8.0),
@@ -108,9 +113,9 @@ def test_verdicts_are_final_or_history(tmp_path):
     first = Verdict(kind=FailureKind.USER_ERROR, message="first")
     last = Verdict(kind=FailureKind.KILLED, message="last")
 
-    def write(board):
-        board.set_verdict(first, final=False)
-        board.set_verdict(last, final=True)
+    def write(status_writer):
+        status_writer.set_verdict(first, final=False)
+        status_writer.set_verdict(last, final=True)
 
     on_board(tmp_path, write)
     status = on_disk(tmp_path)
@@ -162,47 +167,49 @@ def test_a_rank_that_is_not_there_is_not_heard(tmp_path, rank):
 
 
 def test_the_first_step_is_a_moment(tmp_path):
-    board = on_board(tmp_path, lambda b: b.report(report(2, 1, at_s=9.0)))
-    assert [m.at_s for m in board.status.timeline if m.name == "first step"] == [9.0]
-    assert [rank.step for rank in board.status.ranks] == [None, None, 1, None]
+    status_writer = on_board(tmp_path, lambda b: b.report(report(2, 1, at_s=9.0)))
+    assert [m.at_s for m in status_writer.status.timeline if m.name == "first step"] == [9.0]
+    assert [rank.step for rank in status_writer.status.ranks] == [None, None, 1, None]
 
 
 def test_a_new_attempt_starts_from_nothing(tmp_path):
-    def write(board):
-        board.set_rank(0, state="running", pid=3)
-        board.report(report(0, 80, 100, at_s=1.0, loss=0.1))
-        board.start_attempt(1, board._plan)
+    def write(status_writer):
+        status_writer.set_rank(0, state="running", pid=3)
+        status_writer.report(report(0, 80, 100, at_s=1.0, loss=0.1))
+        status_writer.start_attempt(1, status_writer._plan)
 
-    board = on_board(tmp_path, write)
-    assert board.status.attempt == 1
-    assert {rank.state for rank in board.status.ranks} == {"pending"}
-    assert board.status.progress == Progress()
+    status_writer = on_board(tmp_path, write)
+    assert status_writer.status.attempt == 1
+    assert {rank.state for rank in status_writer.status.ranks} == {"pending"}
+    assert status_writer.status.progress == Progress()
 
 
 def test_a_disk_that_cannot_be_written_is_survived(tmp_path):
-    def write(board):
-        board.set_phase(Phase.RUNNING, "RanksRunning", "one")
+    def write(status_writer):
+        status_writer.set_phase(Phase.RUNNING, "RanksRunning", "one")
         (tmp_path / "here").mkdir()
-        board.set_phase(Phase.SUCCEEDED, "AllRanksReturned", "two")
+        status_writer.set_phase(Phase.SUCCEEDED, "AllRanksReturned", "two")
 
-    board = on_board(tmp_path / "here", write)
-    assert board.status.phase is Phase.SUCCEEDED
+    status_writer = on_board(tmp_path / "here", write)
+    assert status_writer.status.phase is Phase.SUCCEEDED
     assert on_disk(tmp_path / "here").phase is Phase.SUCCEEDED
 
 
 def test_room_for_the_last_word_is_kept_until_it_is_said(tmp_path):
     reserve = JobFolder(tmp_path).reserve
 
-    def write(board):
+    def write(status_writer):
         size = reserve.stat().st_size
-        board.set_phase(Phase.RUNNING, "RanksRunning", "one")
+        status_writer.set_phase(Phase.RUNNING, "RanksRunning", "one")
         assert reserve.stat().st_size == size > 2 * JobFolder(tmp_path).status.stat().st_size
         # as on a full disk: a status cannot be written beside, only where room was kept
-        board.set_phase(Phase.STOPPING, "RankFailed", "two")
-        board._write_in_reserve(b"the last word")
+        status_writer.set_phase(Phase.STOPPING, "RankFailed", "two")
+        status_writer._write_in_reserve(b"the last word")
 
     on_board(tmp_path, write)
     assert JobFolder(tmp_path).status.read_bytes() == b"the last word"
-    on_board(tmp_path, lambda board: board.set_phase(Phase.FAILED, "RankFailed", "three"))
+    on_board(
+        tmp_path, lambda status_writer: status_writer.set_phase(Phase.FAILED, "RankFailed", "three")
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
     assert on_disk(tmp_path).phase is Phase.FAILED

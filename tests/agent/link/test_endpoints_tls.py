@@ -200,12 +200,12 @@ def test_another_program_is_reported(files, monkeypatch):
     monkeypatch.setattr(endpoints, "_DISTRUST_S", 0.3)
 
     async def run():
-        async def talk(reader, writer):
+        async def connection(reader, writer):
             writer.write(b"220 welcome to something else\r\n")
             await reader.read()
             writer.close()
 
-        server = await asyncio.start_server(talk, "127.0.0.1", 0)
+        server = await asyncio.start_server(connection, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(ProtocolError, match="does not speak TLS"):
             await connect(place_of(files, port), timeout_s=600)

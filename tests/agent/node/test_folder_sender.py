@@ -42,13 +42,13 @@ def pump_to(files, folder, visit):
 
     async def run(listener):
         link = await join(files, listener.port)
-        pump = FolderSender(link, Sender(folder, is_from_lead, has={}))
+        sender = FolderSender(link, Sender(folder, is_from_lead, has={}))
         try:
-            await visit(pump, pieces)
+            await visit(sender, pieces)
         finally:
-            pump.close()
+            sender.close()
             await link.close()
-        return pump
+        return sender
 
     return run_with_lead(files, run, take)
 
@@ -69,8 +69,8 @@ def test_what_is_new_is_sent_by_itself(files, folder):
 def test_a_round_that_is_asked_for_sends_all_and_no_piece_twice(files, folder):
     add(folder, b"x" * 3_500_000)
 
-    async def visit(pump, pieces):
-        await asyncio.gather(pump.round(), pump.round())
+    async def visit(sender, pieces):
+        await asyncio.gather(sender.round(), sender.round())
         await until(lambda: sum(len(body) for _, _, body in pieces) >= 3_500_000, "all of it")
         assert [offset for _, offset, _ in pieces] == [0, 1 << 20, 2 << 20, 3 << 20]
         assert b"".join(body for _, _, body in pieces) == b"x" * 3_500_000
@@ -81,14 +81,14 @@ def test_a_round_that_is_asked_for_sends_all_and_no_piece_twice(files, folder):
 def test_it_ends_with_its_link(files, folder):
     async def run(listener):
         link = await join(files, listener.port)
-        pump = FolderSender(link, Sender(folder, is_from_lead, has={}))
+        sender = FolderSender(link, Sender(folder, is_from_lead, has={}))
         frames = link.frames()
         assert (await frames.__anext__()).type == "welcome"
         await asyncio.wait_for(anext(frames, None), 20)  # the other side has hung up
         add(folder, b"x" * 3_000_000)
-        await asyncio.wait({pump._task}, timeout=20)
-        is_done = pump._task.done()
-        pump.close()
+        await asyncio.wait({sender._task}, timeout=20)
+        is_done = sender._task.done()
+        sender.close()
         await link.close()
         return is_done
 
@@ -99,10 +99,10 @@ def test_it_ends_with_its_link(files, folder):
 
 
 def test_closing_ends_it_at_once(files, folder):
-    async def visit(pump, _pieces):
-        pump.close()
-        await asyncio.wait({pump._task}, timeout=20)
-        assert pump._task.done()
+    async def visit(sender, _pieces):
+        sender.close()
+        await asyncio.wait({sender._task}, timeout=20)
+        assert sender._task.done()
 
     pump_to(files, folder, visit)
 
@@ -125,12 +125,12 @@ def test_a_file_that_cannot_be_read_keeps_no_other_back(files, folder, caplog):
     write_atomically(folder.result(0, 1), b"value")
     write_atomically(folder.status, b"{}")
 
-    async def visit(pump, pieces):
+    async def visit(sender, pieces):
         await until(lambda: len(pieces) == 2, "all that can be read")
         assert [path for path, _, _ in pieces] == ["attempt-0/rank-1.result", names.STATUS_FILE]
-        await pump.round()
-        await pump.round()
-        assert pump.troubles == {"attempt-0/rank-0.result": "Is a directory"}
+        await sender.round()
+        await sender.round()
+        assert sender.troubles == {"attempt-0/rank-0.result": "Is a directory"}
         assert caplog.text.count("Is a directory") == 1
 
     pump_to(files, folder, visit)

@@ -137,12 +137,12 @@ def leave_last_word(tmp_path, monkeypatch, plan, fill):
     folder = JobFolder(tmp_path)
 
     async def run():
-        board = StatusWriter(plan, folder)
-        board.start_attempt(1, fill(folder))
-        board.set_phase(Phase.SUCCEEDED, "AllRanksReturned", "all ranks returned")
+        status_writer = StatusWriter(plan, folder)
+        status_writer.start_attempt(1, fill(folder))
+        status_writer.set_phase(Phase.SUCCEEDED, "AllRanksReturned", "all ranks returned")
         with (tmp_path / "log").open("wb") as file:
             log = PodLogWriter(file.fileno())
-            termination.leave_last_word(board.status, folder, log)
+            termination.leave_last_word(status_writer.status, folder, log)
 
     asyncio.run(run())
     said = read_last_word((tmp_path / "log").read_bytes())

@@ -61,8 +61,8 @@ def pack_target(found, cwd, tmp_path, *, paths=(), in_image=False):
     return pack(spec, found, cwd=cwd, code_folder=THERE, home=tmp_path / "windlass")
 
 
-def unpack(luggage, where):
-    with luggage.bundle.open("rb") as archive:
+def unpack(packed, where):
+    with packed.bundle.open("rb") as archive:
         extract(archive, where)
     return set(read_tree(where))
 
@@ -79,11 +79,11 @@ def unpack(luggage, where):
 def test_a_script_lies_where_the_ranks_look_for_it(project, tmp_path, cwd, script, there, path):
     here = (project / cwd).resolve()
     found = read_target(script, ["--lr", "1"], cwd=here)
-    luggage = pack_target(found, here, tmp_path)
-    assert luggage.spec.work == Script(path=path, args=("--lr", "1"))
-    assert luggage.spec.cwd == there
+    packed = pack_target(found, here, tmp_path)
+    assert packed.spec.work == Script(path=path, args=("--lr", "1"))
+    assert packed.spec.cwd == there
     moved = tmp_path / "node"
-    unpack(luggage, moved)
+    unpack(packed, moved)
     rank_folder = moved / os.path.relpath(there, THERE)
     assert (rank_folder / path).read_bytes() == (here / script).read_bytes()
 
@@ -95,40 +95,40 @@ def test_an_absolute_path_too(project, tmp_path):
 
 def test_a_function_of_a_file(project, tmp_path):
     found = read_target("src/lib/steps.py::step", cwd=project)
-    luggage = pack_target(found, project, tmp_path)
-    assert luggage.spec.work == Function(name="step", file="src/lib/steps.py")
-    assert [wanted.name for wanted in luggage.inputs] == [names.PAYLOAD_FILE, names.BUNDLE_FILE]
-    assert luggage.python_minor == ""  # its code is in the bundle
+    packed = pack_target(found, project, tmp_path)
+    assert packed.spec.work == Function(name="step", file="src/lib/steps.py")
+    assert [wanted.name for wanted in packed.inputs] == [names.PAYLOAD_FILE, names.BUNDLE_FILE]
+    assert packed.python_minor == ""  # its code is in the bundle
 
 
 @pytest.mark.parametrize("target", ["-m lib.steps", ["echo", "hi"]])
 def test_modules_and_commands_stay_what_they_are(project, tmp_path, target):
     found = read_target(target, cwd=project)
-    luggage = pack_target(found, project, tmp_path)
-    assert luggage.spec.work == found.work
+    packed = pack_target(found, project, tmp_path)
+    assert packed.spec.work == found.work
     assert isinstance(found.work, (Module, Command))
-    assert [wanted.name for wanted in luggage.inputs] == [names.BUNDLE_FILE]
+    assert [wanted.name for wanted in packed.inputs] == [names.BUNDLE_FILE]
 
 
 def test_import_paths_of_the_project_are_the_nodes_own(project, tmp_path):
     found = read_target("train.py", cwd=project)
     paths = [project, project / "src", tmp_path / "elsewhere"]
-    luggage = pack_target(found, project, tmp_path, paths=paths)
-    assert luggage.spec.paths == (THERE, f"{THERE}/src")  # what is not there is no path there
+    packed = pack_target(found, project, tmp_path, paths=paths)
+    assert packed.spec.paths == (THERE, f"{THERE}/src")  # what is not there is no path there
 
 
 def test_the_whole_project_travels_and_is_named_by_its_hash(project, tmp_path):
     touch(project, ".git/config", "__pycache__/train.pyc", "data/deep/table.csv")
-    luggage = pack_target(read_target("train.py", cwd=project), project, tmp_path)
-    assert unpack(luggage, tmp_path / "node") == {
+    packed = pack_target(read_target("train.py", cwd=project), project, tmp_path)
+    assert unpack(packed, tmp_path / "node") == {
         "pyproject.toml",
         "train.py",
         "src/lib/__init__.py",
         "src/lib/steps.py",
         "data/deep/table.csv",
     }
-    [wanted] = luggage.inputs
-    data = luggage.bundle.read_bytes()
+    [wanted] = packed.inputs
+    data = packed.bundle.read_bytes()
     assert (wanted.name, wanted.size_bytes) == (names.BUNDLE_FILE, len(data))
     assert wanted.sha256 == hashlib.sha256(data).hexdigest()
 
@@ -139,17 +139,17 @@ def test_the_whole_project_travels_and_is_named_by_its_hash(project, tmp_path):
 def test_a_function_by_name_needs_no_certain_python(project, tmp_path, imports):
     steps = imports(project / "src", "lib.steps")
     found = read_target(steps.step, cwd=project)
-    luggage = pack_target(found, project, tmp_path, paths=[project / "src"])
-    assert luggage.spec.work == Function(name="step")
-    assert (luggage.spec.paths, luggage.python_minor) == ((f"{THERE}/src",), "")
-    assert "src/lib/steps.py" in unpack(luggage, tmp_path / "node")
+    packed = pack_target(found, project, tmp_path, paths=[project / "src"])
+    assert packed.spec.work == Function(name="step")
+    assert (packed.spec.paths, packed.python_minor) == ((f"{THERE}/src",), "")
+    assert "src/lib/steps.py" in unpack(packed, tmp_path / "node")
 
 
 def test_a_function_by_value_needs_this_python(project, tmp_path):
     found = read_target(lambda: 1, cwd=project)
-    luggage = pack_target(replace(found, source=None), project, tmp_path)
-    assert luggage.python_minor == MINOR
-    assert luggage.inputs[0].sha256 == hashlib.sha256(found.payload).hexdigest()
+    packed = pack_target(replace(found, source=None), project, tmp_path)
+    assert packed.python_minor == MINOR
+    assert packed.inputs[0].sha256 == hashlib.sha256(found.payload).hexdigest()
 
 
 def test_a_module_outside_the_project_is_refused(project, tmp_path, imports):
@@ -167,8 +167,8 @@ def test_an_installed_module_is_the_images_matter(project, tmp_path):
     import json
 
     found = read_target(json.dumps, [1], cwd=project)
-    luggage = pack_target(found, project, tmp_path, paths=[project])
-    assert "train.py" in unpack(luggage, tmp_path / "node")  # of the folder one is in
+    packed = pack_target(found, project, tmp_path, paths=[project])
+    assert "train.py" in unpack(packed, tmp_path / "node")  # of the folder one is in
 
 
 # -- in the image --------------------------------------------------------------------------------
@@ -176,11 +176,11 @@ def test_an_installed_module_is_the_images_matter(project, tmp_path):
 
 def test_what_is_in_the_image_does_not_travel(project, tmp_path):
     found = read_in_image("/app/train.py::step", [3])
-    luggage = pack_target(found, project, tmp_path, in_image=True)
-    assert luggage.spec.work == Function(name="step", file="/app/train.py")
-    assert luggage.spec.cwd == str(project)
-    assert luggage.bundle is None
-    assert [wanted.name for wanted in luggage.inputs] == [names.PAYLOAD_FILE]
+    packed = pack_target(found, project, tmp_path, in_image=True)
+    assert packed.spec.work == Function(name="step", file="/app/train.py")
+    assert packed.spec.cwd == str(project)
+    assert packed.bundle is None
+    assert [wanted.name for wanted in packed.inputs] == [names.PAYLOAD_FILE]
     script = pack_target(read_in_image("/app/train.py"), project, tmp_path, in_image=True)
     assert (script.inputs, script.bundle) == ((), None)
     assert not (tmp_path / "windlass").exists()
@@ -233,8 +233,8 @@ def test_a_folder_in_it_is_fine(tmp_path, monkeypatch):
     touch(home, "work/train.py", "photos/one.png")
     monkeypatch.setenv("HOME", str(home))
     found = read_target("train.py", cwd=home / "work")
-    luggage = pack_target(found, home / "work", tmp_path)
-    assert unpack(luggage, tmp_path / "node") == {"train.py"}
+    packed = pack_target(found, home / "work", tmp_path)
+    assert unpack(packed, tmp_path / "node") == {"train.py"}
 
 
 def test_installed_modules_are_the_image_s_business_wherever_the_environment_lies(

@@ -43,10 +43,15 @@ class CallLead(WorldPool):
     """One compute, from the first node that joins until somebody ends it or nobody has called for long."""
 
     def __init__(
-        self, plan: Plan, board: StatusWriter, *, address: str = "", sight: SilenceLimits = SIGHT
+        self,
+        plan: Plan,
+        status_writer: StatusWriter,
+        *,
+        address: str = "",
+        sight: SilenceLimits = SIGHT,
     ) -> None:
-        super().__init__(plan, board, address=address, sight=sight)
-        self.ledger = CallHistory()
+        super().__init__(plan, status_writer, address=address, sight=sight)
+        self.history = CallHistory()
         self.queue = CallQueue()
         self.inactivity = Inactivity(
             plan.work.ttl_s,  # type: ignore[union-attr]
@@ -62,8 +67,8 @@ class CallLead(WorldPool):
     # -- the compute's life --------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until it is ended; afterwards the board is final."""
-        self._board.set_phase(Phase.RUNNING, names.REASON_READY, "waiting for calls")
+        """Until it is ended; afterwards the status is final."""
+        self._status_writer.set_phase(Phase.RUNNING, names.REASON_READY, "waiting for calls")
         self.inactivity.check()
         while self.stopped is None:
             call = self.queue.start_next()
@@ -82,11 +87,11 @@ class CallLead(WorldPool):
         for call in self.queue.all():
             self._end_call(call, self.stopped)
         await self.dismiss_all(now=self.must_hurry)
-        self._board.set_verdict(self.stopped, final=True)
+        self._status_writer.set_verdict(self.stopped, final=True)
         is_idle = self.stopped.kind is FailureKind.TIMEOUT
         phase = Phase.SUCCEEDED if is_idle else Phase.CANCELLED
         reason = names.REASON_INACTIVE if is_idle else names.REASON_CANCELLED
-        self._board.set_phase(phase, reason, self.stopped.message)
+        self._status_writer.set_phase(phase, reason, self.stopped.message)
 
     def end(
         self, kind: FailureKind, message: str, *, now: bool = False, signum: int = signal.SIGTERM
@@ -114,7 +119,7 @@ class CallLead(WorldPool):
 
         Such a call never meets the queue, unless something goes wrong with it.
         """
-        self.ledger.add(call)
+        self.history.add(call)
         call.timer = self._start_timer(call)
         if self.is_idle and call.asked["slot"] and not call.file:
             world = self.find_world(call)
@@ -218,7 +223,7 @@ class CallLead(WorldPool):
             return
         has = call.asked["project"]["digest"]
         call.tell({"type": "again", "make": True, "has": has})
-        self.ledger.forget(call)
+        self.history.forget(call)
         call.state = "cancelled"  # here: it comes again
 
     def _world_of(self, call: Call) -> World | None:
@@ -264,14 +269,14 @@ class CallLead(WorldPool):
         elif kind == "absent":
             self._take_absence(index, message["world"])
         elif kind == "report":
-            self._board.report(message)
+            self._status_writer.report(message)
         elif kind == "setting_up" and self.queue.current is not None:
             self.queue.current.tell({"type": "said", "line": f"node {index}: {message['line']}"})
         else:
             super().receive(index, message, body)
 
     def _take_answer(self, message: dict[str, Any], body: bytes) -> None:
-        call = self.ledger.get(message.pop("call"))
+        call = self.history.get(message.pop("call"))
         if call is None or call.is_final:
             forget(message.get("file", ""))
             return
@@ -369,7 +374,7 @@ class CallLead(WorldPool):
         if call.is_final:
             return
         call.settle(verdict, is_told=is_told)
-        self.ledger.settle(call)
+        self.history.settle(call)
 
     def _refuse(self, call: Call, why: str) -> None:
         kind = FailureKind.START_FAILED

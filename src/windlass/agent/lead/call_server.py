@@ -1,6 +1,6 @@
-"""The lead's desk: what clients may ask of warm nodes, and how they are answered.
+"""What clients may ask of warm nodes, and how they are answered.
 
-Frames in, calls out. Keeps what a client sent ahead of a call on the same link: parts of its parcel, changed
+Frames in, calls out. Keeps what a client sent ahead of a call on the same link: parts of its payload, changed
 code, the making of an object. When and where a call runs is `agent.lead.call_lead`.
 """
 
@@ -45,8 +45,8 @@ class _Visitor:
 class CallServer:
     """Takes what clients ask."""
 
-    def __init__(self, station: AgentContext, lead: CallLead, node: CallNode) -> None:
-        self._station = station
+    def __init__(self, context: AgentContext, lead: CallLead, node: CallNode) -> None:
+        self._context = context
         self._lead = lead
         self._node = node
         self._visitors: dict[Link, _Visitor] = {}
@@ -75,10 +75,10 @@ class CallServer:
         elif kind == "attend":
             self._attend(link, header["id"], since=int(header.get("since", 0)))
         elif kind == "end_call":
-            if header["id"] in self._lead.ledger:
+            if header["id"] in self._lead.history:
                 why = str(header.get("why") or "cancelled by a client")
                 signum = signal.SIGINT if header.get("interrupt") else signal.SIGTERM
-                self._lead.cancel(self._lead.ledger[header["id"]], why, signum=signum)
+                self._lead.cancel(self._lead.history[header["id"]], why, signum=signum)
             link.send({"type": "ok", "id": header["id"]})
         elif kind in ("call_status", "call_logs"):
             self._tell_of_call(link, kind, header)
@@ -97,37 +97,37 @@ class CallServer:
         visitor = self._visitors.pop(link, None)
         if visitor is not None:
             visitor.parts.drop()
-        for call in self._lead.ledger.drop_listener(link):
+        for call in self._lead.history.drop_listener(link):
             if call.asked["stream"] and not call.is_final:
                 self._lead.abandon(call)
 
     # -- nodes ---------------------------------------------------------------------------------
 
     def join(self, link: Link, index: int, about: Header) -> None:
-        """A node has come; large parcels go to it by parts, where it is on another machine."""
+        """A node has come; large payloads go to it by parts, where it is on another machine."""
 
         async def ship(key: str, path: str) -> None:
             await send_parts(link, key, path)
 
         known = {key: about[key] for key in ("pid", "python", "host", "address") if key in about}
-        self._lead.join(index, link.send, ship=ship if self._station.is_pod else None, **known)
+        self._lead.join(index, link.send, ship=ship if self._context.is_pod else None, **known)
 
     def take_part(self, link: Link, frame: Frame) -> bool:
-        """Keep a part of a parcel; whether it was one."""
+        """Keep a part of a payload; whether it was one."""
         if frame.type != names.PART_FRAME:
             return False
         self._visitor(link).parts.take(frame)
         return True
 
     def with_file(self, link: Link, frame: Frame) -> dict[str, Any]:
-        """What a node says, with the file of the parcel that came ahead of it."""
+        """What a node says, with the file of the payload that came ahead of it."""
         return self._visitor(link).parts.with_file(frame)
 
     def _visitor(self, link: Link) -> _Visitor:
         visitor = self._visitors.get(link)
         if visitor is None:
             visitor = self._visitors[link] = _Visitor(
-                PartStore(self._node.spill, is_far=self._station.is_pod)
+                PartStore(self._node.spill, is_far=self._context.is_pod)
             )
         return visitor
 
@@ -147,10 +147,10 @@ class CallServer:
         sync, visitor.sync = visitor.sync, None
         constructor, visitor.constructor = visitor.constructor, None
         call_id = str(header["id"])
-        if call_id in self._lead.ledger:  # said twice, over a line that broke
+        if call_id in self._lead.history:  # said twice, over a line that broke
             self._attend(link, call_id)
             return
-        if self._lead.ledger.has_forgotten(call_id):
+        if self._lead.history.has_forgotten(call_id):
             link.send({"type": "forgotten", "id": call_id})
             return
         if self._lead.stopped is not None:  # it is for the nodes that come after these
@@ -171,9 +171,9 @@ class CallServer:
             link.send({"type": "again", "id": call_id, "make": True, "has": digest})
             return
         file = ""
-        if header.get("parcel"):
-            file = visitor.parts.claim(str(header["parcel"]))
-        elif header.get("file") and not self._station.is_pod:
+        if header.get("payload"):
+            file = visitor.parts.claim(str(header["payload"]))
+        elif header.get("file") and not self._context.is_pod:
             file = str(header["file"])
         call = Call(call_id, asked, body, file=file, sync=sync, constructor=constructor)
         if not asked["detach"]:
@@ -193,7 +193,7 @@ class CallServer:
 
     def _place(self, project: Header) -> dict[str, Any]:
         """Paths of a project that travelled are the nodes' own."""
-        root = f"{self._station.folder.code}/{project['key']}"
+        root = f"{self._context.folder.code}/{project['key']}"
 
         def place(path: str) -> str:
             return f"{root}/{path}".rstrip("/.") if path not in ("", ".") else root
@@ -206,7 +206,7 @@ class CallServer:
         }
 
     def _attend(self, link: Link, call_id: str, *, since: int = 0) -> None:
-        call = self._lead.ledger.get(call_id)
+        call = self._lead.history.get(call_id)
         if call is None:
             self._deny(link, call_id, since)
             return
@@ -222,23 +222,23 @@ class CallServer:
 
     def _deny(self, link: Link, call_id: str, since: int) -> None:
         """Say that a call is not known any more; only where that is certain, that it never was."""
-        was_here = self._lead.ledger.has_forgotten(call_id, since=since)
+        was_here = self._lead.history.has_forgotten(call_id, since=since)
         link.send({"type": "forgotten" if was_here else "unknown", "id": call_id})
 
     def _tell_of_call(self, link: Link, kind: str, header: Header) -> None:
-        call = self._lead.ledger.get(header["id"])
+        call = self._lead.history.get(header["id"])
         if call is None:
             self._deny(link, header["id"], since=0)
         elif kind == "call_status":
-            ahead = self._lead.ledger.count_ahead(call)
+            ahead = self._lead.history.count_ahead(call)
             status = records.to_json(make_call_status(call, self._lead.plan, ahead))
             link.send({"type": kind, "id": call.id, "status": status})
         else:
-            files, body = read_call_logs(call, self._station.folder, header.get("seen", {}))
+            files, body = read_call_logs(call, self._context.folder, header.get("seen", {}))
             link.send({"type": kind, "id": call.id, "files": files}, body)
 
     def _make_listener(self, link: Link) -> CallListener:
-        return CallListener(link, is_remote=self._station.is_pod)
+        return CallListener(link, is_remote=self._context.is_pod)
 
     # -- the compute ---------------------------------------------------------------------------
 
@@ -257,16 +257,16 @@ class CallServer:
         lead = self._lead
         return {
             "type": "info",
-            "job_id": self._station.plan.job_id,
+            "job_id": self._context.plan.job_id,
             "spill": str(self._node.spill),
             "nodes": len(lead.plan.nodes),
             "here": [node.index for node in lead.plan.nodes if lead.is_here(node.index)],
             "projects": {key: self._expected(key) for key in self._node.projects.digests()},
             "calls": [
                 {"id": call.id, "name": call.asked["name"], "state": call.state}
-                for call in lead.ledger.recent()[-20:]
+                for call in lead.history.recent()[-20:]
             ],
-            "num_calls": lead.ledger.num_calls,
+            "num_calls": lead.history.num_calls,
             "idle_s": lead.queue.idle_s,
             "ttl_s": lead.inactivity.ttl_s,
             "setup": lead.setup["digest"],

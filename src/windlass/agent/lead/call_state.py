@@ -31,7 +31,7 @@ _KEPT_ITEM_BYTES = 16 << 20
 
 @dataclass(slots=True)
 class RankAnswer:
-    """What one rank answered: the header of its frame, and its parcel, in memory or in a file."""
+    """What one rank answered: the header of its frame, and its payload, in memory or in a file."""
 
     header: dict[str, Any]
     body: bytes = b""
@@ -74,7 +74,7 @@ class CallListener:
                     # an item that another one has read is gone
                     with contextlib.suppress(FileNotFoundError):
                         await send_parts(self.link, file, file)
-                        self.link.send({**header, "parcel": file}, body)
+                        self.link.send({**header, "payload": file}, body)
                     if "state" not in header:
                         forget(file)
                 else:

@@ -1,7 +1,7 @@
 """The lead: node 0's agent decides for all nodes when an attempt starts, ends and is tried again.
 
-It hears of ranks from nodes (its own included), gives orders to nodes, and writes what it knows on the
-board. It touches no process and no socket itself: nodes do the one, links the other.
+It hears of ranks from nodes (its own included), gives orders to nodes, and writes what it knows to the
+status. It touches no process and no socket itself: nodes do the one, links the other.
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ class Lead(LeadInbox):
     def __init__(
         self,
         plan: Plan,
-        board: StatusWriter,
+        status_writer: StatusWriter,
         *,
         address: str = "",
         memory: LeadHandover | None = None,
         incarnation: str = "",
         sight: SilenceLimits = SIGHT,
     ) -> None:
-        super().__init__(plan, board, incarnation=incarnation, sight=sight)
+        super().__init__(plan, status_writer, incarnation=incarnation, sight=sight)
         self._address = plan.master_addr or address or _LOOPBACK
         self._memory = memory or LeadHandover()
 
     # -- the job -------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """The whole job; afterwards the board is final."""
+        """The whole job; afterwards the status is final."""
         verdict = await self._run_attempts()
         if verdict is not None:
-            self._board.set_verdict(verdict, final=True)
+            self._status_writer.set_verdict(verdict, final=True)
         await self._flush(is_complete=verdict is None)
         if verdict is None:
             message = f"all {self._attempt.num_ranks} ranks returned"
-            self._board.set_phase(Phase.SUCCEEDED, names.REASON_ALL_RETURNED, message)
+            self._status_writer.set_phase(Phase.SUCCEEDED, names.REASON_ALL_RETURNED, message)
             return
         phase = Phase.CANCELLED if verdict.kind is FailureKind.CANCELLED else Phase.FAILED
-        self._board.set_phase(phase, reason_of(verdict), verdict.message)
+        self._status_writer.set_phase(phase, reason_of(verdict), verdict.message)
 
     async def _run_attempts(self) -> Verdict | None:
         verdict = await self._gather() or self._take_over()
@@ -79,7 +79,7 @@ class Lead(LeadInbox):
 
     async def _gather(self) -> Verdict | None:
         """Wait until there are nodes enough for an attempt; a verdict when there never will be."""
-        self._board.set_phase(
+        self._status_writer.set_phase(
             Phase.STARTING,
             names.REASON_WAITING_FOR_NODES,
             f"waiting for {len(self._roster.missing())} node(s) of {len(self._plan.nodes)}",
@@ -104,7 +104,7 @@ class Lead(LeadInbox):
             return self._stop
         if is_late:
             return self._judge_missing()
-        self._board.mark("nodes joined")
+        self._status_writer.mark("nodes joined")
         return None
 
     @property
@@ -112,11 +112,11 @@ class Lead(LeadInbox):
         return self._plan.min_nodes < len(self._plan.nodes)
 
     def _may_start(self) -> bool:
-        """Whether no other world of this job can be there; if one might, the board says why."""
+        """Whether no other world of this job can be there; if one might, the status says why."""
         obstacle = self._find_obstacle()
         message = f"{obstacle}; the job ends if that lasts for {self._plan.join_timeout_s:g} s"
-        if obstacle and self._board.status.conditions[-1].message != message:
-            self._board.set_phase(Phase.STARTING, names.REASON_ONE_WORLD, message)
+        if obstacle and self._status_writer.status.conditions[-1].message != message:
+            self._status_writer.set_phase(Phase.STARTING, names.REASON_ONE_WORLD, message)
         return not obstacle
 
     def _find_obstacle(self) -> str:
@@ -159,7 +159,7 @@ class Lead(LeadInbox):
             node=0,
         )
         self._memory = known
-        self._board.restore(known.history, known.timeline)
+        self._status_writer.restore(known.history, known.timeline)
         return None if self._spend(verdict) else verdict
 
     def _spend(self, verdict: Verdict) -> bool:
@@ -173,7 +173,7 @@ class Lead(LeadInbox):
             memory = replace(memory, restarts_used=memory.restarts_used + 1)
         logger.info("attempt %s: %s", verdict.attempt, verdict.message)
         self._memory = replace(memory, history=(*memory.history, verdict))
-        self._board.set_verdict(verdict, final=False)
+        self._status_writer.set_verdict(verdict, final=False)
         return True
 
     def _has_budget(self, verdict: Verdict) -> bool:
@@ -187,9 +187,9 @@ class Lead(LeadInbox):
         world = self._plan.on_nodes(self._roster.prepared())
         self._attempt = Attempt(number, world)
         self._is_cut = self._is_stopping = False
-        self._board.start_attempt(number, world)
+        self._status_writer.start_attempt(number, world)
         self._remember(number)
-        self._board.set_phase(
+        self._status_writer.set_phase(
             Phase.RUNNING,
             names.REASON_RANKS_RUNNING,
             f"attempt {number}, {world.num_ranks} rank(s)",
@@ -220,7 +220,7 @@ class Lead(LeadInbox):
         deadline = self._memory.deadline_at_s
         if deadline is None and self._plan.timeout_s is not None:
             deadline = time.time() + self._plan.timeout_s
-        timeline = self._board.status.timeline
+        timeline = self._status_writer.status.timeline
         self._memory = replace(
             self._memory,
             attempt=number,
@@ -303,7 +303,7 @@ class Lead(LeadInbox):
     async def _stop_attempt(self) -> Verdict:
         """End the attempt everywhere at once; the verdict does not wait for the slowest rank."""
         why = self._stop.message if self._stop else "a rank failed"
-        self._board.set_phase(Phase.STOPPING, reason_of(self._make_verdict()), why)
+        self._status_writer.set_phase(Phase.STOPPING, reason_of(self._make_verdict()), why)
         await self._hear_cause(lambda: self._attempt.are_all_done, timeout_s=self._plan.grace_s)
         self._is_stopping = True
         self._order(self._make_stop(now=self._now))
@@ -311,7 +311,7 @@ class Lead(LeadInbox):
         await self._hear_cause(self._has_stopped, timeout_s=max(self._plan.grace_s, _SETTLE_LOST_S))
         verdict = self._make_verdict()
         if not self._has_stopped() and not (self._stop is None and self._has_budget(verdict)):
-            self._board.set_verdict(verdict, final=True)
+            self._status_writer.set_verdict(verdict, final=True)
         if not await self._changed.until(
             self._has_stopped, timeout_s=self._plan.grace_s + _STOP_MARGIN_S
         ):
@@ -377,13 +377,13 @@ class Lead(LeadInbox):
         self._tell_missing({i: r for i, r in self._find_owing().items() if i in owing})
 
     def _find_owing(self) -> dict[int, list[int]]:
-        return find_owing(self._attempt, self._board.folder)
+        return find_owing(self._attempt, self._status_writer.folder)
 
     def _tell_missing(self, owing: dict[int, list[int]]) -> None:
         for index, ranks in owing.items():
             why = f"sent nothing more for {_STALL_S:g} s" if index in self._roster else "was lost"
             message = render_missing(self._plan.nodes[index].name, ranks, why)
-            self._board.add_condition("warning", names.REASON_RESULT_MISSING, message)
+            self._status_writer.add_condition("warning", names.REASON_RESULT_MISSING, message)
 
     def _order(self, message: dict[str, Any]) -> None:
         for index in self._roster.here():

@@ -34,10 +34,10 @@ class LeadInbox:
     """One job's nodes, its current attempt, and what was said of both."""
 
     def __init__(
-        self, plan: Plan, board: StatusWriter, *, incarnation: str, sight: SilenceLimits
+        self, plan: Plan, status_writer: StatusWriter, *, incarnation: str, sight: SilenceLimits
     ) -> None:
         self._plan = plan
-        self._board = board
+        self._status_writer = status_writer
         self._told: list[LeadHandover] = []  # what nodes remember of an earlier lead
         self._roster = Roster(plan)
         self._attempt = Attempt(-1, plan)
@@ -74,7 +74,7 @@ class LeadInbox:
             self._told.append(memory)
             if lost_lead is not None:
                 self._one_world.hear_of_lost_lead(memory, lost_lead)
-        self._board.set_node(index, state="joined", pid=pid, python=python, host=host)
+        self._status_writer.set_node(index, state="joined", pid=pid, python=python, host=host)
         self._check_python(index, python)
         self._changed.set()
 
@@ -107,7 +107,7 @@ class LeadInbox:
         if may_run or parting is not Parting.CUT:
             self._one_world.lose(Seat(index=index, incarnation=member.incarnation), parting)
         logger.warning("%s is gone%s", name, f": {why}" if why else "")
-        self._board.set_node(index, state="lost")
+        self._status_writer.set_node(index, state="lost")
         note = "; ".join(
             part for part in (why, f"it was on {member.host}" * bool(member.host)) if part
         )
@@ -152,7 +152,7 @@ class LeadInbox:
             )
         if now and not self._now:
             self._now = True
-            if self._board.status.phase is Phase.STOPPING:
+            if self._status_writer.status.phase is Phase.STOPPING:
                 self._tell_to_stop(now=True)
         self._changed.set()
 
@@ -163,14 +163,14 @@ class LeadInbox:
         if kind == "outcome":
             self._take_outcome(read_outcome(message), exited=message["exited"])
         elif kind == "started" and 0 <= message["rank"] < self._attempt.num_ranks:
-            self._board.set_rank(message["rank"], pid=message["pid"], state="running")
+            self._status_writer.set_rank(message["rank"], pid=message["pid"], state="running")
         elif kind == "running" and is_current:
             self._take_running(message)
         elif kind == "done" and is_current and 0 <= message["rank"] < self._attempt.num_ranks:
             self._attempt.done.add(message["rank"])
-            self._board.set_rank(message["rank"], state="returned")
+            self._status_writer.set_rank(message["rank"], state="returned")
         elif kind == "report" and is_current:
-            self._board.report(message)
+            self._status_writer.report(message)
         elif kind == "stopped" and is_current:
             self._attempt.stopped.add(index)
         elif kind == "ready":
@@ -182,33 +182,35 @@ class LeadInbox:
         elif kind == PIECE:
             self._num_pieces += 1
         elif kind == "trouble":
-            self._board.add_condition("warning", message["reason"], message["message"])
+            self._status_writer.add_condition("warning", message["reason"], message["message"])
         self._changed.set()
 
     def _take_running(self, message: dict[str, Any]) -> None:
         self._attempt.running.add(message["rank"])
         if len(self._attempt.running) == self._attempt.num_ranks:
-            self._board.mark("ranks running", message["at_s"])
+            self._status_writer.mark("ranks running", message["at_s"])
 
     def _take_outcome(self, outcome: Outcome, *, exited: bool) -> None:
         if self._attempt.add(outcome, exited=exited) and (exited or outcome.is_failure):
-            self._board.set_rank(outcome.rank, state=self._attempt.outcomes[outcome.rank].state)
+            self._status_writer.set_rank(
+                outcome.rank, state=self._attempt.outcomes[outcome.rank].state
+            )
 
     def _take_ready(self, index: int, message: dict[str, Any]) -> None:
         if message["is_complete"] and index in self._roster:
             self._roster[index].has_imported = True
-            self._board.set_node(index, state="ready")
+            self._status_writer.set_node(index, state="ready")
         if self._roster.have_all_imported:
-            self._board.mark("imports done")
+            self._status_writer.mark("imports done")
         if message["culprit"]:
-            self._board.add_condition(
+            self._status_writer.add_condition(
                 "warning",
                 names.REASON_FORK_UNSAFE,
                 f"importing {message['culprit']} started {message['num_threads'] - 1} thread(s): "
                 f"ranks are spawned, not forked; leave it out of --preload to fork again",
             )
         for name, why in message["missing"].items():
-            self._board.add_condition(
+            self._status_writer.add_condition(
                 "warning", names.REASON_IMPORTING, f"{name} could not be preloaded: {why}"
             )
 

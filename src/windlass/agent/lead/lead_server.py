@@ -1,4 +1,4 @@
-"""The lead's door: nodes that join, clients that hold a lease, want files or have something to say.
+"""Who connects to the lead: nodes that join, clients that hold a lease, want files or have something to say.
 
 Knows who is on which link. What they say is handed to the lead; which files they get is decided here.
 """
@@ -54,14 +54,14 @@ class LeadServer:
 
     def __init__(
         self,
-        station: AgentContext,
+        context: AgentContext,
         lead: Lead | CallLead,
         inputs: Inputs,
-        desk: CallServer | None = None,
+        call_server: CallServer | None = None,
     ) -> None:
-        self._station = station
+        self._context = context
         self._lead = lead
-        self._desk = desk  # where the nodes take calls
+        self._call_server = call_server  # where the nodes take calls
         self._inputs = inputs
         self._num_leases = 0
         self._had_lease = False
@@ -101,9 +101,9 @@ class LeadServer:
             raise ProtocolError(f"node {index} is here already", hint="it ends first")
         self._nodes.add(index)
         pumps: list[FolderSender] = []
-        receiver = Receiver(self._station.folder, is_from_ranks)
+        receiver = Receiver(self._context.folder, is_from_ranks)
         why, is_leaving = "its link broke", False
-        link.watch(self._station.silence_s)
+        link.watch(self._context.silence_s)
 
         def take(frame: Frame) -> None:
             nonlocal is_leaving
@@ -111,7 +111,7 @@ class LeadServer:
             if kind == PIECE:
                 receiver.take(read_piece(frame.header, frame.body))
                 self._lead.receive(index, {"type": PIECE})
-            elif self._desk is not None and self._desk.take_part(link, frame):
+            elif self._call_server is not None and self._call_server.take_part(link, frame):
                 return
             elif kind == "join":
                 self._join(link, index, frame.header)
@@ -132,28 +132,28 @@ class LeadServer:
         try:
             await link.listen(take)
             if link.is_silent:
-                why = f"it has said nothing for {self._station.silence_s:g} s"
-            if self._station.is_pod and not self._is_dismissing:
+                why = f"it has said nothing for {self._context.silence_s:g} s"
+            if self._context.is_pod and not self._is_dismissing:
                 link.cut()  # in order only at the end: a node takes that for the end of its lead
         except (KeyError, IndexError, TypeError, ValueError) as error:
             why = f"it said something malformed: {error!r}"
             raise ProtocolError(f"node {index} said something malformed: {error!r}") from error
         finally:
-            for pump in pumps:
-                pump.close()
+            for sender in pumps:
+                sender.close()
             receiver.drop_parts()
             self._nodes.discard(index)
             parting = Parting.CLOSED if link.is_closed else Parting.CUT
             self._lead.lose(index, why, parting=parting)
 
     def _read(self, link: Link, frame: Frame) -> dict[str, Any]:
-        if self._desk is not None:
-            return self._desk.with_file(link, frame)
+        if self._call_server is not None:
+            return self._call_server.with_file(link, frame)
         return dict(frame.header)
 
     def _join(self, link: Link, index: int, about: Header) -> None:
-        if self._desk is not None:
-            self._desk.join(link, index, about)
+        if self._call_server is not None:
+            self._call_server.join(link, index, about)
             return
         self._lead.join(
             index,
@@ -169,9 +169,9 @@ class LeadServer:
 
     def _start_pumps(self, link: Link, index: int, about: Header) -> list[FolderSender]:
         """What this node is sent, where nodes do not share a folder."""
-        if not self._station.is_pod or self._desk is not None:
+        if not self._context.is_pod or self._call_server is not None:
             return []
-        folder = self._station.folder
+        folder = self._context.folder
         link.send({"type": "has", "files": measure_files(folder, is_from_ranks)})
         has = read_sizes(about, "has")
         wants = self._wanted_by_deputy if index == _DEPUTY else is_input
@@ -179,7 +179,7 @@ class LeadServer:
 
     def _wanted_by_deputy(self, path: str) -> bool:
         found = _RANK_FILE.match(path)
-        of_node_0 = found is not None and int(found[1]) < self._station.plan.nodes[0].num_ranks
+        of_node_0 = found is not None and int(found[1]) < self._context.plan.nodes[0].num_ranks
         return of_node_0 or is_input(path) or path.endswith(f"/{names.WORLD_FILE}")
 
     # -- clients -------------------------------------------------------------------------------
@@ -187,8 +187,8 @@ class LeadServer:
     async def _take_client(self, link: Link, hello: Header) -> None:
         holds_lease = bool(hello.get("lease"))
         self._change_leases(holds_lease)
-        pump: FolderSender | None = None
-        receiver = Receiver(self._station.folder, is_input)
+        sender: FolderSender | None = None
+        receiver = Receiver(self._context.folder, is_input)
 
         def take(frame: Frame) -> None:
             nonlocal holds_lease
@@ -206,27 +206,27 @@ class LeadServer:
                 link.send({"type": "ok"})
             elif kind == READ_ALL:
                 self._is_read = True
-            elif self._desk is not None:
-                self._desk.take(link, frame)
+            elif self._call_server is not None:
+                self._call_server.take(link, frame)
 
         try:
             if "has" in hello:
                 link.send({"type": "wants", "inputs": not self._inputs.is_ready})
-                pump = FolderSender(
-                    link, Sender(self._station.folder, is_from_lead, has=read_sizes(hello, "has"))
+                sender = FolderSender(
+                    link, Sender(self._context.folder, is_from_lead, has=read_sizes(hello, "has"))
                 )
-                self._readers[link] = pump
+                self._readers[link] = sender
                 self._had_reader = True
                 self._reader_came.set()
-            if pump is not None:  # one that reads files beats
+            if sender is not None:  # one that reads files beats
                 link.watch(_READER_SILENCE_S)
             await link.listen(take)
         finally:
-            if pump is not None:
-                pump.close()
+            if sender is not None:
+                sender.close()
             receiver.drop_parts()
-            if self._desk is not None:
-                self._desk.leave(link)
+            if self._call_server is not None:
+                self._call_server.leave(link)
             self._readers.pop(link, None)
             self._reader_left.set()
             self._change_leases(-holds_lease)
@@ -264,7 +264,7 @@ class LeadServer:
 
     async def watch_lease(self) -> None:
         """An attached job ends when nobody has held a lease on it for a while."""
-        plan = self._station.plan
+        plan = self._context.plan
         while not plan.detach:
             self._lease_changed.clear()
             if self._num_leases:
@@ -304,7 +304,7 @@ class LeadServer:
         However long that takes, as long as something moves.
         """
         while self._readers:
-            idle_s = time.monotonic() - max(pump.moved_s for pump in self._readers.values())
+            idle_s = time.monotonic() - max(sender.moved_s for sender in self._readers.values())
             if idle_s >= patience_s:
                 return
             self._reader_left.clear()

@@ -1,6 +1,6 @@
 """The nodes of a warm lead: who is here, what each has, and how many there should be.
 
-A base of its crews. Worlds and calls are not known here.
+A base of its world pool. Worlds and calls are not known here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KEPT_WORLDS = 200
 _LATER_S = 0.01  # a timer may come a little early
 
 SendBody = Callable[..., None]
-Ship = Callable[[str, str], Awaitable[None]]  # a parcel's key and its file
+Ship = Callable[[str, str], Awaitable[None]]  # a payload's key and its file
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class NodeEntry:
     """One node that is here."""
 
     send: SendBody
-    ship: Ship | None = None  # for large parcels, where it is on another machine
+    ship: Ship | None = None  # for large payloads, where it is on another machine
     host: str = ""
     address: str = ""
     digests: dict[str, str] = field(default_factory=dict)  # of the projects it has
@@ -55,12 +55,17 @@ class NodeTable(WorldRendezvous):
     """Nodes by index."""
 
     def __init__(
-        self, plan: Plan, board: StatusWriter, *, address: str = "", sight: SilenceLimits = SIGHT
+        self,
+        plan: Plan,
+        status_writer: StatusWriter,
+        *,
+        address: str = "",
+        sight: SilenceLimits = SIGHT,
     ) -> None:
         super().__init__(plan, address)
         self._sight = sight
         self._unseen: dict[int, float] = {}  # out of sight: until when ranks of theirs may live
-        self._board = board
+        self._status_writer = status_writer
         self._first_nodes = plan.nodes  # as the plan's file has them
         self._members: dict[int, NodeEntry] = {}
         self._changed = Changes()
@@ -83,7 +88,7 @@ class NodeTable(WorldRendezvous):
         host, address = str(about.get("host", "")), str(about.get("address", ""))
         self._members[index] = NodeEntry(send=send, ship=ship, host=host, address=address)
         known = {key: about[key] for key in ("pid", "python", "host") if key in about}
-        self._board.set_node(index, state="joined", **known)
+        self._status_writer.set_node(index, state="joined", **known)
         self._changed.set()
 
     def prepare(self, index: int) -> None:
@@ -96,7 +101,7 @@ class NodeTable(WorldRendezvous):
             return
         logger.warning("node %s is gone%s", index, f": {why}" if why else "")
         if self.knows(index):
-            self._board.set_node(index, state="lost")
+            self._status_writer.set_node(index, state="lost")
         self._changed.set()
 
     def _lose_sight(self, index: int, parting: Parting) -> None:
@@ -128,7 +133,7 @@ class NodeTable(WorldRendezvous):
         self.plan = self.plan.with_nodes(
             make_nodes(num_nodes, self.plan.nodes[0].num_ranks, job_name=self.plan.name)
         )
-        self._board.resize(self.plan)
+        self._status_writer.resize(self.plan)
         for index in [i for i in self._members if i >= num_nodes and not self.keeps_logs]:
             self._members[index].send({"type": "end"})  # pods are ended by whoever made them
         self._changed.set()
@@ -153,14 +158,14 @@ class NodeTable(WorldRendezvous):
 
     def keep_log(self, number: int, rank: int, lines: bytes) -> None:
         """Lines of a rank on another machine, where all readers find them."""
-        folder = self._board.folder
+        folder = self._status_writer.folder
         folder.make_attempt(number)
         with folder.log(number, rank).open("ab") as file:
             if file.tell() + len(lines) <= names.MAX_LOG_BYTES:
                 file.write(lines)
 
     def prune_logs(self, number: int) -> None:
-        shutil.rmtree(self._board.folder.attempt(number - _KEPT_WORLDS), ignore_errors=True)
+        shutil.rmtree(self._status_writer.folder.attempt(number - _KEPT_WORLDS), ignore_errors=True)
 
 
 def make_setup(

@@ -1,4 +1,4 @@
-"""Who works on node 0 of a compute: its lead, its node, and the desk where clients ask."""
+"""Who works on node 0 of a compute: its lead, its node, and what clients ask."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from windlass.agent.node.job_node import Echo
 
 
 def make_staff(
-    station: AgentContext, forks: ForkServer, board: StatusWriter, hear: SendBody, echo: Echo | None
+    context: AgentContext,
+    forks: ForkServer,
+    status_writer: StatusWriter,
+    hear: SendBody,
+    echo: Echo | None,
 ) -> tuple[CallLead, CallNode, CallServer]:
-    """Lead, node and desk of one compute."""
-    node = CallNode(station, forks=forks, send=hear, echo=echo)
-    lead = CallLead(station.plan, board, address=station.address, sight=station.sight)
+    """Lead, node and call server of one compute."""
+    node = CallNode(context, forks=forks, send=hear, echo=echo)
+    lead = CallLead(context.plan, status_writer, address=context.address, sight=context.sight)
     lead.projects = node.projects
-    lead.keeps_logs = station.is_pod
-    return lead, node, CallServer(station, lead, node)
+    lead.keeps_logs = context.is_pod
+    return lead, node, CallServer(context, lead, node)

@@ -1,6 +1,6 @@
 """Where the ranks of worlds meet: a store on node 0, or ports that are held for rank 0.
 
-A base of the lead's crews: knows members only as somebody to send orders to.
+A base of the lead's world pool: knows nodes only as somebody to send orders to.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The board: what the lead knows of a job, and the status file everyone reads it from.
+"""What the lead knows of a job, and the status file everyone reads it from.
 
 The lead writes on it as things happen; it is put on disk at once when a phase changes, else at most ten
 times a second. It decides nothing.

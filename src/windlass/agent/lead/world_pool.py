@@ -37,9 +37,14 @@ class WorldPool(NodeTable):
     """Nodes by index, worlds by number."""
 
     def __init__(
-        self, plan: Plan, board: StatusWriter, *, address: str = "", sight: SilenceLimits = SIGHT
+        self,
+        plan: Plan,
+        status_writer: StatusWriter,
+        *,
+        address: str = "",
+        sight: SilenceLimits = SIGHT,
     ) -> None:
-        super().__init__(plan, board, address=address, sight=sight)
+        super().__init__(plan, status_writer, address=address, sight=sight)
         self.worlds: dict[int, World] = {}
         self._slots: dict[str, World] = {}
         self._spare: World | None = None
@@ -75,9 +80,9 @@ class WorldPool(NodeTable):
             member.setup, member.setup_error = message["digest"], message["error"]
             member.setup_hint = message["hint"]
         elif kind == "ready":
-            self._board.set_node(index, state="ready")
+            self._status_writer.set_node(index, state="ready")
         elif kind == "trouble":
-            self._board.add_condition("warning", message["reason"], message["message"])
+            self._status_writer.add_condition("warning", message["reason"], message["message"])
         self._changed.set()
 
     def lose_rank(self, number: int) -> None:
@@ -329,7 +334,7 @@ class WorldPool(NodeTable):
         }
         self.send(world, order)
         if world.plan.nodes != self._first_nodes:
-            self._board.keep_world(world.number, world.plan)
+            self._status_writer.keep_world(world.number, world.plan)
 
     def make_spare(self, call: Call) -> None:
         """Have the ranks of the next call forked before it comes, if it is like this one."""
@@ -356,7 +361,7 @@ class WorldPool(NodeTable):
                 member.send(header, body)
 
     async def send_file(self, world: World, header: dict[str, Any], path: str) -> None:
-        """A call whose parcel lies in a file: to other machines it goes ahead by parts."""
+        """A call whose payload lies in a file: to other machines it goes ahead by parts."""
         members = [self._members[index] for index in world.nodes if index in self._members]
         far = [member for member in members if member.ship is not None]
         for member in members:
@@ -369,7 +374,7 @@ class WorldPool(NodeTable):
         with contextlib.suppress(OSError):  # then its link breaks, which is heard of
             if member.ship is not None:
                 await member.ship(path, path)
-                member.send({**header, "parcel": path})
+                member.send({**header, "payload": path})
 
     def dismiss(self, world: World, *, now: bool, signum: int = signal.SIGTERM) -> None:
         """End a world's ranks; those that work are asked with `signum`."""

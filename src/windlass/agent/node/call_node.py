@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 _OURS = ("cloudpickle", "windlass.agent.rank.call_rank")
 
 SendBody = Callable[[dict[str, Any], bytes], None]
-Ship = Callable[[str, str], Awaitable[None]]  # a parcel's key and its file
+Ship = Callable[[str, str], Awaitable[None]]  # a payload's key and its file
 
 
 class CallNode:
@@ -45,21 +45,21 @@ class CallNode:
 
     def __init__(
         self,
-        station: AgentContext,
+        context: AgentContext,
         *,
         forks: ForkServer,
         send: SendBody,
         echo: Echo | None = None,
         ship: Ship | None = None,
     ) -> None:
-        self._station = station
-        self._plan = station.plan
+        self._context = context
+        self._plan = context.plan
         self._forks = forks
         self._send = send
         self._echo = echo
         self._ship = ship
         self._loop = asyncio.get_running_loop()
-        self._crews: dict[int, WorldRanks] = {}
+        self._worlds_here: dict[int, WorldRanks] = {}
         self._stores: dict[int, int] = {}  # pids
         self._closing: set[int] = set()
         self._unborn: set[int] = set()
@@ -67,10 +67,10 @@ class CallNode:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: dict[str, Any] | None = None
         self._emptied = asyncio.Event()
-        self.spill = payloads.make_spill(f"{self._plan.job_id}-{station.index}", station.run_dir)
-        self.projects = Projects(station)
-        self._setup = ComputeSetup(station, forks)
-        path = station.run_dir / f"node-{station.index}.sock"
+        self.spill = payloads.make_spill(f"{self._plan.job_id}-{context.index}", context.run_dir)
+        self.projects = Projects(context)
+        self._setup = ComputeSetup(context, forks)
+        path = context.run_dir / f"node-{context.index}.sock"
         self._reports = ReportSocket(self._loop, path, self._on_report)
         forks.listen(self._loop, self._on_fork_event)
         forks.extend(_OURS)
@@ -108,17 +108,17 @@ class CallNode:
 
     def _give(self, header: dict[str, Any], body: bytes) -> None:
         """Hand something to the ranks of a world; a call for ranks that are gone is answered for them."""
-        crew = self._crews.get(header["world"])
+        world_ranks = self._worlds_here.get(header["world"])
         file = header["file"] if header.get("is_ours") else ""
         is_call = header["type"] == "call"
-        if crew is None:
+        if world_ranks is None:
             payloads.forget(file)
             if is_call:
                 self._tell({"type": "absent", "world": header["world"]})
             return
-        crew.send(header, body)
+        world_ranks.send(header, body)
         if is_call:
-            crew.file = file
+            world_ranks.file = file
 
     # -- worlds --------------------------------------------------------------------------------
 
@@ -133,12 +133,14 @@ class CallNode:
         self._forks.extend(order["preload"])
         number = order["world"]
         world = self._plan.with_nodes(NodePlan(**node) for node in order["nodes"])
-        here = next(node for node in world.nodes if node.index == self._station.index)
+        here = next(node for node in world.nodes if node.index == self._context.index)
         meeting = Meeting(address="", port=0)  # which the first call tells
         keep = order["about"]["keep"]
-        crew = WorldRanks(number, keep=keep, grace_s=self._plan.grace_s, tell=self._tell_of_rank)
-        self._crews[number] = crew
-        self._station.folder.make_attempt(number)
+        world_ranks = WorldRanks(
+            number, keep=keep, grace_s=self._plan.grace_s, tell=self._tell_of_rank
+        )
+        self._worlds_here[number] = world_ranks
+        self._context.folder.make_attempt(number)
         start = order["about"]["start"] or self._plan.start
         about = {**order["about"], "start": start, "spill": str(self.spill)}
         about["peer_wait_s"] = self._plan.peer_wait_s
@@ -149,55 +151,55 @@ class CallNode:
                 **order["env"],
                 names.REPORT_SOCKET: str(self._reports.path),
             }
-            self._start_rank(crew, rank, env, about)
+            self._start_rank(world_ranks, rank, env, about)
 
     def _start_rank(
-        self, crew: WorldRanks, rank: int, env: dict[str, str], about: dict[str, Any]
+        self, world_ranks: WorldRanks, rank: int, env: dict[str, str], about: dict[str, Any]
     ) -> None:
-        on_lines = functools.partial(self._on_lines, crew, rank)
-        log = self._station.folder.log(crew.number, rank)
+        on_lines = functools.partial(self._on_lines, world_ranks, rank)
+        log = self._context.folder.log(world_ranks.number, rank)
         streams = RankStreams(log, self._on_log_trouble, on_lines)
-        channel = NodeEnd(self._loop, functools.partial(crew.take, rank))
-        crew.hands[rank] = LiveRank(rank, channel, streams)
+        channel = NodeEnd(self._loop, functools.partial(world_ranks.take, rank))
+        world_ranks.hands[rank] = LiveRank(rank, channel, streams)
         ends = streams.open()
         self._forks.fork_callee(
-            about, rank=rank, attempt=crew.number, env=env, fds=(*ends, channel.theirs)
+            about, rank=rank, attempt=world_ranks.number, env=env, fds=(*ends, channel.theirs)
         )
         channel.give_away()
         for end in ends:
             os.close(end)
 
     def _dismiss(self, order: dict[str, Any]) -> None:
-        crew = self._crews.get(order["world"])
-        if crew is None:
+        world_ranks = self._worlds_here.get(order["world"])
+        if world_ranks is None:
             self._tell({"type": "cleared", "world": order["world"]})
             return
-        crew.stop(now=order["now"], signum=order["signal"], within_s=order.get("within_s"))
-        self._check_cleared(crew)
+        world_ranks.stop(now=order["now"], signum=order["signal"], within_s=order.get("within_s"))
+        self._check_cleared(world_ranks)
 
-    def _check_cleared(self, crew: WorldRanks) -> None:
-        if crew.hands:
+    def _check_cleared(self, world_ranks: WorldRanks) -> None:
+        if world_ranks.hands:
             return
-        crew.close()
-        self._crews.pop(crew.number, None)
-        sweep(crew.number, crew.leaders)
-        self._tell({"type": "cleared", "world": crew.number})
-        if not self._crews:
+        world_ranks.close()
+        self._worlds_here.pop(world_ranks.number, None)
+        sweep(world_ranks.number, world_ranks.leaders)
+        self._tell({"type": "cleared", "world": world_ranks.number})
+        if not self._worlds_here:
             self._emptied.set()
 
     def stop(self, *, now: bool, within_s: float | None = None) -> None:
         """End all ranks of all worlds."""
-        for crew in list(self._crews.values()):
-            crew.stop(now=now, within_s=within_s)
-            self._check_cleared(crew)
+        for world_ranks in list(self._worlds_here.values()):
+            world_ranks.stop(now=now, within_s=within_s)
+            self._check_cleared(world_ranks)
 
     @property
     def is_idle(self) -> bool:
-        return not self._crews
+        return not self._worlds_here
 
     async def idle(self) -> None:
         """Until no rank of this node is left."""
-        while self._crews:
+        while self._worlds_here:
             self._emptied.clear()
             await self._emptied.wait()
 
@@ -236,9 +238,9 @@ class CallNode:
     def _on_fork_event(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == "started":
-            crew = self._crews.get(event["attempt"])
-            if crew is not None:
-                crew.started(event["rank"], event["pid"])
+            world_ranks = self._worlds_here.get(event["attempt"])
+            if world_ranks is not None:
+                world_ranks.started(event["rank"], event["pid"])
             else:
                 processes.kill_group(event["pid"], signal.SIGKILL)
         elif kind == "exited":
@@ -258,9 +260,9 @@ class CallNode:
 
     def _forget_children(self) -> None:
         """All that the fork server had forked went with it."""
-        for crew in list(self._crews.values()):
-            for hand in list(crew.hands.values()):
-                self._end_hand(crew, hand, -signal.SIGKILL)
+        for world_ranks in list(self._worlds_here.values()):
+            for hand in list(world_ranks.hands.values()):
+                self._end_hand(world_ranks, hand, -signal.SIGKILL)
         self._stores.clear()
         self._closing.clear()
         self._open_stores()
@@ -271,15 +273,15 @@ class CallNode:
             self._open_stores()
         for number in [number for number, other in self._stores.items() if other == pid]:
             self._lose_store(number)
-        for crew in list(self._crews.values()):
-            for hand in list(crew.hands.values()):
+        for world_ranks in list(self._worlds_here.values()):
+            for hand in list(world_ranks.hands.values()):
                 if hand.pid == pid:
-                    self._end_hand(crew, hand, code)
+                    self._end_hand(world_ranks, hand, code)
                     return
 
-    def _end_hand(self, crew: WorldRanks, hand: LiveRank, code: int) -> None:
-        crew.exited(hand, code)
-        self._check_cleared(crew)
+    def _end_hand(self, world_ranks: WorldRanks, hand: LiveRank, code: int) -> None:
+        world_ranks.exited(hand, code)
+        self._check_cleared(world_ranks)
 
     def _tell_of_rank(self, header: dict[str, Any], body: bytes) -> None:
         """An answer; one that lies in a file goes there by parts, if the lead is elsewhere."""
@@ -292,15 +294,15 @@ class CallNode:
     async def _ship_answer(self, header: dict[str, Any], path: str) -> None:
         if self._ship is not None:
             await self._ship(path, path)
-        self._send({**header, "parcel": path}, b"")
+        self._send({**header, "payload": path}, b"")
         os.unlink(path)
 
-    def _on_lines(self, crew: WorldRanks, rank: int, lines: bytes) -> None:
-        hand = crew.hands.get(rank)
+    def _on_lines(self, world_ranks: WorldRanks, rank: int, lines: bytes) -> None:
+        hand = world_ranks.hands.get(rank)
         call = hand.call if hand else ""
-        self._send({"type": "log", "world": crew.number, "rank": rank, "call": call}, lines)
+        self._send({"type": "log", "world": world_ranks.number, "rank": rank, "call": call}, lines)
         if self._echo is not None:
-            self._echo(rank, crew.number, lines)
+            self._echo(rank, world_ranks.number, lines)
 
     def _on_log_trouble(self, message: str) -> None:
         self._tell({"type": "trouble", "reason": names.REASON_LOG_TRUNCATED, "message": message})

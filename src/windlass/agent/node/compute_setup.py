@@ -18,8 +18,8 @@ from windlass.agent.node.forkserver_client import ForkServer
 class ComputeSetup:
     """The set-up of one node."""
 
-    def __init__(self, station: AgentContext, forks: ForkServer) -> None:
-        self._station = station
+    def __init__(self, context: AgentContext, forks: ForkServer) -> None:
+        self._context = context
         self._forks = forks
         self._env: dict[str, str | None] = {}  # None: one of the plan's that is taken away
         self._steps: list[Any] = []
@@ -31,7 +31,7 @@ class ComputeSetup:
         env, steps, hidden = dict(order["env"]), list(order["steps"]), dict(order["hidden"])
         if (env, steps, hidden) == (self._env, self._steps, self._hidden):
             return False
-        given = {**os.environ, **self._station.plan.env, **env, **hidden}
+        given = {**os.environ, **self._context.plan.env, **env, **hidden}
         ranks_env = {name: value for name, value in given.items() if value is not None}
         if steps != self._steps:
             self.paths = await self._run(steps, order["cwd"], ranks_env, say) if steps else []
@@ -47,7 +47,7 @@ class ComputeSetup:
     ) -> list[str]:
         from windlass.agent.node.image_steps import run_steps
 
-        folder = self._station.folder.path
+        folder = self._context.folder.path
         return await run_steps(
             steps, folder=folder, python=sys.executable, cwd=cwd, env=env, say=say
         )

@@ -51,9 +51,9 @@ class Follower:
     """One node under a lead, or under one after another."""
 
     def __init__(
-        self, station: AgentContext, forks: ForkServer, inputs: Inputs, echo: Echo | None
+        self, context: AgentContext, forks: ForkServer, inputs: Inputs, echo: Echo | None
     ) -> None:
-        self._station = station
+        self._context = context
         self._inputs = inputs
         self._link: Link | None = None
         self._lost_s: float | None = None  # when the last lead was heard last, if it is gone
@@ -65,25 +65,25 @@ class Follower:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._parts: PartStore | None = None
         self._receiver = Receiver(
-            station.folder, lambda path: is_input(path) or is_from_ranks(path)
+            context.folder, lambda path: is_input(path) or is_from_ranks(path)
         )
         self.node = self._make_node(forks, echo)
 
     def _make_node(self, forks: ForkServer, echo: Echo | None) -> Node | CallNode:
-        station = self._station
-        if isinstance(station.plan.work, Calls):
+        context = self._context
+        if isinstance(context.plan.work, Calls):
             from windlass.agent.link.payload_parts import PartStore
             from windlass.agent.node.call_node import CallNode
 
-            ship = self._ship if station.is_pod else None
-            node = CallNode(station, forks=forks, send=self._send, echo=echo, ship=ship)
-            self._parts = PartStore(node.spill, is_far=station.is_pod)
+            ship = self._ship if context.is_pod else None
+            node = CallNode(context, forks=forks, send=self._send, echo=echo, ship=ship)
+            self._parts = PartStore(node.spill, is_far=context.is_pod)
             return node
         return Node(
-            station.plan,
-            station.folder,
-            station.index,
-            station.run_dir,
+            context.plan,
+            context.folder,
+            context.index,
+            context.run_dir,
             forks=forks,
             send=self._send,
             echo=echo,
@@ -120,9 +120,9 @@ class Follower:
             await work
         if self._link is not None:
             await self._link.close()
-        elif self._station.is_pod and self._lost_s is not None and not is_led:
-            await say_farewell(self._station, self._station.place, self.node.memory)
-        return names.EXIT_TOLD_TO_STOP if self._station.is_pod else 0
+        elif self._context.is_pod and self._lost_s is not None and not is_led:
+            await say_farewell(self._context, self._context.place, self.node.memory)
+        return names.EXIT_TOLD_TO_STOP if self._context.is_pod else 0
 
     async def _follow(self) -> int:
         while True:
@@ -130,7 +130,7 @@ class Follower:
                 link = await self._connect()
             except ProtocolError as error:  # a node of this index that is still leaving
                 logger.warning("%s", error)
-                if not self._station.is_pod:
+                if not self._context.is_pod:
                     return 1
                 await asyncio.sleep(_REFUSED_RETRY_S)
                 continue
@@ -138,33 +138,33 @@ class Follower:
                 logger.error("the lead cannot be reached: %s", error)
                 return 1
             code = await self._serve(link)
-            if self._has_ended or not self._station.is_pod:
+            if self._has_ended or not self._context.is_pod:
                 return code
             logger.warning("the lead is gone: ending the ranks here, and waiting for the next one")
-            self.node.stop(now=False, within_s=self._station.sight.cut_grace_s)
+            self.node.stop(now=False, within_s=self._context.sight.cut_grace_s)
             await self.node.idle()
             if code:
                 await asyncio.sleep(_REFUSED_RETRY_S)
 
     async def _connect(self) -> Link:
-        plan = self._station.plan
+        plan = self._context.plan
         return await endpoints.connect(
-            self._station.place,
+            self._context.place,
             role="node",
             job_id=plan.job_id,
-            node=self._station.index,
+            node=self._context.index,
             timeout_s=plan.join_timeout_s,
         )
 
     async def _serve(self, link: Link) -> int:
         self._link, self._is_led = link, False
-        has = measure_files(self._station.folder, is_input) if self._station.is_pod else {}
-        about = {"host": self._station.host, "is_prepared": self._inputs.is_ready, "has": has}
-        about |= {"address": self._station.address, "incarnation": self._station.incarnation}
+        has = measure_files(self._context.folder, is_input) if self._context.is_pod else {}
+        about = {"host": self._context.host, "is_prepared": self._inputs.is_ready, "has": has}
+        about |= {"address": self._context.address, "incarnation": self._context.incarnation}
         about["lost_lead"] = self._make_lost_lead()
         self.node.introduce(**about)
         heart = asyncio.ensure_future(beat(link))
-        fence_s = self._station.sight.fence_s
+        fence_s = self._context.sight.fence_s
         link.watch(fence_s)
         try:
             await link.listen(functools.partial(self._take, link))
@@ -188,7 +188,7 @@ class Follower:
         if self._is_led:
             self._lost_s = asyncio.get_running_loop().time() - link.silent_for_s
             self._was_closed = link.is_closed
-        if self._station.is_pod and not self._has_ended and not self._must_go.is_set():
+        if self._context.is_pod and not self._has_ended and not self._must_go.is_set():
             link.cut()
         else:
             await link.close()
@@ -208,7 +208,7 @@ class Follower:
             self._take_piece(frame)
         elif frame.type == "has":
             has = read_sizes(frame.header, "files")
-            sender = Sender(self._station.folder, is_from_ranks, has=has)
+            sender = Sender(self._context.folder, is_from_ranks, has=has)
             self._pump = FolderSender(link, sender)
         elif frame.type == "flush":
             self._start(self._flush())
@@ -232,7 +232,7 @@ class Follower:
     async def _flush(self) -> None:
         if self._pump is not None:
             await self._pump.round()
-            name = self._station.plan.nodes[self._station.index].name
+            name = self._context.plan.nodes[self._context.index].name
             for path, why in self._pump.troubles.items():
                 message = f"{name} could not send {path}: {why}"
                 told = {"reason": names.REASON_RESULT_MISSING, "message": message}

@@ -19,21 +19,21 @@ _PATIENCE_S = 3.0
 
 
 async def say_farewell(
-    station: AgentContext, place: endpoints.Place, memory: Mapping[str, Any] | None
+    context: AgentContext, place: endpoints.Place, memory: Mapping[str, Any] | None
 ) -> None:
     """Tell the lead that there is at `place`, if there is one.
 
     With what the node remembers: it may have taken part in a later attempt than that lead knows of, whose
     other nodes go on without it.
     """
-    seat = Seat(index=station.index, incarnation=station.incarnation)
+    seat = Seat(index=context.index, incarnation=context.incarnation)
     also = {"farewell": records.to_json(seat), "memory": memory}
     with contextlib.suppress(OSError, ProtocolError):
         link = await endpoints.connect(
             place,
             role="node",
-            job_id=station.plan.job_id,
-            node=station.index,
+            job_id=context.plan.job_id,
+            node=context.index,
             timeout_s=_PATIENCE_S,
             also=also,
         )

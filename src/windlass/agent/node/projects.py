@@ -21,8 +21,8 @@ _KEY = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 class Projects:
     """Manifests of what lies in the folders below the node's code."""
 
-    def __init__(self, station: AgentContext) -> None:
-        self._folder = station.folder.code
+    def __init__(self, context: AgentContext) -> None:
+        self._folder = context.folder.code
         self._known: dict[str, Manifest] = {}
 
     def digest(self, key: str) -> str:

@@ -48,7 +48,7 @@ class WorldRanks:
         self._keep = keep
         self.hands: dict[int, LiveRank] = {}
         self.leaders: set[int] = set()  # ranks that are gone: each led a session of its own
-        self.file = ""  # the parcel of the current call, if it is this node's to remove
+        self.file = ""  # the payload of the current call, if it is this node's to remove
         self._grace_s = grace_s
         self._tell = tell
         self._oom_kills = processes.read_oom_kills()

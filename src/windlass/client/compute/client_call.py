@@ -38,7 +38,7 @@ class Home(Protocol):
     def take_talk(self, timeout_s: float | None) -> Connection:
         """A connection to the lead."""
 
-    def give_talk(self, talk: Connection) -> None:
+    def give_talk(self, connection: Connection) -> None:
         """It is free again."""
 
     def tell(self, what: dict[str, Any]) -> None:
@@ -50,7 +50,7 @@ class Home(Protocol):
 
 @dataclass(slots=True)
 class CallRequest:
-    """What is said: the call's header, its parcel, and what goes ahead of it."""
+    """What is said: the call's header, its payload, and what goes ahead of it."""
 
     header: dict[str, Any]
     segments: Sequence[Segment]
@@ -128,12 +128,12 @@ class ClientCall:
         self._home = home
         self._request = request
         self._on_log = on_log
-        self._talk: Connection | None = None
+        self._connection: Connection | None = None
         self._lead = ""
         self._since = 0  # so many calls that lead had taken before it can have taken this one
         self._file = ""
         self._has_attended = False
-        self._parcels: dict[str, bytearray] = {}
+        self._payloads: dict[str, bytearray] = {}
         self.reply = Reply()
 
     @property
@@ -142,51 +142,51 @@ class ClientCall:
 
     def say(self, *, timeout_s: float | None = None) -> None:
         """Ask for it; over a line that breaks meanwhile it is said again by who follows it."""
-        talk = self._take_talk(timeout_s)
+        connection = self._take_talk(timeout_s)
         try:
             self._say()
         except LineBroke:
-            talk.close()
-            self._talk = None
+            connection.close()
+            self._connection = None
 
     def attend(self, *, timeout_s: float | None = None) -> None:
         """Take up one that was asked for before, perhaps by another process."""
-        talk = self._take_talk(timeout_s)
+        connection = self._take_talk(timeout_s)
         self._since = 0
-        talk.send({"type": "attend", "id": self._request.id})
+        connection.send({"type": "attend", "id": self._request.id})
 
     def _take_talk(self, timeout_s: float | None) -> Connection:
-        talk = self._home.take_talk(timeout_s)
-        if self._lead != talk.lead:
-            self._since = talk.num_calls
-        self._talk, self._lead = talk, talk.lead
-        return talk
+        connection = self._home.take_talk(timeout_s)
+        if self._lead != connection.lead:
+            self._since = connection.num_calls
+        self._connection, self._lead = connection, connection.lead
+        return connection
 
     def _say(self) -> None:
-        request, talk = self._request, self._talk
-        if talk is None:
+        request, connection = self._request, self._connection
+        if connection is None:
             raise LineBroke("there is no line")
         sync = request.make_sync(request.has)
         if sync is not None:
-            talk.send(sync[0], [sync[1]])
+            connection.send(sync[0], [sync[1]])
         if request.constructor is not None and request.must_make:
             sizes = [len(segment) for segment in request.constructor]
-            talk.send({"type": "make", "sizes": sizes}, request.constructor)
+            connection.send({"type": "make", "sizes": sizes}, request.constructor)
         header = request.header
         key = header["profile"]
-        if key not in talk.profiles:
-            talk.send({"type": "profile", "key": key, "profile": request.profile})
-            talk.profiles.add(key)
+        if key not in connection.profiles:
+            connection.send({"type": "profile", "key": key, "profile": request.profile})
+            connection.profiles.add(key)
         header["sizes"] = [len(segment) for segment in request.segments]
         if sum(header["sizes"]) <= payloads.SPILL_BYTES:
-            talk.send(header, request.segments)
+            connection.send(header, request.segments)
         elif self._home.is_remote:
-            talk.send_parts(request.id, request.segments)
-            talk.send({**header, "parcel": request.id})
+            connection.send_parts(request.id, request.segments)
+            connection.send({**header, "payload": request.id})
         else:
             if not self._file or not os.path.exists(self._file):
                 self._file = payloads.write_file(self._home.spill, request.segments)
-            talk.send({**header, "file": self._file})
+            connection.send({**header, "file": self._file})
 
     def wait_for_acceptance(self) -> None:
         """Until the lead has taken it: it goes on without us from then on."""
@@ -243,7 +243,7 @@ class ClientCall:
                 else:
                     self.reply.results[header["rank"]] = (header, segments)
             elif kind == names.PART_FRAME:
-                self._parcels.setdefault(header["parcel"], bytearray()).extend(frame.body)
+                self._payloads.setdefault(header["payload"], bytearray()).extend(frame.body)
             elif kind == "queued":  # most often for a moment: said only if it lasts
                 waiting = _describe_queue(header["ahead"], header["first"])
             elif kind == "waiting":
@@ -275,9 +275,9 @@ class ClientCall:
                     f"the call {self._request.id} is not done yet", hint="it goes on; wait again"
                 )
             try:
-                if self._talk is None:
+                if self._connection is None:
                     raise LineBroke("there is no line")
-                frame = self._talk.receive(_LOOK_S if is_waiting else left_s)
+                frame = self._connection.receive(_LOOK_S if is_waiting else left_s)
             except (LineBroke, ProtocolError):
                 self._reconnect(left_s)
                 continue
@@ -285,19 +285,19 @@ class ClientCall:
                 return frame
 
     def _reconnect(self, timeout_s: float | None) -> None:
-        if self._talk is not None:
-            self._talk.close()
-            self._talk = None
-        before, talk = self._lead, self._take_talk(timeout_s)
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        before, connection = self._lead, self._take_talk(timeout_s)
         if before and self._lead != before:
             raise self._lost()
-        self._parcels.clear()
+        self._payloads.clear()
         self._has_attended = True
-        talk.send({"type": "attend", "id": self._request.id, "since": self._since})
+        connection.send({"type": "attend", "id": self._request.id, "since": self._since})
 
     def _check_lead(self) -> None:
         """The lead that answers never heard of it: it was not said whole."""
-        if self._talk is None or not self._request.segments:
+        if self._connection is None or not self._request.segments:
             raise self._lost()  # or it was not said from here, and nobody can say it again
         self._say()
 
@@ -339,8 +339,8 @@ class ClientCall:
             start = end
 
     def _segments(self, header: Header, body: Any) -> list[memoryview]:
-        if header.get("parcel"):
-            body = self._parcels.pop(header["parcel"], bytearray())
+        if header.get("payload"):
+            body = self._payloads.pop(header["payload"], bytearray())
         elif header.get("file") and not self._home.is_remote:  # else a path of another machine
             body = payloads.map_file(header["file"])
         elif len(header["sizes"]) > 1:
@@ -357,12 +357,12 @@ class ClientCall:
     def let_go(self, *, is_broken: bool = False) -> None:
         """The line is free for another call; one in the middle of a story is not."""
         waiting_line.end()
-        if self._talk is not None:
+        if self._connection is not None:
             if is_broken:
-                self._talk.close()
+                self._connection.close()
             else:
-                self._home.give_talk(self._talk)
-            self._talk = None
+                self._home.give_talk(self._connection)
+            self._connection = None
 
     def cancel(self, why: str, *, interrupt: bool = False) -> None:
         """End it; its end is heard as any other. `interrupt`: its ranks hear it as Ctrl-C."""

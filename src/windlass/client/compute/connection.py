@@ -76,12 +76,12 @@ class Connection:
             raise LineBroke(str(error)) from error
 
     def send_parts(self, key: str, segments: Sequence[Segment]) -> None:
-        """A large parcel, in parts."""
+        """A large payload, in parts."""
         for segment in segments:
             view = memoryview(segment)
             for start in range(0, len(view), names.PART_BYTES):
                 self.send(
-                    {"type": names.PART_FRAME, "parcel": key},
+                    {"type": names.PART_FRAME, "payload": key},
                     [view[start : start + names.PART_BYTES]],
                 )
 
@@ -154,14 +154,14 @@ class Connection:
         return True
 
 
-def ask_info(talk: Connection) -> dict[str, Any]:
+def ask_info(connection: Connection) -> dict[str, Any]:
     """What the lead says of its compute, and of itself."""
-    info = dict(talk.ask({"type": "info"}).header)
-    talk.lead, talk.num_calls = str(info["born"]), int(info["num_calls"])
+    info = dict(connection.ask({"type": "info"}).header)
+    connection.lead, connection.num_calls = str(info["born"]), int(info["num_calls"])
     return info
 
 
 def ask_at(engine: Engine, ref: JobRef) -> dict[str, Any]:
     """The same of a compute that is not talked to otherwise."""
-    with contextlib.closing(Connection(engine.dial(ref), ref.job_id)) as talk:
-        return ask_info(talk)
+    with contextlib.closing(Connection(engine.dial(ref), ref.job_id)) as connection:
+        return ask_info(connection)

@@ -73,8 +73,8 @@ class LiveNodes:
         self._idle = []
 
     def _hang_up(self) -> None:
-        for talk in self._idle:
-            talk.close()
+        for connection in self._idle:
+            connection.close()
         self._idle.clear()
 
     # -- being there ---------------------------------------------------------------------------
@@ -188,9 +188,9 @@ class LiveNodes:
             raise
         if not is_up:
             raise self._start_wait.make_late(ref)
-        talk, info = self._connect()
+        connection, info = self._connect()
         self.num_nodes = info["nodes"]
-        self.give_talk(talk)
+        self.give_talk(connection)
         self.wanted.engine.let_go(ref)
 
     # -- changing in place ---------------------------------------------------------------------
@@ -233,9 +233,9 @@ class LiveNodes:
 
     def ask(self, question: dict[str, Any], *, timeout_s: float | None = None) -> Frame:
         """One question to the lead, one answer; `timeout_s` is for reaching it."""
-        talk = self.take_talk(timeout_s)
-        answer = talk.ask(question)
-        self.give_talk(talk)
+        connection = self.take_talk(timeout_s)
+        answer = connection.ask(question)
+        self.give_talk(connection)
         return answer
 
     def tell(self, what: dict[str, Any]) -> None:
@@ -244,8 +244,8 @@ class LiveNodes:
             return
         with contextlib.suppress(OSError, WindlassError):
             line = Connection(self.wanted.engine.dial(self.ref), self.ref.job_id)
-            with contextlib.closing(line) as talk:
-                talk.ask(what, timeout_s=_TELL_S)
+            with contextlib.closing(line) as connection:
+                connection.ask(what, timeout_s=_TELL_S)
 
     def take_talk(self, timeout_s: float | None) -> Connection:
         """A connection to the lead; nodes that are gone are started anew."""
@@ -253,25 +253,25 @@ class LiveNodes:
             with self._lock:
                 if not self._idle:
                     break
-                talk = self._idle.pop()
-            if talk.is_alive():
-                return talk
-            talk.close()
+                connection = self._idle.pop()
+            if connection.is_alive():
+                return connection
+            connection.close()
         return self._reconnect(timeout_s)
 
-    def give_talk(self, talk: Connection) -> None:
-        talk.used_s = time.monotonic()
-        self._idle.append(talk)
+    def give_talk(self, connection: Connection) -> None:
+        connection.used_s = time.monotonic()
+        self._idle.append(connection)
 
     def _connect(self) -> tuple[Connection, dict[str, Any]]:
         """A new connection, and what the lead says of itself."""
         ref = self._here()
-        talk = Connection(self.wanted.engine.dial(ref), ref.job_id)
-        info = ask_info(talk)
+        connection = Connection(self.wanted.engine.dial(ref), ref.job_id)
+        info = ask_info(connection)
         self.spill = info["spill"]
         self.python = info["python"]
         self.has.update(info["projects"])
-        return talk, info
+        return connection, info
 
     def _reconnect(self, timeout_s: float | None) -> Connection:
         limit_s = self.launch_timeout_s if timeout_s is None else timeout_s
@@ -282,9 +282,9 @@ class LiveNodes:
                     self.bring_up(max(self.num_nodes, 1))
                     return self._idle.pop()
             try:
-                talk = self._connect()[0]
+                connection = self._connect()[0]
                 waiting_line.end()
-                return talk
+                return connection
             except (OSError, LineBroke, ProtocolError) as error:
                 trouble: Exception = error
             with self._lock:

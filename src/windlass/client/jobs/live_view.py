@@ -65,8 +65,8 @@ class LiveView:
 
     def __init__(self, *, out: TextIO | None = None, talk: TextIO | None = None) -> None:
         self._out = out or sys.stdout
-        self._talk = talk or sys.stderr
-        self._draws = can_draw(self._talk)
+        self._messages = talk or sys.stderr
+        self._draws = can_draw(self._messages)
         self._drawn = False
         self._drawn_s = 0.0
         self._status: JobStatus | None = None
@@ -91,7 +91,7 @@ class LiveView:
             self._print(line)
 
     def _print(self, line: LogLine) -> None:
-        stream = self._out if line.stream == "stdout" else self._talk
+        stream = self._out if line.stream == "stdout" else self._messages
         colour = wants_colour(stream)
         self._erase()
         stream.write(render_line(line, colour=colour) + "\n")
@@ -99,8 +99,8 @@ class LiveView:
 
     def say(self, text: str) -> None:
         self._erase()
-        self._talk.write(f"{clean(text, colour=False)}\n")
-        self._talk.flush()
+        self._messages.write(f"{clean(text, colour=False)}\n")
+        self._messages.flush()
 
     def interrupted(self, *, now: bool) -> None:
         if now:
@@ -146,8 +146,8 @@ class LiveView:
         text = clean(" ".join(line.split()), colour=False)
         if len(text) > width:  # numbers before pictures
             text = re.sub("[━─]+ ", "", text)[:width]
-        self._talk.write(f"\r\x1b[2K{paint(text, 2, colour=wants_colour(self._talk))}")
-        self._talk.flush()
+        self._messages.write(f"\r\x1b[2K{paint(text, 2, colour=wants_colour(self._messages))}")
+        self._messages.flush()
         self._drawn = True
 
     def _last_bar(self) -> str:
@@ -156,8 +156,8 @@ class LiveView:
 
     def _erase(self) -> None:
         if self._drawn:
-            self._talk.write("\r\x1b[2K")
-            self._talk.flush()
+            self._messages.write("\r\x1b[2K")
+            self._messages.flush()
             self._drawn = False
             self._drawn_s = 0.0
 

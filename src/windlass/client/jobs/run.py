@@ -144,24 +144,24 @@ def prepare_target(
     spec = spec if pod is None else replace(spec, pod=pod)
     job_id = make_job_id(found.work, settings.name)
     facts = engine.facts()
-    luggage = Packed(spec=spec)
+    packed = Packed(spec=spec)
     if facts.code_folder:
         home = Path(str(settings.value("home"))).expanduser()
-        luggage = pack(spec, found, cwd=cwd, code_folder=facts.code_folder, home=home, root=root)
+        packed = pack(spec, found, cwd=cwd, code_folder=facts.code_folder, home=home, root=root)
     plan = make_plan(
-        luggage.spec,
+        packed.spec,
         job_id=job_id,
         now_s=time.time(),
         facts=facts,
-        inputs=luggage.inputs,
-        python_minor=luggage.python_minor,
+        inputs=packed.inputs,
+        python_minor=packed.python_minor,
     )
     check_capabilities(engine, plan)
     return Prepared(
         engine=engine,
         plan=plan,
         payload=found.payload,
-        bundle=luggage.bundle,
+        bundle=packed.bundle,
         settings=settings,
         notes=(*notes, *describe_worlds(work, len(plan.nodes))),
     )

@@ -18,14 +18,14 @@ from windlass.engines.secret_env import NO_HIDDEN
 from windlass.errors import SpecError
 from windlass.kube.mounts import pod_of
 from windlass.kube.naming import object_name
-from windlass.kube.plain import make_crew_claims
+from windlass.kube.plain import make_torchrun_claims
 from windlass.kube.torchrun_pods import (
     Rendezvous,
     TorchrunPods,
-    make_crew_code,
-    make_crew_metadata,
-    make_crew_service,
-    make_crew_template,
+    make_torchrun_code,
+    make_torchrun_metadata,
+    make_torchrun_service,
+    make_torchrun_template,
     unwrap_plan,
 )
 from windlass.plan.plan import Facts, Plan
@@ -54,7 +54,7 @@ def render(
     pod = _with_claims(pod_of(plan))
     has_name = plan.name != plan.job_id
     name = (object_name(plan.name, _MAX_NAME) if has_name else "") or NAME
-    crew = TorchrunPods(
+    pods = TorchrunPods(
         name=name,
         service=f"{name}-rdzv" if has_name else SERVICE,
         labels={"app": name},
@@ -66,10 +66,10 @@ def render(
         env=_make_token_env(),
     )
     return [
-        *make_crew_code(plan, pod, crew),
-        *make_crew_claims(pod, crew, num_pods=len(plan.nodes)),
-        make_crew_service(pod, crew),
-        _make_stateful_set(plan, pod, crew),
+        *make_torchrun_code(plan, pod, pods),
+        *make_torchrun_claims(pod, pods, num_pods=len(plan.nodes)),
+        make_torchrun_service(pod, pods),
+        _make_stateful_set(plan, pod, pods),
     ]
 
 
@@ -85,17 +85,17 @@ def _make_token_env() -> list[Object]:
     return [{"name": name, "valueFrom": source} for name in HF_VARIABLES]
 
 
-def _make_stateful_set(plan: Plan, pod: PodSpec, crew: TorchrunPods) -> Object:
+def _make_stateful_set(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> Object:
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": make_crew_metadata(pod, crew, crew.name),
+        "metadata": make_torchrun_metadata(pod, pods, pods.name),
         "spec": {
-            "serviceName": crew.service,
+            "serviceName": pods.service,
             "replicas": len(plan.nodes),
             "podManagementPolicy": "Parallel",
-            "selector": {"matchLabels": dict(crew.labels)},
-            "template": make_crew_template(plan, pod, crew),
+            "selector": {"matchLabels": dict(pods.labels)},
+            "template": make_torchrun_template(plan, pod, pods),
         },
     }
 
