@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 
 import click
 from click.shell_completion import CompletionItem
 
-_NEAR = 0.8
+from windlass.near_names import nearest
+
+_ALIKE = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +85,9 @@ def _take(option: click.Option, word: str, queue: list[str]) -> str:
 
 def _find_near(options: Mapping[str, click.Option], loose: Sequence[str]) -> dict[str, str]:
     flags = [name for name in options if name.startswith("--")]
-    found = {}
-    for word in loose:
-        name = word.partition("=")[0]
-        near = get_close_matches(name, flags, n=1, cutoff=_NEAR) if name.startswith("--") else []
-        if near:
-            found[name] = near[0]
-    return found
+    names = [word.partition("=")[0] for word in loose if word.startswith("--")]
+    near = {name: nearest(name, flags, alike=_ALIKE) for name in names}
+    return {name: flag for name, flag in near.items() if flag}
 
 
 class TargetCommand(click.Command):

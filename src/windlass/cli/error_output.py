@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from difflib import get_close_matches
 
 import click
 
@@ -17,6 +16,7 @@ from windlass import names
 from windlass.cli.lazy_group import close_stdout
 from windlass.client.terminal import clean
 from windlass.errors import WindlassError
+from windlass.near_names import did_you_mean
 
 DEBUG = "WINDLASS_DEBUG"
 
@@ -62,15 +62,11 @@ def _describe_usage(error: click.ClickException) -> tuple[str, str]:
     ctx = getattr(error, "ctx", None)
     usage = ctx.command.get_usage(ctx).replace("Usage:", "usage:") if ctx else ""
     if isinstance(error, click.NoSuchOption):
-        return f"there is no option {error.option_name}", _nearest_option(error) or usage
+        params = ctx.command.get_params(ctx) if ctx else ()
+        options = [option for param in params for option in param.opts]
+        return f"there is no option {error.option_name}", did_you_mean(
+            error.option_name, options, usage or "--help lists them"
+        )
     if isinstance(error, click.MissingParameter) and error.param is not None:
         return f"{getattr(error.param, 'metavar', None) or error.param.name} is missing", usage
     return error.format_message().rstrip("."), hint or usage
-
-
-def _nearest_option(error: click.NoSuchOption) -> str:
-    if error.ctx is None:
-        return ""
-    known = [opt for param in error.ctx.command.get_params(error.ctx) for opt in param.opts]
-    near = get_close_matches(error.option_name, known, n=1)
-    return f"did you mean {near[0]}?" if near else ""

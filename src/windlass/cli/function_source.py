@@ -10,10 +10,10 @@ import ast
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
 from windlass.errors import SpecError
+from windlass.near_names import did_you_mean
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -59,10 +59,8 @@ def _nearest_file(path: Path) -> str:
     if not path.parent.is_dir():
         return f"there is no folder {path.parent} either"
     files = sorted(other.name for other in path.parent.glob("*.py"))
-    near = get_close_matches(path.name, files, n=1)
-    if near:
-        return f"did you mean {path.parent / near[0]}?"
-    return f"Python files there: {', '.join(files[:8])}" if files else "no Python file is there"
+    listed = f"Python files there: {', '.join(files[:8])}" if files else "no Python file is there"
+    return did_you_mean(path.name, files, listed, show=path.parent.joinpath)
 
 
 def _top_level(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
@@ -86,12 +84,9 @@ def _make_missing(
         if isinstance(node, _FUNCTIONS) and node.name == function:
             where = f"line {node.lineno} of {path}"
             return SpecError(f"{function} ({where}) is inside a function or a class", hint=wrap)
-    near = get_close_matches(function, functions, n=1)
-    hint = f"functions there: {', '.join(functions)}" if functions else "no function is there"
-    return SpecError(
-        f"there is no function {function!r} in {path}",
-        hint=f"did you mean {near[0]!r}?" if near else hint,
-    )
+    listed = f"functions there: {', '.join(functions)}" if functions else "no function is there"
+    hint = did_you_mean(function, functions, listed, show=repr)
+    return SpecError(f"there is no function {function!r} in {path}", hint=hint)
 
 
 def _bound_names(tree: ast.Module) -> set[str]:

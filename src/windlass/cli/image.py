@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from windlass.cli.show import print_json
 from windlass.client.compute.dockerfile import render_dockerfile
 from windlass.client.compute.image import Image
 from windlass.errors import SpecError, WindlassError
+from windlass.near_names import did_you_mean
 
 
 @click.command()
@@ -48,8 +48,7 @@ def find_image(variables: Mapping[str, Any], name: str, file: str) -> Image:
         if name in variables:
             kind = type(variables[name]).__name__
             raise SpecError(f"{name} in {file} is a {kind}, and has no image", hint=_list(found))
-        near = get_close_matches(name, found, n=1)
-        hint = f"did you mean {near[0]}?" if near else _list(found)
+        hint = did_you_mean(name, found, _list(found))
         raise SpecError(f"there is no {name!r} in {file}", hint=hint)
     several = list({id(image): image for image in found.values()}.values())
     if not several:
@@ -81,8 +80,7 @@ def _import(path: Path) -> dict[str, Any]:
 
     if not path.is_file():
         files = sorted(other.name for other in path.parent.glob("*.py"))
-        near = get_close_matches(path.name, files, n=1)
-        hint = f"did you mean {path.parent / near[0]}?" if near else "name a Python file"
+        hint = did_you_mean(path.name, files, "name a Python file", show=path.parent.joinpath)
         raise SpecError(f"there is no file {path}", hint=hint)
     sys.path.insert(0, str(path.parent.resolve()))
     try:

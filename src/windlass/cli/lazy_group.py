@@ -10,10 +10,11 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping
-from difflib import get_close_matches
 
 import click
 from click.shell_completion import CompletionItem
+
+from windlass.near_names import did_you_mean
 
 
 class LazyGroup(click.Group):
@@ -94,8 +95,11 @@ class UnknownCommand(click.UsageError):
 
     def __init__(self, name: str, known: tuple[str, ...], ctx: click.Context) -> None:
         super().__init__(f"there is no command {name!r}", ctx)
-        near = get_close_matches(name, known, n=1, cutoff=0.5)
         path = ctx.command_path
-        self.hint = f"did you mean {path} {near[0]}?" if near else f"{path} --help lists them"
-        if not near and (name.endswith(".py") or "::" in name):
-            self.hint = f"did you mean windlass run {name}?"
+        is_target = name.endswith(".py") or "::" in name
+        otherwise = (
+            f"did you mean windlass run {name}?" if is_target else f"{path} --help lists them"
+        )
+        self.hint = did_you_mean(
+            name, known, otherwise, show=lambda verb: f"{path} {verb}", alike=0.5
+        )

@@ -11,7 +11,6 @@ import ast
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +18,7 @@ from windlass.cli.annotations import ANY, ValueType, make_type, read_values
 from windlass.cli.docstrings import read_parameter_help, read_summary
 from windlass.cli.function_source import read_function
 from windlass.errors import SpecError
+from windlass.near_names import did_you_mean
 
 # As in Python: before `/`; ordinary; after `*`; `*args`; `**kwargs`.
 Kind = Literal["positional", "either", "keyword", "args", "kwargs"]
@@ -203,11 +203,8 @@ def _make_unknown(signature: Signature, word: str) -> SpecError:
             )
     flags = [p.flag for p in signature.of_kind("either", "keyword")]
     flags += [f"--no-{p.flag[2:]}" for p in signature.parameters if p.type.is_switch]
-    near = get_close_matches("--" + word.lstrip("-"), flags, n=1)
-    return SpecError(
-        f"{name} has no flag {word}",
-        hint=f"did you mean {near[0]}?" if near else render_usage(signature),
-    )
+    hint = did_you_mean("--" + word.lstrip("-"), flags, render_usage(signature))
+    return SpecError(f"{name} has no flag {word}", hint=hint)
 
 
 def _read_plain(signature: Signature, words: Sequence[str]) -> list[object]:

@@ -37,6 +37,7 @@ from windlass.engines.socket_folder import (
     remove_socket_folder,
 )
 from windlass.errors import EngineError, JobNotFound, ProtocolError, SpecError
+from windlass.near_names import did_you_mean
 from windlass.plan.plan import Facts, Plan, read_plan, render_plan
 from windlass.settings import Settings
 from windlass.spec.work import Calls
@@ -373,9 +374,6 @@ def _kill_marked(job_id: str) -> None:
 
 
 def _not_found(job_id: str, known: list[JobRef]) -> JobNotFound:
-    import difflib
-
     others = [ref.job_id for ref in known if ref.job_id != job_id]
-    near = difflib.get_close_matches(job_id, others, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else "windlass ls shows what is there"
+    hint = did_you_mean(job_id, others, "windlass ls shows what is there", alike=0.5)
     return JobNotFound(f"there is no job {job_id!r} here", hint=hint)

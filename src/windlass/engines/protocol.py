@@ -6,7 +6,6 @@ of how anything is shown. What it cannot do is missing from `can`, and is refuse
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 
 from windlass.engines.secret_env import NO_HIDDEN
 from windlass.errors import SpecError
+from windlass.near_names import did_you_mean
 from windlass.plan.plan import Facts, Plan
 from windlass.settings import Settings
 from windlass.wire.log_lines import LogLine, LogQuery
@@ -174,8 +174,7 @@ def engine_names() -> tuple[str, ...]:
 def make_engine(name: str, settings: Settings) -> Engine:
     """The engine of that name, imported on use."""
     if name not in _ENGINES:
-        near = difflib.get_close_matches(name, _ENGINES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there is: {', '.join(_ENGINES)}"
+        hint = did_you_mean(name, _ENGINES, f"there is: {', '.join(_ENGINES)}")
         raise SpecError(f"there is no engine {name!r}", hint=hint)
     module, _, attribute = _ENGINES[name].partition(":")
     engine: Engine = getattr(importlib.import_module(module), attribute)(settings)

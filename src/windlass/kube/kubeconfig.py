@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import difflib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.errors import EngineError
+from windlass.near_names import did_you_mean
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _LOOK = "`kubectl config view` shows what is there"
@@ -227,8 +227,7 @@ def _target_of(config: _Config, name: str, namespace: str) -> ClusterTarget:
 def _find(entries: Mapping[str, _Entry], name: str, what: str, list_hint: str) -> _Entry:
     if name in entries:
         return entries[name]
-    near = difflib.get_close_matches(name, entries, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"{list_hint} {_names(entries)}"
+    hint = did_you_mean(name, entries, f"{list_hint} {_names(entries)}", show=repr)
     raise ConfigError(f"there is no {what} {name!r} in the kubeconfig", hint=hint)
 
 

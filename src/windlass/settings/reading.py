@@ -12,9 +12,10 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from windlass.errors import SpecError
+from windlass.near_names import did_you_mean
 from windlass.settings.parse_values import Source, read_value
 from windlass.settings.setting import Setting
-from windlass.settings.table import BY_NAME, SETTINGS, Settings, find_setting, nearest
+from windlass.settings.table import BY_NAME, SETTINGS, Settings, find_setting
 from windlass.settings.xdg import place
 from windlass.trusted import find_settings_fault, is_open_to_everybody, open_now
 
@@ -163,4 +164,5 @@ def _parse(path: Path, content: bytes) -> Mapping[str, object]:
 def _check_keys(path: Path, values: Mapping[str, object]) -> None:
     for key in values:
         if key not in BY_NAME:
-            raise SpecError(f"unknown setting {key!r} in {path}", hint=nearest(key))
+            hint = did_you_mean(key, BY_NAME, show=repr)
+            raise SpecError(f"unknown setting {key!r} in {path}", hint=hint)

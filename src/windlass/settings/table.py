@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 
 from windlass.errors import SpecError
+from windlass.near_names import did_you_mean
 from windlass.settings.setting import NodeRange, Setting
 from windlass.settings.setting import is_setting as _is
 from windlass.settings.xdg import state_home
@@ -159,12 +160,7 @@ BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 def find_setting(name: str) -> Setting:
     if name not in BY_NAME:
-        raise SpecError(f"there is no setting {name!r}", hint=nearest(name))
+        raise SpecError(
+            f"there is no setting {name!r}", hint=did_you_mean(name, BY_NAME, show=repr)
+        )
     return BY_NAME[name]
-
-
-def nearest(name: str) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, BY_NAME, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(BY_NAME)}"

@@ -147,59 +147,59 @@ def test_a_line_has_its_node_and_rank():
 
 
 def test_where_lines_go():
-    out, connection = io.StringIO(), io.StringIO()
-    view = LiveView(out=out, connection=connection)
+    out, messages = io.StringIO(), io.StringIO()
+    view = LiveView(out=out, messages=messages)
     view.show(status(), [line("to out"), line("to err", rank=1, stream="stderr")])
     view.close()
     assert out.getvalue() == "[0/0] to out\n"
-    assert connection.getvalue() == "[0/1] to err\n"  # and no status line: this is no terminal
+    assert messages.getvalue() == "[0/1] to err\n"  # and no status line: this is no terminal
 
 
 def test_on_a_terminal_the_status_line_is_drawn_and_erased():
-    connection = Tty()
-    view = LiveView(out=connection, connection=connection)
+    messages = Tty()
+    view = LiveView(out=messages, messages=messages)
     view.show(status(), [])
-    assert "2/2 ranks running" in on_screen(connection.getvalue())[-1]
+    assert "2/2 ranks running" in on_screen(messages.getvalue())[-1]
     view.show(status(), [line("a line")])
-    rows = on_screen(connection.getvalue())
+    rows = on_screen(messages.getvalue())
     assert rows[0] == "[0/0] a line"
     assert "2/2 ranks running" in rows[-1]  # drawn again at once below it
     view.close()
-    assert on_screen(connection.getvalue()) == ["[0/0] a line", ""]
+    assert on_screen(messages.getvalue()) == ["[0/0] a line", ""]
 
 
 def test_an_ended_job_has_no_status_line():
-    connection = Tty()
-    view = LiveView(out=io.StringIO(), connection=connection)
+    messages = Tty()
+    view = LiveView(out=io.StringIO(), messages=messages)
     view.show(status(Phase.SUCCEEDED), [])
     view.close()
-    assert connection.getvalue() == ""
+    assert messages.getvalue() == ""
 
 
 def test_the_status_line_fits_the_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")
-    connection = Tty()
-    view = LiveView(out=io.StringIO(), connection=connection)
+    messages = Tty()
+    view = LiveView(out=io.StringIO(), messages=messages)
     metrics = {f"metric{i}": "two\nlines \x1b[2J" for i in range(20)}
     view.show(status(progress=Progress(step=1, metrics=metrics)), [])
-    [row] = on_screen(connection.getvalue())
+    [row] = on_screen(messages.getvalue())
     assert row.startswith("train-1 2/2 ranks running")
     assert len(row) < 30
 
 
 def test_no_colour_on_a_terminal(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
-    connection = Tty()
-    view = LiveView(out=connection, connection=connection)
+    messages = Tty()
+    view = LiveView(out=messages, messages=messages)
     view.show(status(), [line("\x1b[31mred\x1b[0m")])
     view.close()
-    assert "\x1b" not in connection.getvalue().replace(ERASE, "")
-    assert "[0/0] red\n" in connection.getvalue()
+    assert "\x1b" not in messages.getvalue().replace(ERASE, "")
+    assert "[0/0] red\n" in messages.getvalue()
 
 
 def test_of_a_progress_bar_only_the_last_drawing_is_printed():
     out = io.StringIO()
-    view = LiveView(out=out, connection=io.StringIO())
+    view = LiveView(out=out, messages=io.StringIO())
     view.show(status(), [line("10%", replaced=True), line("20%", replaced=True)])
     assert out.getvalue() == ""
     view.show(status(), [line("100%")])
@@ -211,10 +211,10 @@ def test_of_a_progress_bar_only_the_last_drawing_is_printed():
 
 
 def test_a_bar_is_in_the_status_line():
-    connection = Tty()
-    view = LiveView(out=io.StringIO(), connection=connection)
+    messages = Tty()
+    view = LiveView(out=io.StringIO(), messages=messages)
     view.show(status(), [line("30%|###", replaced=True)])
-    assert on_screen(connection.getvalue())[-1].endswith("30%|###")
+    assert on_screen(messages.getvalue())[-1].endswith("30%|###")
 
 
 def warning(message, reason="LogTruncated"):
@@ -226,17 +226,17 @@ def phase_condition(phase):
 
 
 def test_warnings_are_said_once():
-    connection = io.StringIO()
-    view = LiveView(out=io.StringIO(), connection=connection)
+    messages = io.StringIO()
+    view = LiveView(out=io.StringIO(), messages=messages)
     for _ in range(2):
         view.show(status(conditions=(warning("the disk is full"),)), [])
     view.show(status(conditions=(warning("the disk is full"), warning("so is the other"))), [])
-    assert connection.getvalue() == "windlass: the disk is full\nwindlass: so is the other\n"
+    assert messages.getvalue() == "windlass: the disk is full\nwindlass: so is the other\n"
 
 
 def test_a_restart_is_said():
-    connection = io.StringIO()
-    view = LiveView(out=io.StringIO(), connection=connection)
+    messages = io.StringIO()
+    view = LiveView(out=io.StringIO(), messages=messages)
     running = phase_condition(Phase.RUNNING)
     view.show(status(conditions=(running,), restarts=2), [])
     failed = Verdict(kind=FailureKind.KILLED, message="rank 1 was killed by SIGKILL")
@@ -248,19 +248,17 @@ def test_a_restart_is_said():
     )
     view.show(again, [])
     view.show(again, [])
-    assert connection.getvalue() == (
-        "windlass: rank 1 was killed by SIGKILL; restarted, attempt 1\n"
-    )
+    assert messages.getvalue() == ("windlass: rank 1 was killed by SIGKILL; restarted, attempt 1\n")
 
 
 def test_interrupts_say_what_is_left():
-    connection = io.StringIO()
-    view = LiveView(out=io.StringIO(), connection=connection)
+    messages = io.StringIO()
+    view = LiveView(out=io.StringIO(), messages=messages)
     view.interrupted(now=False)
     view.show(status(states=("running", "returned", "running", "pending")), [])
     view.interrupted(now=False)
     view.interrupted(now=True)
-    assert connection.getvalue().splitlines() == [
+    assert messages.getvalue().splitlines() == [
         "windlass: stopping 0 rank(s); Ctrl-C again to kill them now",
         "windlass: stopping 3 rank(s); Ctrl-C again to kill them now",
         "windlass: killing every rank now",
@@ -279,11 +277,11 @@ def test_what_blocks_is_told_in_whole_words_and_what_to_do_begins_a_line():
     text = f"{'each pod wants more than there is, ' * 4}-> windlass compute rm my-idle-compute"
     blocker = Condition(type="blocker", reason="X", message=text, since_s=1.0)
     blocked = status(Phase.PENDING, conditions=(blocker,))
-    for connection in (Tty(), io.StringIO()):
-        LiveView(out=io.StringIO(), connection=connection).show(blocked, [])
-        *whole, _ = connection.getvalue().split("\n")
+    for messages in (Tty(), io.StringIO()):
+        LiveView(out=io.StringIO(), messages=messages).show(blocked, [])
+        *whole, _ = messages.getvalue().split("\n")
         assert " ".join(one.strip() for one in whole) == f"windlass: {text}"
-        if connection.isatty():
+        if messages.isatty():
             assert whole[-1] == "  -> windlass compute rm my-idle-compute"
             assert max(map(len, whole)) < 100
         else:

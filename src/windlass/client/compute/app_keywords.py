@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from windlass.errors import SpecError
+from windlass.near_names import did_you_mean
 from windlass.settings.table import BY_NAME
 
 # a compute's word for it -> the setting's
@@ -47,13 +47,8 @@ def check_keywords(what: str, given: Mapping[str, Any], *, own: tuple[str, ...])
     for name in given:
         if name in KEYWORDS:
             continue
-        near = get_close_matches(name, sorted({*KEYWORDS, *own}), n=1)
-        raise SpecError(
-            f"{what} has no keyword {name!r}",
-            hint=f"did you mean {near[0]!r}?"
-            if near
-            else f"there are {', '.join(sorted(KEYWORDS))}",
-        )
+        hint = did_you_mean(name, sorted({*KEYWORDS, *own}), show=repr)
+        raise SpecError(f"{what} has no keyword {name!r}", hint=hint)
 
 
 def make_flags(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any
 
 from windlass.errors import SpecError
+from windlass.near_names import did_you_mean
 from windlass.settings.durations import read_duration
 
 _COLLECTS = ("all", "head")
@@ -48,8 +48,7 @@ def make_options(given: Mapping[str, Any], before: Options | None = None) -> Opt
     known = ("name", "init_args", *Options.__dataclass_fields__)
     for name in given:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            hint = did_you_mean(name, known, show=repr)
             raise SpecError(f"there is no option {name!r}", hint=hint)
     found = dict(given)
     if found.get("ranks") is not None:

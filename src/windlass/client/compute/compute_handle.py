@@ -9,7 +9,6 @@ Two computes of one name and one spec are the same nodes, from whatever process.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from windlass.client.compute.check_values import check_values
@@ -19,6 +18,7 @@ from windlass.client.compute.live_nodes import LiveNodes
 from windlass.client.user import name_user
 from windlass.engines.protocol import JobRef
 from windlass.errors import SpecError
+from windlass.near_names import did_you_mean
 from windlass.settings.durations import read_duration
 
 KEYWORDS = (
@@ -47,8 +47,8 @@ def check_keywords(given: Mapping[str, Any]) -> None:
                 hint=f"Compute(...).distribute(workers={given[name]!r})",
             )
         if name not in known:
-            near = get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(KEYWORDS)}"
+            listed = f"there are {', '.join(KEYWORDS)}"
+            hint = did_you_mean(name, known, listed, show=repr, alike=0.5)
             raise SpecError(f"Compute has no keyword {name!r}", hint=hint)
 
 

@@ -6,7 +6,6 @@ when it is run stays undone. What there is to bring up is found in the names it 
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import sys
 import traceback
@@ -18,6 +17,7 @@ from types import ModuleType
 from windlass.client.compute.app import App
 from windlass.client.compute.decorators import Decorated
 from windlass.errors import SpecError, WindlassError
+from windlass.near_names import did_you_mean
 from windlass.rank_stubs import is_inside
 
 _NOTHING = "decorate a function with @kt.compute(...), or make an app with kt.app(...)"
@@ -40,10 +40,9 @@ def find_deployables(module: ModuleType, name: str = "") -> list[Decorated | App
         raise SpecError(f"there is nothing to deploy in {module.__name__}.py", hint=_NOTHING)
     wanted = [value for key, value in found.items() if name in ("", key, value.name)]
     if not wanted:
-        near = difflib.get_close_matches(name, found, n=1)
         raise SpecError(
             f"{module.__name__}.py holds no decorated function, class or app {name!r}",
-            hint=f"did you mean {near[0]}?" if near else f"there is: {', '.join(found)}",
+            hint=did_you_mean(name, found),
         )
     return list({id(value): value for value in wanted}.values())
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import pickle
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from windlass.client.compute.callable_work import Work
@@ -22,6 +21,7 @@ from windlass.client.compute.owners import is_meant, make_refusal, name_for, spl
 from windlass.client.compute.remote import Remote
 from windlass.engines.protocol import Engine, JobRef
 from windlass.errors import JobNotFound, WindlassError
+from windlass.near_names import did_you_mean
 from windlass.plan.plan import Plan
 from windlass.wire import payloads
 
@@ -68,8 +68,7 @@ def get(name: str, **where: Any) -> Remote:
         if name in _ask_record(engine, ref):
             maker, _ = split_owner(name_for(engine, ref, plan))
             raise make_refusal(name, f"{maker}/{name}", what="deployed name")
-    near = get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else "windlass deploy SCRIPT.py brings it up"
+    hint = did_you_mean(name, known, "windlass deploy SCRIPT.py brings it up")
     whose = f" by {owner}" if owner else ""
     raise JobNotFound(f"nothing is deployed under the name {name!r}{whose}", hint=hint)
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from windlass.errors import SpecError
+from windlass.near_names import did_you_mean
 
 FRAMEWORKS = ("pytorch", "spmd", "command")
 _LATER = ("ray", "monarch")
@@ -39,8 +39,7 @@ def make_spread(
         elif also.get(name) == "procs":
             procs = value
         else:
-            near = get_close_matches(name, ("framework", "workers", "procs"), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "there are framework, workers, procs"
+            hint = did_you_mean(name, ("framework", "workers", "procs"), show=repr)
             raise SpecError(f"distribute has no keyword {name!r}", hint=hint)
     if framework in _LATER:
         raise SpecError(
@@ -48,8 +47,7 @@ def make_spread(
             hint="pytorch and spmd run any function on all ranks; command runs a program",
         )
     if framework not in FRAMEWORKS:
-        near = get_close_matches(str(framework), (*FRAMEWORKS, *_LATER), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(FRAMEWORKS)}"
+        hint = did_you_mean(str(framework), FRAMEWORKS, show=repr)
         raise SpecError(f"there is no framework {framework!r}", hint=hint)
     fewest, most = _read_workers(workers)
     if procs is not None and not _is_count(procs):

@@ -8,7 +8,6 @@ runs the plain form of the steps, and `client.compute.dockerfile` writes the Doc
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 from windlass import names
 from windlass.client.compute.pip_packages import check_packages
 from windlass.errors import SpecError
+from windlass.near_names import did_you_mean
 
 _REF = re.compile(
     r"([A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?/)?"  # the host, which may have large letters
@@ -127,9 +127,7 @@ _METHODS = ("pip_install", "run", "env", "from_docker")
 
 
 def _no_method(owner: str, name: str, known: Iterable[str], also: Mapping[str, str]) -> str:
-    near = [also[name]] if name in also else difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-    return f"{owner} has no {name!r}; {hint}"
+    return f"{owner} has no {name!r}; {did_you_mean(also.get(name, name), known, alike=0.5)}"
 
 
 def _check_ref(ref: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from windlass.client.compute.compute_spec import Wanted, decide
@@ -19,6 +18,7 @@ from windlass.client.compute.owners import is_meant, make_refusal, name_for, spl
 from windlass.engines.protocol import JobRef
 from windlass.errors import JobNotFound, SpecError, WindlassError
 from windlass.kube.blocker import CONDITION
+from windlass.near_names import did_you_mean
 from windlass.plan.plan import Plan
 from windlass.settings import Settings, read_settings, start_folder
 from windlass.wire.status import JobStatus
@@ -134,6 +134,6 @@ def find_living(text: str, wheres: Sequence[Wanted]) -> FoundCompute:
     for found in others.values():
         if found.name == text:
             raise make_refusal(text, f"{found.owner}/{found.name}")
-    near = get_close_matches(name, [found.name for found in meant.values()], n=1)
-    hint = f"did you mean {near[0]}?" if near else "windlass compute ls shows them"
+    known = [compute.name for compute in meant.values()]
+    hint = did_you_mean(name, known, "windlass compute ls shows them")
     raise JobNotFound(f"there is no compute {text!r:.80}", hint=hint)

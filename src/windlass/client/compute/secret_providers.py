@@ -9,11 +9,11 @@ import configparser
 import netrc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from windlass.errors import SpecError
+from windlass.near_names import did_you_mean
 
 Environ = Mapping[str, str]
 
@@ -135,9 +135,9 @@ def find_provider(name: str) -> Provider:
     """The provider of that name."""
     if name in PROVIDERS:
         return PROVIDERS[name]
-    near = get_close_matches(str(name).lower(), [*PROVIDERS, "huggingface"], n=1)
-    close = "hf" if near == ["huggingface"] else "".join(near)
+    known = {**{known: known for known in PROVIDERS}, "huggingface": "hf"}
+    listed = f"there are {', '.join(PROVIDERS)}"
     raise SpecError(
         f"there is no built-in secret {name!r:.60}",
-        hint=f"did you mean {close}?" if close else f"there are {', '.join(PROVIDERS)}",
+        hint=did_you_mean(str(name).lower(), known, listed, show=known.__getitem__),
     )

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windlass import names
 from windlass.distributed import volume_variable
 from windlass.errors import EngineError, SpecError
+from windlass.near_names import did_you_mean
 from windlass.spec.quantity import check_bytes, read_quantity
 from windlass.spec.storage import ACCESS_MODES, Claim, read_volume
 from windlass.trusted import make_own
@@ -183,9 +183,8 @@ def _read_mode(name: str, given: object) -> str:
     known |= {mode.lower(): mode for mode in ACCESS_MODES.values()}
     if isinstance(given, str) and given.lower() in known:
         return known[given.lower()]
-    near = get_close_matches(str(given).lower(), known, n=1)
     every = ", ".join(f"{mode} ({short})" for short, mode in ACCESS_MODES.items())
     raise SpecError(
         f"volume {name} has no access mode {given!r:.60}",
-        hint=f"did you mean {known[near[0]]}?" if near else f"there are {every}",
+        hint=did_you_mean(str(given).lower(), known, f"there are {every}", show=known.__getitem__),
     )

@@ -29,7 +29,7 @@ _WAITING_FOR = {
 
 
 def say(text: str) -> None:
-    """One line of talk before there is anything to show."""
+    """One line of messages before there is anything to show."""
     sys.stderr.write(f"windlass: {clean(text, colour=False)}\n")
     sys.stderr.flush()
 
@@ -63,9 +63,9 @@ class QuietView:
 class LiveView:
     """Lines scroll, the status line stays."""
 
-    def __init__(self, *, out: TextIO | None = None, talk: TextIO | None = None) -> None:
+    def __init__(self, *, out: TextIO | None = None, messages: TextIO | None = None) -> None:
         self._out = out or sys.stdout
-        self._messages = talk or sys.stderr
+        self._messages = messages or sys.stderr
         self._draws = can_draw(self._messages)
         self._drawn = False
         self._drawn_s = 0.0

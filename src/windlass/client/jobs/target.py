@@ -7,7 +7,6 @@ Reads files, runs nothing.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import inspect
 import os
@@ -22,6 +21,7 @@ from windlass.client.jobs.early_env import EarlyWrite, find_early_write
 from windlass.client.jobs.preload import TORCH
 from windlass.client.jobs.project_imports import find_imported, find_module, parse
 from windlass.errors import BundleError, SpecError
+from windlass.near_names import did_you_mean
 from windlass.spec.work import Command, Function, Module, Script, Work
 from windlass.wire import pickling
 
@@ -250,7 +250,7 @@ def _find_command(words: Sequence[str], cwd: Path, *, is_local: bool) -> Command
         if path.is_dir():
             find_script(words[0], cwd)  # says that it is a folder
         raise SpecError(
-            f"there is no script and no command {words[0]!r}", hint=_did_you_mean(words[0], cwd)
+            f"there is no script and no command {words[0]!r}", hint=_nearest_script(words[0], cwd)
         )
     return Command(argv=tuple(words))
 
@@ -276,22 +276,22 @@ def find_script(name: str, cwd: Path) -> Path:
             hint=f"name a script in it: windlass run {name}/train.py",
         )
     if not path.exists():
-        raise SpecError(f"there is no script {name}", hint=_did_you_mean(name, cwd))
+        raise SpecError(f"there is no script {name}", hint=_nearest_script(name, cwd))
     if not os.access(path, os.R_OK):
         raise SpecError(f"{name} cannot be read", hint=f"chmod u+r {name}")
     return path
 
 
-def _did_you_mean(name: str, cwd: Path) -> str:
+def _nearest_script(name: str, cwd: Path) -> str:
     folder = (cwd / name).parent
     here = [entry.name for entry in folder.glob("*.py")] if folder.is_dir() else []
-    near = difflib.get_close_matches(Path(name).name, here, n=1, cutoff=0.5)
-    if near:
-        return f"did you mean {(Path(name).parent / near[0])}?"
-    return (
-        f"scripts in {folder}: {', '.join(sorted(here)[:6])}"
-        if here
-        else f"{folder} holds no script"
+    listed = f"scripts in {folder}: {', '.join(sorted(here)[:6])}"
+    return did_you_mean(
+        Path(name).name,
+        here,
+        listed if here else f"{folder} holds no script",
+        show=Path(name).parent.joinpath,
+        alike=0.5,
     )
 
 
