@@ -18,7 +18,14 @@ from waits import wait_for
 import windlass as wl
 from windlass import records
 from windlass.client.jobs.run import prepare
-from windlass.engines.protocol import JobRef, engine_names, make_engine
+from windlass.engines.protocol import (
+    JobRef,
+    engine_names,
+    make_compute_engine,
+    make_engine,
+    make_renderer,
+    renderer_names,
+)
 from windlass.settings import read_settings
 from windlass.wire.job_folder import JobFolder
 
@@ -44,6 +51,10 @@ def test_the_engines():
     assert "local" in engine_names()
     for name in engine_names():
         assert make_engine(name, settings()).name == name
+        assert make_compute_engine(name, settings()).name == name
+    assert set(renderer_names()) - set(engine_names()) == {"statefulset"}
+    for name in renderer_names():
+        assert make_renderer(name, settings()).name == name
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,8 @@ from windlass.cli.error_output import say
 from windlass.cli.flags import json_option
 from windlass.cli.show import one_line, print_json
 from windlass.client.terminal import clean, paint, wants_colour
-from windlass.engines.protocol import engine_names
+from windlass.engines.protocol import check_engine_name
 from windlass.errors import SpecError
-from windlass.near_names import did_you_mean
 from windlass.observe.doctor import Check, check_all
 from windlass.settings import Settings, read_settings, start_folder
 
@@ -55,9 +54,7 @@ def doctor(as_json: bool, deep: bool, **flags: str | None) -> int:
 
 def _look(settings: Settings, *, deep: bool, only_engine: bool) -> Iterator[Check]:
     """This machine, and the cluster where the engine is elsewhere; by the flag only one of them."""
-    if settings.engine not in engine_names():
-        hint = did_you_mean(settings.engine, engine_names())
-        raise SpecError(f"there is no engine {settings.engine!r}", hint=hint)
+    check_engine_name(settings.engine)
     is_here = settings.engine in _HERE
     if deep and is_here:
         raise SpecError("--deep needs a cluster", hint="windlass doctor -e kubernetes --deep")

@@ -8,8 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import click
 
@@ -20,8 +19,8 @@ from windlass.cli.flags import export_options, given_flags, json_option
 from windlass.cli.prepare import prepare_words
 from windlass.cli.show import print_json
 from windlass.client.jobs.run import Prepared
+from windlass.engines.protocol import Engine
 from windlass.errors import SpecError
-from windlass.plan.plan import Plan
 from windlass.settings import start_folder
 
 _MOST_APPLIED_BYTES = 250_000  # an annotation holds 262,144
@@ -35,7 +34,7 @@ _MOST_APPLIED_BYTES = 250_000  # an annotation holds 262,144
 def export(words: SplitWords, plain: bool, with_keys: bool, as_json: bool, **options: Any) -> None:
     """Print what the engine would start for TARGET, as YAML documents; start nothing."""
     prepared = prepare_words(words, detach=True, flags=given_flags(options))
-    is_plain_already = prepared.engine.name == "statefulset"
+    is_plain_already = not isinstance(prepared.engine, Engine)
     wants_job = plain and not is_plain_already
     documents = _render_plain(prepared) if wants_job else _render(prepared, with_keys=with_keys)
     if not with_keys:
@@ -51,20 +50,13 @@ def export(words: SplitWords, plain: bool, with_keys: bool, as_json: bool, **opt
     click.echo(text, nl=False)
 
 
-@runtime_checkable
-class WholeRenderer(Protocol):
-    """An engine whose objects hold more than the plan: code, arguments, certificates."""
-
-    def render_whole(
-        self, plan: Plan, payload: bytes | None, bundle: Path | None, *, with_keys: bool
-    ) -> list[dict[str, Any]]: ...
-
-
 def _render(prepared: Prepared, *, with_keys: bool) -> list[dict[str, Any]]:
     engine, plan = prepared.engine, prepared.plan
-    if not isinstance(engine, WholeRenderer):
-        return engine.render(plan)
-    documents = engine.render_whole(plan, prepared.payload, prepared.bundle, with_keys=with_keys)
+    documents = engine.render(
+        plan, payload=prepared.payload, bundle=prepared.bundle, with_keys=with_keys
+    )
+    if "keys" not in engine.can:
+        return documents
     if not with_keys:
         say("private keys are left out, so this is for reading; --with-keys makes it run")
         return documents

@@ -79,7 +79,7 @@ class ClusterEngine:
     """Nodes are pods."""
 
     name = "kubernetes"
-    can = frozenset({"submit", "detach", "restarts", "timeout", "pods"})
+    can = frozenset({"detach", "restarts", "timeout", "pods", "keys"})
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -60,7 +60,7 @@ class LocalEngine:
     """Nodes are processes of this machine."""
 
     name = "local"
-    can = frozenset({"submit", "detach", "restarts", "timeout"})
+    can = frozenset({"detach", "restarts", "timeout"})
 
     def __init__(self, settings: Settings) -> None:
         self._home = Path(str(settings.value("home"))).expanduser()
@@ -76,7 +76,7 @@ class LocalEngine:
             master_addr="127.0.0.1",
         )
 
-    def render(self, plan: Plan) -> list[dict[str, Any]]:
+    def render(self, plan: Plan, **_inputs: object) -> list[dict[str, Any]]:
         return [{"kind": "Plan", **records.to_json(plan)}]
 
     # -- starting ------------------------------------------------------------------------------

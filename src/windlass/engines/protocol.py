@@ -1,7 +1,8 @@
-"""The engine protocol: what it takes to give a job its nodes. And the table of engines by name.
+"""The engine protocols: what it takes to give a job its nodes. And the tables of engines by name.
 
-An engine starts agents and reads what they left; it knows nothing of the other engines, of frameworks, or
-of how anything is shown. What it cannot do is missing from `can`, and is refused before submit.
+A `Renderer` only writes documents, an `Engine` runs jobs, a `ComputeEngine` also keeps computes: what a name
+cannot do is a type it is not, and is refused when it is asked for. Smaller differences are in `can`, and are
+refused before submit. An engine knows nothing of other engines, of frameworks, or of how anything is shown.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from windlass.engines.secret_env import NO_HIDDEN
 from windlass.errors import SpecError
@@ -58,8 +59,8 @@ class Stream(Protocol):
     def close(self) -> None: ...
 
 
-class Engine(Protocol):
-    """What every engine does; no method is optional."""
+class Renderer(Protocol):
+    """Plans a job for a place, and writes it as documents."""
 
     name: str
     can: frozenset[str]
@@ -67,8 +68,24 @@ class Engine(Protocol):
     def facts(self) -> Facts:
         """What planning must know of the place the nodes will be in."""
 
-    def render(self, plan: Plan) -> list[dict[str, Any]]:
-        """What `submit` would make, as documents. Pure."""
+    def render(
+        self,
+        plan: Plan,
+        *,
+        payload: bytes | None = None,
+        bundle: Path | None = None,
+        with_keys: bool = False,
+    ) -> list[dict[str, Any]]:
+        """The job as documents. Pure.
+
+        `payload` and `bundle` are as for `submit`, for documents that hold them; `with_keys` adds the keys
+        without which they cannot be started.
+        """
+
+
+@runtime_checkable
+class Engine(Renderer, Protocol):
+    """Runs jobs."""
 
     def submit(
         self,
@@ -82,6 +99,9 @@ class Engine(Protocol):
 
         `hidden` are variables that ranks get and that no plan, file or document holds.
         """
+
+    def plan(self, ref: JobRef) -> Plan:
+        """What was decided about a job when it was submitted."""
 
     def status(self, ref: JobRef) -> JobStatus:
         """What is known of the job now, also when its agents are gone."""
@@ -102,8 +122,22 @@ class Engine(Protocol):
     def hold(self, ref: JobRef) -> AbstractContextManager[None]:
         """Hold the lease of an attached job: it ends some time after nobody holds one."""
 
-    def plan(self, ref: JobRef) -> Plan:
-        """What was decided about a job when it was submitted."""
+    def jobs(self) -> list[JobRef]:
+        """The jobs that are known here, newest first."""
+
+    def jobs_here(self) -> list[JobRef]:
+        """Those that this machine has a folder of, newest first; nothing else is asked for them."""
+
+    def remove(self, ref: JobRef) -> None:
+        """Forget an ended job and everything it left."""
+
+
+@runtime_checkable
+class ComputeEngine(Engine, Protocol):
+    """Runs jobs, and keeps computes: their nodes stay, grow and shrink, and their lead takes calls."""
+
+    def computes(self) -> list[JobRef]:
+        """The jobs that may be computes that live, newest first: their plans tell."""
 
     def dial(self, ref: JobRef) -> Stream:
         """A connection to the lead of a compute, before the first word; OSError while there is none."""
@@ -118,6 +152,9 @@ class Engine(Protocol):
     ) -> None:
         """Have a compute's nodes `indexes` started, of so many in all; or fewer than there are."""
 
+    def let_go(self, ref: JobRef) -> None:
+        """Stop following a job from here; it is followed again when somebody asks."""
+
     def keep_place(self, ref: JobRef, until_s: float | None) -> None:
         """Until when a compute waits for its machines though nobody waits for it; None: it is up."""
 
@@ -127,23 +164,8 @@ class Engine(Protocol):
     def identity(self) -> str:
         """What the place of the nodes calls this user; nothing where it has no names for users."""
 
-    def let_go(self, ref: JobRef) -> None:
-        """Stop following a job from here; it is followed again when somebody asks."""
 
-    def jobs(self) -> list[JobRef]:
-        """The jobs that are known here, newest first."""
-
-    def computes(self) -> list[JobRef]:
-        """Those of them that may be computes that live, newest first: who asks looks at their plans."""
-
-    def jobs_here(self) -> list[JobRef]:
-        """Those that this machine has a folder of, newest first; nothing else is asked for them."""
-
-    def remove(self, ref: JobRef) -> None:
-        """Forget an ended job and everything it left."""
-
-
-def check_capabilities(engine: Engine, plan: Plan) -> None:
+def check_capabilities(engine: Renderer, plan: Plan) -> None:
     """Refuse, before anything starts, what the engine does not list."""
     wanted = {
         "detach": plan.detach,
@@ -163,19 +185,59 @@ def check_capabilities(engine: Engine, plan: Plan) -> None:
 _ENGINES = {
     "local": "windlass.engines.local:LocalEngine",
     "kubernetes": "windlass.engines.dialects.kubernetes:KubernetesEngine",
-    "statefulset": "windlass.engines.exports.statefulset:StatefulSetEngine",
 }
+_EXPORTS = {"statefulset": "windlass.engines.exports.statefulset:StatefulSetExport"}
+_KINDS = {"statefulset": "a StatefulSet"}  # what an export makes, in an error
 
 
 def engine_names() -> tuple[str, ...]:
+    """The engines that run jobs."""
     return tuple(_ENGINES)
 
 
-def make_engine(name: str, settings: Settings) -> Engine:
-    """The engine of that name, imported on use."""
-    if name not in _ENGINES:
-        hint = did_you_mean(name, _ENGINES, f"there is: {', '.join(_ENGINES)}")
+def renderer_names() -> tuple[str, ...]:
+    """All engines, also those that only export."""
+    return (*_ENGINES, *_EXPORTS)
+
+
+def check_engine_name(name: str) -> None:
+    """Refuse a name that no engine has."""
+    known = renderer_names()
+    if name not in known:
+        hint = did_you_mean(name, known, f"there is: {', '.join(known)}")
         raise SpecError(f"there is no engine {name!r}", hint=hint)
-    module, _, attribute = _ENGINES[name].partition(":")
-    engine: Engine = getattr(importlib.import_module(module), attribute)(settings)
+
+
+def make_renderer(name: str, settings: Settings) -> Renderer:
+    """The engine of that name, imported on use; maybe one that only exports."""
+    check_engine_name(name)
+    module, _, attribute = {**_ENGINES, **_EXPORTS}[name].partition(":")
+    renderer: Renderer = getattr(importlib.import_module(module), attribute)(settings)
+    return renderer
+
+
+def make_engine(name: str, settings: Settings) -> Engine:
+    """The engine of that name, which runs jobs."""
+    return as_engine(make_renderer(name, settings))
+
+
+def make_compute_engine(name: str, settings: Settings) -> ComputeEngine:
+    """The engine of that name, which keeps computes."""
+    engine = make_engine(name, settings)
+    if not isinstance(engine, ComputeEngine):
+        raise SpecError(
+            f"the engine {name} runs jobs, and keeps no computes",
+            hint="use engine local or kubernetes",
+        )
     return engine
+
+
+def as_engine(renderer: Renderer) -> Engine:
+    """The same, known to run jobs; an error for one that only exports."""
+    if not isinstance(renderer, Engine):
+        raise SpecError(
+            f"{_KINDS[renderer.name]} is only exported, not run by Windlass",
+            hint=f"windlass export -e {renderer.name} ... | kubectl apply -f -, "
+            "or run with -e kubernetes",
+        )
+    return renderer

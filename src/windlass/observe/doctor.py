@@ -197,8 +197,6 @@ def _check_engines(settings: Settings) -> Iterator[Check]:
                 name=f"engine {name}", state="missing", found=error.message, hint=error.hint
             )
             continue
-        if "submit" not in engine.can:  # it only exports
-            continue
         look = f"; windlass doctor -e {name} looks at the cluster" if "pods" in engine.can else ""
         yield Check(name=f"engine {name}", state="ok", found=f"available{default}{look}")
 

@@ -13,7 +13,13 @@ from waits import wait_for
 
 from windlass.cli.export import render_manifests
 from windlass.engines.exports import statefulset
-from windlass.engines.protocol import JobRef, make_engine
+from windlass.engines.protocol import (
+    Engine,
+    as_engine,
+    make_compute_engine,
+    make_engine,
+    make_renderer,
+)
 from windlass.errors import SpecError
 from windlass.kube.plain import make_plain
 from windlass.kube.torchrun_pods import Rendezvous
@@ -162,16 +168,12 @@ def test_it_is_only_exported(tmp_path):
     settings = read_settings(
         flags={"engine": "statefulset"}, environ={"HOME": str(tmp_path)}, start=tmp_path
     )
-    engine = make_engine("statefulset", settings)
-    assert engine.jobs() == []
-    ref = JobRef("statefulset", "x-1")
+    renderer = make_renderer("statefulset", settings)
+    assert not isinstance(renderer, Engine)
     for call in (
-        lambda: engine.submit(make_pod_plan(), None),
-        lambda: engine.status(ref),
-        lambda: engine.cancel(ref, now=True),
-        lambda: engine.results(ref),
-        lambda: engine.hold(ref),
-        lambda: engine.remove(ref),
+        lambda: make_engine("statefulset", settings),
+        lambda: make_compute_engine("statefulset", settings),
+        lambda: as_engine(renderer),
     ):
         with pytest.raises(SpecError, match="only exported") as caught:
             call()

@@ -27,7 +27,7 @@ from windlass.client.jobs.job_ids import make_job_id
 from windlass.client.jobs.pod_settings import forget_own_python, make_pod
 from windlass.client.jobs.run import current_folder
 from windlass.client.user import name_user
-from windlass.engines.protocol import Engine, make_engine
+from windlass.engines.protocol import ComputeEngine, make_compute_engine
 from windlass.errors import SpecError
 from windlass.plan.plan import Plan, make_plan
 from windlass.settings import Settings, read_settings
@@ -46,7 +46,7 @@ _SMALLEST_BYTES = 1 << 20
 class Wanted:
     """One compute, decided: the engine, what its nodes are like, and what they are told."""
 
-    engine: Engine
+    engine: ComputeEngine
     where: EngineChoice
     settings: Settings
     pod: PodSpec | None
@@ -141,7 +141,7 @@ def decide(given: Mapping[str, Any], *, is_there: bool = False) -> Wanted:
     settings = read_settings(
         flags={**flags, "engine": where.engine}, environ=os.environ, start=folder
     )
-    engine = make_engine(where.engine, settings)
+    engine = make_compute_engine(where.engine, settings)
     has_pods = "pods" in engine.can
     settings = forget_own_python(settings) if has_pods else settings
     secrets = resolve_secrets(

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from windlass import names
-from windlass.engines.protocol import Engine, JobRef, Stream
+from windlass.engines.protocol import ComputeEngine, JobRef, Stream
 from windlass.errors import ProtocolError
 from windlass.wire.frames import Frame, FrameDecoder, Header, make_hello, refusal, render_head
 from windlass.wire.payloads import Segment
@@ -161,7 +161,7 @@ def ask_info(connection: Connection) -> dict[str, Any]:
     return info
 
 
-def ask_at(engine: Engine, ref: JobRef) -> dict[str, Any]:
+def ask_at(engine: ComputeEngine, ref: JobRef) -> dict[str, Any]:
     """The same of a compute that is not talked to otherwise."""
     with contextlib.closing(Connection(engine.dial(ref), ref.job_id)) as connection:
         return ask_info(connection)

@@ -19,7 +19,7 @@ from windlass.client.compute.find_computes import list_computes, read_owner
 from windlass.client.compute.live_nodes import LiveNodes
 from windlass.client.compute.owners import is_meant, make_refusal, name_for, split_owner
 from windlass.client.compute.remote import Remote
-from windlass.engines.protocol import Engine, JobRef
+from windlass.engines.protocol import ComputeEngine, JobRef
 from windlass.errors import JobNotFound, WindlassError
 from windlass.near_names import did_you_mean
 from windlass.plan.plan import Plan
@@ -73,7 +73,7 @@ def get(name: str, **where: Any) -> Remote:
     raise JobNotFound(f"nothing is deployed under the name {name!r}{whose}", hint=hint)
 
 
-def _ask_record(engine: Engine, ref: JobRef) -> dict[str, Any]:
+def _ask_record(engine: ComputeEngine, ref: JobRef) -> dict[str, Any]:
     """What is deployed on a compute; nothing where it does not answer."""
     try:
         found: dict[str, Any] = ask_at(engine, ref)["record"]

@@ -11,7 +11,7 @@ from windlass.client.compute.compute_spec import Wanted
 from windlass.client.compute.owners import is_meant, make_refusal, name_for, split_owner
 from windlass.client.jobs.job_ids import is_made_from
 from windlass.client.user import name_user
-from windlass.engines.protocol import Engine, JobRef
+from windlass.engines.protocol import ComputeEngine, JobRef
 from windlass.errors import JobNotFound, KeysReplaced, WindlassError
 from windlass.plan.plan import Plan
 from windlass.spec.work import Calls
@@ -20,7 +20,7 @@ from windlass.waiting import wait_until
 _END_S = 120.0
 
 
-def list_computes(engine: Engine, name: str = "") -> Iterator[tuple[JobRef, Plan]]:
+def list_computes(engine: ComputeEngine, name: str = "") -> Iterator[tuple[JobRef, Plan]]:
     """All that may be computes that live, or those of a name, and their plans, those made here first.
 
     Nobody is dialled.
@@ -38,7 +38,7 @@ def list_computes(engine: Engine, name: str = "") -> Iterator[tuple[JobRef, Plan
             yield ref, plan
 
 
-def is_live(engine: Engine, ref: JobRef) -> bool:
+def is_live(engine: ComputeEngine, ref: JobRef) -> bool:
     """Whether it has not ended; one that cannot be seen is as good as ended."""
     try:
         return not engine.status(ref).phase.is_final
@@ -70,7 +70,7 @@ def find_meant(wanted: Wanted, text: str) -> list[tuple[JobRef, Plan]]:
     return found
 
 
-def read_owner(engine: Engine, text: str) -> tuple[str, str]:
+def read_owner(engine: ComputeEngine, text: str) -> tuple[str, str]:
     """Owner and name in what was asked for; oneself needs no naming."""
     owner, name = split_owner(text)
     return ("" if owner in ("", name_user()) or owner == engine.identity() else owner), name

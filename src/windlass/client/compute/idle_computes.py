@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from windlass import records
 from windlass.client.user import name_user
-from windlass.engines.protocol import Engine, JobRef, make_engine
+from windlass.engines.protocol import ComputeEngine, JobRef, make_compute_engine
 from windlass.errors import WindlassError
 from windlass.kube.blocker import ARROW, needs_room
 from windlass.plan.plan import Plan
@@ -36,7 +36,7 @@ class IdleCompute:
         return f"{count} {thing}{'s' * (count > 1)} {is_held} held by your idle compute {self.name}"
 
 
-def find_holders(engine: Engine, ref: JobRef) -> Iterator[IdleCompute]:
+def find_holders(engine: ComputeEngine, ref: JobRef) -> Iterator[IdleCompute]:
     """This user's idle computes that hold what the job `ref` could use."""
     from windlass.client.compute.connection import (
         ask_at,  # it loads TLS, which a job that runs need not wait for
@@ -70,7 +70,7 @@ def _is_own(plan: Plan) -> bool:
 class IdleComputes:
     """Of what one job waits for; found at most once."""
 
-    def __init__(self, engine: Engine, remove: Callable[[str], str]) -> None:
+    def __init__(self, engine: ComputeEngine, remove: Callable[[str], str]) -> None:
         self._engine = engine
         self._remove = remove  # how a compute of that name is ended: a command, or a call
         self._found: dict[JobRef, tuple[IdleCompute, ...]] = {}
@@ -102,7 +102,7 @@ class IdleComputes:
 
 def explain_by(ref: JobRef, settings: Settings) -> Callable[[JobStatus], JobStatus]:
     """What names the holders in a job's status, for those who type commands."""
-    holders = IdleComputes(make_engine(ref.engine, settings), remove_by_command(settings))
+    holders = IdleComputes(make_compute_engine(ref.engine, settings), remove_by_command(settings))
     return lambda status: holders.name_in(status, ref)
 
 

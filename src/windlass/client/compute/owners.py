@@ -8,7 +8,7 @@ made it, known to the cluster by the same name.
 from __future__ import annotations
 
 from windlass.client.user import name_user
-from windlass.engines.protocol import Engine, JobRef
+from windlass.engines.protocol import ComputeEngine, JobRef
 from windlass.errors import SpecError
 from windlass.plan.plan import Plan
 from windlass.spec.work import Calls
@@ -20,7 +20,7 @@ def split_owner(text: str) -> tuple[str, str]:
     return owner, name
 
 
-def is_own(engine: Engine, ref: JobRef, plan: Plan) -> bool:
+def is_own(engine: ComputeEngine, ref: JobRef, plan: Plan) -> bool:
     """Whether this user made it, as far as that can be known."""
     if engine.is_made_here(ref):
         return True
@@ -37,12 +37,12 @@ def owners_of(plan: Plan) -> tuple[str, ...]:
     return tuple(name for name in known if name)
 
 
-def is_meant(engine: Engine, ref: JobRef, plan: Plan, owner: str) -> bool:
+def is_meant(engine: ComputeEngine, ref: JobRef, plan: Plan, owner: str) -> bool:
     """Whether who names that owner, or none, may mean this compute."""
     return owner in owners_of(plan) if owner else is_own(engine, ref, plan)
 
 
-def name_for(engine: Engine, ref: JobRef, plan: Plan) -> str:
+def name_for(engine: ComputeEngine, ref: JobRef, plan: Plan) -> str:
     """What to ask for it by: its name, and before it its owner if that is somebody else."""
     if is_own(engine, ref, plan):
         return plan.name
@@ -52,7 +52,7 @@ def name_for(engine: Engine, ref: JobRef, plan: Plan) -> str:
     return f"{owners[0]}/{plan.name}" if owners else plan.name
 
 
-def check_own(engine: Engine, ref: JobRef) -> None:
+def check_own(engine: ComputeEngine, ref: JobRef) -> None:
     """Refuse a compute of somebody else, that only its name led to."""
     plan = engine.plan(ref)
     if not is_own(engine, ref, plan):

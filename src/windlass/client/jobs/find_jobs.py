@@ -12,7 +12,14 @@ import re
 from windlass import names
 from windlass.client.jobs.job import Job
 from windlass.client.jobs.job_ids import is_made_from, split_call
-from windlass.engines.protocol import Engine, JobRef, engine_names, make_engine
+from windlass.engines.protocol import (
+    Engine,
+    JobRef,
+    check_engine_name,
+    engine_names,
+    make_compute_engine,
+    make_engine,
+)
 from windlass.errors import JobNotFound, SpecError, WindlassError
 from windlass.settings import Settings, read_settings, start_folder
 
@@ -37,8 +44,11 @@ def list_jobs(settings: Settings) -> list[Job]:
     An engine that was asked for by a flag is asked alone.
     """
     found: dict[str, Job] = {}
+    check_engine_name(settings.engine)
     is_asked = settings.origin("engine").startswith("flag")
-    for name in (settings.engine,) if is_asked else engine_names():
+    for name in engine_names():
+        if is_asked and name != settings.engine:
+            continue
         engine = make_engine(name, settings)
         refs = engine.jobs() if name == settings.engine else engine.jobs_here()
         found |= {str(ref): Job(engine, ref) for ref in refs}
@@ -66,7 +76,7 @@ def find_job(text: str, settings: Settings) -> Job:
 
         job = find_job(compute, settings)
         if not compute.endswith(job.id):  # a name led to it, which anybody may have taken
-            check_own(make_engine(job.ref.engine, settings), job.ref)
+            check_own(make_compute_engine(job.ref.engine, settings), job.ref)
         return attach_call(job, f"{job.id}.{call}")
     if separator:
         return _find_at(make_engine(name, settings), job_id)
@@ -76,7 +86,8 @@ def find_job(text: str, settings: Settings) -> Job:
 
 def _find_here(job_id: str, settings: Settings) -> Job | None:
     """Among the jobs that this machine has a folder of."""
-    for name in dict.fromkeys((settings.engine, *engine_names())):
+    check_engine_name(settings.engine)
+    for name in sorted(engine_names(), key=lambda name: name != settings.engine):
         engine = make_engine(name, settings)
         if matches := _match(engine, engine.jobs_here(), job_id):
             return _choose(engine, matches, job_id)

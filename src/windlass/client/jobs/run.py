@@ -22,7 +22,7 @@ from windlass.client.jobs.packing import Packed, pack
 from windlass.client.jobs.pod_settings import forget_own_python, make_pod
 from windlass.client.jobs.preload import TORCH, choose_preload
 from windlass.client.jobs.target import WorkTarget, import_paths, read_target
-from windlass.engines.protocol import Engine, check_capabilities, make_engine
+from windlass.engines.protocol import Renderer, as_engine, check_capabilities, make_renderer
 from windlass.errors import SpecError
 from windlass.plan.plan import Plan, make_plan
 from windlass.settings import NodeRange, Settings, read_settings
@@ -37,7 +37,7 @@ TargetLike = str | Path | Callable[..., Any] | Sequence[str]
 class Prepared:
     """A job that is decided but not started: what a dry run shows and `start` starts."""
 
-    engine: Engine
+    engine: Renderer
     plan: Plan
     payload: bytes | None
     settings: Settings
@@ -46,8 +46,9 @@ class Prepared:
 
     def start(self, *, hidden: Mapping[str, str] | None = None) -> Job:
         """Start it; `hidden` are variables for ranks that no plan shows."""
-        ref = self.engine.submit(self.plan, self.payload, self.bundle, hidden=hidden or {})
-        return Job(self.engine, ref)
+        engine = as_engine(self.engine)
+        ref = engine.submit(self.plan, self.payload, self.bundle, hidden=hidden or {})
+        return Job(engine, ref)
 
 
 def run(
@@ -136,7 +137,7 @@ def prepare_target(
     """
     work, settings = fit_command(found.work, settings)
     found = replace(found, work=work)
-    engine = make_engine(settings.engine, settings)
+    engine = make_renderer(settings.engine, settings)
     has_pods = "pods" in engine.can
     settings = forget_own_python(settings) if has_pods else settings
     preload, notes = _choose_preload(found, settings)

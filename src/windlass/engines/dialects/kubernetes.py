@@ -19,11 +19,13 @@ class KubernetesEngine(ClusterEngine):
 
     name = "kubernetes"
 
-    def render(self, plan: Plan) -> list[dict[str, Any]]:
-        return self.render_whole(plan, None, None, with_keys=False)
-
-    def render_whole(
-        self, plan: Plan, payload: bytes | None, bundle: Path | None, *, with_keys: bool
+    def render(
+        self,
+        plan: Plan,
+        *,
+        payload: bytes | None = None,
+        bundle: Path | None = None,
+        with_keys: bool = False,
     ) -> list[dict[str, Any]]:
         """All that `kubectl apply` needs; with keys it runs, without them it is for reading."""
         # small, since `kubectl apply` keeps a copy of all in an annotation

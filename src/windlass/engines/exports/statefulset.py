@@ -6,16 +6,10 @@ finished, since a StatefulSet would start them again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from windlass.engines.exports.single_script import read_solo
-from windlass.engines.protocol import JobRef, LogReader, Stream
-from windlass.engines.secret_env import NO_HIDDEN
-from windlass.errors import SpecError
 from windlass.kube.mounts import pod_of
 from windlass.kube.naming import object_name
 from windlass.kube.plain import make_torchrun_claims
@@ -32,9 +26,6 @@ from windlass.plan.plan import Facts, Plan
 from windlass.settings import Settings, start_folder
 from windlass.spec.pod_spec import PodSpec
 from windlass.spec.storage import Claim
-from windlass.wire.log_lines import LogQuery
-from windlass.wire.results import ResultHeader
-from windlass.wire.status import JobStatus
 
 Object = dict[str, Any]
 
@@ -100,8 +91,8 @@ def _make_stateful_set(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> Object:
     }
 
 
-class StatefulSetEngine:
-    """Renders, and does nothing else."""
+class StatefulSetExport:
+    """A `Renderer`: it writes documents, and runs nothing."""
 
     name = "statefulset"
     can = frozenset({"detach", "restarts", "pods"})
@@ -112,75 +103,10 @@ class StatefulSetEngine:
     def facts(self) -> Facts:
         return Facts(environ={})
 
-    def render(self, plan: Plan) -> list[Object]:
+    def render(self, plan: Plan, **_inputs: object) -> list[Object]:
         rendezvous = Rendezvous(
             backend=self._settings.rdzv_backend, endpoint=self._settings.rdzv_endpoint
         )
         plan, flags = unwrap_plan(plan)
         script = read_solo(plan, start_folder())
         return render(plan, script=script, rendezvous=rendezvous, flags=flags)
-
-    def submit(
-        self,
-        plan: Plan,  # noqa: ARG002
-        payload: bytes | None,  # noqa: ARG002
-        bundle: Path | None = None,  # noqa: ARG002
-        *,
-        hidden: Mapping[str, str] = NO_HIDDEN,  # noqa: ARG002
-    ) -> JobRef:
-        _refuse()
-
-    def status(self, _ref: JobRef) -> JobStatus:
-        _refuse()
-
-    def logs(self, _ref: JobRef, _query: LogQuery) -> LogReader:
-        _refuse()
-
-    def results(self, _ref: JobRef, **_how: object) -> list[tuple[ResultHeader, bytes] | None]:
-        _refuse()
-
-    def cancel(self, _ref: JobRef, **_how: object) -> None:
-        _refuse()
-
-    def hold(self, _ref: JobRef) -> AbstractContextManager[None]:
-        _refuse()
-
-    def plan(self, _ref: JobRef) -> Plan:
-        _refuse()
-
-    def dial(self, _ref: JobRef) -> Stream:
-        _refuse()
-
-    def grow(self, _ref: JobRef, _indexes: Sequence[int], _num_nodes: int, **_how: object) -> None:
-        _refuse()
-
-    def keep_place(self, _ref: JobRef, _until_s: float | None) -> None:
-        _refuse()
-
-    def is_made_here(self, _ref: JobRef) -> bool:
-        return False
-
-    def identity(self) -> str:
-        return ""
-
-    def let_go(self, _ref: JobRef) -> None:
-        _refuse()
-
-    def jobs(self) -> list[JobRef]:
-        return []
-
-    def computes(self) -> list[JobRef]:
-        return []
-
-    def jobs_here(self) -> list[JobRef]:
-        return []
-
-    def remove(self, _ref: JobRef) -> None:
-        _refuse()
-
-
-def _refuse() -> NoReturn:
-    raise SpecError(
-        "a StatefulSet is only exported, not run by Windlass",
-        hint="windlass export -e statefulset ... | kubectl apply -f -, or run with -e kubernetes",
-    )
