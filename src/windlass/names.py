@@ -87,6 +87,8 @@ POD_UID = "WINDLASS_POD_UID"
 K8S_NODE = "WINDLASS_K8S_NODE"
 NODE_FAILURES = "WINDLASS_NODE_FAILURES"  # how many pods of this index were lost before
 LEAD = "WINDLASS_LEAD"  # the Service that has an address before any pod runs
+NODE_INDEX = "WINDLASS_NODE_INDEX"  # where nothing else tells it
+NUM_NODES = "WINDLASS_NUM_NODES"
 
 # Places in a pod.
 CONTAINER = "windlass"

@@ -85,7 +85,7 @@ def main() -> int:
     if program == "agent":
         return run_agent(*args)
     if program == "pod":
-        from windlass.agent.place import run_pod
+        from windlass.agent.pod_process import run_pod
 
         run_pod()
     if program == "forkserver":

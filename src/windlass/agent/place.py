@@ -1,121 +1,123 @@
-"""The agent in a pod: who it is, from its surroundings; what it has, from the job's Secret.
+"""An agent's place among the nodes of its job, from what its engine left in its surroundings.
 
-Starts the fork server before all else, since importing torch is what takes the time. Leaves the job's
-last word in the pod's log and a sentence in its termination message: pods may not speak to the API
-server.
+One table of sources, asked in order; each fact is taken from the first that tells it. Pure: variables and
+the host name are arguments. What an agent does in its place is not known here.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import socket
-import sys
-from pathlib import Path
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from windlass import names
+from windlass.errors import EngineError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, NoReturn
-
-    from windlass.agent.agent_context import AgentContext
-    from windlass.agent.agent_process import LeadAgent
-    from windlass.agent.node.forkserver_client import ForkServer
-    from windlass.wire.job_folder import JobFolder
+_ORDINAL = re.compile(r"-(0|[1-9][0-9]{0,5})\Z")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
+_NUM_NODES = re.compile(r"(?:[0-9]{1,6}:)?([1-9][0-9]{0,5})")  # torchrun's MIN:MAX, too
 
 
-def run_pod() -> NoReturn:
-    """Be the agent of this pod."""
-    # a first process has no default: without this a pod could not be ended before its loop runs
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(names.EXIT_TOLD_TO_STOP))
-    secret = Path(names.SECRET_FOLDER)
-    text = (secret / names.PLAN_FILE).read_bytes()
-    forks = _start_forks(json.loads(text))
-    folder = _make_folder(text)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Which variables tell a node's place on one kind of engine; empty: that kind does not tell."""
 
-    from windlass.agent.agent_process import start_logging
-    from windlass.agent.node.processes import become_subreaper
-
-    start_logging()
-    become_subreaper()
-    import asyncio
-
-    asyncio.run(_run(secret, folder, forks))
+    engine: str
+    index: str = ""
+    num_nodes: str = ""
+    lead: str = ""
+    losses: str = ""
 
 
-def _start_forks(plan: dict[str, Any]) -> ForkServer:
-    from windlass.agent.forkserver.spawn import spawn_server
-
-    env = {**os.environ, **plan["env"]}
-    ours, theirs = socket.socketpair()
-    pid = spawn_server(theirs.detach(), plan["preload"], env)
-
-    from windlass.agent.node.forkserver_client import ForkServer
-
-    forks = ForkServer()
-    forks.adopt(ours, pid, plan["preload"], env)
-    return forks
-
-
-def _make_folder(plan: bytes) -> JobFolder:
-    from windlass.wire.job_folder import JobFolder
-
-    folder = JobFolder(Path(names.JOB_FOLDER))
-    folder.code.mkdir()
-    Path(names.HOME_FOLDER).mkdir()
-    folder.plan.write_bytes(plan)
-    return folder
+SOURCES = (
+    Source(
+        engine="Windlass",
+        index=names.NODE_INDEX,
+        num_nodes=names.NUM_NODES,
+        lead=names.LEAD,
+        losses=names.NODE_FAILURES,
+    ),
+    Source(engine="Indexed Job", index="JOB_COMPLETION_INDEX"),
+    Source(
+        engine="Kubeflow Trainer",
+        index=names.PET_NODE_RANK,
+        num_nodes=names.PET_NNODES,
+        lead=names.PET_MASTER_ADDR,
+    ),
+    # RANK counts pods there, the Master first; WORLD_SIZE does not: it may count processes
+    Source(engine="PyTorchJob", index=names.RANK, lead=names.MASTER_ADDR),
+    # and at last the number at the end of the host name: a StatefulSet's ordinal, or that of a worker of
+    # a PyTorchJob without a Master
+)
 
 
-async def _run(secret: Path, folder: JobFolder, forks: ForkServer) -> NoReturn:
-    import contextlib
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlace:
+    """Where one agent stands."""
 
-    from windlass.agent.agent_process import run_agent
-    from windlass.agent.lead.termination import leave_last_word
-    from windlass.agent.node.inputs import Inputs
-    from windlass.agent.node.pod_log_writer import PodLogWriter
-
-    agent_context = _make_station(secret, folder)
-    inputs = Inputs(agent_context.plan, folder)
-    inputs.find(secret)
-    log = PodLogWriter()
-
-    def last_word(leading: LeadAgent) -> None:
-        leave_last_word(leading.status_writer.status, folder, log)
-
-    code = await run_agent(agent_context, forks, inputs, echo=log.add, at_end=last_word)
-    with contextlib.suppress(OSError, ValueError):
-        log.finish(b"")
-        sys.stderr.flush()
-    os._exit(code)  # all is said: nothing that is left in the loop may keep the pod
+    index: int
+    lead: str  # the host at which the lead is found
+    num_nodes: int | None = None  # None: only the plan tells
+    num_losses: int = 0  # how many nodes of this index there were before
 
 
-def _make_station(secret: Path, folder: JobFolder) -> AgentContext:
-    from windlass.agent.agent_context import AgentContext
-    from windlass.agent.link.tcp import TlsPlace
-    from windlass.agent.link.tls import client_context, server_context
-    from windlass.plan.plan import read_plan
-
-    plan = read_plan(folder.plan.read_text())
-    index = int(os.environ["JOB_COMPLETION_INDEX"])
-    run_dir = Path(names.JOB_FOLDER) / "run"
-    run_dir.mkdir(mode=0o700)
-    lead = TlsPlace(
-        host=os.environ[names.LEAD], port=names.AGENT_PORT, context=client_context(secret)
+def find_place(environ: Mapping[str, str], host: str) -> NodePlace:
+    """The place that `environ` and the host name tell; EngineError where they tell none."""
+    lead = _find(environ, *(source.lead for source in SOURCES))
+    if lead is None:
+        raise EngineError(
+            "nothing in this pod tells where the lead is",
+            hint=f"its engine must set {names.LEAD} to a host name",
+        )
+    losses = _find(environ, *(source.losses for source in SOURCES))
+    place = NodePlace(
+        index=_find_index(environ, host),
+        lead=lead[1],
+        num_nodes=_find_num_nodes(environ),
+        num_losses=_read_number(*losses) if losses else 0,
     )
-    here = TlsPlace(host="", port=names.AGENT_PORT, context=server_context(secret))
-    return AgentContext(
-        plan=plan,
-        folder=folder,
-        index=index,
-        run_dir=run_dir,
-        place=lead if index else here,
-        successor=None if index else lead,
-        is_pod=True,
-        address=os.environ[names.POD_IP],
-        host=os.environ.get(names.K8S_NODE, ""),
-        incarnation=os.environ[names.POD_UID],
-        num_losses=int(os.environ.get(names.NODE_FAILURES) or 0),
-    )
+    if place.num_nodes is not None and place.index >= place.num_nodes:
+        raise EngineError(
+            f"this pod is node {place.index}, and there are only {place.num_nodes} nodes",
+            hint="nodes count from 0",
+        )
+    return place
+
+
+def _find(environ: Mapping[str, str], *variables: str) -> tuple[str, str] | None:
+    """The first variable that is set to anything, and its value."""
+    return next(((name, environ[name]) for name in variables if environ.get(name)), None)
+
+
+def _find_index(environ: Mapping[str, str], host: str) -> int:
+    told = _find(environ, *(source.index for source in SOURCES))
+    if told is not None:
+        return _read_number(*told)
+    ordinal = _ORDINAL.search(host.partition(".")[0])
+    if ordinal is None:
+        variables = ", ".join(source.index for source in SOURCES)
+        raise EngineError(
+            f"nothing in this pod tells which node it is: none of {variables} is set, "
+            f"and its host name {host!r:.80} does not end in a number",
+            hint=f"its engine must set {names.NODE_INDEX}",
+        )
+    return int(ordinal[1])
+
+
+def _find_num_nodes(environ: Mapping[str, str]) -> int | None:
+    told = _find(environ, *(source.num_nodes for source in SOURCES))
+    if told is None:
+        return None
+    number = _NUM_NODES.fullmatch(told[1])
+    if number is None:
+        raise EngineError(
+            f"{told[0]} is {told[1]!r:.40}, which is no number of nodes",
+            hint="it must be a number from 1, or MIN:MAX",
+        )
+    return int(number[1])
+
+
+def _read_number(name: str, value: str) -> int:
+    if not _NUMBER.fullmatch(value):
+        raise EngineError(f"{name} is {value!r:.40}", hint="it must be a whole number from 0")
+    return int(value)
