@@ -89,6 +89,9 @@ NODE_FAILURES = "WINDLASS_NODE_FAILURES"  # how many pods of this index were los
 LEAD = "WINDLASS_LEAD"  # the Service that has an address before any pod runs
 NODE_INDEX = "WINDLASS_NODE_INDEX"  # where nothing else tells it
 NUM_NODES = "WINDLASS_NUM_NODES"
+ENV_STAYS_UP = (
+    "WINDLASS_STAYS_UP"  # "1": containers of this pod are started again whenever they exit
+)
 
 # Places in a pod.
 CONTAINER = "windlass"

@@ -14,7 +14,7 @@ import platform
 import shutil
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -83,7 +83,7 @@ class LeadAgent:
             )
             self.lead_server = LeadServer(context, self.lead, inputs)
         self._leading: asyncio.Task[None] | None = None
-        self._must_go = asyncio.Event()
+        self.must_go = asyncio.Event()
 
     def _hear(self, message: dict[str, Any], body: bytes = b"") -> None:
         if message["type"] != "join":
@@ -101,7 +101,7 @@ class LeadAgent:
             self.lead.end(FailureKind.CANCELLED, "the lead's agent was told to stop (SIGTERM)")
         elif self._leading is not None:
             self._leading.cancel()
-        self._must_go.set()
+        self.must_go.set()
 
     async def _part(self) -> None:
         """Let clients read what is left, and send everybody home.
@@ -111,7 +111,7 @@ class LeadAgent:
         try:
             if self._context.is_pod:
                 reading = asyncio.ensure_future(self._let_clients_read())
-                told = asyncio.ensure_future(self._must_go.wait())
+                told = asyncio.ensure_future(self.must_go.wait())
                 await asyncio.wait({reading, told}, return_when=asyncio.FIRST_COMPLETED)
                 told.cancel()
                 if not reading.cancel():
@@ -177,22 +177,32 @@ async def run_agent(
     *,
     echo: Echo | None = None,
     at_end: Callable[[LeadAgent], None] | None = None,
+    stay: Callable[[], Awaitable[None]] | None = None,
 ) -> int:
-    """Be the agent of one node. `echo` is told what ranks print, `at_end` that the job has ended."""
+    """Be the agent of one node, to its exit code.
+
+    `echo` is told what ranks print, `at_end` that the job has ended; `stay` is what an agent does afterwards
+    that must not exit by itself.
+    """
+    agent: LeadAgent | Follower
     if context.index == 0:
-        leading = LeadAgent(context, forks, inputs, echo)
+        agent = leading = LeadAgent(context, forks, inputs, echo)
         if client is not None:
             leading.lead_server.hold_until_closed(client)
         _handle_signals(leading.told_to_stop)
-        return await _lead_and_leave(leading, at_end)
-    if client is not None:
-        client.close()
-    follower = Follower(context, forks, inputs, echo)
-    _handle_signals(follower.told_to_stop)
-    try:
-        return await follower.run()
-    finally:
-        forks.close()
+        code = await _lead_and_leave(leading, at_end)
+    else:
+        if client is not None:
+            client.close()
+        agent = follower = Follower(context, forks, inputs, echo)
+        _handle_signals(follower.told_to_stop)
+        try:
+            code = await follower.run()
+        finally:
+            forks.close()
+    if stay is not None and code == 0 and not agent.must_go.is_set():
+        await stay()
+    return code
 
 
 async def _lead_and_leave(leading: LeadAgent, at_end: Callable[[LeadAgent], None] | None) -> int:

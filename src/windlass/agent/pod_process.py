@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
     from windlass.agent.agent_context import AgentContext
     from windlass.agent.agent_process import LeadAgent
+    from windlass.agent.link.tcp import TlsPlace
     from windlass.agent.node.forkserver_client import ForkServer
+    from windlass.agent.place import NodePlace
     from windlass.wire.job_folder import JobFolder
 
 
@@ -32,17 +34,32 @@ def run_pod() -> NoReturn:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(names.EXIT_TOLD_TO_STOP))
     secret = Path(names.SECRET_FOLDER)
     text = (secret / names.PLAN_FILE).read_bytes()
-    forks = _start_forks(json.loads(text))
-    folder = _make_folder(text)
+    plan = json.loads(text)
+    if _stays_up():
+        _stay_if_ended(plan)
+    forks = _start_forks(plan)
 
     from windlass.agent.agent_process import start_logging
     from windlass.agent.node.processes import become_subreaper
+    from windlass.agent.pod_folder import open_pod_folder
 
+    folder, num_before = open_pod_folder(text)
     start_logging()
     become_subreaper()
+    context = _make_context(secret, folder, num_before)
     import asyncio
 
-    asyncio.run(_run(secret, folder, forks))
+    asyncio.run(_run(context, forks, _read_ttl(plan)))
+
+
+def _stays_up() -> bool:
+    return os.environ.get(names.ENV_STAYS_UP) == "1"
+
+
+def _read_ttl(plan: dict[str, Any]) -> float | None:
+    """How long a job is kept after its end; None: for ever."""
+    ttl_s: float | None = (plan["pod"] or {}).get("ttl_s")
+    return ttl_s
 
 
 def _start_forks(plan: dict[str, Any]) -> ForkServer:
@@ -59,62 +76,106 @@ def _start_forks(plan: dict[str, Any]) -> ForkServer:
     return forks
 
 
-def _make_folder(plan: bytes) -> JobFolder:
-    from windlass.wire.job_folder import JobFolder
+def _find_place() -> NodePlace:
+    from windlass.agent.place import find_place
+    from windlass.errors import EngineError
 
-    folder = JobFolder(Path(names.JOB_FOLDER))
-    folder.code.mkdir()
-    Path(names.HOME_FOLDER).mkdir()
-    folder.plan.write_bytes(plan)
-    return folder
+    try:
+        return find_place(os.environ, socket.gethostname())
+    except EngineError as error:
+        sys.stderr.write(f"windlass: {error}\n")
+        sys.stderr.flush()
+        os._exit(1)
 
 
-async def _run(secret: Path, folder: JobFolder, forks: ForkServer) -> NoReturn:
+async def _run(context: AgentContext, forks: ForkServer, ttl_s: float | None) -> NoReturn:
     import contextlib
+    import time
 
     from windlass.agent.agent_process import run_agent
     from windlass.agent.lead.termination import leave_last_word
     from windlass.agent.node.inputs import Inputs
     from windlass.agent.node.pod_log_writer import PodLogWriter
+    from windlass.agent.pod_folder import mark_end
 
-    agent_context = _make_context(secret, folder)
-    inputs = Inputs(agent_context.plan, folder)
-    inputs.find(secret)
+    folder = context.folder
+    inputs = Inputs(context.plan, folder)
+    inputs.find(Path(names.SECRET_FOLDER))
     log = PodLogWriter()
 
     def last_word(leading: LeadAgent) -> None:
         leave_last_word(leading.status_writer.status, folder, log)
 
-    code = await run_agent(agent_context, forks, inputs, echo=log.add, at_end=last_word)
+    async def stay() -> None:
+        from windlass.agent.stay_up import stay_up
+
+        mark_end(folder)
+        log.finish(b"")
+        here = _make_listening_place() if context.index == 0 else None
+        await stay_up(folder, context.plan.job_id, lead=here, ended_at_s=time.time(), ttl_s=ttl_s)
+
+    code = await run_agent(
+        context,
+        forks,
+        inputs,
+        echo=log.add,
+        at_end=last_word,
+        stay=stay if _stays_up() else None,
+    )
     with contextlib.suppress(OSError, ValueError):
         log.finish(b"")
         sys.stderr.flush()
     os._exit(code)  # all is said: nothing that is left in the loop may keep the pod
 
 
-def _make_context(secret: Path, folder: JobFolder) -> AgentContext:
+def _stay_if_ended(plan: dict[str, Any]) -> None:
+    """Where the job ended before this container was started, stay until the pod is removed, and exit."""
+    from windlass.agent.pod_folder import find_end, pod_folder
+
+    folder = pod_folder()
+    ended_at_s = find_end(folder)
+    if ended_at_s is None:
+        return
+    import asyncio
+
+    from windlass.agent.agent_process import start_logging
+    from windlass.agent.stay_up import stay_up
+
+    start_logging()
+    here = _make_listening_place() if _find_place().index == 0 else None
+    ttl_s = _read_ttl(plan)
+    asyncio.run(stay_up(folder, plan["job_id"], lead=here, ended_at_s=ended_at_s, ttl_s=ttl_s))
+    os._exit(0)
+
+
+def _make_listening_place() -> TlsPlace:
+    from windlass.agent.link.tcp import TlsPlace
+    from windlass.agent.link.tls import server_context
+
+    context = server_context(Path(names.SECRET_FOLDER))
+    return TlsPlace(host="", port=names.AGENT_PORT, context=context)
+
+
+def _make_context(secret: Path, folder: JobFolder, num_before: int) -> AgentContext:
     from windlass.agent.agent_context import AgentContext
     from windlass.agent.link.tcp import TlsPlace
-    from windlass.agent.link.tls import client_context, server_context
-    from windlass.agent.place import find_place
+    from windlass.agent.link.tls import client_context
     from windlass.plan.plan import read_plan
 
-    plan = read_plan(folder.plan.read_text())
-    own = find_place(os.environ, socket.gethostname())
-    run_dir = Path(names.JOB_FOLDER) / "run"
-    run_dir.mkdir(mode=0o700)
-    lead = TlsPlace(host=own.lead, port=names.AGENT_PORT, context=client_context(secret))
-    here = TlsPlace(host="", port=names.AGENT_PORT, context=server_context(secret))
+    place = _find_place()
+    lead = TlsPlace(host=place.lead, port=names.AGENT_PORT, context=client_context(secret))
+    uid = os.environ[names.POD_UID]
     return AgentContext(
-        plan=plan,
+        plan=read_plan(folder.plan.read_text()),
         folder=folder,
-        index=own.index,
-        run_dir=run_dir,
-        place=lead if own.index else here,
-        successor=None if own.index else lead,
+        index=place.index,
+        run_dir=folder.path / "run",
+        place=lead if place.index else _make_listening_place(),
+        successor=None if place.index else lead,
         is_pod=True,
         address=os.environ[names.POD_IP],
         host=os.environ.get(names.K8S_NODE, ""),
-        incarnation=os.environ[names.POD_UID],
-        num_losses=own.num_losses,
+        # another container of the same pod remembers nothing: it is another agent
+        incarnation=f"{uid}-{num_before}" if num_before else uid,
+        num_losses=place.num_losses + num_before,
     )

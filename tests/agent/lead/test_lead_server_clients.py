@@ -195,7 +195,7 @@ def test_a_reader_to_whom_nothing_moves_is_not_waited_for_for_ever(tmp_path):
 
 
 def test_a_reader_that_has_gone_silent_is_let_go(tmp_path, monkeypatch):
-    monkeypatch.setattr(lead_server, "_READER_SILENCE_S", 0.2)
+    monkeypatch.setattr(lead_server, "READER_SILENCE_S", 0.2)
 
     async def visit(scene):
         silent = await scene.visit(None, has={}, lease=True)

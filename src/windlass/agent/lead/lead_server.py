@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from windlass.agent.lead.call_server import CallServer
 
 _DEPUTY = 1  # keeps a copy of what node 0's ranks left, for the node 0 that may come after it
-_READER_SILENCE_S = 60.0
+READER_SILENCE_S = 60.0
 # a client has to find the lead before it can hold a lease, however short that one is
 _FIRST_HELLO_S = 60.0
 _RANK_FILE = re.compile(r"attempt-\d+/rank-(\d+)\.")
@@ -219,7 +219,7 @@ class LeadServer:
                 self._had_reader = True
                 self._reader_came.set()
             if sender is not None:  # one that reads files beats
-                link.watch(_READER_SILENCE_S)
+                link.watch(READER_SILENCE_S)
             await link.listen(take)
         finally:
             if sender is not None:

@@ -61,7 +61,7 @@ class Follower:
         self._is_led = False  # whoever the link leads to has taken this node
         self._pump: FolderSender | None = None
         self._has_ended = False
-        self._must_go = asyncio.Event()
+        self.must_go = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._parts: PartStore | None = None
         self._receiver = Receiver(
@@ -103,12 +103,12 @@ class Follower:
         """SIGTERM: the ranks get it too, and the lead hears why they are gone."""
         self._send({"type": "leaving", "why": "it was told to stop (SIGTERM)"})
         self.node.stop(now=False)
-        self._must_go.set()
+        self.must_go.set()
 
     async def run(self) -> int:
         """Until the lead says that the job has ended; the exit code of the agent."""
         work = asyncio.ensure_future(self._follow())
-        leave = asyncio.ensure_future(self._must_go.wait())
+        leave = asyncio.ensure_future(self.must_go.wait())
         await asyncio.wait({work, leave}, return_when=asyncio.FIRST_COMPLETED)
         leave.cancel()
         if work.done():
@@ -188,7 +188,7 @@ class Follower:
         if self._is_led:
             self._lost_s = asyncio.get_running_loop().time() - link.silent_for_s
             self._was_closed = link.is_closed
-        if self._context.is_pod and not self._has_ended and not self._must_go.is_set():
+        if self._context.is_pod and not self._has_ended and not self.must_go.is_set():
             link.cut()
         else:
             await link.close()

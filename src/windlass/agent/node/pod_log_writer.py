@@ -59,7 +59,7 @@ class PodLogWriter:
         """What is left, and `data` after it, however long that takes: the last thing an agent does."""
         self._loop.remove_writer(self._fd)
         os.set_blocking(self._fd, True)
-        data = self._waiting + data
+        data, self._waiting = self._waiting + data, b""
         while data:
             try:
                 data = data[os.write(self._fd, data) :]

@@ -1,0 +1,60 @@
+"""The pod's own folder, which outlives its containers where the kind of pod starts them again.
+
+Counts the containers, clears what the one before was using, and keeps the mark that the job has ended. What
+ranks left stays: the lead asks for it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from windlass import names
+from windlass.wire.job_folder import JobFolder, write_atomically
+
+_STARTS_FILE = "starts"  # a byte for each container
+_ENDED_FILE = "ended"
+
+
+def pod_folder() -> JobFolder:
+    """Where it is, whatever is in it."""
+    return JobFolder(Path(names.JOB_FOLDER))
+
+
+def open_pod_folder(plan: bytes) -> tuple[JobFolder, int]:
+    """The folder as an agent needs it, and how many containers of this pod there were before."""
+    folder = pod_folder()
+    with (folder.path / _STARTS_FILE).open("ab") as starts:
+        num_before = starts.tell()
+        starts.write(b".")
+    if num_before:
+        for used in (folder.code, folder.path / "run"):
+            shutil.rmtree(used, ignore_errors=True)
+        for used in (folder.payload, folder.bundle):
+            used.unlink(missing_ok=True)
+    folder.code.mkdir()
+    (folder.path / "run").mkdir(mode=0o700)
+    Path(names.HOME_FOLDER).mkdir(exist_ok=True)
+    folder.plan.write_bytes(plan)
+    return folder, num_before
+
+
+def mark_end(folder: JobFolder) -> None:
+    """Have any container that comes after this one know that the job has ended."""
+    write_atomically(folder.path / _ENDED_FILE, b"", is_durable=True)
+
+
+def find_end(folder: JobFolder) -> float | None:
+    """When the job ended, by this machine's clock; None while it goes on, as far as is known here.
+
+    A lead that was killed between its last status and its mark has ended all the same.
+    """
+    mark = folder.path / _ENDED_FILE
+    if mark.exists():
+        return mark.stat().st_mtime
+    if not folder.status.exists():
+        return None
+    from windlass.wire.status_file import StatusFile
+
+    status = StatusFile(folder.status).read_known()
+    return status.ended_at_s if status is not None and status.phase.is_final else None
