@@ -149,7 +149,7 @@ def test_an_api_server_that_is_away_is_told_once_and_once_when_it_is_back(
     """To a client that is no terminal; and nothing at all of a moment's absence."""
     monkeypatch.setattr(cluster_job, "_AWAY_S", patience_s)
     connection = io.StringIO()
-    shown = LiveView(out=io.StringIO(), connection=connection)
+    shown = LiveView(out=io.StringIO(), messages=connection)
     with fake_cluster() as cluster:
         cluster.objects = {"jobs": [make_fake_job(PLAN.job_id)]}
         with looking(cluster, tmp_path) as view:

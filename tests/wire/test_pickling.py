@@ -253,7 +253,7 @@ def test_tensors_without_storage_travel():
 
 def test_pickling_does_not_import_torch():
     code = (
-        "import sys; from windlass.agent import values; values.dump([1], name='x'); "
+        "import sys; from windlass.wire import pickling; pickling.dump([1], name='x'); "
         "print('torch' in sys.modules)"
     )
     answer = subprocess.run(

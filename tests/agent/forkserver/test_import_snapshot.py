@@ -14,7 +14,7 @@ import pytest
 CODE = """
 import sys, json
 sys.path.insert(0, sys.argv[1])
-from windlass.agent import snapshot
+from windlass.agent.forkserver import import_snapshot as snapshot
 snapshot.import_module("pkg.inner")
 module = sys.modules["pkg.inner"]
 import inspect

@@ -33,7 +33,7 @@ PYTHONS = _find_pythons()
 PEER = """
 import asyncio, sys
 from pathlib import Path
-from windlass.agent import links, tls
+from windlass.agent.link import endpoints, tls
 from windlass.agent.link.tcp import TlsPlace
 
 async def echo(link, hello, frames):
@@ -43,13 +43,13 @@ async def echo(link, hello, frames):
 
 async def serve(folder, job_id):
     place = TlsPlace(host="127.0.0.1", port=0, context=tls.server_context(folder))
-    listener = await links.serve(place, job_id, echo)
+    listener = await endpoints.serve(place, job_id, echo)
     print(listener.port, flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
 
 async def visit(folder, job_id, port):
     place = TlsPlace(host="127.0.0.1", port=port, context=tls.client_context(folder))
-    link = await links.connect(place, role="node", job_id=job_id, node=1, timeout_s=20)
+    link = await endpoints.connect(place, role="node", job_id=job_id, node=1, timeout_s=20)
     link.send({"type": "ask"}, bytes(2_000_000))
     async for frame in link.frames():
         if frame.type == "echo":
