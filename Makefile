@@ -17,7 +17,7 @@ INPUTS := pyproject.toml constraints-dev.txt
 CHECKS := ruff=ruff_check format=ruff_format_--check mypy=mypy_--strict imports=lint-imports
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-cluster test-faults bench clean
+.PHONY: help demo test test-long test-cluster test-faults bench api reference clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,12 @@ test-faults: $(VENV)/.dev  ## pods, machines and networks that fail, one after a
 
 bench: $(VENV)/.dev  ## start, re-run and restart against torchrun, as ratios (minutes)
 	$(BIN)/python benchmarks/launch.py $(BENCH_ARGS)
+
+api: $(VENV)/.dev  ## what editors know of the public keywords, from the table of settings
+	$(BIN)/python tools/write_api.py
+
+reference: $(VENV)/.dev  ## docs/reference/, from docstrings, commands and the table of settings
+	$(BIN)/python tools/write_reference.py
 
 clean:  ## remove what make and the tools have made here
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

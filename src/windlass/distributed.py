@@ -22,8 +22,11 @@ _SHOWN = 8
 def pod_ips(quorum_workers: int | None = None, quorum_timeout: float = 60.0) -> list[str]:
     """The addresses of this job's nodes, in the order of the nodes; node 0 first.
 
-    Waits until so many nodes have one, all of them unless `quorum_workers` says fewer, and raises
-    TimeoutError after `quorum_timeout` seconds. Nodes that have none by then are left out.
+    Waits until enough nodes have an address, and raises TimeoutError if they do not in time. Beyond those,
+    nodes without an address are left out.
+
+    quorum_workers: how many nodes to wait for; None: all of them.
+    quorum_timeout: how many seconds to wait.
     """
     indexes = _read_nodes()
     wanted = len(indexes) if quorum_workers is None else quorum_workers
@@ -38,7 +41,10 @@ def pod_ips(quorum_workers: int | None = None, quorum_timeout: float = 60.0) -> 
 
 
 def volume_path(name: str) -> str:
-    """Where the volume of that name is, for this rank."""
+    """The folder in which this rank finds a volume.
+
+    name: the volume's name.
+    """
     found = os.environ.get(volume_variable(name))
     if found:
         return found

@@ -27,27 +27,27 @@ EXPORT = "Exports without Windlass"
 class Settings:
     """Every setting's value, and where it came from."""
 
-    engine: str = _is("str", "local", "what gives the nodes")
+    engine: str = _is("str", "local", "what provides the nodes")
     nodes: int | NodeRange = _is(  # noqa: RUF009
-        "nodes", 1, "how many nodes, or at least and at most", minimum=1
+        "nodes", 1, "how many nodes; MIN:MAX: at least and at most", minimum=1
     )
-    procs: int | None = _is("int", None, "ranks a node; none: one a GPU, else one", minimum=1)
-    gpus: int = _is("int", 0, "GPUs a node", minimum=0)
+    procs: int | None = _is("int", None, "ranks per node; none: one per GPU, else one", minimum=1)
+    gpus: int = _is("int", 0, "GPUs per node", minimum=0)
     name: str = _is("str", "", "the job's name; empty: made from the work")
     env: Mapping[str, str] = _is("table", {}, "environment variables of every rank")
     start: str = _is("str", "fork", "how ranks start", choices=("fork", "spawn"))
     preload: tuple[str, ...] | None = _is(
-        "list", None, "modules imported once, before the ranks start; unset: seen in the source"
+        "list", None, "modules imported once, before ranks start; unset: those the source imports"
     )
     python: str = _is("str", "", "the nodes' interpreter; empty: this one")
-    restarts: int = _is("int", 0, "how often to start again when the code failed", minimum=0)
-    node_restarts: int = _is("int", 3, "how often to go on after a node was lost", minimum=0)
+    restarts: int = _is("int", 0, "how often to start again when the code fails", minimum=0)
+    node_restarts: int = _is("int", 3, "how often to go on after losing a node", minimum=0)
     timeout_s: float | None = _is(
-        "duration", None, "end the job this long after its first start", above=0
+        "duration", None, "end the job this long after it first starts", above=0
     )
-    grace_s: float = _is("duration", 10.0, "from SIGTERM to SIGKILL")
+    grace_s: float = _is("duration", 10.0, "how long ranks have between SIGTERM and SIGKILL")
     peer_wait_s: float = _is(
-        "duration", 60.0, "how long a rank that is done keeps its connections for the others"
+        "duration", 60.0, "how long a finished rank keeps its connections open for the others"
     )
     lease_s: float | None = _is(
         "duration", None, "how long a job outlives a client that went away; none: the engine's own"
@@ -55,46 +55,51 @@ class Settings:
     join_timeout_s: float | None = _is(
         "duration", None, "how long to wait for all nodes; none: the engine's own"
     )
-    image: str = _is("str", "", "the pods' image; it has Python and torch", group=PODS)
+    image: str = _is("str", "", "the pods' image, with Python and torch in it", group=PODS)
     in_image: bool = _is(
-        "bool", False, "the target is the image's own: nothing travels", group=PODS
+        "bool", False, "the target is part of the image: no code is sent", group=PODS
     )
-    context: str = _is("str", "", "the kubeconfig's context; empty: the current one", group=PODS)
+    context: str = _is("str", "", "the kubeconfig context; empty: the current one", group=PODS)
     namespace: str = _is("str", "", "where the pods run; empty: the context's own", group=PODS)
-    cpus: str = _is("quantity", "", "processors a node: 4, 500m", group=PODS)
-    memory: str = _is("quantity", "", "memory a node: 512Gi", group=PODS)
-    ephemeral_storage: str = _is("quantity", "", "disk a node, gone with it: 100Gi", group=PODS)
+    cpus: str = _is("quantity", "", "processors per node: 4, 500m", group=PODS)
+    memory: str = _is("quantity", "", "memory per node: 512Gi", group=PODS)
+    ephemeral_storage: str = _is("quantity", "", "scratch disk per node: 100Gi", group=PODS)
     shm: str = _is("quantity", "", "size of /dev/shm; empty: half of the memory", group=PODS)
     requests: Mapping[str, str] = _is(
-        *("table", {}, "ask for less than the limit: cpus, memory, ephemeral_storage"),
+        *("table", {}, "request less than the limit: cpus, memory, ephemeral_storage"),
         group=PODS,
         spelt="request",
     )
-    gpu_type: str = _is("str", "", "what the nodes' label gpu_label says; A|B: either", group=PODS)
+    gpu_type: str = _is("str", "", "the value of the nodes' gpu_label; A|B: either", group=PODS)
     gpu_label: str = _is(
-        "str", "nvidia.com/gpu.product", "the label that tells a node's GPUs", group=PODS
+        "str",
+        "nvidia.com/gpu.product",
+        "the node label that names the type of its GPUs",
+        group=PODS,
     )
-    gpu_resource: str = _is("str", "nvidia.com/gpu", "what a GPU is asked for as", group=PODS)
+    gpu_resource: str = _is(
+        "str", "nvidia.com/gpu", "the resource that a GPU is requested as", group=PODS
+    )
     node_selector: Mapping[str, str] = _is(
         "table", {}, "labels the nodes must have; A|B: either", group=PODS
     )
     tolerations: tuple[str, ...] = _is(
-        *("many", (), "taints not minded: KEY, KEY=VALUE, KEY=VALUE:EFFECT"),
+        *("many", (), "taints to tolerate: KEY, KEY=VALUE, KEY=VALUE:EFFECT"),
         group=PODS,
         spelt="toleration",
     )
     spread: str = _is(
-        *("str", "soft", "pods of a job on different hosts: if possible, always, or no matter"),
+        *("str", "soft", "put a job's pods on different hosts: if possible, always, or not at all"),
         choices=("soft", "hard", "none"),
         group=PODS,
     )
     pack: str = _is(
-        *("str", "", "a label equal on all nodes of the job: topology.kubernetes.io/zone"),
+        *("str", "", "a label that all nodes of the job share: topology.kubernetes.io/zone"),
         group=PODS,
     )
     priority_class: str = _is("str", "", "the pods' priority class", group=PODS)
     queue: str = _is("str", "", "the Kueue queue", group=PODS)
-    service_account: str = _is("str", "", "whom the pods run as, in the cluster", group=PODS)
+    service_account: str = _is("str", "", "the service account that the pods use", group=PODS)
     run_as: int | None = _is(
         "int",
         1000,
@@ -104,7 +109,7 @@ class Settings:
         group=PODS,
     )
     pull_secrets: tuple[str, ...] = _is(
-        "many", (), "Secrets with which images are pulled", group=PODS, spelt="pull-secret"
+        "many", (), "Secrets for pulling images", group=PODS, spelt="pull-secret"
     )
     secrets: tuple[str, ...] = _is(
         *("many", (), "Secrets: NAME, VAR=NAME:KEY or NAME:/folder"), group=PODS, spelt="secret"
@@ -118,26 +123,30 @@ class Settings:
         group=PODS,
         spelt="volume",
     )
-    allow_host_path: bool = _is("bool", False, "let volumes be folders of the host", group=PODS)
+    allow_host_path: bool = _is(
+        "bool", False, "allow volumes that are folders of the host", group=PODS
+    )
     labels: Mapping[str, str] = _is("table", {}, "labels of the pods", group=PODS, spelt="label")
     annotations: Mapping[str, str] = _is(
         "table", {}, "annotations of the pods", group=PODS, spelt="annotation"
     )
     ttl_s: float | None = _is(
-        *("duration", 86400.0, "how long an ended job stays; none: until it is removed"),
+        *("duration", 86400.0, "how long an ended job is kept; none: until it is removed"),
         optional=True,
         group=PODS,
     )
     patch: str | Mapping[str, Any] | None = _is(
-        "patch", None, "YAML merged into the pods' template, or a file of it", group=PODS
+        "patch", None, "YAML to merge into the pods' template, or a file that holds it", group=PODS
     )
     rdzv_backend: str = _is(
-        *("str", "c10d", "how torchrun's agents meet"), choices=("c10d", "etcd-v2"), group=EXPORT
+        *("str", "c10d", "the rendezvous backend of torchrun"),
+        choices=("c10d", "etcd-v2"),
+        group=EXPORT,
     )
     rdzv_endpoint: str = _is(
-        "str", "", "where they meet; empty: the first pod's name and port 29500", group=EXPORT
+        "str", "", "the rendezvous endpoint; empty: the first pod and port 29500", group=EXPORT
     )
-    home: str = _is("path", state_home, "the folder of jobs and their logs")
+    home: str = _is("path", state_home, "the folder for jobs and their logs")
     origins: Mapping[str, str] = field(repr=False)
 
     def value(self, name: str) -> Any:

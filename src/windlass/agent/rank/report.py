@@ -66,10 +66,14 @@ _reporter: _Reporter | None = None
 
 
 def report(step: int | None = None, total: int | None = None, **metrics: Any) -> None:
-    """Tell where this rank is: `wl.report(step=3, total=100, loss=0.25)`.
+    """Report this rank's progress: `wl.report(step=3, total=100, loss=0.25)`.
 
-    Shown in the live view and in `windlass status`. Tensors of one element are taken as numbers, but only
+    Shown in the live view and in `windlass status`. Tensors of one element are read as numbers, but only
     when a report is really sent, so calling it at every step costs next to nothing.
+
+    step: the step that this rank is at.
+    total: how many steps there are.
+    metrics: any other numbers or texts, by name.
     """
     global _reporter
     if _reporter is None or _reporter.pid != os.getpid():

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace as make_other
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windlass import names
 from windlass.client.compute.app_keywords import check_keywords
@@ -28,6 +28,7 @@ from windlass.client.jobs.job_ids import is_made_from
 from windlass.client.jobs.launcher_size import check_num_nodes, read_num_nodes
 from windlass.client.jobs.run import Prepared, current_folder, prepare_target
 from windlass.client.jobs.target import WorkTarget
+from windlass.client.keywords import APP, show_keywords
 from windlass.engines.protocol import Engine
 from windlass.errors import JobNotFound, SpecError
 from windlass.spec.launchers import find_launcher
@@ -35,11 +36,17 @@ from windlass.spec.work import Command
 from windlass.wire.log_lines import LogLine
 from windlass.wire.status import JobStatus
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from windlass.client.keyword_types import AppKeywords
+
 # what only a shell understands; words in quotes mean the same to it as to us
 _SHELL = re.compile(r"[|&;<>()$`*?~\n]|\A\s*\w+=")
 _END_S = 120.0
 
 
+@show_keywords(APP)
 def app(
     cli_command: str,
     *,
@@ -48,13 +55,19 @@ def app(
     procs: int | None = None,
     gpus: int = 0,
     engine: str = "",
-    **keywords: Any,
+    **keywords: Unpack[AppKeywords],
 ) -> App:
-    """A command that `deploy` starts on `replicas` nodes; other keywords are those of Compute.
+    """A command that `deploy` starts on a number of nodes, once on each.
 
-    It runs once on each node, and starts `procs` processes there, or one a GPU, if it is a torchrun line.
     On each node NNODES, NODE_RANK, NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT are set, and what torchrun
     takes its flags from: PET_NNODES, PET_NODE_RANK, PET_NPROC_PER_NODE, PET_MASTER_ADDR, PET_MASTER_PORT.
+
+    cli_command: the command, as it would be typed.
+    name: the app's name; empty: the program's.
+    replicas: how many nodes; None: as many as the command says, else one.
+    procs: the processes that a torchrun line starts on each node; None: one per GPU, else one.
+    gpus: GPUs per node.
+    engine: what provides the nodes; empty: a cluster if there is one, else local.
     """
     if "inactivity_ttl" in keywords:
         raise SpecError(
@@ -77,7 +90,7 @@ def app(
 
 
 class App:
-    """A command and the nodes it wants. `kt.app` makes it."""
+    """A command and the nodes that it runs on: what `wl.app` returns."""
 
     def __init__(
         self,
@@ -101,7 +114,10 @@ class App:
         return f"App({self.name!r}, {shlex.join(self.argv)!r}, replicas={self.replicas})"
 
     def deploy(self, *, replace: bool = False) -> Job:
-        """Start it, and return its job; `replace` ends one of the same name that still runs."""
+        """Start it and return its job.
+
+        replace: first end the app of the same name that still runs.
+        """
         wanted = self._decide()
         running = self._find(wanted.engine, is_running=True)
         if running is not None and not replace:
@@ -122,7 +138,7 @@ class App:
 
     @property
     def job(self) -> Job:
-        """Its job: the one deployed here, else the newest of its name."""
+        """Its job: the one that was deployed here, else the newest of its name."""
         if self._job is None:
             self._job = self._find(self._decide().engine, is_running=False)
         if self._job is None:
@@ -130,19 +146,46 @@ class App:
         return self._job
 
     def status(self) -> JobStatus:
-        """Where it is: phase, nodes, verdict."""
+        """What is known now: phase, nodes, verdict."""
         return self.job.status()
 
-    def logs(self, **query: Any) -> Iterator[LogLine]:
-        """What it printed; keywords as for `Job.logs`."""
-        return self.job.logs(**query)
+    def logs(
+        self,
+        *,
+        follow: bool = False,
+        rank: int | None = None,
+        node: int | None = None,
+        attempt: int | None = None,
+        since: float | None = None,
+        grep: str | None = None,
+    ) -> Iterator[LogLine]:
+        """What it printed, line by line, in order.
+
+        follow: go on with new lines until it has ended.
+        rank: of this rank only.
+        node: of this node only.
+        attempt: of this attempt only; None: of all.
+        since: from this Unix time on.
+        grep: only lines that this regular expression matches.
+        """
+        return self.job.logs(
+            follow=follow, rank=rank, node=node, attempt=attempt, since=since, grep=grep
+        )
 
     def wait(self, timeout_s: float | None = None) -> JobStatus:
-        """Until the command has ended on every node, in whatever way."""
+        """Wait until the command has ended on every node, and return the status.
+
+        timeout_s: raise WaitTimeout after so many seconds, while the app goes on; None: wait for ever.
+        """
         return self.job.wait(timeout_s)
 
     def cancel(self, *, now: bool = False, why: str = "", interrupt: bool = False) -> None:
-        """End it."""
+        """End it: the command gets SIGTERM on every node, and SIGKILL after the grace.
+
+        now: kill at once.
+        why: what the verdict says.
+        interrupt: send SIGINT first, as Ctrl-C does.
+        """
         self.job.cancel(now=now, why=why, interrupt=interrupt)
 
     # -- deciding ------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from windlass.client.keywords import APP
 from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
 from windlass.settings.table import BY_NAME
@@ -16,9 +17,7 @@ from windlass.settings.table import BY_NAME
 # a compute's word for it -> the setting's
 _SPELT = {"launch_timeout": "join_timeout_s", "pod_patch": "patch"}
 _NOT_FLAGS = ("working_dir", "root", "image", "volumes", "secrets")  # read by whoever asks
-# decided by whoever asks, never by the user
-_DECIDED = frozenset({"nodes", "procs", "engine", "start", "preload", "rdzv_backend", "in_image"})
-KEYWORDS = frozenset({*BY_NAME, *_SPELT, *_NOT_FLAGS}) - _DECIDED
+KEYWORDS = frozenset(keyword.name for keyword in APP)
 
 
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*\b(?: (soft|hard))?")

@@ -9,29 +9,24 @@ Two computes of one name and one spec are the same nodes, from whatever process.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windlass.client.compute.check_values import check_values
 from windlass.client.compute.compute_spec import decide
 from windlass.client.compute.distribution import Distribution, make_spread
 from windlass.client.compute.live_nodes import LiveNodes
+from windlass.client.keywords import COMPUTE, COMPUTE_MORE, DISTRIBUTE_MORE, show_keywords
 from windlass.client.user import name_user
 from windlass.engines.protocol import JobRef
 from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
 from windlass.settings.durations import read_duration
 
-KEYWORDS = (
-    *("cpus", "memory", "gpus", "gpu_type", "image", "env", "secrets", "volumes", "namespace"),
-    *("node_selector", "tolerations", "priority_class", "service_account", "queue", "shm"),
-    *("labels", "annotations", "inactivity_ttl", "launch_timeout", "working_dir", "pod_patch"),
-    *("name", "engine", "root"),
-)
-# also there, for those who know the settings
-_MORE = (
-    *("context", "requests", "ephemeral_storage", "gpu_label", "gpu_resource", "spread", "pack"),
-    *("pull_secrets", "run_as", "python", "preload", "grace_s", "peer_wait_s", "start", "procs"),
-)
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from windlass.client.keyword_types import ComputeKeywords, OtherDistributeKeywords
+
 _OF_SPREAD = ("workers", "replicas", "nodes", "num_nodes", "num_workers")
 _TTL = "1h"
 _LAUNCH_TIMEOUT_S = 900.0
@@ -39,7 +34,8 @@ _LAUNCH_TIMEOUT_S = 900.0
 
 def check_keywords(given: Mapping[str, Any]) -> None:
     """Refuse a keyword that a compute does not have, and name the nearest that it has."""
-    known = (*KEYWORDS, *_MORE)
+    usual = [keyword.name for keyword in COMPUTE]
+    known = (*usual, *(keyword.name for keyword in COMPUTE_MORE))
     for name in given:
         if name in _OF_SPREAD:
             raise SpecError(
@@ -47,18 +43,20 @@ def check_keywords(given: Mapping[str, Any]) -> None:
                 hint=f"Compute(...).distribute(workers={given[name]!r})",
             )
         if name not in known:
-            listed = f"there are {', '.join(KEYWORDS)}"
+            listed = f"there are {', '.join(usual)}"
             hint = did_you_mean(name, known, listed, show=repr, alike=0.5)
             raise SpecError(f"Compute has no keyword {name!r}", hint=hint)
 
 
 class Compute:
-    """What nodes are wanted, and under which name they live."""
+    """A named set of warm nodes: what they are like. Two of one name and one kind are the same nodes."""
 
-    def __init__(self, **keywords: Any) -> None:
+    @show_keywords(COMPUTE, COMPUTE_MORE)
+    def __init__(self, **keywords: Unpack[ComputeKeywords]) -> None:
+        """Nothing starts yet: the first call, `.up()` or `.to` brings the nodes up."""
         check_keywords(keywords)
         check_values(keywords)
-        self.keywords = keywords
+        self.keywords: Mapping[str, Any] = keywords
         self.name = str(keywords.get("name") or "")
         self.spread: Distribution | None = None
         self._nodes: list[LiveNodes] = []  # shared by all that `distribute` returns
@@ -70,21 +68,27 @@ class Compute:
 
     @property
     def image(self) -> Any:
-        """The image it was given."""
+        """The image that it was given."""
         return self.keywords.get("image")
 
+    @show_keywords(DISTRIBUTE_MORE)
     def distribute(
         self,
         framework: str = "pytorch",
         workers: int | str = 1,
         procs: int | None = None,
-        **more: Any,
+        **more: Unpack[OtherDistributeKeywords],
     ) -> Compute:
-        """The same nodes, so many of them: what is sent to it runs on all of them."""
-        found = Compute(**self.keywords)
-        found.name, found._nodes = self.name, self._nodes
-        found.spread = make_spread(framework, workers=workers, procs=procs, **more)
-        return found
+        """The same nodes, as many as asked for: what is sent to it runs on all of them.
+
+        framework: how ranks are set up: pytorch, spmd or command.
+        workers: how many nodes; "2:4" is at least 2 and at most 4.
+        procs: ranks per node; None: one per GPU, else one.
+        """
+        spread_out = Compute(**self.keywords)
+        spread_out.name, spread_out._nodes = self.name, self._nodes
+        spread_out.spread = make_spread(framework, workers=workers, procs=procs, **more)
+        return spread_out
 
     def nodes(self, default_name: str = "") -> LiveNodes:
         """The live nodes; a compute without a name is called after what is sent to it first."""
@@ -95,24 +99,36 @@ class Compute:
         return self._nodes[0]
 
     @classmethod
-    def at(cls, ref: JobRef, name: str, **where: Any) -> Compute:
-        """A compute that lives, whatever its nodes are like."""
-        where |= {"engine": ref.engine, **({"namespace": ref.place} if ref.place else {})}
-        found = cls(**where)
-        found.name = name
+    def at(cls, ref: JobRef, name: str, *, context: str = "") -> Compute:
+        """A compute that lives already, whatever its nodes are like.
+
+        ref: the job that it is.
+        name: the compute's name.
+        context: the kubeconfig's context; empty: that of the settings.
+        """
+        where: ComputeKeywords = {"engine": ref.engine}
+        if ref.place:
+            where["namespace"] = ref.place
+        if context:
+            where["context"] = context
+        living = cls(**where)
+        living.name = name
         wanted = decide(where, is_there=True)
-        found._nodes.append(LiveNodes(name, wanted, launch_timeout_s=_LAUNCH_TIMEOUT_S))
-        found._nodes[0].adopt(ref)
-        return found
+        living._nodes.append(LiveNodes(name, wanted, launch_timeout_s=_LAUNCH_TIMEOUT_S))
+        living._nodes[0].adopt(ref)
+        return living
 
     def up(self, workers: int | str = 1) -> Compute:
-        """Bring the nodes up now, rather than with the first call."""
+        """Bring the nodes up now rather than with the first call.
+
+        workers: how many, unless `.distribute` has said it; "2:4" is at least 2 and at most 4.
+        """
         spread = self.spread or make_spread(workers=workers)
         self.nodes().bring_up(spread.workers, min_nodes=spread.min_workers)
         return self
 
     def teardown(self) -> None:
-        """End the nodes. What is called on it afterwards starts others."""
+        """End the nodes. A later call starts new ones."""
         if self._nodes:
             self._nodes[0].teardown()
             return
@@ -129,7 +145,7 @@ def make_name(what: str) -> str:
 def _read_launch(given: Any) -> float:
     if given is None:
         return _LAUNCH_TIMEOUT_S
-    found = read_duration(given)
-    if found <= 0:
+    timeout_s = read_duration(given)
+    if timeout_s <= 0:
         raise SpecError("launch_timeout must be more than 0", hint='write 600 or "10m"')
-    return found
+    return timeout_s

@@ -16,14 +16,18 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
+from windlass.client.keywords import COMPUTE, COMPUTE_MORE, DISTRIBUTE, show_keywords
 from windlass.errors import JobNotFound, SpecError
 from windlass.rank_stubs import is_inside, leave_plain
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from windlass.client.compute.compute_handle import Compute
     from windlass.client.compute.remote import Remote
+    from windlass.client.keyword_types import ComputeKeywords, DistributeKeywords
     from windlass.engines.protocol import JobRef
 
 
@@ -35,8 +39,18 @@ class Marks:
     distribute: Mapping[str, Any] | None = None
 
 
-def compute(target: Any = None, /, **keywords: Any) -> Any:
-    """Decorate a function or class with the nodes it runs on; keywords as for Compute."""
+@overload
+def compute(target: Callable[..., Any], /) -> Decorated: ...
+@overload
+def compute(
+    **keywords: Unpack[ComputeKeywords],
+) -> Callable[[Callable[..., Any]], Decorated]: ...
+@show_keywords(COMPUTE, COMPUTE_MORE)
+def compute(target: Any = None, /, **keywords: Unpack[ComputeKeywords]) -> Any:
+    """Decorate a function or class with the nodes it runs on; keywords are those of Compute.
+
+    target: the function or class, where the decorator has no parentheses.
+    """
     if not is_inside():
         from windlass.client.compute.compute_handle import check_keywords
 
@@ -44,8 +58,18 @@ def compute(target: Any = None, /, **keywords: Any) -> Any:
     return _decorate(target, Marks(compute=keywords))
 
 
-def distribute(target: Any = None, /, **keywords: Any) -> Any:
-    """Decorate a function or class with how it is spread: framework, workers, procs."""
+@overload
+def distribute(target: Callable[..., Any], /) -> Decorated: ...
+@overload
+def distribute(
+    framework: str = "pytorch", /, **keywords: Unpack[DistributeKeywords]
+) -> Callable[[Callable[..., Any]], Decorated]: ...
+@show_keywords(DISTRIBUTE)
+def distribute(target: Any = None, /, **keywords: Unpack[DistributeKeywords]) -> Any:
+    """Decorate a function or class with how many nodes it runs on, and how.
+
+    target: the framework, or the function or class where the decorator has no parentheses.
+    """
     if isinstance(target, str):  # @distribute("pytorch", workers=2)
         target, keywords = None, {"framework": target, **keywords}
     if not is_inside():
@@ -73,7 +97,7 @@ def _mark(target: Any, marks: Marks) -> Any:
 
 
 class Decorated:
-    """A function or class with its nodes. Calls go to the remote one, once it is deployed."""
+    """A function or class that says where it runs. Calls go to the remote one, once it is deployed."""
 
     def __init__(self, target: Callable[..., Any], marks: Marks) -> None:
         self.is_class = inspect.isclass(target)
@@ -104,7 +128,7 @@ class Decorated:
         return self._target(*args, **kwargs)
 
     def deploy(self) -> Remote:
-        """Bring it up, or find it up, so that `get(name)` finds it from anywhere; the remote one."""
+        """Bring it up unless it is up already, so that `get(name)` finds it; returns the remote one."""
         from windlass.client.compute.remote import Remote
 
         self._remote = Remote.deploy(self._send())  # and not a method of this name that a class has
@@ -112,7 +136,7 @@ class Decorated:
 
     @property
     def ref(self) -> JobRef | None:
-        """The job that its nodes are, once it was deployed from here."""
+        """The job that its nodes are; None before it is deployed from here."""
         return None if self._nodes is None else self._nodes.nodes().ref
 
     def _send(self, init_args: Sequence[Any] | Mapping[str, Any] = ()) -> Remote:
@@ -151,7 +175,7 @@ class Decorated:
         return getattr(sys.modules.get(self.__module__), "__file__", None) or "SCRIPT.py"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the remote function; of a class, have its object made on every rank."""
+        """Call the remote function; for a class, create its object on every rank."""
         if not self.is_class:
             return self.remote(*args, **kwargs)
         self._remote = self._send(_bind(self._target, args, kwargs))

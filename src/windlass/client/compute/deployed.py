@@ -46,12 +46,20 @@ def record(nodes: LiveNodes, work: Work, about: Mapping[str, Any]) -> None:
     nodes.ask({"type": "configure", "record": {work.name: {**about, "target": target}}})
 
 
-def get(name: str, **where: Any) -> Remote:
-    """The callable that was deployed under this name; keywords say where to look: engine, namespace.
+def get(name: str, *, engine: str = "", namespace: str = "", context: str = "") -> Remote:
+    """The callable that was deployed under this name, by this process or any other.
 
-    What another user deployed is asked for as owner/name.
+    name: its name; what another user deployed is owner/name.
+    engine: where to look; empty: a cluster if there is one, else local.
+    namespace: the namespace to look in; empty: that of the settings.
+    context: the kubeconfig's context; empty: that of the settings.
     """
-    engine = decide(where, is_there=True).engine
+    given = {"engine": engine, "namespace": namespace, "context": context}
+    where = decide({key: value for key, value in given.items() if value}, is_there=True)
+    return _find(name, where.engine, context)
+
+
+def _find(name: str, engine: Engine, context: str) -> Remote:
     owner, name = read_owner(engine, name)
     known: list[str] = []
     others: list[tuple[JobRef, Plan]] = []
@@ -62,7 +70,7 @@ def get(name: str, **where: Any) -> Remote:
         record = _ask_record(engine, ref)
         known += record
         if name in record:
-            return _make(name, record[name], ref, where)
+            return _make(name, record[name], ref, context)
     # asked only so that the error can say whose it is
     for ref, plan in () if owner else others:
         if name in _ask_record(engine, ref):
@@ -82,7 +90,7 @@ def _ask_record(engine: ComputeEngine, ref: JobRef) -> dict[str, Any]:
     return found
 
 
-def _make(name: str, found: dict[str, Any], ref: JobRef, where: dict[str, Any]) -> Remote:
-    compute = Compute.at(ref, found["compute"], **where)
-    target = Deployed(base64.b64decode(found["target"]))
-    return Remote.rebuild(target, name, found, compute)
+def _make(name: str, record: dict[str, Any], ref: JobRef, context: str) -> Remote:
+    compute = Compute.at(ref, record["compute"], context=context)
+    target = Deployed(base64.b64decode(record["target"]))
+    return Remote.rebuild(target, name, record, compute)

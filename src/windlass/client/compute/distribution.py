@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from windlass.client.keywords import ALSO
 from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
 
@@ -31,12 +32,10 @@ def make_spread(
     framework: str = "pytorch", *, workers: int | str = 1, procs: int | None = None, **more: Any
 ) -> Distribution:
     """What `.distribute` was told, checked; the words of others mean the same."""
-    also = {"num_workers": "workers", "replicas": "workers", "nodes": "workers"}
-    also |= {"num_proc": "procs", "procs_per_worker": "procs", "nproc_per_node": "procs"}
     for name, value in more.items():
-        if also.get(name) == "workers":
+        if ALSO.get(name) == "workers":
             workers = value
-        elif also.get(name) == "procs":
+        elif ALSO.get(name) == "procs":
             procs = value
         else:
             hint = did_you_mean(name, ("framework", "workers", "procs"), show=repr)

@@ -64,7 +64,12 @@ Step = PipStep | RunStep
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image by its reference (empty: that of the settings), steps, and variables for steps and ranks."""
+    """What nodes run in, and what is done on them before ranks start. Each method returns another Image.
+
+    ref: the image's name, NAME:TAG or HOST/NAME:TAG; empty: that of the settings.
+    steps: what to do on each node; `.pip_install` and `.run` add to it.
+    variables: environment variables for steps and ranks; `.env` adds to it.
+    """
 
     ref: str = ""
     _: KW_ONLY
@@ -89,16 +94,26 @@ class Image:
         )
 
     def pip_install(self, packages: str | Iterable[str]) -> Image:
-        """With these packages on top; paths are those of the project. A list of words for `pip install`."""
+        """Also install packages, after the steps so far.
+
+        packages: a package or a list of them, as `pip install` takes them; paths are seen from the project.
+        """
         words = check_packages(packages)
         return replace(self, steps=(*self.steps, PipStep(packages=words)))
 
     def run(self, command: str | Iterable[str]) -> Image:
-        """With this command run after the steps so far; a list of words is quoted."""
+        """Also run a command, after the steps so far.
+
+        command: a line for `sh`, or a list of words, which are quoted.
+        """
         return replace(self, steps=(*self.steps, RunStep(command=_check_command(command))))
 
     def env(self, given: Mapping[str, Any] | None = None, /, **variables: Any) -> Image:
-        """With these variables for steps and ranks."""
+        """Also set environment variables for steps and ranks.
+
+        given: the variables as a dict.
+        variables: the variables as keywords.
+        """
         if given is not None and not isinstance(given, Mapping):
             raise SpecError(
                 f"env takes a dict or keywords, not {type(given).__name__}",
@@ -108,7 +123,10 @@ class Image:
         return replace(self, variables={**self.variables, **more})
 
     def from_docker(self, ref: str) -> Image:
-        """The same steps on another image."""
+        """The same steps on another image.
+
+        ref: the other image's name, NAME:TAG or HOST/NAME:TAG.
+        """
         if not ref:
             raise SpecError("from_docker needs the name of an image", hint=_REF_HINT)
         return replace(self, ref=ref)
@@ -186,18 +204,27 @@ def _check_variables(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 class Images:
-    """Images by well-known names. Each has Python in it, which the agent needs."""
+    """Images by well-known names. Each has Python, which the agent needs."""
 
     def pytorch(self, tag: str) -> Image:
-        """NVIDIA's image of PyTorch: pytorch("24.08-py3")."""
+        """NVIDIA's image of PyTorch: pytorch("24.08-py3").
+
+        tag: the image's tag.
+        """
         return Image(f"nvcr.io/nvidia/pytorch:{_check_tag(tag, '24.08-py3')}")
 
     def ray(self, tag: str) -> Image:
-        """The Ray project's image: ray("2.40.0-py311")."""
+        """The Ray project's image: ray("2.40.0-py311").
+
+        tag: the image's tag.
+        """
         return Image(f"rayproject/ray:{_check_tag(tag, '2.40.0-py311')}")
 
     def python(self, version: str) -> Image:
-        """Python's own image, the small one: python("3.12")."""
+        """Python's own slim image: python("3.12").
+
+        version: the version of Python.
+        """
         return Image(f"python:{_check_tag(version, '3.12')}-slim")
 
     def debian(self) -> Image:

@@ -14,7 +14,7 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windlass.agent.rank import command_call
 from windlass.client.compute.call_options import Options, make_options
@@ -26,27 +26,46 @@ from windlass.client.compute.distribution import Distribution, make_spread
 from windlass.client.compute.live_nodes import LiveNodes
 from windlass.client.compute.log_echo import LogEcho
 from windlass.client.jobs.job import Job
+from windlass.client.keywords import CALL, DISTRIBUTE_MORE, show_keywords
 from windlass.errors import SpecError
 from windlass.rank_stubs import Plain, is_inside
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from windlass.client.keyword_types import CallKeywords, OtherDistributeKeywords
 
 _CALL_OPTIONS = ("timeout", "stream", "collect", "ranks")
 
 
-def fn(function: Callable[..., Any] | str, *, name: str = "", **options: Any) -> Remote:
-    """A function that can be sent `.to(compute)`; a text is a command, run once on every node."""
+@show_keywords(CALL)
+def fn(
+    function: Callable[..., Any] | str, *, name: str = "", **options: Unpack[CallKeywords]
+) -> Remote:
+    """A function that can be sent `.to(compute)` and is then called as if it were here.
+
+    function: the function; a text is a command, run once on every node.
+    name: what it is called where it is deployed; empty: the function's own name.
+    """
     if is_inside() and callable(function):  # a rank imports the module that says this
         return Plain(function)  # type: ignore[return-value]
     return Remote(make_work(function, name=name), make_options(options))
 
 
+@show_keywords(CALL)
 def cls(
     target: type,
     *,
     name: str = "",
     init_args: Sequence[Any] | Mapping[str, Any] = (),
-    **options: Any,
+    **options: Unpack[CallKeywords],
 ) -> Remote:
-    """A class whose object lives on every rank; `init_args` go to its constructor."""
+    """A class whose object lives on every rank: its methods are called as if it were here.
+
+    target: the class.
+    name: what it is called where it is deployed; empty: the class's own name.
+    init_args: what its constructor is given: a list of values, or a dict of keywords.
+    """
     if is_inside():
         return Plain(target)  # type: ignore[return-value]
     if not inspect.isclass(target) and not getattr(target, "is_class", False):
@@ -66,7 +85,10 @@ def _make_remote(work: Work, options: Options) -> Remote:
 
 
 class Remote:
-    """A callable that runs on a compute."""
+    """A function or class that runs on a compute: what `fn`, `cls` and `get` return.
+
+    The methods of a remote class are attributes of it; they have `submit` and `acall` too.
+    """
 
     def __init__(self, work: Work, options: Options) -> None:
         self._work = work
@@ -82,6 +104,7 @@ class Remote:
 
     @property
     def name(self) -> str:
+        """What it is called where it is deployed."""
         return self._work.name
 
     def _describe(self) -> dict[str, Any]:
@@ -118,6 +141,7 @@ class Remote:
 
     @property
     def compute(self) -> Compute:
+        """The compute that it is on."""
         return self._placed
 
     @property
@@ -130,7 +154,10 @@ class Remote:
     # -- where it runs -------------------------------------------------------------------------
 
     def to(self, compute: Compute) -> Remote:
-        """The same on a compute, whose nodes come up now; live ones are used."""
+        """The same on a compute, whose nodes come up now unless they are up already.
+
+        compute: the nodes to run on.
+        """
         if not isinstance(compute, Compute):
             raise SpecError(
                 f".to takes a Compute, not {compute!r:.60}", hint=".to(Compute(gpus=1))"
@@ -141,21 +168,28 @@ class Remote:
         nodes.bring_up(most, self._work.preload, min_nodes=fewest)
         return self._with(compute=compute, spread=spread, deployed=None)
 
+    @show_keywords(DISTRIBUTE_MORE)
     def distribute(
         self,
         framework: str = "pytorch",
         workers: int | str = 1,
         procs: int | None = None,
-        **more: Any,
+        **more: Unpack[OtherDistributeKeywords],
     ) -> Remote:
-        """The same on so many nodes; the one that is there stays node 0."""
+        """The same on as many nodes as asked for; the node that is there stays node 0.
+
+        framework: how ranks are set up: pytorch, spmd or command.
+        workers: how many nodes; "2:4" is at least 2 and at most 4.
+        procs: ranks per node; None: one per GPU, else one.
+        """
         spread = make_spread(framework, workers=workers, procs=procs, **more)
         if self._compute is not None:
             self._nodes().bring_up(spread.workers, self._work.preload, min_nodes=spread.min_workers)
         return self._with(spread=spread)
 
-    def options(self, **options: Any) -> Remote:
-        """The same with other options: timeout, stream, collect, ranks, keep, reload, logs."""
+    @show_keywords(CALL)
+    def options(self, **options: Unpack[CallKeywords]) -> Remote:
+        """The same, called in another way; what is left out stays as it was."""
         return self._with(options=make_options(options, self._options))
 
     def _with(self, **changed: Any) -> Remote:
@@ -165,9 +199,9 @@ class Remote:
         return found
 
     def deploy(self) -> Remote:
-        """Have it up under its name, so that `get(name)` finds it from anywhere.
+        """Bring it up under its name, so that `get(name)` finds it from anywhere.
 
-        Its nodes, its code and its ranks are there when this returns.
+        Its nodes, its code and its ranks are ready when this returns.
         """
         from windlass.client.compute.deployed import record
 
@@ -185,7 +219,7 @@ class Remote:
     # -- calling -------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it and wait: one value without `.distribute`, else a list of every rank's."""
+        """Call it and wait: returns one value, or after `.distribute` a list with every rank's value."""
         return self._call(self._own_method, args, kwargs)
 
     @property
@@ -212,7 +246,7 @@ class Remote:
         return self._submit(self._own_method, args, kwargs)
 
     async def acall(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it without blocking the event loop; who stops waiting ends the call."""
+        """Call it without blocking the event loop; cancelling the wait ends the call."""
         return await self._acall(self._own_method, args, kwargs)
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -358,5 +392,5 @@ class Method:
         return self._remote._submit(self._name, args, kwargs)  # noqa: SLF001
 
     async def acall(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it without blocking the event loop; who stops waiting ends the call."""
+        """Call it without blocking the event loop; cancelling the wait ends the call."""
         return await self._remote._acall(self._name, args, kwargs)  # noqa: SLF001

@@ -35,7 +35,11 @@ _MAX_FILE_BYTES = 256 << 10
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Secret:
-    """Where secret values are found; see the module for its forms."""
+    """Where secret values are found: a Secret of the cluster, or a tool's usual place on this machine.
+
+    A Secret never holds a value. `Secret("hf")`, `Secret("wandb")` and `Secret("aws")` read what these tools
+    keep here; any other name is a Secret of the cluster.
+    """
 
     _record: storage.Secret | None = None
     _provider: str = ""
@@ -55,6 +59,15 @@ class Secret:
         env: str = "",
         mount_path: str = "",
     ) -> None:
+        """Nothing is read yet: values are looked up when nodes are about to start.
+
+        given: a tool's name (hf, wandb, aws), or the name of a Secret of the cluster.
+        name: the name of a Secret of the cluster.
+        provider: a tool's name (hf, wandb, aws).
+        key: only this key of the Secret.
+        env: the variable that holds the key's value.
+        mount_path: the folder in which each key is a file, rather than a variable.
+        """
         if not provider and not name and given in PROVIDERS:
             provider, given = given, ""
         if sum(map(bool, (given, name, provider))) != 1:
@@ -82,7 +95,11 @@ class Secret:
 
     @classmethod
     def from_env(cls, variables: str | Iterable[str], *, name: str = "") -> Secret:
-        """Variables of this process, by name; `name` is what it is called in messages."""
+        """Variables of this process.
+
+        variables: their names.
+        name: what the secret is called in messages.
+        """
         listed = (variables,) if isinstance(variables, str) else tuple(variables)
         if not listed:
             raise SpecError("from_env needs at least one variable", hint='from_env(["API_KEY"])')
@@ -94,7 +111,13 @@ class Secret:
     def from_file(
         cls, path: str | Path, *, env: str = "", name: str = "", mount_path: str = ""
     ) -> Secret:
-        """A file of NAME=value lines; with `env`, a file whose whole text is that variable."""
+        """A file of this machine.
+
+        path: the file; it has lines NAME=value unless `env` is given.
+        env: the variable that holds the file's whole text.
+        name: what the secret is called in messages.
+        mount_path: refused: a file of this machine can only become variables.
+        """
         if mount_path:
             raise SpecError(
                 "a file of this machine can become a variable, not a mounted file",

@@ -29,7 +29,14 @@ _ALONE = ("ReadWriteOnce", _ONE_POD)
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """One claim. Without a size it must be there already."""
+    """Storage that outlives the computes that use it.
+
+    name: the claim's name; locally, the folder's.
+    size: how large it is made if it does not exist, like 1Ti; empty: it must exist already.
+    mount_path: the folder in which ranks find it on a cluster.
+    access_mode: ReadWriteMany (RWX), ReadWriteOnce (RWO), ReadOnlyMany (ROX) or ReadWriteOncePod.
+    storage_class: the storage class to make it with; empty: the cluster's default.
+    """
 
     name: str
     size: str = ""

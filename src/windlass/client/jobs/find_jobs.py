@@ -27,13 +27,16 @@ _LABEL = re.compile(names.DNS_LABEL)
 
 
 def attach(ref: str | JobRef) -> Job:
-    """A handle on a job that is already there: `local://ID`, its id, the start of its id, or its name."""
+    """A handle on a job that exists already.
+
+    ref: `local://ID` or `kubernetes://NAMESPACE/ID`, the job's id, the start of its id, or its name.
+    """
     settings = read_settings(flags={}, environ=os.environ, start=start_folder())
     return find_job(str(ref), settings)
 
 
 def jobs() -> list[Job]:
-    """All jobs that are known here, newest first."""
+    """All jobs of the engine in the settings and all that this machine has a folder of, newest first."""
     settings = read_settings(flags={}, environ=os.environ, start=start_folder())
     return list_jobs(settings)
 

@@ -6,6 +6,7 @@ Everything is asked of the engine each time; the handle itself knows only where 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from windlass.client.jobs.load_values import (
@@ -25,7 +26,7 @@ _POLL_S = 0.05
 
 
 class Job:
-    """One job. `wl.submit` makes it, `wl.attach` finds it again from any process."""
+    """One job, running or ended: `wl.submit` starts it, `wl.attach` finds it again from any process."""
 
     def __init__(self, engine: Engine, ref: JobRef) -> None:
         self._engine = engine
@@ -33,6 +34,7 @@ class Job:
 
     @property
     def id(self) -> str:
+        """The job's id, without its engine and namespace."""
         return self.ref.job_id
 
     def __repr__(self) -> str:
@@ -43,7 +45,7 @@ class Job:
         return self._engine.status(self.ref)
 
     def done(self) -> bool:
-        """Whether it has ended, in whatever way."""
+        """Whether it has ended, successfully or not."""
         return self.status().phase.is_final
 
     def logs(
@@ -56,7 +58,15 @@ class Job:
         since: float | None = None,
         grep: str | None = None,
     ) -> Iterator[LogLine]:
-        """Lines of all ranks in order, or of one; `since` is a Unix time, `grep` a regular expression."""
+        """What ranks printed, line by line, in order.
+
+        follow: go on with new lines until the job has ended.
+        rank: of this rank only.
+        node: of this node's ranks only.
+        attempt: of this attempt only; None: of all.
+        since: from this Unix time on.
+        grep: only lines that this regular expression matches.
+        """
         query = LogQuery(
             rank=rank, node=node, attempt=attempt, since_s=since, grep=grep, follow=follow
         )
@@ -64,7 +74,7 @@ class Job:
         return self._follow(reader) if follow else reader.read_all()
 
     def reader(self, query: LogQuery) -> LogReader:
-        """The lines of this job, for whoever wants to draw them himself."""
+        """The lines of this job, for callers that draw them themselves."""
         return self._engine.logs(self.ref, query)
 
     def _follow(self, reader: LogReader) -> Iterator[LogLine]:
@@ -80,7 +90,11 @@ class Job:
     def wait(
         self, timeout_s: float | None = None, *, say: Callable[[float], None] | None = None
     ) -> JobStatus:
-        """Until the job has ended; WaitTimeout when it has not by then, and the job goes on."""
+        """Wait until the job has ended, and return its status.
+
+        timeout_s: raise WaitTimeout after so many seconds, while the job goes on; None: wait for ever.
+        say: called every 10 s with the seconds waited so far.
+        """
         if not wait_until(self.done, timeout_s=timeout_s, say=say):
             raise WaitTimeout(
                 f"{self.id} is still {self.status().phase.value} after {timeout_s:g} s",
@@ -89,32 +103,42 @@ class Job:
         return self.status()
 
     def result(self, rank: int = 0, *, timeout_s: float | None = None) -> Any:
-        """What one rank returned; raises what made the job fail."""
-        found = self.results(timeout_s=timeout_s)
-        if not 0 <= rank < len(found):
-            raise SpecError(f"there is no rank {rank}: the job has ranks 0 to {len(found) - 1}")
-        return found[rank]
+        """What one rank returned; raises what made the job fail.
+
+        rank: whose value.
+        timeout_s: how long to wait for the job's end; None: for ever.
+        """
+        values = self.results(timeout_s=timeout_s)
+        if not 0 <= rank < len(values):
+            raise SpecError(f"there is no rank {rank}: the job has ranks 0 to {len(values) - 1}")
+        return values[rank]
 
     def results(self, *, timeout_s: float | None = None) -> list[Any]:
-        """What every rank returned, in rank order; raises what made the job fail."""
+        """What every rank returned, in rank order; raises what made the job fail.
+
+        timeout_s: how long to wait for the job's end; None: for ever.
+        """
         error = self.exception(timeout_s=timeout_s)
         if error is not None:
             raise error
         return [
-            self._load(rank, found) for rank, found in enumerate(self._engine.results(self.ref))
+            self._load(rank, result) for rank, result in enumerate(self._engine.results(self.ref))
         ]
 
     def exception(self, *, timeout_s: float | None = None) -> BaseException | None:
-        """What made the job fail: the first failing rank's own exception where there is one."""
+        """What made the job fail: the first failing rank's own exception where there is one; else None.
+
+        timeout_s: how long to wait for the job's end; None: for ever.
+        """
         status = self.wait(timeout_s)
         verdict = status.verdict
         if status.phase is Phase.SUCCEEDED or verdict is None:
             return None
         error: BaseException | None = None
         if verdict.rank is not None and verdict.exception:
-            found = self._engine.results(self.ref)[verdict.rank]
-            if found is not None and found[0].state == "raised":
-                error = load_error(*found)
+            result = self._engine.results(self.ref)[verdict.rank]
+            if result is not None and result[0].state == "raised":
+                error = load_error(*result)
         if error is None:
             error = make_failure(verdict)
         elif hasattr(error, "add_note"):  # Python 3.11
@@ -122,36 +146,37 @@ class Job:
         return error
 
     def outcomes(self) -> list[ResultHeader | None]:
-        """What each rank left, without unpickling anything; also of a job that failed."""
-        found = self._engine.results(self.ref, with_values=False)
-        return [left[0] if left else None for left in found]
+        """How each rank ended, without unpickling anything; also of a job that failed."""
+        results = self._engine.results(self.ref, with_values=False)
+        return [result[0] if result else None for result in results]
 
     def verdict(self) -> Verdict | None:
-        """Who failed first, why, and what to do; None while there is nothing to blame."""
+        """Which rank or node failed first, why, and what to do next; None if nothing has failed."""
         return self.status().verdict
 
     def cancel(self, *, now: bool = False, why: str = "", interrupt: bool = False) -> None:
         """End it: ranks get SIGTERM, and SIGKILL after the grace.
 
-        now: leave out the asking. why: what the verdict says. interrupt: ask with SIGINT, as Ctrl-C does,
-        which is a KeyboardInterrupt in the ranks.
+        now: kill at once.
+        why: what the verdict says.
+        interrupt: send SIGINT first, as Ctrl-C does, which is a KeyboardInterrupt in the ranks.
         """
         self._engine.cancel(self.ref, now=now, why=why, interrupt=interrupt)
 
     def remove(self) -> None:
-        """Forget an ended job: logs, results, everything."""
+        """Remove an ended job with its logs and results."""
         self._engine.remove(self.ref)
 
-    def hold(self) -> Any:
-        """A context that keeps an attached job alive while it lasts."""
+    def hold(self) -> AbstractContextManager[None]:
+        """A context manager that keeps the job's lease, so that it is not ended meanwhile."""
         return self._engine.hold(self.ref)
 
     @staticmethod
-    def _load(rank: int, found: tuple[ResultHeader, bytes] | None) -> Any:
-        if found is None:  # only functions have one
+    def _load(rank: int, result: tuple[ResultHeader, bytes] | None) -> Any:
+        if result is None:  # only functions have one
             return None
-        if found[0].state == MISSING:
-            raise make_missing_error(found[0])
-        if found[0].state != "returned":
+        if result[0].state == MISSING:
+            raise make_missing_error(result[0])
+        if result[0].state != "returned":
             raise RankFailed(f"rank {rank} left no result")
-        return load_value(*found)
+        return load_value(*result)

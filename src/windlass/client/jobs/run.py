@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windlass.client.jobs.declare_only import check_script
 from windlass.client.jobs.in_image import read_in_image
@@ -22,6 +22,7 @@ from windlass.client.jobs.packing import Packed, pack
 from windlass.client.jobs.pod_settings import forget_own_python, make_pod
 from windlass.client.jobs.preload import TORCH, choose_preload
 from windlass.client.jobs.target import WorkTarget, import_paths, read_target
+from windlass.client.keywords import JOB, show_keywords
 from windlass.engines.protocol import Renderer, as_engine, check_capabilities, make_renderer
 from windlass.errors import SpecError
 from windlass.plan.plan import Plan, make_plan
@@ -29,6 +30,11 @@ from windlass.settings import NodeRange, Settings, read_settings
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.pod_spec import PodSpec
 from windlass.spec.work import Command, Function, Script
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from windlass.client.keyword_types import JobKeywords
 
 TargetLike = str | Path | Callable[..., Any] | Sequence[str]
 
@@ -51,20 +57,24 @@ class Prepared:
         return Job(engine, ref)
 
 
+@show_keywords(JOB)
 def run(
     target: TargetLike,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     quiet: bool = False,
-    **settings: Any,
+    **settings: Unpack[JobKeywords],
 ) -> list[Any]:
     """Run `target` on every rank and return what each returned, in rank order.
 
-    `target` is a function, "train.py", "train.py::function", "-m module" or a command as a list of words.
-    Keywords are the settings: nodes, procs, env, restarts, timeout_s, start, preload, python, name ...
-    What a rank raises is raised here, of its own type. Logs are shown as they come unless `quiet`.
-    Ctrl-C ends the job first, and is a KeyboardInterrupt here and in the ranks.
+    What a rank raises is raised here, of its own type. Ctrl-C ends the job first, and is a KeyboardInterrupt
+    here and in the ranks. Settings that are left out come from the environment or a file, else are defaults.
+
+    target: a function, "train.py", "train.py::function", "-m module" or a command as a list of words.
+    args: what a function is called with; for a script or module, the words of its command line.
+    kwargs: what a function is called with by name.
+    quiet: show no logs; without it they are shown as they come.
     """
     from windlass.client.jobs.follow import follow
     from windlass.client.jobs.live_view import LiveView, QuietView, say
@@ -81,13 +91,19 @@ def run(
     return job.results()
 
 
+@show_keywords(JOB)
 def submit(
     target: TargetLike,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    **settings: Any,
+    **settings: Unpack[JobKeywords],
 ) -> Job:
-    """Start `target` and return at once; the job goes on when this process ends. Keywords as for `run`."""
+    """Start `target` and return its job at once; the job goes on when this process ends.
+
+    target: a function, "train.py", "train.py::function", "-m module" or a command as a list of words.
+    args: what a function is called with; for a script or module, the words of its command line.
+    kwargs: what a function is called with by name.
+    """
     return prepare(target, args, kwargs, detach=True, flags=settings).start()
 
 

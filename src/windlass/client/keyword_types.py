@@ -1,0 +1,345 @@
+"""The keywords of the public functions, for editors and type checkers only.
+
+Written by `make api` from client/keywords.py and settings/table.py: change those instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from typing import Any, Literal, TypedDict
+
+from windlass.client.compute.image import Image
+from windlass.client.compute.secret import Secret
+from windlass.client.compute.volume import Volume
+from windlass.settings.setting import NodeRange
+
+
+class JobKeywords(TypedDict, total=False):
+    """What `run` and `submit` take."""
+
+    engine: str
+    """what provides the nodes"""
+    nodes: int | str | NodeRange
+    """how many nodes; MIN:MAX: at least and at most"""
+    procs: int | None
+    """ranks per node; none: one per GPU, else one"""
+    gpus: int
+    """GPUs per node"""
+    name: str
+    """the job's name; empty: made from the work"""
+    env: Mapping[str, str | int]
+    """environment variables of every rank"""
+    start: Literal["fork", "spawn"]
+    """how ranks start"""
+    preload: Sequence[str] | None
+    """modules imported once, before ranks start; unset: those the source imports"""
+    python: str
+    """the nodes' interpreter; empty: this one"""
+    restarts: int
+    """how often to start again when the code fails"""
+    node_restarts: int
+    """how often to go on after losing a node"""
+    timeout_s: float | str | None
+    """end the job this long after it first starts"""
+    grace_s: float | str
+    """how long ranks have between SIGTERM and SIGKILL"""
+    peer_wait_s: float | str
+    """how long a finished rank keeps its connections open for the others"""
+    lease_s: float | str | None
+    """how long a job outlives a client that went away; none: the engine's own"""
+    join_timeout_s: float | str | None
+    """how long to wait for all nodes; none: the engine's own"""
+    image: str
+    """the pods' image, with Python and torch in it"""
+    in_image: bool
+    """the target is part of the image: no code is sent"""
+    context: str
+    """the kubeconfig context; empty: the current one"""
+    namespace: str
+    """where the pods run; empty: the context's own"""
+    cpus: str | float
+    """processors per node: 4, 500m"""
+    memory: str | float
+    """memory per node: 512Gi"""
+    ephemeral_storage: str | float
+    """scratch disk per node: 100Gi"""
+    shm: str | float
+    """size of /dev/shm; empty: half of the memory"""
+    requests: Mapping[str, str | int]
+    """request less than the limit: cpus, memory, ephemeral_storage"""
+    gpu_type: str
+    """the value of the nodes' gpu_label; A|B: either"""
+    gpu_label: str
+    """the node label that names the type of its GPUs"""
+    gpu_resource: str
+    """the resource that a GPU is requested as"""
+    node_selector: Mapping[str, str | int]
+    """labels the nodes must have; A|B: either"""
+    tolerations: Sequence[str]
+    """taints to tolerate: KEY, KEY=VALUE, KEY=VALUE:EFFECT"""
+    spread: Literal["soft", "hard", "none"]
+    """put a job's pods on different hosts: if possible, always, or not at all"""
+    pack: str
+    """a label that all nodes of the job share: topology.kubernetes.io/zone"""
+    priority_class: str
+    """the pods' priority class"""
+    queue: str
+    """the Kueue queue"""
+    service_account: str
+    """the service account that the pods use"""
+    run_as: int | Literal["none"] | None
+    """the pods' user id; none: the image's own"""
+    pull_secrets: Sequence[str]
+    """Secrets for pulling images"""
+    secrets: Sequence[str]
+    """Secrets: NAME, VAR=NAME:KEY or NAME:/folder"""
+    volumes: Sequence[str]
+    """CLAIM:/path, new:10Gi:/path[:RWX][:CLASS] (ends with the job), emptydir[:5Gi]:/path"""
+    allow_host_path: bool
+    """allow volumes that are folders of the host"""
+    labels: Mapping[str, str | int]
+    """labels of the pods"""
+    annotations: Mapping[str, str | int]
+    """annotations of the pods"""
+    ttl_s: float | str | None
+    """how long an ended job is kept; none: until it is removed"""
+    patch: str | PathLike[str] | Mapping[str, Any] | None
+    """YAML to merge into the pods' template, or a file that holds it"""
+    rdzv_backend: Literal["c10d", "etcd-v2"]
+    """the rendezvous backend of torchrun"""
+    rdzv_endpoint: str
+    """the rendezvous endpoint; empty: the first pod and port 29500"""
+    home: str | PathLike[str] | None
+    """the folder for jobs and their logs"""
+
+
+class ComputeKeywords(TypedDict, total=False):
+    """What `Compute` and `@compute` take."""
+
+    name: str
+    """the compute's name; empty: made from what is sent to it first"""
+    engine: str
+    """what provides the nodes; empty: a cluster if there is one, else local"""
+    cpus: str | float
+    """processors per node: 4, 500m"""
+    memory: str | float
+    """memory per node: 512Gi"""
+    gpus: int
+    """GPUs per node"""
+    gpu_type: str
+    """the value of the nodes' gpu_label; A|B: either"""
+    namespace: str
+    """where the pods run; empty: the context's own"""
+    node_selector: Mapping[str, str | int]
+    """labels the nodes must have; A|B: either"""
+    priority_class: str
+    """the pods' priority class"""
+    service_account: str
+    """the service account that the pods use"""
+    queue: str
+    """the Kueue queue"""
+    shm: str | float
+    """size of /dev/shm; empty: half of the memory"""
+    labels: Mapping[str, str | int]
+    """labels of the pods"""
+    annotations: Mapping[str, str | int]
+    """annotations of the pods"""
+    image: str | Image
+    """the pods' image, and the steps that prepare it"""
+    env: Mapping[str, object]
+    """environment variables of every rank"""
+    secrets: Sequence[Secret | str]
+    """secrets for the ranks, as variables or files"""
+    volumes: Sequence[Volume | str]
+    """volumes that every node mounts"""
+    tolerations: Sequence[str | Mapping[str, str]]
+    """taints to tolerate: KEY, KEY=VALUE, KEY=VALUE:EFFECT, or tables as Kubernetes has them"""
+    working_dir: str
+    """the folder to run in, seen from the project's folder"""
+    pod_patch: str | PathLike[str] | Mapping[str, Any] | None
+    """YAML to merge into the pods' template, or a file that holds it"""
+    root: str
+    """the project's folder; empty: found from the code's"""
+    inactivity_ttl: float | str | None
+    """end the nodes when nothing was called for this long; None: never"""
+    launch_timeout: float | str
+    """how long to wait for the nodes"""
+    context: str
+    """the kubeconfig context; empty: the current one"""
+    requests: Mapping[str, str | int]
+    """request less than the limit: cpus, memory, ephemeral_storage"""
+    ephemeral_storage: str | float
+    """scratch disk per node: 100Gi"""
+    gpu_label: str
+    """the node label that names the type of its GPUs"""
+    gpu_resource: str
+    """the resource that a GPU is requested as"""
+    spread: Literal["soft", "hard", "none"]
+    """put a job's pods on different hosts: if possible, always, or not at all"""
+    pack: str
+    """a label that all nodes of the job share: topology.kubernetes.io/zone"""
+    pull_secrets: Sequence[str]
+    """Secrets for pulling images"""
+    run_as: int | Literal["none"] | None
+    """the pods' user id; none: the image's own"""
+    python: str
+    """the nodes' interpreter; empty: this one"""
+    preload: Sequence[str] | None
+    """modules imported once, before ranks start; unset: those the source imports"""
+    grace_s: float | str
+    """how long ranks have between SIGTERM and SIGKILL"""
+    peer_wait_s: float | str
+    """how long a finished rank keeps its connections open for the others"""
+    start: Literal["fork", "spawn"]
+    """how ranks start"""
+    procs: int | None
+    """ranks per node; none: one per GPU, else one"""
+
+
+class AppKeywords(TypedDict, total=False):
+    """What `app` takes beside its own parameters."""
+
+    image: str | Image
+    """the pods' image, and the steps that prepare it"""
+    env: Mapping[str, object]
+    """environment variables of every rank"""
+    secrets: Sequence[Secret | str]
+    """secrets for the ranks, as variables or files"""
+    volumes: Sequence[Volume | str]
+    """volumes that every node mounts"""
+    tolerations: Sequence[str | Mapping[str, str]]
+    """taints to tolerate: KEY, KEY=VALUE, KEY=VALUE:EFFECT, or tables as Kubernetes has them"""
+    working_dir: str
+    """the folder to run in, seen from the project's folder"""
+    pod_patch: str | PathLike[str] | Mapping[str, Any] | None
+    """YAML to merge into the pods' template, or a file that holds it"""
+    root: str
+    """the project's folder; empty: found from the code's"""
+    launch_timeout: float | str | None
+    """how long to wait for all nodes; none: the engine's own"""
+    python: str
+    """the nodes' interpreter; empty: this one"""
+    restarts: int
+    """how often to start again when the code fails"""
+    node_restarts: int
+    """how often to go on after losing a node"""
+    timeout_s: float | str | None
+    """end the job this long after it first starts"""
+    grace_s: float | str
+    """how long ranks have between SIGTERM and SIGKILL"""
+    peer_wait_s: float | str
+    """how long a finished rank keeps its connections open for the others"""
+    lease_s: float | str | None
+    """how long a job outlives a client that went away; none: the engine's own"""
+    join_timeout_s: float | str | None
+    """how long to wait for all nodes; none: the engine's own"""
+    context: str
+    """the kubeconfig context; empty: the current one"""
+    namespace: str
+    """where the pods run; empty: the context's own"""
+    cpus: str | float
+    """processors per node: 4, 500m"""
+    memory: str | float
+    """memory per node: 512Gi"""
+    ephemeral_storage: str | float
+    """scratch disk per node: 100Gi"""
+    shm: str | float
+    """size of /dev/shm; empty: half of the memory"""
+    requests: Mapping[str, str | int]
+    """request less than the limit: cpus, memory, ephemeral_storage"""
+    gpu_type: str
+    """the value of the nodes' gpu_label; A|B: either"""
+    gpu_label: str
+    """the node label that names the type of its GPUs"""
+    gpu_resource: str
+    """the resource that a GPU is requested as"""
+    node_selector: Mapping[str, str | int]
+    """labels the nodes must have; A|B: either"""
+    spread: Literal["soft", "hard", "none"]
+    """put a job's pods on different hosts: if possible, always, or not at all"""
+    pack: str
+    """a label that all nodes of the job share: topology.kubernetes.io/zone"""
+    priority_class: str
+    """the pods' priority class"""
+    queue: str
+    """the Kueue queue"""
+    service_account: str
+    """the service account that the pods use"""
+    run_as: int | Literal["none"] | None
+    """the pods' user id; none: the image's own"""
+    pull_secrets: Sequence[str]
+    """Secrets for pulling images"""
+    allow_host_path: bool
+    """allow volumes that are folders of the host"""
+    labels: Mapping[str, str | int]
+    """labels of the pods"""
+    annotations: Mapping[str, str | int]
+    """annotations of the pods"""
+    ttl_s: float | str | None
+    """how long an ended job is kept; none: until it is removed"""
+    patch: str | PathLike[str] | Mapping[str, Any] | None
+    """YAML to merge into the pods' template, or a file that holds it"""
+    rdzv_endpoint: str
+    """the rendezvous endpoint; empty: the first pod and port 29500"""
+    home: str | PathLike[str] | None
+    """the folder for jobs and their logs"""
+
+
+class CallKeywords(TypedDict, total=False):
+    """What `fn`, `cls` and `.options` take."""
+
+    timeout: float | str | None
+    """end a call after so long: seconds, or text like 5m"""
+    stream: bool
+    """a call returns an iterator of what a generator yields on rank 0"""
+    collect: Literal["all", "head"]
+    """whose values return: every rank's, or rank 0's"""
+    ranks: int | Iterable[int] | None
+    """the ranks that run the call; None: all"""
+    keep: Literal["", "process"]
+    """process: ranks stay, with what they hold; empty: fresh ones for each call"""
+    reload: Literal["auto", "never"]
+    """auto: changed code is sent before a call; never: ranks keep the code they have"""
+    logs: bool
+    """show what ranks print"""
+
+
+class DistributeKeywords(TypedDict, total=False):
+    """What `@distribute` takes."""
+
+    framework: str
+    """how ranks are set up: pytorch, spmd or command"""
+    workers: int | str
+    """how many nodes; "2:4": at least 2, at most 4"""
+    procs: int | None
+    """ranks per node; None: one per GPU, else one"""
+    num_workers: int | str
+    """the same as workers"""
+    replicas: int | str
+    """the same as workers"""
+    nodes: int | str
+    """the same as workers"""
+    num_proc: int | None
+    """the same as procs"""
+    procs_per_worker: int | None
+    """the same as procs"""
+    nproc_per_node: int | None
+    """the same as procs"""
+
+
+class OtherDistributeKeywords(TypedDict, total=False):
+    """What `.distribute` takes beside its own parameters."""
+
+    num_workers: int | str
+    """the same as workers"""
+    replicas: int | str
+    """the same as workers"""
+    nodes: int | str
+    """the same as workers"""
+    num_proc: int | None
+    """the same as procs"""
+    procs_per_worker: int | None
+    """the same as procs"""
+    nproc_per_node: int | None
+    """the same as procs"""

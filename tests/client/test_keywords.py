@@ -1,0 +1,92 @@
+"""The keywords of the public functions: one table, in signatures, in help() and for type checkers."""
+
+from __future__ import annotations
+
+import inspect
+import pydoc
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import write_api
+
+import windlass as wl
+from windlass.client import keywords
+from windlass.client.compute.call_options import Options
+from windlass.client.compute.remote import Remote
+from windlass.settings import SETTINGS
+
+TYPED = Path(__file__).with_name("typed")
+
+
+def test_editors_are_told_what_the_tables_say():
+    assert write_api.PATH.read_text() == write_api.render(), "run `make api`"
+
+
+@pytest.mark.parametrize("function", [wl.run, wl.submit])
+def test_a_job_takes_every_setting(function):
+    shown = inspect.signature(function).parameters
+    for setting in SETTINGS:
+        assert shown[setting.name].kind is inspect.Parameter.KEYWORD_ONLY
+        if not callable(setting.default):
+            assert shown[setting.name].default == setting.default
+    assert not _takes_anything(function)
+
+
+@pytest.mark.parametrize(
+    ("function", "tables"),
+    [
+        (wl.run, [keywords.JOB]),
+        (wl.submit, [keywords.JOB]),
+        (wl.Compute, [keywords.COMPUTE, keywords.COMPUTE_MORE]),
+        (wl.compute, [keywords.COMPUTE, keywords.COMPUTE_MORE]),
+        (wl.app, [keywords.APP]),
+        (wl.fn, [keywords.CALL]),
+        (wl.cls, [keywords.CALL]),
+        (Remote.options, [keywords.CALL]),
+        (wl.distribute, [keywords.DISTRIBUTE]),
+        (wl.Compute.distribute, [keywords.DISTRIBUTE]),
+        (Remote.distribute, [keywords.DISTRIBUTE]),
+    ],
+    ids=lambda given: getattr(given, "__qualname__", None),
+)
+def test_signatures_and_help_show_each_keyword(function, tables):
+    shown = inspect.signature(function).parameters
+    text = pydoc.render_doc(function, renderer=pydoc.plaintext)
+    for keyword in [keyword for table in tables for keyword in table]:
+        assert keyword.name in shown
+        assert f" {keyword.name}: " in text.partition("\n\n")[2].replace("\n", " ")
+    assert not _takes_anything(function)
+
+
+def _takes_anything(function: object) -> list[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return [one.name for one in parameters if one.kind is inspect.Parameter.VAR_KEYWORD]
+
+
+def test_the_options_of_a_call_are_the_keywords_of_a_call():
+    assert [one.name for one in keywords.CALL] == [field.name for field in fields(Options)]
+    defaults = {field.name: field.default for field in fields(Options)}
+    assert {one.name: one.default for one in keywords.CALL} == defaults
+
+
+def test_a_type_checker_accepts_what_users_write():
+    checked = _check("right.py")
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_a_type_checker_refuses_each_mistake():
+    wrong = (TYPED / "wrong.py").read_text().splitlines()
+    expected = {number for number, line in enumerate(wrong, 1) if "  # wrong" in line}
+    checked = _check("wrong.py")
+    refused = {
+        int(line.split(":")[1]) for line in checked.stdout.splitlines() if ": error:" in line
+    }
+    assert refused == expected, checked.stdout
+
+
+def _check(name: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", name]
+    return subprocess.run(command, capture_output=True, text=True, cwd=TYPED, check=False)
