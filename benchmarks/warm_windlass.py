@@ -15,7 +15,7 @@ from typing import Any
 from warm_project import TRAIN_NAME
 from warm_side import serve
 
-import windlass as kt
+import windlass as wl
 
 
 class WindlassSide:
@@ -29,10 +29,10 @@ class WindlassSide:
             "name": f"bench-{os.getpid()}",  # another contestant's nodes are not for us
         }
         if options.engine == "kubernetes":
-            image = kt.Image().from_docker(options.image)
+            image = wl.Image().from_docker(options.image)
             where |= {"namespace": options.namespace, "image": image}
             where["spread"] = "hard" if options.nodes == 2 else "soft"
-        self._compute = kt.Compute(**where)
+        self._compute = wl.Compute(**where)
         self._spread = {"workers": options.nodes, "procs": options.ranks // options.nodes}
         self._keep = "process" if options.kept else ""
         self._module = importlib.import_module(TRAIN_NAME)
@@ -41,7 +41,7 @@ class WindlassSide:
 
     def call(self, name: str, *arguments: Any) -> list[Any]:
         if name not in self._remote:
-            remote = kt.fn(getattr(self._module, name), keep=self._keep).to(self._compute)
+            remote = wl.fn(getattr(self._module, name), keep=self._keep).to(self._compute)
             self._remote[name] = remote.distribute(framework="pytorch", **self._spread)
         return list(self._remote[name](*arguments))
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import windlass as kt
+import windlass as wl
 
 CODE = """
 import torch
@@ -33,8 +33,8 @@ def main() -> None:
         sys.path.insert(0, folder)
         from training import train
 
-        compute = kt.Compute(name="example-fn", root=folder, inactivity_ttl="10m")
-        remote = kt.fn(train).to(compute).distribute("pytorch", workers=2, procs=2)
+        compute = wl.Compute(name="example-fn", root=folder, inactivity_ttl="10m")
+        remote = wl.fn(train).to(compute).distribute("pytorch", workers=2, procs=2)
         call("first call", remote)
         call("second call", remote)
         script.write_text(CODE.replace("loss.item()", "10 * loss.item()"))  # your editor does this
@@ -44,7 +44,7 @@ def main() -> None:
 
 def call(what: str, remote: Callable[..., list[float]]) -> None:
     began_s = time.perf_counter()
-    results = remote(lr=0.5)  # one entry a rank, in rank order
+    results = remote(lr=0.5)  # one entry per rank, in rank order
     print(f"{what:<14} {results}  {time.perf_counter() - began_s:.2f} s")
 
 

@@ -5,7 +5,7 @@
 On a cluster if your kubeconfig names one (WINDLASS_IMAGE names an image with torch), else on this machine.
 """
 
-import windlass as kt
+import windlass as wl
 
 
 class Trainer:
@@ -41,8 +41,8 @@ class Trainer:
 
 
 def main() -> None:
-    compute = kt.Compute(name="example-cls", inactivity_ttl="10m")
-    remote = kt.cls(Trainer, init_args={"lr": 0.1}).to(compute).distribute("pytorch", workers=2)
+    compute = wl.Compute(name="example-cls", inactivity_ttl="10m")
+    remote = wl.cls(Trainer, init_args={"lr": 0.1}).to(compute).distribute("pytorch", workers=2)
     for _ in range(3):
         remote.fit(20)
         print(remote.line())  # what each rank says: their weights are one

@@ -7,9 +7,9 @@ On a cluster if your kubeconfig names one, else on this machine (WINDLASS_ENGINE
 a node it would be: torchrun --nnodes=4 --nproc_per_node=8 train.py, gpus=8 and replicas=4.
 """
 
-import windlass as kt
+import windlass as wl
 
-app = kt.app(
+app = wl.app(
     name="ddp-training",
     cli_command="torchrun --nnodes=2 --nproc_per_node=2 examples/01_ddp.py",
     replicas=2,

@@ -7,11 +7,11 @@ Edit the function and deploy it again: the same nodes run the new code. They go 
 call, or with `windlass compute rm estimates`.
 """
 
-import windlass as kt
+import windlass as wl
 
 
-@kt.compute(name="estimates", inactivity_ttl="10m")
-@kt.distribute(framework="pytorch", workers=2, procs=2)
+@wl.compute(name="estimates", inactivity_ttl="10m")
+@wl.distribute(framework="pytorch", workers=2, procs=2)
 def estimate_pi(num_points: int) -> float:
     """Throw darts on each rank, then count them together."""
     import torch
@@ -28,4 +28,4 @@ def estimate_pi(num_points: int) -> float:
 
 if __name__ == "__main__":
     print(f"from every rank: {estimate_pi(1_000_000)}")
-    print(f"by its name alone: {kt.get('estimate_pi')(1000)}")
+    print(f"by its name alone: {wl.get('estimate_pi')(1000)}")

@@ -5,9 +5,9 @@ travels as it is when it is called, with the functions and values of other cells
 """
 
 # %% once: two nodes of two ranks each, on a cluster if your kubeconfig names one, else on this machine
-import windlass as kt
+import windlass as wl
 
-compute = kt.Compute(name="example-notebook", inactivity_ttl="30m")
+compute = wl.Compute(name="example-notebook", inactivity_ttl="30m")
 SCALE = 1.0
 
 
@@ -22,8 +22,8 @@ def score(x: float) -> float:
     return SCALE * total.item()
 
 
-# %% call it: one entry a rank
-remote = kt.fn(score).to(compute).distribute("pytorch", workers=2, procs=2)
+# %% call it: one entry per rank
+remote = wl.fn(score).to(compute).distribute("pytorch", workers=2, procs=2)
 print(remote(1.0))
 
 # %% another value, which the function uses

@@ -1,6 +1,6 @@
 """What the client's names mean inside a rank, where a user's module is imported a second time.
 
-There `@kt.compute(...)` must leave the function as it is, and `vol = kt.Volume(...)` must not need a client
+There `@wl.compute(...)` must leave the function as it is, and `vol = wl.Volume(...)` must not need a client
 that is not there: only the agent's archive may be. Standard library only; nothing here starts anything.
 """
 

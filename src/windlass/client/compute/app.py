@@ -1,6 +1,6 @@
 """app: a command, run once on every node, so that a bare `torchrun` line forms one world.
 
-    app = kt.app(name="ddp", cli_command="torchrun --nproc_per_node=8 train.py", gpus=8, replicas=4)
+    app = wl.app(name="ddp", cli_command="torchrun --nproc_per_node=8 train.py", gpus=8, replicas=4)
     app.deploy().wait()
 
 Nothing starts when an app is made. What it becomes is a detached job like any other, found again by its name.

@@ -1,7 +1,7 @@
 """@compute and @distribute: a function or class that says itself where it runs.
 
-    @kt.compute(gpus=8)
-    @kt.distribute(framework="pytorch", workers=2)
+    @wl.compute(gpus=8)
+    @wl.distribute(framework="pytorch", workers=2)
     def train(): ...
 
 Nothing starts when a module is imported: `windlass deploy` or `.deploy()` brings it up. To call it is then to
@@ -91,7 +91,7 @@ def _mark(target: Any, marks: Marks) -> Any:
     if not (inspect.isfunction(target) or inspect.isclass(target)):
         raise SpecError(
             f"only functions and classes can be decorated, not {target!r:.60}",
-            hint="@kt.compute(gpus=8) stands above def or class; keywords go in parentheses",
+            hint="@wl.compute(gpus=8) stands above def or class; keywords go in parentheses",
         )
     return leave_plain(target) if is_inside() else Decorated(target, marks)
 

@@ -20,7 +20,7 @@ from windlass.errors import SpecError, WindlassError
 from windlass.near_names import did_you_mean
 from windlass.rank_stubs import is_inside
 
-_NOTHING = "decorate a function with @kt.compute(...), or make an app with kt.app(...)"
+_NOTHING = "decorate a function with @wl.compute(...), or make an app with wl.app(...)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

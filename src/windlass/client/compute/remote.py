@@ -69,7 +69,7 @@ def cls(
     if is_inside():
         return Plain(target)  # type: ignore[return-value]
     if not inspect.isclass(target) and not getattr(target, "is_class", False):
-        raise SpecError(f"cls takes a class, not {target!r:.60}", hint="functions go to kt.fn(...)")
+        raise SpecError(f"cls takes a class, not {target!r:.60}", hint="functions go to wl.fn(...)")
     if not isinstance(init_args, (Mapping, list, tuple)):
         raise SpecError(
             f"init_args must be a list or a dict, not {init_args!r:.60}", hint="init_args=[5]"
