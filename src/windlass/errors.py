@@ -97,6 +97,10 @@ class EngineError(WindlassError):
     """The engine, or what it runs on, did not do its part."""
 
 
+class EngineMissing(EngineError):
+    """The cluster lacks what the engine needs: an operator, or a version of one."""
+
+
 class JobNotFound(EngineError):
     """There is no such job here."""
 

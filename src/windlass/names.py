@@ -70,7 +70,6 @@ LABEL_JOB = "windlass.dev/job"
 LABEL_NAME = "windlass.dev/name"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_APP = "app.kubernetes.io/name"
-LABEL_INDEX = "batch.kubernetes.io/job-completion-index"
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
 ANNOTATION_VERSION = "windlass.dev/version"
 ANNOTATION_SUBMIT = "windlass.dev/submit"  # one submit's own mark: whose half-made objects?
@@ -78,7 +77,6 @@ ANNOTATION_WORK = "windlass.dev/work"
 ANNOTATION_KEEP_PLACE = (
     "windlass.dev/keep-place-until"  # of a compute that never started; Unix time
 )
-ANNOTATION_FAILURES = "batch.kubernetes.io/job-index-failure-count"
 
 # What a pod's agent finds in its environment.
 POD_IP = "WINDLASS_POD_IP"
@@ -86,12 +84,16 @@ POD_NAME = "WINDLASS_POD_NAME"
 POD_UID = "WINDLASS_POD_UID"
 K8S_NODE = "WINDLASS_K8S_NODE"
 NODE_FAILURES = "WINDLASS_NODE_FAILURES"  # how many pods of this index were lost before
+POD_HOSTS = "WINDLASS_POD_HOSTS"  # what pods are called, where it is not POD_HOST
 LEAD = "WINDLASS_LEAD"  # the Service that has an address before any pod runs
 NODE_INDEX = "WINDLASS_NODE_INDEX"  # where nothing else tells it
 NUM_NODES = "WINDLASS_NUM_NODES"
 ENV_STAYS_UP = (
     "WINDLASS_STAYS_UP"  # "1": containers of this pod are started again whenever they exit
 )
+
+# What node INDEX of a job is called inside the cluster, unless its pods are told otherwise.
+POD_HOST = "{job_id}-{index}.{job_id}-headless"
 
 # Places in a pod.
 CONTAINER = "windlass"

@@ -18,9 +18,10 @@ from waits import wait_for
 import windlass as wl
 from windlass import names
 from windlass.engines import abandoned
+from windlass.engines.dialects.kubernetes import make_job
 from windlass.kube.fields import created_s
 from windlass.kube.kinds import JOBS, SECRETS
-from windlass.kube.manifests import make_job, make_owner, make_secret
+from windlass.kube.manifests import make_owner, make_secret
 
 pytestmark = pytest.mark.cluster
 
@@ -35,7 +36,7 @@ def break_off(ground: Space, job_id: str) -> None:
     """As far as a client comes that is killed before it starts its Job."""
     plan = make_pod_plan(job_id)
     job = ground.api.create(JOBS, make_job(plan, files=FILES, submit="mark"))
-    ground.api.create(SECRETS, make_secret(plan, FILES, make_owner(job)))
+    ground.api.create(SECRETS, make_secret(plan, FILES, make_owner(JOBS, job)))
 
 
 @pytest.mark.parametrize("how", ["submit", "ls"])

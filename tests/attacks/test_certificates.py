@@ -24,7 +24,7 @@ from tls_peers import (
 
 from windlass.agent.link import endpoints, tls
 from windlass.agent.link.tcp import TlsPlace
-from windlass.engines.cluster import ClusterEngine
+from windlass.engines.job_secret import make_job_certificates
 from windlass.engines.lead_pods import KeysExpired, LeadPods
 from windlass.engines.lead_sync import LeadSync
 from windlass.errors import ProtocolError
@@ -109,7 +109,7 @@ def test_a_client_that_meets_ended_certificates_says_so_and_calls_nobody_an_impo
 )
 def test_certificates_do_not_end_before_what_they_are_for(asked, least_days):
     plan = replace(make_pod_plan(**asked), created_at_s=time.time())
-    for name, pem in ClusterEngine.make_certificates(plan).items():
+    for name, pem in make_job_certificates(plan).items():
         if name.endswith(".crt"):
             left_s = x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()
             assert left_s - time.time() > least_days * DAY_S, name

@@ -22,6 +22,7 @@ from tls_peers import JOB, until, write_certificates
 
 from windlass.agent.link import tls
 from windlass.engines.cluster_job import ClusterJob
+from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.engines.lead_pods import LeadPods
 from windlass.engines.lead_sync import LeadSync
 from windlass.kube.certificates import make_certificates
@@ -165,7 +166,7 @@ def looking(tmp_path, *pods, logs=()):
         (tmp_path / "config").mkdir()
         keys = make_certificates(PLAN.job_id, now_s=time.time(), valid_s=3600.0)
         api = connect_to(cluster.url, tmp_path / "config", retry_for_s=0.0)
-        view = ClusterJob(api, PLAN, folder, keys)
+        view = ClusterJob(api, KUBERNETES, PLAN, folder, keys)
         try:
             view.settle()
             yield cluster, view

@@ -17,6 +17,7 @@ from waits import wait_for
 
 import windlass as wl
 from windlass import names
+from windlass.engines.dialects.kubernetes import LABEL_INDEX
 from windlass.kube.certificates import make_certificates
 from windlass.kube.kinds import JOBS, PODS
 
@@ -56,7 +57,7 @@ def put_false_lead(ground: Space, job_id: str, *, is_forged: bool) -> str:
     name = f"{job_id}-0-false"
     keys = make_certificates(job_id, now_s=time.time(), valid_s=3600.0)
     env = {"crt": keys["node.crt"].decode(), "key": keys["node.key"].decode()}
-    labels = {names.LABEL_JOB: job_id, names.LABEL_INDEX: "0"}
+    labels = {names.LABEL_JOB: job_id, LABEL_INDEX: "0"}
     owner = {
         "apiVersion": "batch/v1",
         "kind": "Job",

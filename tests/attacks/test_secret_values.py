@@ -20,8 +20,9 @@ from waits import wait_for
 import windlass as wl
 from windlass import names
 from windlass.cli.export import render_manifests
+from windlass.engines.dialects.kubernetes import KUBERNETES
+from windlass.engines.submit_steps import render_documents
 from windlass.kube.kinds import EVENTS, JOBS, NETWORK_POLICIES, PODS, SECRETS, SERVICES
-from windlass.kube.manifests import make_export
 from windlass.spec.work import Command, Function, Module, Script
 
 VALUE = "hunter2-b2c7f1"
@@ -39,7 +40,8 @@ def test_arguments_are_in_no_object_but_the_secret(kind):
     work, shown = WORKS[kind]
     plan = make_pod_plan(work=work, nodes=2)
     files = {**FILES, "env.TOKEN": VALUE.encode()}
-    objects = [one for one in make_export(plan, files, submit="s") if one["kind"] != "Secret"]
+    documents = render_documents(KUBERNETES, plan, files, submit="s")
+    objects = [one for one in documents if one["kind"] != "Secret"]
     text = render_manifests(objects)
     assert VALUE not in text
     assert base64.b64encode(VALUE.encode()).decode() not in text

@@ -16,6 +16,7 @@ from waits import wait_for
 
 import windlass as wl
 from windlass import names
+from windlass.engines.dialects.kubernetes import LABEL_INDEX
 from windlass.kube.kinds import JOBS, PODS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(420)]
@@ -86,7 +87,7 @@ def shared(space, tmp_path, monkeypatch):
 
 def pods_of(space, job):
     found = space.api.list(PODS, labels=f"{names.LABEL_JOB}={job.id}")
-    return sorted(found, key=lambda pod: int(pod["metadata"]["labels"][names.LABEL_INDEX]))
+    return sorted(found, key=lambda pod: int(pod["metadata"]["labels"][LABEL_INDEX]))
 
 
 def count(shared, attempt):

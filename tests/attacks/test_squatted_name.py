@@ -23,7 +23,8 @@ from kube.plans import make_pod_plan
 import windlass as wl
 from windlass.client.compute.owners import is_meant, is_own, name_for
 from windlass.client.user import name_user
-from windlass.engines.dialects.kubernetes import KubernetesEngine
+from windlass.engines.cluster import ClusterEngine
+from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.engines.protocol import JobRef
 from windlass.errors import JobNotFound, KeysReplaced, SpecError
 from windlass.kube.certificates import make_certificates
@@ -77,8 +78,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClu
         yield found
 
 
-def make_engine() -> KubernetesEngine:
-    return KubernetesEngine(read_settings(flags={}, environ=os.environ, start=Path.cwd()))
+def make_engine() -> ClusterEngine:
+    return ClusterEngine(KUBERNETES, read_settings(flags={}, environ=os.environ, start=Path.cwd()))
 
 
 def check_untouched(cluster: FakeCluster) -> None:

@@ -22,6 +22,7 @@ from waits import wait_for
 from windlass import names, records
 from windlass.agent.lead import job_lead
 from windlass.engines.cluster_job import ClusterJob
+from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.engines.outcomes import read_outcomes
 from windlass.kube.certificates import make_certificates
 from windlass.spec.work import Function
@@ -44,7 +45,11 @@ def looking(cluster, tmp_path):
     (tmp_path / "config").mkdir(exist_ok=True)
     keys = make_certificates(PLAN.job_id, now_s=time.time(), valid_s=3600.0)
     view = ClusterJob(
-        connect_to(cluster.url, tmp_path / "config", retry_for_s=0.0), PLAN, folder, keys
+        connect_to(cluster.url, tmp_path / "config", retry_for_s=0.0),
+        KUBERNETES,
+        PLAN,
+        folder,
+        keys,
     )
     try:
         view.settle()

@@ -19,6 +19,7 @@ from chaos_cluster import training
 
 import windlass as wl
 from windlass import names
+from windlass.engines.dialects.kubernetes import LABEL_INDEX
 from windlass.kube.api import Api, connect
 from windlass.kube.kinds import (
     JOBS,
@@ -87,7 +88,7 @@ class Ground:
         """Pods of a job, oldest first."""
         labels = f"{names.LABEL_JOB}={job}"
         if node is not None:
-            labels += f",{names.LABEL_INDEX}={node}"
+            labels += f",{LABEL_INDEX}={node}"
         found = self.api.list(PODS, labels=labels)
         return sorted(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from kube.recorded import read_pods
+
 from windlass.engines.lost_nodes import explain_loss
-from windlass.kube.job_pods import read_pods
 from windlass.wire.status import FailureKind, Verdict
 
 CREATED_S = 1_000_000_000.0  # 2001-09-09T01:46:40Z

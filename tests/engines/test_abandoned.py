@@ -18,7 +18,7 @@ from windlass.engines.abandoned import (
     may_be_live_compute,
     remove_abandoned,
 )
-from windlass.kube.manifests import make_job
+from windlass.engines.dialects.kubernetes import KUBERNETES, make_job
 from windlass.spec.work import Calls, Command
 
 UNTIL_S = 1000
@@ -37,34 +37,36 @@ def test_a_job_says_how_long_its_place_is_kept() -> None:
     assert make_compute()["metadata"]["annotations"][names.ANNOTATION_KEEP_PLACE] == "1000"
     for_ever = make_job(make_pod_plan(work=Calls(place_s=None)), files=FILES)
     assert names.ANNOTATION_KEEP_PLACE not in for_ever["metadata"]["annotations"]
-    assert not is_abandoned(for_ever, LATER_S)
+    assert not is_abandoned(KUBERNETES, for_ever, LATER_S)
 
 
 def test_one_that_never_started_is_abandoned_in_time() -> None:
-    assert not is_abandoned(make_compute(), UNTIL_S - 1.0)
-    assert is_abandoned(make_compute(), LATER_S)
-    assert is_abandoned(make_compute(active=2, ready=0), LATER_S), "its pods are pending"
+    assert not is_abandoned(KUBERNETES, make_compute(), UNTIL_S - 1.0)
+    assert is_abandoned(KUBERNETES, make_compute(), LATER_S)
+    assert is_abandoned(KUBERNETES, make_compute(active=2, ready=0), LATER_S), (
+        "its pods are pending"
+    )
 
 
 @pytest.mark.parametrize("kind", ["ready", "failed", "succeeded", "terminating"])
 def test_one_whose_pods_ran_is_not(kind: str) -> None:
-    assert not is_abandoned(make_compute(**{kind: 1}), LATER_S)
+    assert not is_abandoned(KUBERNETES, make_compute(**{kind: 1}), LATER_S)
 
 
 def test_only_computes_that_live_are() -> None:
     about = make_compute()["metadata"]
     ended = {**make_fake_job("c", {"type": "Failed"}), "metadata": about}
-    assert not may_be_live_compute(ended)
-    assert not is_abandoned(ended, LATER_S)
+    assert not may_be_live_compute(KUBERNETES, ended)
+    assert not is_abandoned(KUBERNETES, ended, LATER_S)
     command = make_job(make_pod_plan(work=Command(argv=("train",))), files=FILES)
-    assert not may_be_live_compute(command)
+    assert not may_be_live_compute(KUBERNETES, command)
 
 
 def test_what_is_abandoned_goes_as_it_was_seen(tmp_path) -> None:
     gone, used = make_compute("gone-ab2cd"), make_compute("used-ab2cd", ready=1)
     with fake_cluster() as cluster:
         api = connect_to(cluster.url, tmp_path)
-        assert remove_abandoned(api, [gone, used]) == [used]
+        assert remove_abandoned(api, KUBERNETES, [gone, used]) == [used]
         (asked,) = [seen for seen in cluster.seen if seen.method == "DELETE"]
     assert asked.path.endswith("/jobs/gone-ab2cd")
     seen = asked.body["preconditions"]
@@ -74,7 +76,7 @@ def test_what_is_abandoned_goes_as_it_was_seen(tmp_path) -> None:
 def test_one_that_may_not_be_removed_is_listed(tmp_path) -> None:
     with serve(refuse(403, "Forbidden", "you may not")) as server:
         api = connect_to(server.url, tmp_path)
-        assert remove_abandoned(api, [make_compute()]) == [make_compute()]
+        assert remove_abandoned(api, KUBERNETES, [make_compute()]) == [make_compute()]
 
 
 def make_half_submitted(**asked: Any) -> dict[str, Any]:
@@ -88,11 +90,11 @@ def make_half_submitted(**asked: Any) -> dict[str, Any]:
 def test_a_submit_that_broke_off_has_an_end(tmp_path: Path) -> None:
     """It never starts by itself, and its Secret would stay for ever."""
     job = make_half_submitted()
-    assert not is_half_submitted(job, HALF_SUBMITTED_S - 1.0), "it may be under way"
-    assert is_half_submitted(job, HALF_SUBMITTED_S + 1.0)
+    assert not is_half_submitted(KUBERNETES, job, HALF_SUBMITTED_S - 1.0), "it may be under way"
+    assert is_half_submitted(KUBERNETES, job, HALF_SUBMITTED_S + 1.0)
     with fake_cluster() as cluster:
         cluster.objects = {"jobs": [job]}
-        assert remove_abandoned(connect_to(cluster.url, tmp_path), [job]) == []
+        assert remove_abandoned(connect_to(cluster.url, tmp_path), KUBERNETES, [job]) == []
         (removed,) = [seen for seen in cluster.seen if seen.method == "DELETE"]
     assert removed.body["preconditions"] == {"uid": "u", "resourceVersion": "7"}
 
@@ -104,4 +106,4 @@ def test_what_somebody_suspended_himself_stays() -> None:
     running = make_half_submitted()
     running["spec"]["suspend"] = False
     for job in (complete, running, make_half_submitted(queue="training")):
-        assert not is_half_submitted(job, HALF_SUBMITTED_S + 1.0)
+        assert not is_half_submitted(KUBERNETES, job, HALF_SUBMITTED_S + 1.0)

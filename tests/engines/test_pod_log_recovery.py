@@ -13,6 +13,7 @@ from kube.plans import make_pod_plan
 from waits import wait_for
 
 from windlass import names
+from windlass.engines.dialects.kubernetes import KUBERNETES, LABEL_INDEX
 from windlass.engines.pod_log_recovery import has_unread, read_leftovers, read_unread
 from windlass.kube.api_errors import Forbidden
 from windlass.names import OMITTED_FILE
@@ -37,12 +38,18 @@ def folder(tmp_path):
     return JobFolder(tmp_path / "job")
 
 
+def read_them(api, pods, folder):
+    leads = [pod for pod in pods if KUBERNETES.index_of(pod) == 0]
+    leads.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+    read_leftovers(api, PLAN, pods, folder, leads=leads)
+
+
 def make_pod(index, name=None, created="2026-01-31T12:00:00Z"):
     return {
         "metadata": {
             "name": name or f"pod-{index}",
             "creationTimestamp": created,
-            "labels": {names.LABEL_INDEX: str(index)},
+            "labels": {LABEL_INDEX: str(index)},
         }
     }
 
@@ -55,7 +62,7 @@ def read(tmp_path, folder, pods, *answers):
     """Read what is left; what was asked of the API server."""
     with serve(*answers) as server:
         api = connect_to(server.url, tmp_path, retry_for_s=0.0)
-        read_leftovers(api, PLAN, pods, folder)
+        read_them(api, pods, folder)
         read_unread(api, folder, num_threads=1)
         return [(seen.path.split("/")[-2], seen.params) for seen in server.seen]
 
@@ -182,7 +189,7 @@ def test_lines_are_read_when_somebody_wants_lines(tmp_path, folder):
     said = Answer(body=render_last_word({names.STATUS_FILE: STATUS}))
     with serve(said, say(b"[rank 0] hello"), say(b"[rank 1] hello")) as server:
         api = connect_to(server.url, tmp_path, retry_for_s=0.0)
-        read_leftovers(api, PLAN, [make_pod(0), make_pod(1)], folder)
+        read_them(api, [make_pod(0), make_pod(1)], folder)
         assert len(server.seen) == 1
         assert folder.status.read_bytes() == STATUS
         assert (has_unread(folder), left(folder)) == (True, ["pod-0", "pod-1"])
@@ -198,7 +205,7 @@ def test_nodes_that_do_not_answer_are_asked_again_and_pods_that_are_gone_are_not
     lines = say(b"[rank 2] late")
     with serve(GONE, GONE, away, say(b"[rank 1] here"), lines) as server:
         api = connect_to(server.url, tmp_path, retry_for_s=0.0)
-        read_leftovers(api, PLAN, [make_pod(0), make_pod(2), make_pod(1)], folder)
+        read_them(api, [make_pod(0), make_pod(2), make_pod(1)], folder)
         read_unread(api, folder, num_threads=1)
         assert left(folder) == ["pod-2"]
         assert "the logs of 1 of 3 pods cannot be read (could not get pods/pod-2/log" in caplog.text
@@ -213,7 +220,7 @@ def test_nodes_that_say_nothing_hold_up_nobody(tmp_path, folder, num_pods):
     held = threading.Event()
 
     def read_all(api):
-        read_leftovers(api, PLAN, [make_pod(index) for index in range(num_pods)], folder)
+        read_them(api, [make_pod(index) for index in range(num_pods)], folder)
         read_unread(api, folder)
 
     with serve(Answer(lines=(), hold=held)) as server:

@@ -12,6 +12,7 @@ from kube.plans import make_pod_plan
 
 from windlass import names
 from windlass.engines.cluster_job import ClusterJob
+from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.kube.certificates import make_certificates
 from windlass.wire.job_folder import JobFolder
 
@@ -26,7 +27,7 @@ def view(tmp_path: Path) -> Iterator[ClusterJob]:
     folder.path.mkdir()
     keys = make_certificates(PLAN.job_id, now_s=1e9, valid_s=1e9)
     with serve(Answer(lines=(), hold=held)) as server:
-        found = ClusterJob(connect_to(server.url, tmp_path), PLAN, folder, keys)
+        found = ClusterJob(connect_to(server.url, tmp_path), KUBERNETES, PLAN, folder, keys)
         yield found
         found.let_go()
         held.set()

@@ -17,6 +17,7 @@ from windlass.client.jobs.live_view import LiveView
 from windlass.client.jobs.load_values import make_failure
 from windlass.engines import cluster_job
 from windlass.engines.cluster_job import ClusterJob
+from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.errors import EngineError
 from windlass.kube.certificates import make_certificates
 from windlass.observe.verdict import exit_code_of, render_verdict
@@ -39,7 +40,7 @@ def looking(cluster, tmp_path, plan=PLAN):
     keys = make_certificates(plan.job_id, now_s=time.time(), valid_s=3600.0)
     (tmp_path / "config").mkdir(exist_ok=True)
     api = connect_to(cluster.url, tmp_path / "config", retry_for_s=0.0)
-    view = ClusterJob(api, plan, folder, keys)
+    view = ClusterJob(api, KUBERNETES, plan, folder, keys)
     try:
         view.settle()
         yield view

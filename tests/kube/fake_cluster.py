@@ -13,6 +13,7 @@ from typing import Any
 from kube.api_server import Answer, ApiServer, Seen, refuse
 
 from windlass import names
+from windlass.engines.dialects.kubernetes import LABEL_INDEX
 
 Object = dict[str, Any]
 
@@ -101,7 +102,7 @@ def make_fake_pod(name: str, index: int = 0, **state: Object) -> Object:
             "name": name,
             "uid": name,
             "creationTimestamp": "2026-01-31T12:00:00Z",
-            "labels": {names.LABEL_INDEX: str(index)},
+            "labels": {LABEL_INDEX: str(index)},
             "ownerReferences": [{"kind": "Job", "uid": "j", "controller": True}],
         },
         "spec": {"nodeName": "n1", "containers": [{"name": names.CONTAINER}]},

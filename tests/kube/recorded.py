@@ -7,8 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from windlass.kube.blockers import Blocker, find_blockers
+from windlass.engines.dialects.kubernetes import KUBERNETES
+from windlass.kube import job_pods
+from windlass.kube.blocker import Blocker
 
+find_blockers = KUBERNETES.find_blockers
+_JOB_NAME = "batch.kubernetes.io/job-name"
 _FOLDER = Path(__file__).parent / "seen"
 
 
@@ -30,3 +34,20 @@ class Seen:
 
 def load(name: str) -> Seen:
     return Seen(**json.loads((_FOLDER / f"{name}.json").read_text()))
+
+
+def read_pods(pods: list[dict[str, Any]], events: Any = ()) -> job_pods.PodsSeen:
+    """The pods of one Indexed Job, as records."""
+    return job_pods.read_pods(pods, events, indexes=_find_indexes(pods))
+
+
+def timeline(pods: list[dict[str, Any]], events: Any = (), *, num_nodes: int = 0) -> list[Any]:
+    return job_pods.timeline(pods, events, indexes=_find_indexes(pods), num_nodes=num_nodes)
+
+
+def _find_indexes(pods: list[dict[str, Any]]) -> job_pods.PodIndexes:
+    jobs = {pod["metadata"].get("labels", {}).get(_JOB_NAME, "") for pod in pods} or {""}
+    (job,) = jobs
+    return job_pods.PodIndexes(
+        of_pod=KUBERNETES.index_of, of_name=lambda name: KUBERNETES.index_in_name(name, job)
+    )

@@ -11,23 +11,24 @@ import yaml
 from kube.api_server import Answer, connect_to, refuse, serve
 from kube.users import make_kubeconfig, new_namespace
 
-from windlass.kube.access import RIGHTS, VERBS, check_access, check_needed, render_role
+from windlass.engines.dialects.kubernetes import KUBERNETES
+from windlass.kube.access import check_access, check_needed, render_role
 from windlass.kube.api import Api, connect
 from windlass.kube.api_errors import Forbidden
 
+RIGHTS = KUBERNETES.rights
 ROLE = Path(__file__).parents[2] / "docs" / "engines" / "role.yaml"
 
 
 def test_the_documented_role_is_the_one_we_print() -> None:
-    assert ROLE.read_text() == render_role()
+    assert ROLE.read_text() == render_role(rights=RIGHTS)
 
 
 def test_the_role_is_the_table() -> None:
-    role = yaml.safe_load(render_role("team"))
+    role = yaml.safe_load(render_role("team", rights=RIGHTS))
     assert (role["kind"], role["metadata"]["namespace"]) == ("Role", "team")
     rules = [(rule["apiGroups"], rule["resources"], tuple(rule["verbs"])) for rule in role["rules"]]
     assert rules == [([right.group], [right.resource], right.verbs) for right in RIGHTS]
-    assert [row[0] for row in VERBS] == [right.resource for right in RIGHTS]
 
 
 def test_nothing_wide_is_asked_for() -> None:
@@ -49,7 +50,7 @@ def _answer_review(*, is_allowed: bool) -> Answer:
 def test_one_request_where_the_cluster_lists_what_we_may(tmp_path: Path) -> None:
     for rules in (_rules(), [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]):
         with serve(_answer_rules(rules)) as server:
-            check_needed(connect_to(server.url, tmp_path))
+            check_needed(connect_to(server.url, tmp_path), rights=RIGHTS)
             assert [seen.path.rpartition("/")[2] for seen in server.seen] == [
                 "selfsubjectrulesreviews"
             ]
@@ -58,7 +59,7 @@ def test_one_request_where_the_cluster_lists_what_we_may(tmp_path: Path) -> None
 def test_what_is_not_listed_is_asked_for(tmp_path: Path) -> None:
     unlisted = _answer_rules([], is_incomplete=True)
     with serve(unlisted, _answer_review(is_allowed=True)) as server:
-        check_needed(connect_to(server.url, tmp_path))
+        check_needed(connect_to(server.url, tmp_path), rights=RIGHTS)
         needed = [verb for right in RIGHTS if not right.optional for verb in right.verbs]
         assert len(server.seen) == 1 + len(needed)
 
@@ -70,7 +71,7 @@ def test_a_rule_for_some_objects_is_no_right(tmp_path: Path) -> None:
         serve(_answer_rules(rules), _answer_review(is_allowed=False)) as server,
         pytest.raises(Forbidden, match="you may not list pods, watch pods in namespace") as caught,
     ):
-        check_needed(connect_to(server.url, tmp_path))
+        check_needed(connect_to(server.url, tmp_path), rights=RIGHTS)
     assert "windlass doctor" in caught.value.hint
 
 
@@ -80,7 +81,7 @@ def test_a_cluster_that_lets_nobody_ask(tmp_path: Path) -> None:
         'resource "selfsubjectrulesreviews" in API group "authorization.k8s.io" at the cluster scope'
     )
     with serve(refuse(403, "Forbidden", text)) as server:
-        check_needed(connect_to(server.url, tmp_path))
+        check_needed(connect_to(server.url, tmp_path), rights=RIGHTS)
         assert len(server.seen) == 1
 
 
@@ -91,7 +92,7 @@ def admin() -> Iterator[Api]:
 
 
 def _rules() -> list[dict[str, Any]]:
-    rules: list[dict[str, Any]] = yaml.safe_load(render_role())["rules"]
+    rules: list[dict[str, Any]] = yaml.safe_load(render_role(rights=RIGHTS))["rules"]
     return rules
 
 
@@ -102,7 +103,7 @@ def _user(admin: Api, rules: list[dict[str, Any]], folder: Path) -> Api:
 
 @pytest.mark.cluster
 def test_a_user_with_the_role_lacks_nothing(admin: Api, tmp_path: Path) -> None:
-    assert check_access(_user(admin, _rules(), tmp_path)) == []
+    assert check_access(_user(admin, _rules(), tmp_path), rights=RIGHTS) == []
 
 
 @pytest.mark.cluster
@@ -110,7 +111,7 @@ def test_each_missing_verb_is_named(admin: Api, tmp_path: Path) -> None:
     rules = _rules()
     rules[0]["verbs"].remove("patch")  # jobs
     del rules[3]  # pods/portforward
-    missing = check_access(_user(admin, rules, tmp_path))
+    missing = check_access(_user(admin, rules, tmp_path), rights=RIGHTS)
     names = [one.name for one in missing]
     assert names == ["patch jobs", "get pods/portforward", "create pods/portforward"]
     assert not any(one.right.optional for one in missing)

@@ -7,13 +7,12 @@ from functools import partial
 from typing import Any
 
 import pytest
-from kube.recorded import load
+from kube.recorded import find_blockers, load
 from kube.users import new_namespace
 from waits import wait_for
 
 from windlass.kube.api import Api
 from windlass.kube.blocker import Blocker, make_condition
-from windlass.kube.blockers import find_blockers
 from windlass.kube.kinds import EVENTS, JOBS, PODS, RESOURCE_QUOTAS
 
 IMAGE = os.environ.get("TESTBED_IMAGE", "localhost/python:testbed")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kube.recorded import load
+from kube.recorded import load, read_pods, timeline
 
 from windlass.kube.fields import read_time
-from windlass.kube.job_pods import read_pods, timeline
 from windlass.kube.pod_endings import read_ending
 from windlass.wire.status import FailureKind
 

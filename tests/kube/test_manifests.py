@@ -14,38 +14,43 @@ from goldens import check_golden
 from kube.plans import FILES, PLANS, make_pod_plan
 
 from windlass import names
+from windlass.engines.dialects.kubernetes import KUBERNETES, make_job
+from windlass.engines.submit_steps import render_documents
 from windlass.errors import SpecError
 from windlass.kube import manifests
+from windlass.kube.kinds import JOBS
 from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.storage import read_volume
 from windlass.spec.work import Script
 
-OWNER = manifests.make_owner({"metadata": {"name": "train-ab2cd", "uid": "u-1"}})
+OWNER = manifests.make_owner(JOBS, {"metadata": {"name": "train-ab2cd", "uid": "u-1"}})
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_rendered_objects_are_these(name):
-    check_golden(f"kubernetes/{name}.yaml", manifests.make_export(PLANS[name], FILES, submit="s1"))
+    check_golden(
+        f"kubernetes/{name}.yaml", render_documents(KUBERNETES, PLANS[name], FILES, submit="s1")
+    )
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_rendering_changes_nothing_it_was_given(name):
     before = copy.deepcopy(PLANS[name])
-    first = manifests.make_export(PLANS[name], FILES)
-    assert manifests.make_export(PLANS[name], FILES) == first
+    first = render_documents(KUBERNETES, PLANS[name], FILES)
+    assert render_documents(KUBERNETES, PLANS[name], FILES) == first
     assert PLANS[name] == before
 
 
 def test_a_job_is_made_suspended_and_owns_all_others():
     plan = PLANS["all"]
-    job = manifests.make_job(plan, files=FILES, submit="s1")
+    job = make_job(plan, files=FILES, submit="s1")
     assert job["spec"]["suspend"] is True
     assert job["metadata"]["annotations"][names.ANNOTATION_SUBMIT] == "s1"
     assert "ownerReferences" not in job["metadata"]
     for owned in (
         manifests.make_headless(plan, OWNER),
-        manifests.make_lead_service(plan, OWNER),
+        manifests.make_lead_service(plan, KUBERNETES.lead_labels, OWNER),
         manifests.make_secret(plan, FILES, OWNER),
         manifests.make_policy(plan, with_egress=True, owner=OWNER),
         *manifests.make_claims(plan, OWNER),
@@ -55,14 +60,14 @@ def test_a_job_is_made_suspended_and_owns_all_others():
 
 
 def test_an_export_has_no_owners_and_the_job_last():
-    documents = manifests.make_export(PLANS["two"], FILES)
+    documents = render_documents(KUBERNETES, PLANS["two"], FILES)
     assert documents[-1]["kind"] == "Job"
     assert documents[-1]["spec"]["suspend"] is False
     assert not [d for d in documents if "ownerReferences" in d["metadata"]]
 
 
 def test_the_budget_of_lost_nodes_is_the_jobs():
-    spec = manifests.make_job(make_pod_plan(node_restarts=7, nodes=2), files=FILES)["spec"]
+    spec = make_job(make_pod_plan(node_restarts=7, nodes=2), files=FILES)["spec"]
     assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (7, 0)
     assert (spec["completions"], spec["parallelism"]) == (2, 2)
     assert "podFailurePolicy" not in spec
@@ -70,16 +75,16 @@ def test_the_budget_of_lost_nodes_is_the_jobs():
 
 
 def test_the_deadline_of_the_cluster_is_only_a_backstop():
-    spec = manifests.make_job(make_pod_plan(timeout_s=90.5), files=FILES)["spec"]
+    spec = make_job(make_pod_plan(timeout_s=90.5), files=FILES)["spec"]
     assert spec["activeDeadlineSeconds"] > 86400
-    far = manifests.make_job(make_pod_plan(timeout_s=1e12), files=FILES)["spec"]
+    far = make_job(make_pod_plan(timeout_s=1e12), files=FILES)["spec"]
     assert far["activeDeadlineSeconds"] < 1 << 31
 
 
 def test_the_secret_holds_the_files_and_the_pods_do_not_see_the_clients():
     secret = manifests.make_secret(PLANS["one"], {"a.txt": b"\0\xff"})
     assert base64.b64decode(secret["data"]["a.txt"]) == b"\0\xff"
-    template = manifests.make_job(PLANS["one"], files=FILES)["spec"]["template"]
+    template = make_job(PLANS["one"], files=FILES)["spec"]["template"]
     items = template["spec"]["volumes"][0]["secret"]["items"]
     assert [item["key"] for item in items] == [
         name for name in FILES if not name.startswith("client")
@@ -112,7 +117,7 @@ def test_a_plan_without_pods_is_refused():
     spec = JobSpec(work=Script(path="a.py"))
     plan = make_plan(spec, job_id="a-1", now_s=0, facts=Facts(environ={}))
     with pytest.raises(SpecError, match="says nothing of pods"):
-        manifests.make_job(plan, files=FILES)
+        make_job(plan, files=FILES)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +150,9 @@ def kubectl(*words: str, given: list[dict] | None = None) -> str:
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("with_egress", [False, True])
 def test_the_api_server_takes_it(namespace, name, with_egress):
-    documents = manifests.make_export(PLANS[name], FILES, submit="s1", with_egress=with_egress)
+    documents = render_documents(
+        KUBERNETES, PLANS[name], FILES, submit="s1", with_egress=with_egress
+    )
     said = kubectl(
         *("apply", "-n", namespace, "--server-side", "--dry-run=server", "--validate=strict"),
         *("-f", "-"),
@@ -158,7 +165,7 @@ def test_the_api_server_takes_it(namespace, name, with_egress):
 @pytest.mark.cluster
 @pytest.mark.parametrize("name", ["one", "two", "image-user"])
 def test_its_pods_are_let_in_under_restricted_pod_security(namespace, name):
-    template = manifests.make_job(PLANS[name], files=FILES)["spec"]["template"]
+    template = make_job(PLANS[name], files=FILES)["spec"]["template"]
     metadata = {**template["metadata"], "name": "pod"}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
     said = kubectl("create", "-n", namespace, "--dry-run=server", "-f", "-", given=[pod])

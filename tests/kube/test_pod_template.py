@@ -6,13 +6,13 @@ import pytest
 from kube.plans import FILES, make_pod_plan
 
 from windlass import names
-from windlass.kube.pod_template import make_template, pull_policy
+from windlass.kube.pod_template import pull_policy
 from windlass.spec.placement import read_toleration
 from windlass.spec.storage import read_secret, read_volume
 
 
 def spec_of(**asked):
-    return make_template(make_pod_plan(**asked), FILES)["spec"]
+    return make_job(make_pod_plan(**asked), FILES)["spec"]["template"]["spec"]
 
 
 def container_of(**asked):
@@ -163,7 +163,7 @@ def test_a_patch_reaches_any_field():
         "metadata": {"labels": {"x": "y"}},
         "spec": {"hostNetwork": True, "containers": [{"name": "windlass", "tty": True}]},
     }
-    template = make_template(make_pod_plan(patch=patch), FILES)
+    template = make_job(make_pod_plan(patch=patch), FILES)["spec"]["template"]
     assert template["metadata"]["labels"]["x"] == "y"
     assert template["spec"]["hostNetwork"] is True
     assert template["spec"]["containers"][0]["tty"] is True

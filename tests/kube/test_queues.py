@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from kube.recorded import find_blockers
 
 from windlass import names
 from windlass.kube.blocker import NOT_ADMITTED, QUEUE_MISSING, QUEUE_TOO_SMALL, Blocker
-from windlass.kube.blockers import find_blockers
 
 HEAD = "couldn't assign flavors to pod set main: "
 OVER = (

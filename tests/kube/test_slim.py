@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from kube.recorded import load
+from kube.recorded import find_blockers, load, read_pods, timeline
 
-from windlass.kube.blockers import find_blockers
-from windlass.kube.job_pods import read_pods, timeline
 from windlass.kube.slim import slim_any, slim_node, slim_pod
 
 SEEN = sorted(path.stem for path in (Path(__file__).parent / "seen").glob("*.json"))

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from kube.users import make_kubeconfig, new_namespace
 
+from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.kube.access import render_role
 from windlass.kube.api import Api
 from windlass.kube.kinds import JOBS, NETWORK_POLICIES, PODS, SERVICES
@@ -62,7 +63,7 @@ def test_a_namespace_that_is_not_there() -> None:
 
 
 def _rules() -> list[dict[str, Any]]:
-    rules: list[dict[str, Any]] = yaml.safe_load(render_role())["rules"]
+    rules: list[dict[str, Any]] = yaml.safe_load(render_role(rights=KUBERNETES.rights))["rules"]
     return rules
 
 
@@ -89,7 +90,7 @@ def test_missing_verbs_are_named_and_the_role_is_handed_out(
     found = _check(namespace=admin.namespace)
     assert found["rights"].is_fatal
     assert "secrets (get create)" in found["rights"].found
-    assert found["rights"].more == render_role(admin.namespace)
+    assert found["rights"].more == render_role(admin.namespace, rights=KUBERNETES.rights)
     assert "events (list)" in found["more rights"].found
     assert "say why a job is pending" in found["more rights"].found
     assert found["more rights"].state == "warn"

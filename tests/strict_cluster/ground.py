@@ -18,7 +18,8 @@ import yaml
 from kube.users import make_kubeconfig
 
 from windlass import names
-from windlass.kube.access import RIGHTS, check_access
+from windlass.engines.dialects.kubernetes import KUBERNETES
+from windlass.kube.access import check_access
 from windlass.kube.api import Api, connect
 from windlass.kube.kinds import (
     JOBS,
@@ -101,7 +102,7 @@ class Ground:
         missing = _find_lacking(given)
 
         def is_known() -> bool:
-            return {one.name for one in check_access(api)} == missing
+            return {one.name for one in check_access(api, rights=KUBERNETES.rights)} == missing
 
         wait_for(is_known, f"the user lacks {missing or 'nothing'}")
         return User(api=api, kubeconfig=str(path))
@@ -149,7 +150,7 @@ def _find_lacking(rules: list[Object]) -> set[str]:
     }
     return {
         f"{verb} {right.resource}"
-        for right in RIGHTS
+        for right in KUBERNETES.rights
         for verb in right.verbs
         if (right.resource, verb) not in granted
     }

@@ -9,15 +9,15 @@ from strict_cluster.conftest import Become
 from strict_cluster.ground import WAIT_S, Ground, read_rules, take_away, wait_for
 
 import windlass as wl
-from windlass.kube.access import RIGHTS
+from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.kube.api_errors import Forbidden
 from windlass.kube.kinds import JOBS, SECRETS
 from windlass.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
-NEEDED = [(verb, r.resource) for r in RIGHTS if not r.optional for verb in r.verbs]
-OPTIONAL = [(verb, r.resource) for r in RIGHTS if r.optional for verb in r.verbs]
+NEEDED = [(verb, r.resource) for r in KUBERNETES.rights if not r.optional for verb in r.verbs]
+OPTIONAL = [(verb, r.resource) for r in KUBERNETES.rights if r.optional for verb in r.verbs]
 
 
 def check_named(error: Forbidden, verb: str, resource: str) -> None:

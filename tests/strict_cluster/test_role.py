@@ -14,7 +14,7 @@ from strict_cluster.conftest import Become
 from strict_cluster.ground import WAIT_S, Ground, wait_for
 
 import windlass as wl
-from windlass.kube.access import RIGHTS
+from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.kube.kinds import SECRETS
 
 pytestmark = pytest.mark.cluster
@@ -51,9 +51,12 @@ def test_a_users_day(
     _ask_why_it_waits()
     strict_ground.wait_for_nothing()
     seen = set(_read_requests(audit_log, start, name))
-    granted = {(verb, right.resource) for right in RIGHTS for verb in right.verbs}
+    granted = {(verb, right.resource) for right in KUBERNETES.rights for verb in right.verbs}
     needed = {
-        (verb, right.resource) for right in RIGHTS if not right.optional for verb in right.verbs
+        (verb, right.resource)
+        for right in KUBERNETES.rights
+        if not right.optional
+        for verb in right.verbs
     }
     assert {request[:2] for request in seen} <= granted | ASKED_BESIDES
     refused = {(verb, what) for verb, what, code in seen if code == 403}

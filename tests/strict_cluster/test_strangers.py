@@ -16,6 +16,7 @@ from strict_cluster.stranger import Stranger, open_stranger
 
 import windlass as wl
 from windlass import names
+from windlass.engines.dialects.kubernetes import LABEL_INDEX
 from windlass.kube.kinds import JOBS, NETWORK_POLICIES, PODS, SECRETS, SERVICES
 
 pytestmark = pytest.mark.cluster
@@ -71,13 +72,13 @@ def find_doors(ground: Ground, job: wl.Job) -> list[tuple[str, int]]:
 
 def find_walls(ground: Ground, job: wl.Job) -> list[tuple[str, int]]:
     """Ports of the job at which nobody need listen."""
-    pods = ground.api.list(PODS, labels=f"{names.LABEL_JOB}={job.id},{names.LABEL_INDEX}=1")
+    pods = ground.api.list(PODS, labels=f"{names.LABEL_JOB}={job.id},{LABEL_INDEX}=1")
     hosts = (pods[0]["status"]["podIP"], f"{job.id}-headless.{ground.api.namespace}.svc")
     return [(host, port) for host in hosts for port in (AGENT, STORE)]
 
 
 def _find_lead(ground: Ground, job: wl.Job) -> Object:
-    labels = f"{names.LABEL_JOB}={job.id},{names.LABEL_INDEX}=0"
+    labels = f"{names.LABEL_JOB}={job.id},{LABEL_INDEX}=0"
     (lead,) = ground.api.list(PODS, labels=labels)
     return lead
 

@@ -13,26 +13,33 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from windlass import names
 from windlass.engines.abandoned import may_be_live_compute, remove_abandoned
-from windlass.engines.job_secret import BrokenSubmit, fetch, is_pinned, pin
+from windlass.engines.dialects.dialect import Dialect
+from windlass.engines.job_secret import (
+    BrokenSubmit,
+    fetch,
+    is_pinned,
+    make_files,
+    make_job_certificates,
+    pin,
+)
 from windlass.engines.lead_dial import LeadDial
 from windlass.engines.old_jobs import forget_old_jobs
 from windlass.engines.outcomes import read_outcomes
 from windlass.engines.pod_log_recovery import has_unread, read_unread
 from windlass.engines.protocol import JobRef, Stream
-from windlass.engines.pyz import local_archive
+from windlass.engines.pyz import build_archive
 from windlass.engines.secret_env import NO_HIDDEN, check_hidden
 from windlass.engines.submit import create_objects
+from windlass.engines.submit_steps import render_documents
 from windlass.errors import EngineError, SpecError
 from windlass.kube.access import read_identity
 from windlass.kube.api import Api, connect
 from windlass.kube.blocker import HALF_SUBMITTED
-from windlass.kube.certificates import make_certificates
 from windlass.kube.fields import Object, name_of
-from windlass.kube.kinds import JOBS
-from windlass.kube.mounts import HIDDEN_KEY
 from windlass.plan.plan import Facts, Plan, read_plan, render_plan
 from windlass.settings import Settings
 from windlass.spec.work import Calls
@@ -49,15 +56,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from windlass.engines.cluster_job import ClusterJob
 
-MAX_SECRET_BYTES = 900_000  # of the 1 MiB a Secret may hold
-_QUEUE_S = 30 * 86400.0  # how long a job may wait for its pods before its certificates end
-_NO_LIMIT_S = 10 * 365 * 86400.0  # of what may run for ever: its keys live and die with its Secret
 _UPLOAD_S = 1800.0
 _WHERE_FILE = "where.json"
 
 
 def _make_view(
     api: Api,
+    dialect: Dialect,
     plan: Plan,
     folder: JobFolder,
     certificates: Mapping[str, bytes],
@@ -67,7 +72,7 @@ def _make_view(
     # imported only now: the pods are on their way by the time it is needed
     from windlass.engines.cluster_job import ClusterJob
 
-    return ClusterJob(api, plan, folder, certificates, start_timeout_s=start_timeout_s)
+    return ClusterJob(api, dialect, plan, folder, certificates, start_timeout_s=start_timeout_s)
 
 
 def _was_seen_to_end(folder: Path) -> bool:
@@ -76,12 +81,12 @@ def _was_seen_to_end(folder: Path) -> bool:
 
 
 class ClusterEngine:
-    """Nodes are pods."""
+    """Nodes are pods, of whatever kind of object the dialect knows."""
 
-    name = "kubernetes"
-    can = frozenset({"detach", "restarts", "timeout", "pods", "keys"})
-
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, dialect: Dialect, settings: Settings) -> None:
+        self.name = dialect.name
+        self.can = dialect.can
+        self._dialect = dialect
         self._settings = settings
         self._home = Path(str(settings.value("home"))).expanduser() / self.name
         check_own(self._home)
@@ -91,14 +96,31 @@ class ClusterEngine:
         self._reached: dict[str, LeadDial] = {}  # computes that are called from here
 
     def facts(self) -> Facts:
+        has_own_hosts = self._dialect.host_name != names.POD_HOST
         return Facts(
             environ={},
+            env={names.POD_HOSTS: self._dialect.host_name} if has_own_hosts else {},
             master_port=names.POD_MASTER_PORT,
             replaces_nodes=True,
             lease_s=300.0,
             join_timeout_s=1800.0,
             code_folder=names.CODE_FOLDER,
         )
+
+    def render(
+        self,
+        plan: Plan,
+        *,
+        payload: bytes | None = None,
+        bundle: Path | None = None,
+        with_keys: bool = False,
+    ) -> list[dict[str, Any]]:
+        """All that `kubectl apply` needs; with keys it runs, without them it is for reading."""
+        # small, since `kubectl apply` keeps a copy of all in an annotation
+        files = make_files(plan, payload, bundle, agent=build_archive())
+        if with_keys:
+            files |= make_job_certificates(plan)
+        return render_documents(self._dialect, plan, files)
 
     # -- starting ------------------------------------------------------------------------------
 
@@ -112,21 +134,22 @@ class ClusterEngine:
     ) -> JobRef:
         hidden = check_hidden(hidden)
         api = self._api()
-        files = self.make_files(plan, payload, bundle, hidden=hidden)
+        files = make_files(plan, payload, bundle, hidden=hidden)
         folder = self._make_folder(api, plan, payload, bundle)
         certificates: dict[str, bytes] = {}
 
-        def make_files() -> dict[str, bytes]:
-            certificates.update(self.make_certificates(plan))
+        def add_certificates() -> dict[str, bytes]:
+            certificates.update(make_job_certificates(plan))
             pin(folder, certificates)
             return {**files, **certificates}
 
         try:
             create_objects(
                 api,
+                self._dialect,
                 plan,
                 file_names=(*files, *CERTIFICATES),
-                make_files=make_files,
+                make_files=add_certificates,
                 submit=secrets.token_hex(8),
             )
         except BaseException:
@@ -135,47 +158,19 @@ class ClusterEngine:
         try:
             # queues may take days, unless somebody minds
             limit_s = self._settings.join_timeout_s
-            view = _make_view(api, plan, folder, certificates, start_timeout_s=limit_s)
+            view = _make_view(
+                api, self._dialect, plan, folder, certificates, start_timeout_s=limit_s
+            )
         except BaseException:
-            api.delete(JOBS, plan.job_id)
+            api.delete(self._dialect.kind, plan.job_id)
             raise
         self._views[plan.job_id] = view
         if isinstance(plan.work, Calls):
-            self._reached[plan.job_id] = LeadDial(api, plan.job_id, certificates)
+            self._reached[plan.job_id] = LeadDial(api, self._dialect, plan.job_id, certificates)
         if plan.detach and any(wanted.name not in files for wanted in plan.inputs):
             self._wait_for_upload(view, plan)
         forget_old_jobs(self._home, _was_seen_to_end)
         return JobRef(self.name, plan.job_id, api.namespace)
-
-    def make_files(
-        self,
-        plan: Plan,
-        payload: bytes | None,
-        bundle: Path | None,
-        *,
-        agent: bytes | None = None,
-        hidden: Mapping[str, str] = NO_HIDDEN,
-    ) -> dict[str, bytes]:
-        """What the Secret holds: the agent and the plan, and the inputs that fit beside them."""
-        files = {
-            names.PLAN_FILE: render_plan(plan).encode(),
-            # with byte code, which pods of this Python need not make
-            names.AGENT_FILE: agent or Path(local_archive()).read_bytes(),
-            **{f"{HIDDEN_KEY}{name}": value.encode() for name, value in hidden.items()},
-        }
-        room = MAX_SECRET_BYTES - sum(map(len, files.values()))
-        if payload is not None and len(payload) <= room:
-            files[names.PAYLOAD_FILE] = payload
-            room -= len(payload)
-        if bundle is not None and bundle.stat().st_size <= room:
-            files[names.BUNDLE_FILE] = bundle.read_bytes()
-        return files
-
-    @staticmethod
-    def make_certificates(plan: Plan) -> dict[str, bytes]:
-        """A CA for this job alone, whose own key nobody keeps, and what it signed."""
-        valid_s = _NO_LIMIT_S if plan.timeout_s is None else _QUEUE_S + plan.timeout_s
-        return make_certificates(plan.job_id, now_s=plan.created_at_s, valid_s=valid_s)
 
     def _make_folder(
         self, api: Api, plan: Plan, payload: bytes | None, bundle: Path | None
@@ -237,14 +232,14 @@ class ClusterEngine:
         status, folder = self.status(ref), JobFolder(self._home / ref.job_id)
         return read_outcomes(folder, self.plan(ref), status, with_values=with_values)
 
-    @staticmethod
-    def _list_jobs(api: Api) -> Sequence[Object]:
-        found = remove_abandoned(api, api.list(JOBS, labels=names.LABEL_JOB))
-        return sorted(found, key=lambda job: str(job["metadata"]["creationTimestamp"]))[::-1]
+    def _list_jobs(self, api: Api) -> Sequence[Object]:
+        bodies = api.list(self._dialect.kind, labels=names.LABEL_JOB)
+        kept = remove_abandoned(api, self._dialect, bodies)
+        return sorted(kept, key=lambda body: str(body["metadata"]["creationTimestamp"]))[::-1]
 
     def computes(self) -> list[JobRef]:
         api = self._api()
-        jobs = [job for job in self._list_jobs(api) if may_be_live_compute(job)]
+        jobs = [job for job in self._list_jobs(api) if may_be_live_compute(self._dialect, job)]
         return [JobRef(self.name, name_of(job), api.namespace) for job in jobs]
 
     def jobs(self) -> list[JobRef]:
@@ -274,7 +269,7 @@ class ClusterEngine:
     def dial(self, ref: JobRef) -> Stream:
         if ref.job_id not in self._reached:
             keys = self._fetch(ref)[1]
-            self._reached[ref.job_id] = LeadDial(self._api_of(ref), ref.job_id, keys)
+            self._reached[ref.job_id] = LeadDial(self._api_of(ref), self._dialect, ref.job_id, keys)
         return self._reached[ref.job_id].dial()
 
     def grow(
@@ -285,13 +280,18 @@ class ClusterEngine:
         *,
         hidden: Mapping[str, str] = NO_HIDDEN,  # noqa: ARG002 - in the Secret since the start
     ) -> None:
-        size = {"completions": num_nodes, "parallelism": num_nodes}
-        self._api_of(ref).patch(JOBS, ref.job_id, {"spec": size}, brief=True)
+        if self._dialect.resize is None:
+            raise SpecError(
+                f"the nodes of a {self._dialect.kind.name} cannot become more or fewer",
+                hint="end the compute and make another one, or use engine kubernetes",
+            )
+        size = self._dialect.resize(num_nodes)
+        self._api_of(ref).patch(self._dialect.kind, ref.job_id, size, brief=True)
 
     def keep_place(self, ref: JobRef, until_s: float | None) -> None:
         until = None if until_s is None else f"{until_s:.0f}"
         body = {"metadata": {"annotations": {names.ANNOTATION_KEEP_PLACE: until}}}
-        self._api_of(ref).patch(JOBS, ref.job_id, body, brief=True)
+        self._api_of(ref).patch(self._dialect.kind, ref.job_id, body, brief=True)
 
     def is_made_here(self, ref: JobRef) -> bool:
         return is_pinned(JobFolder(self._home / ref.job_id))
@@ -340,7 +340,7 @@ class ClusterEngine:
                 )
         if ref.job_id in self._views:
             self._views.pop(ref.job_id).close()
-        self._api_of(ref).delete(JOBS, ref.job_id)
+        self._api_of(ref).delete(self._dialect.kind, ref.job_id)
         shutil.rmtree(self._home / ref.job_id, ignore_errors=True)
 
     # -- below ---------------------------------------------------------------------------------
@@ -363,7 +363,8 @@ class ClusterEngine:
         return self._api(place["context"], ref.place or place["namespace"])
 
     def _fetch(self, ref: JobRef) -> tuple[Plan, Mapping[str, bytes]]:
-        return fetch(self._api_of(ref), ref, JobFolder(self._home / ref.job_id))
+        folder = JobFolder(self._home / ref.job_id)
+        return fetch(self._api_of(ref), self._dialect.kind, ref, folder)
 
     def _view(self, ref: JobRef) -> ClusterJob:
         if ref.job_id not in self._views:
@@ -373,6 +374,6 @@ class ClusterEngine:
             make_own(folder.path, below=self._home.parent)
             self._keep_place(api, folder)
             write_atomically(folder.plan, render_plan(plan).encode())
-            self._views[ref.job_id] = _make_view(api, plan, folder, certificates)
+            self._views[ref.job_id] = _make_view(api, self._dialect, plan, folder, certificates)
             self._views[ref.job_id].settle()
         return self._views[ref.job_id]

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from windlass import names
+from windlass.engines.dialects.dialect import Dialect
+from windlass.engines.job_blockers import PATIENCE_S, JobBlockers
 from windlass.engines.job_watch import JobWatch
 from windlass.engines.lead_dial import make_dial
 from windlass.engines.lead_sync import LeadSync, keeping
@@ -24,11 +26,9 @@ from windlass.engines.unheard import UNSEEN, add_warning, describe_silence
 from windlass.engines.untold_end import end_job, show_ending
 from windlass.kube.api import Api
 from windlass.kube.api_errors import ClusterError, Forbidden
-from windlass.kube.blocker import CONDITION, NOT_ADMITTED, START_ERROR, VOLUME, Blocker
-from windlass.kube.blockers import find_blockers, make_condition
-from windlass.kube.fields import index_of, name_of
-from windlass.kube.job_pods import PodSeen, read_pods, timeline
-from windlass.kube.kinds import JOBS
+from windlass.kube.blocker import CONDITION, Blocker
+from windlass.kube.fields import name_of
+from windlass.kube.job_pods import PodIndexes, PodSeen, read_pods, timeline
 from windlass.plan.plan import Plan
 from windlass.spec.work import Calls
 from windlass.waiting import wait_until
@@ -40,9 +40,7 @@ from windlass.wire.status_file import StatusFile
 logger = logging.getLogger(__name__)
 
 _SETTLE_S = 5.0  # a verb answers within ten seconds
-_PATIENCE_S = 1.0  # a job that is younger is not called blocked, and none is asked about more often
 _CANCEL_S = 5.0  # how long a lead that cannot be reached is given before its Job is deleted
-_BINDING_S = 10.0
 _AWAY_S = 5.0  # an API server that is away for less is not worth a word
 _JOB_GRACE_S = 3.0  # a Job may end a moment before its last word has been read
 
@@ -59,6 +57,7 @@ class ClusterJob:
     def __init__(
         self,
         api: Api,
+        dialect: Dialect,
         plan: Plan,
         folder: JobFolder,
         certificates: Mapping[str, bytes],
@@ -66,11 +65,15 @@ class ClusterJob:
         start_timeout_s: float | None = None,
     ) -> None:
         self._api = api
+        self._dialect = dialect
+        self._indexes = PodIndexes(
+            of_pod=dialect.index_of, of_name=lambda name: dialect.index_in_name(name, plan.job_id)
+        )
         self._start_timeout_s = start_timeout_s  # a lead that never starts cannot keep it
         self._plan = plan
         self.folder = folder
         self._status_file = StatusFile(folder.status)
-        self._sight = JobWatch(api, plan.job_id)
+        self._sight = JobWatch(api, dialect, plan.job_id)
         self._line = LeadSync(
             plan.job_id, folder, certificates, make_dial(api, plan.job_id, self._sight)
         )
@@ -94,9 +97,7 @@ class ClusterJob:
             over=f"what comes is written to {folder.path} again",
             patience_s=0.0,
         )
-        self._blocked_s = -_PATIENCE_S
-        self._blocked_by: tuple[Condition, ...] = ()
-        self._unstartable: Blocker | None = None
+        self._blockers = JobBlockers(dialect, self._sight)
 
     def close(self) -> None:
         self._line.close()
@@ -195,8 +196,8 @@ class ClusterJob:
         if self._line.forbidden is not None and not self._line.is_up:
             raise self._line.forbidden
         status = self._add_silence(self._add_blockers(status))
-        if self._unstartable and self._sight.find_lead() is None:
-            return self._judge_unstartable(status, self._unstartable)
+        if self._blockers.unstartable and self._sight.find_lead() is None:
+            return self._judge_unstartable(status, self._blockers.unstartable)
         return self._judge_late(status) if self._is_late(status) else status
 
     def _lacks_nodes(self, status: JobStatus) -> bool:
@@ -232,9 +233,13 @@ class ClusterJob:
 
     def _judge_unstartable(self, status: JobStatus, blocker: Blocker) -> JobStatus:
         """Its image lacks the interpreter, so every pod will: no use in trying until its budget is spent."""
+        kind, give_up = self._dialect.kind, self._dialect.give_up
         try:
-            # the Job stays, and fails by itself: who looks later finds what its pods show
-            self._api.patch(JOBS, self._plan.job_id, {"spec": {"backoffLimit": 0}}, brief=True)
+            # it stays, and fails by itself: who looks later finds what its pods show
+            if give_up is not None:
+                self._api.patch(kind, self._plan.job_id, give_up, brief=True)
+            else:
+                self._delete()
         except ClusterError as error:
             logger.debug("no more tries: %s", error)
         status = self._end(status, FailureKind.START_FAILED, blocker.message)
@@ -245,7 +250,7 @@ class ClusterJob:
         """The Job is over: its last word, or else what its pods show."""
         if not self._has_leftovers:
             with keeping(self.folder):
-                read_leftovers(self._api, self._plan, self._sight.pods, self.folder)
+                self._read_leftovers()
                 if self.wants_lines:
                     read_unread(self._api, self.folder)
             self._has_leftovers = True
@@ -257,7 +262,7 @@ class ClusterJob:
             return show_ending(status, at_s=at_s)
         if self._sight.has_completed:
             return self._end(status, FailureKind.UNKNOWN, self._describe_lost_outcome(), at_s=at_s)
-        seen = read_pods(self._sight.all_pods, self._sight.read_events())
+        seen = read_pods(self._sight.all_pods, self._sight.read_events(), indexes=self._indexes)
         last = seen.dead[-1] if seen.dead else None
         message = _message_of(last) or "its pods failed and are gone"
         if last is None and (told := self._sight.describe_failure()):
@@ -268,16 +273,22 @@ class ClusterJob:
         node = last.index if last else None
         return self._end(status, kind, message, node=node, at_s=at_s)
 
+    def _read_leftovers(self) -> None:
+        pods, leads = self._sight.pods, self._sight.list_leads()
+        read_leftovers(self._api, self._plan, pods, self.folder, leads=leads)
+
     def _describe_lost_outcome(self) -> str:
-        lead = next((name_of(pod) for pod in self._sight.pods if index_of(pod) == 0), "")
-        if lead:
-            return f"how it ended stands in the log of pod {lead}, which cannot be read now"
+        leads = self._sight.list_leads()
+        if leads:
+            return f"how it ended stands in the log of pod {name_of(leads[-1])}, which cannot be read now"
         return "it ran to its end, but how it ended is gone with its pods"
 
     def _judge_deleted(self, status: JobStatus) -> JobStatus:
         if not self._cancelled_why and self._sight.has_completed:
             return self._end(status, FailureKind.UNKNOWN, self._describe_lost_outcome())
-        message = self._cancelled_why or "its Job was deleted from the cluster"
+        message = (
+            self._cancelled_why or f"its {self._dialect.kind.name} was deleted from the cluster"
+        )
         return self._end(status, FailureKind.CANCELLED, message)
 
     def _end(
@@ -308,7 +319,7 @@ class ClusterJob:
         if self._sight.job is None or not self._may_delete:
             return
         try:
-            self._api.delete(JOBS, self._plan.job_id)
+            self._api.delete(self._dialect.kind, self._plan.job_id)
         except Forbidden as error:
             self._may_delete = False
             logger.warning("%s stays in the cluster until its ttl: %s", self._plan.job_id, error)
@@ -318,38 +329,23 @@ class ClusterJob:
     # -- what the API server adds --------------------------------------------------------------
 
     def _add_moments(self, status: JobStatus) -> JobStatus:
-        found = timeline(self._sight.pods, (), num_nodes=self._plan.min_nodes)
+        passed = timeline(
+            self._sight.pods, (), indexes=self._indexes, num_nodes=self._plan.min_nodes
+        )
         known = {moment.name for moment in status.timeline}
         # the API server's times are whole seconds: nothing comes before it was asked for
         new = [
             Moment(name=moment.name, at_s=max(moment.at_s, status.created_at_s))
-            for moment in found
+            for moment in passed
             if moment.name not in known
         ]
         moments = sorted((*new, *status.timeline), key=lambda m: (m.at_s, _ORDER.get(m.name, 9)))
         return replace(status, timeline=tuple(moments))
 
     def _add_blockers(self, status: JobStatus) -> JobStatus:
-        job = self._sight.job
-        if job is None or time.time() - status.created_at_s < _PATIENCE_S:
+        if time.time() - status.created_at_s < PATIENCE_S:
             return status
-        if time.monotonic() - self._blocked_s < _PATIENCE_S:
-            return replace(status, conditions=(*status.conditions, *self._blocked_by))
-        self._blocked_s = time.monotonic()
-        pods, events = self._sight.pods, self._sight.read_events()
-        found = find_blockers(job, pods, events)
-        if found:  # then it is worth asking for what makes the sentences more exact
-            quotas, claims, nodes = self._sight.read_around()
-            queues = self._sight.read_queues() if found[0].reason == NOT_ADMITTED else None
-            lines = self._sight.read_last_lines()
-            found = find_blockers(
-                job, pods, events, quotas,
-                claims=claims, nodes=nodes, queues=queues, last_lines=lines,
-            )  # fmt: skip
-        found = [blocker for blocker in found if not _is_young(blocker)]
-        self._unstartable = next((one for one in found if one.reason == START_ERROR), None)
-        self._blocked_by = tuple(make_condition(blocker) for blocker in found)
-        return replace(status, conditions=(*status.conditions, *self._blocked_by))
+        return replace(status, conditions=(*status.conditions, *self._blockers.look()))
 
     def _add_unseen(self, status: JobStatus) -> JobStatus:
         """That the API server has not told yet, or not all: what is shown is what was known before."""
@@ -372,7 +368,7 @@ class ClusterJob:
         lost = [v for v in (*status.history, status.verdict) if v is not None and is_unexplained(v)]
         if not lost:
             return status
-        dead = read_pods(self._sight.all_pods).dead
+        dead = read_pods(self._sight.all_pods, indexes=self._indexes).dead
         history = tuple(explain_loss(verdict, dead) for verdict in status.history)
         verdict = explain_loss(status.verdict, dead) if status.verdict else None
         return replace(status, history=history, verdict=verdict)
@@ -381,12 +377,6 @@ class ClusterJob:
 def _let_go(line: LeadSync, sight: JobWatch) -> None:
     line.let_go()
     sight.close()
-
-
-def _is_young(blocker: Blocker) -> bool:
-    """A claim that was just made is bound in a moment, if it can be."""
-    is_unbound = blocker.reason == VOLUME and "is not bound" in blocker.message
-    return is_unbound and time.time() - blocker.since_s < _BINDING_S
 
 
 def _message_of(pod: PodSeen | None) -> str:

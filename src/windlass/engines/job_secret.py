@@ -1,4 +1,4 @@
-"""What a job's Secret holds, read back by who did not make it, or not in this process: plan and keys.
+"""What a job's Secret holds: made for its submit, and read back by clients that did not make it.
 
 Of a job that was submitted from here the authority is kept in its folder: a Secret that holds another one was
 replaced by somebody, and is not used.
@@ -8,22 +8,60 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from pathlib import Path
 
 from windlass import names
 from windlass.engines.lead_sync import keeping
 from windlass.engines.protocol import JobRef
+from windlass.engines.pyz import local_archive
+from windlass.engines.secret_env import NO_HIDDEN
 from windlass.errors import EngineError, JobNotFound, KeysReplaced
 from windlass.kube.api import Api
 from windlass.kube.api_errors import NotFound
-from windlass.kube.kinds import JOBS, SECRETS
+from windlass.kube.certificates import make_certificates
+from windlass.kube.kinds import SECRETS, ObjectKind
 from windlass.kube.mounts import HIDDEN_KEY
-from windlass.plan.plan import Plan, read_plan
+from windlass.plan.plan import Plan, read_plan, render_plan
 from windlass.wire.identity import CA_CRT
 from windlass.wire.job_folder import JobFolder, write_atomically
+
+MAX_SECRET_BYTES = 900_000  # of the 1 MiB a Secret may hold
+_QUEUE_S = 30 * 86400.0  # how long a job may wait for its pods before its certificates end
+_NO_LIMIT_S = 10 * 365 * 86400.0  # of what may run for ever: its keys live and die with its Secret
 
 
 class BrokenSubmit(EngineError):
     """A job whose client went away before all its objects were made: it will never start."""
+
+
+def make_files(
+    plan: Plan,
+    payload: bytes | None,
+    bundle: Path | None,
+    *,
+    agent: bytes | None = None,
+    hidden: Mapping[str, str] = NO_HIDDEN,
+) -> dict[str, bytes]:
+    """What the Secret holds: the agent and the plan, and the inputs that fit beside them."""
+    files = {
+        names.PLAN_FILE: render_plan(plan).encode(),
+        # with byte code, which pods of this Python need not make
+        names.AGENT_FILE: agent or Path(local_archive()).read_bytes(),
+        **{f"{HIDDEN_KEY}{name}": value.encode() for name, value in hidden.items()},
+    }
+    room = MAX_SECRET_BYTES - sum(map(len, files.values()))
+    if payload is not None and len(payload) <= room:
+        files[names.PAYLOAD_FILE] = payload
+        room -= len(payload)
+    if bundle is not None and bundle.stat().st_size <= room:
+        files[names.BUNDLE_FILE] = bundle.read_bytes()
+    return files
+
+
+def make_job_certificates(plan: Plan) -> dict[str, bytes]:
+    """A CA for this job alone, whose own key nobody keeps, and what it signed."""
+    valid_s = _NO_LIMIT_S if plan.timeout_s is None else _QUEUE_S + plan.timeout_s
+    return make_certificates(plan.job_id, now_s=plan.created_at_s, valid_s=valid_s)
 
 
 def pin(folder: JobFolder, certificates: Mapping[str, bytes]) -> None:
@@ -37,19 +75,21 @@ def is_pinned(folder: JobFolder) -> bool:
     return (folder.path / CA_CRT).exists()
 
 
-def fetch(api: Api, ref: JobRef, folder: JobFolder) -> tuple[Plan, Mapping[str, bytes]]:
-    """Plan and certificates of a job that somebody submitted, here or elsewhere."""
+def fetch(
+    api: Api, kind: ObjectKind, ref: JobRef, folder: JobFolder
+) -> tuple[Plan, Mapping[str, bytes]]:
+    """Plan and certificates of a job that somebody submitted, here or elsewhere, as an object of a kind."""
     try:
         data = api.get(SECRETS, ref.job_id).get("data") or {}
     except NotFound:
-        raise _not_found(api, ref) from None
+        raise _not_found(api, kind, ref) from None
     files = {
         name: base64.b64decode(content)
         for name, content in data.items()
         if not name.startswith(HIDDEN_KEY)  # for pods alone
     }
     if names.PLAN_FILE not in files:
-        raise _not_found(api, ref)
+        raise _not_found(api, kind, ref)
     if is_pinned(folder) and (folder.path / CA_CRT).read_bytes() != files.get(CA_CRT):
         raise KeysReplaced(
             f"the keys of {ref.job_id} are not those that it was submitted with from here",
@@ -59,13 +99,13 @@ def fetch(api: Api, ref: JobRef, folder: JobFolder) -> tuple[Plan, Mapping[str, 
     return read_plan(files[names.PLAN_FILE].decode()), files
 
 
-def _not_found(api: Api, ref: JobRef) -> EngineError:
+def _not_found(api: Api, kind: ObjectKind, ref: JobRef) -> EngineError:
     try:
-        api.get(JOBS, ref.job_id)
+        api.get(kind, ref.job_id)
     except NotFound:
         return JobNotFound(
             f"there is no job {ref.job_id!r} in namespace {api.namespace}",
-            hint="windlass ls -e kubernetes shows what is there",
+            hint=f"windlass ls -e {ref.engine} shows what is there",
         )
     return BrokenSubmit(
         f"the submit of {ref.job_id} broke off before it was complete",

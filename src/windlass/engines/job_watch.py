@@ -1,8 +1,8 @@
-"""What the API server shows of one job: its Job and its pods, watched; its events, when somebody asks.
+"""What the API server shows of one job: its main object and its pods, watched; its events, when asked for.
 
 Pods that are gone are remembered, since why a node was lost is known from them alone. Anybody may give a pod
-the job's labels: only those that its Job controls are seen. Two threads; they wait out an API server that is
-away. What it all means is `kube.job_pods` and `kube.blockers`.
+the job's labels: only those that belong to its main object are seen. Two threads; they wait out an API server
+that is away. What it all means is its dialect, `kube.job_pods` and `kube.blockers`.
 """
 
 from __future__ import annotations
@@ -13,28 +13,25 @@ import time
 from typing import Any
 
 from windlass import names
-from windlass.engines.lead_pods import is_owned_by, runs
+from windlass.engines.dialects.dialect import Dialect, ObjectEnd
+from windlass.engines.lead_pods import runs
 from windlass.kube.access import may
 from windlass.kube.api import Api
 from windlass.kube.api_errors import ClusterError, Forbidden, NotFound
 from windlass.kube.fields import (
-    condition_of,
     container_of,
     created_s,
-    index_of,
-    is_true,
     name_of,
     read_time,
     uid_of,
 )
-from windlass.kube.kinds import EVENTS, JOBS, NODES, PODS, PVCS, RESOURCE_QUOTAS, ObjectKind
+from windlass.kube.kinds import EVENTS, NODES, PODS, PVCS, RESOURCE_QUOTAS, ObjectKind
 from windlass.kube.slim import slim_any, slim_node, slim_pod
 
 logger = logging.getLogger(__name__)
 
 Object = dict[str, Any]
 
-_ENDS = ("Complete", "Failed")
 _KEPT = {PODS: slim_pod, NODES: slim_node}
 _MAX_READ = 8  # last lines of pods: they mostly say the same
 _LINE_S = 2.0
@@ -45,8 +42,9 @@ _NEEDED = (EVENTS, RESOURCE_QUOTAS, PVCS)  # the Role has them
 class JobWatch:
     """One job, as far as the API server knows it."""
 
-    def __init__(self, api: Api, job_id: str) -> None:
+    def __init__(self, api: Api, dialect: Dialect, job_id: str) -> None:
         self._api = api
+        self._dialect = dialect
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._job: Object | None = None
@@ -62,7 +60,7 @@ class JobWatch:
         self._was_completed = False
         field = f"metadata.name={job_id}"
         label = f"{names.LABEL_JOB}={job_id}"
-        self._start("job", JOBS, self._see_job, "", field)
+        self._start("job", dialect.kind, self._see_job, "", field)
         self._start("pods", PODS, self._see_pod, label, "")  # of which there may be a thousand
 
     def _start(self, what: str, kind: ObjectKind, see: Any, labels: str, fields: str) -> None:
@@ -96,7 +94,8 @@ class JobWatch:
         self._away = error
 
     def _see_job(self, event: str, job: Object) -> None:
-        self._was_completed |= is_true(condition_of(job, "Complete"))
+        end = self._dialect.read_end(job)
+        self._was_completed |= end is not None and end.is_complete
         self._job, self._job_uid = None if event == "DELETED" else job, uid_of(job)
 
     def _see_pod(self, event: str, pod: Object) -> None:
@@ -143,7 +142,7 @@ class JobWatch:
             return [pod for pod in known if self._is_own(pod)]
 
     def _is_own(self, pod: Object) -> bool:
-        return is_owned_by(pod, self._job_uid) and uid_of(pod) not in self._distrusted
+        return self._dialect.owns(pod, self._job_uid) and uid_of(pod) not in self._distrusted
 
     def distrust(self, uid: str) -> None:
         """See no more of a pod that was found not to be what it says it is."""
@@ -152,10 +151,12 @@ class JobWatch:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no agent will say anything more: the Job is over, or its lead has left in peace."""
+        """Whether no agent will say anything more: the object is over, or its lead has left in peace."""
+        return self._read_end() is not None or self.has_completed
+
+    def _read_end(self) -> ObjectEnd | None:
         job = self.job
-        is_failed = job is not None and is_true(condition_of(job, "Failed"))
-        return is_failed or self.has_completed
+        return None if job is None else self._dialect.read_end(job)
 
     @property
     def has_completed(self) -> bool:
@@ -170,34 +171,35 @@ class JobWatch:
     @property
     def ended_at_s(self) -> float:
         """When that was, by the cluster's clock; now, where it does not say."""
-        job, lead = self.job or {}, self._find_last_lead()
-        times = [read_time(condition_of(job, end).get("lastTransitionTime")) for end in _ENDS]
+        end, lead = self._read_end(), self._find_last_lead()
+        times = [end.at_s if end else None]
         if lead is not None:
             left = container_of(lead).get("state", {}).get("terminated") or {}
             times.append(read_time(left.get("finishedAt")))
         return min((at_s for at_s in times if at_s), default=time.time())
 
     def describe_failure(self) -> str:
-        """Why Kubernetes calls the Job failed, in its own words."""
-        failed = condition_of(self.job or {}, "Failed")
-        return ": ".join(str(failed[key]) for key in ("reason", "message") if failed.get(key))
+        """Why Kubernetes calls it failed, in its own words."""
+        end = self._read_end()
+        return end.message if end is not None and not end.is_complete else ""
 
     def find_lead(self) -> str | None:
         """The name of node 0's newest pod whose container runs."""
-        found = self.find_leads()
-        return name_of(found[-1]) if found else None
+        leads = self.find_leads()
+        return name_of(leads[-1]) if leads else None
 
     def find_leads(self) -> list[Object]:
         """All pods of node 0 whose containers run, oldest first: there is one, unless somebody cheats."""
-        return [pod for pod in self._list_leads() if runs(pod)]
+        return [pod for pod in self.list_leads() if runs(pod)]
 
     def _find_last_lead(self) -> Object | None:
-        found = self._list_leads()
-        return found[-1] if found else None
+        leads = self.list_leads()
+        return leads[-1] if leads else None
 
-    def _list_leads(self) -> list[Object]:
-        found = [pod for pod in self.pods if index_of(pod) == 0]
-        return sorted(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+    def list_leads(self) -> list[Object]:
+        """All pods that are or were node 0, oldest first."""
+        leads = [pod for pod in self.pods if self._dialect.index_of(pod) == 0]
+        return sorted(leads, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
 
     def read_events(self) -> list[Object]:
         """Events of the namespace, at most a second old; none where they may not be read."""

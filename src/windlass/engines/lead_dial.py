@@ -11,13 +11,14 @@ from functools import cached_property
 
 from windlass import names
 from windlass.agent.link.tls import client_context_from, server_name
+from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.job_watch import JobWatch
-from windlass.engines.lead_pods import LeadPods, is_owned_by, runs
+from windlass.engines.lead_pods import LeadPods, runs
 from windlass.engines.lead_sync import Dial, Secure
 from windlass.kube.api import Api
 from windlass.kube.fields import Object, uid_of
 from windlass.kube.forward_blocking import TlsOver
-from windlass.kube.kinds import JOBS, PODS
+from windlass.kube.kinds import PODS
 
 _HANDSHAKE_S = 10.0
 
@@ -25,27 +26,29 @@ _HANDSHAKE_S = 10.0
 class LeadDial:
     """The way to one compute's lead, whichever pod that is."""
 
-    def __init__(self, api: Api, job_id: str, keys: Mapping[str, bytes]) -> None:
+    def __init__(self, api: Api, dialect: Dialect, job_id: str, keys: Mapping[str, bytes]) -> None:
         self._api = api
+        self._dialect = dialect
         self._job_id = job_id
         self._context = client_context_from(keys)
         self._pods = LeadPods(job_id, self._find)
 
     def dial(self) -> TlsOver:
         """A connection to node 0's agent; ConnectionRefusedError while node 0 does not run."""
-        found = self._pods.reach(self._connect)
-        if found is None:
+        connection = self._pods.reach(self._connect)
+        if connection is None:
             raise ConnectionRefusedError(f"node 0 of {self._job_id} does not run")
-        return found
+        return connection
 
     @cached_property
-    def _job_uid(self) -> str:
-        return uid_of(self._api.get(JOBS, self._job_id))
+    def _object_uid(self) -> str:
+        return uid_of(self._api.get(self._dialect.kind, self._job_id))
 
     def _find(self) -> list[Object]:
-        labels = f"{names.LABEL_JOB}={self._job_id},{names.LABEL_INDEX}=0"
-        found = self._api.list(PODS, labels=labels)
-        return [pod for pod in found if runs(pod) and is_owned_by(pod, self._job_uid)]
+        wanted = {names.LABEL_JOB: self._job_id, **self._dialect.lead_labels}
+        labels = ",".join(f"{label}={value}" for label, value in wanted.items())
+        pods = self._api.list(PODS, labels=labels)
+        return [pod for pod in pods if runs(pod) and self._dialect.owns(pod, self._object_uid)]
 
     def _connect(self, pod: str) -> TlsOver:
         reached = self._api.forward_in_turns(pod, names.AGENT_PORT)

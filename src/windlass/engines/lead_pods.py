@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from windlass.errors import EngineError
-from windlass.kube.fields import Object, container_of, controller_of, name_of, uid_of
+from windlass.kube.fields import Object, container_of, name_of, uid_of
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +35,6 @@ class Closable(Protocol):
 
 
 T = TypeVar("T", bound=Closable)
-
-
-def is_owned_by(pod: Object, job_uid: str) -> bool:
-    """Whether the Job of this uid is what controls it."""
-    return bool(job_uid) and controller_of(pod) == job_uid
 
 
 def runs(pod: Object) -> bool:

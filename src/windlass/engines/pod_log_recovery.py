@@ -21,7 +21,7 @@ from windlass import names, records
 from windlass.errors import ProtocolError
 from windlass.kube.api import Api
 from windlass.kube.api_errors import ClusterError, Forbidden, NotFound
-from windlass.kube.fields import container_of, index_of, name_of
+from windlass.kube.fields import container_of, name_of
 from windlass.plan.plan import Plan
 from windlass.trusted import make_own
 from windlass.wire.file_sync import is_from_lead
@@ -44,12 +44,18 @@ _MAX_LOG_BYTES = 64 << 20  # nodes keep ten megabytes of a pod's log, unless som
 _MAX_LOGS = 10_000  # ranks and attempts in one pod
 
 
-def read_leftovers(api: Api, plan: Plan, pods: Sequence[dict[str, Any]], folder: JobFolder) -> None:
-    """Fill `folder` with node 0's last word, and note whose lines have not been read: see `read_unread`."""
-    leads = sorted(
-        (pod for pod in pods if index_of(pod) == 0),
-        key=lambda pod: str(pod["metadata"].get("creationTimestamp")),
-    )
+def read_leftovers(
+    api: Api,
+    plan: Plan,
+    pods: Sequence[dict[str, Any]],
+    folder: JobFolder,
+    *,
+    leads: Sequence[dict[str, Any]],
+) -> None:
+    """Fill `folder` with node 0's last word, and note whose lines have not been read: see `read_unread`.
+
+    `leads` are the pods that were node 0, oldest first.
+    """
     logger.debug("%s has ended: reading the log of node 0", plan.job_id)
     for pod in reversed(leads):
         if _take_last_word(api, pod, plan, folder):

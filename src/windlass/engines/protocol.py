@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from windlass.engines.dialects.table import dialect_names, load_dialect
 from windlass.engines.secret_env import NO_HIDDEN
 from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
@@ -182,22 +183,19 @@ def check_capabilities(engine: Renderer, plan: Plan) -> None:
         )
 
 
-_ENGINES = {
-    "local": "windlass.engines.local:LocalEngine",
-    "kubernetes": "windlass.engines.dialects.kubernetes:KubernetesEngine",
-}
+_ENGINES = {"local": "windlass.engines.local:LocalEngine"}
 _EXPORTS = {"statefulset": "windlass.engines.exports.statefulset:StatefulSetExport"}
 _KINDS = {"statefulset": "a StatefulSet"}  # what an export makes, in an error
 
 
 def engine_names() -> tuple[str, ...]:
     """The engines that run jobs."""
-    return tuple(_ENGINES)
+    return (*_ENGINES, *dialect_names())
 
 
 def renderer_names() -> tuple[str, ...]:
     """All engines, also those that only export."""
-    return (*_ENGINES, *_EXPORTS)
+    return (*engine_names(), *_EXPORTS)
 
 
 def check_engine_name(name: str) -> None:
@@ -211,6 +209,10 @@ def check_engine_name(name: str) -> None:
 def make_renderer(name: str, settings: Settings) -> Renderer:
     """The engine of that name, imported on use; maybe one that only exports."""
     check_engine_name(name)
+    if name in dialect_names():
+        from windlass.engines.cluster import ClusterEngine
+
+        return ClusterEngine(load_dialect(name), settings)
     module, _, attribute = {**_ENGINES, **_EXPORTS}[name].partition(":")
     renderer: Renderer = getattr(importlib.import_module(module), attribute)(settings)
     return renderer

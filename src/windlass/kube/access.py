@@ -1,7 +1,8 @@
-"""What a user must be allowed to do in a namespace: the one table, the Role made from it, and the asking.
+"""What a user must be allowed to do in a namespace: the table, the Role made from it, and the asking.
 
-The Role in the docs is what `render_role` prints, and a test compares them. A verb that some code needs and
-that is not here is a bug there or here. Nothing cluster-wide is ever needed.
+What every engine needs is here; what one needs for its own kind of object is added by `make_rights`. The Role
+in the docs is what `render_role` prints for the engine `kubernetes`, and a test compares them. A verb that
+some code needs and that is not here is a bug there or here. Nothing cluster-wide is ever needed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from windlass.kube.api_errors import ROLE_HINT, ClusterError, Forbidden
+from windlass.kube.kinds import ObjectKind
 
 if TYPE_CHECKING:
     from windlass.kube.api import Api
@@ -47,13 +49,8 @@ class MissingRight:
         return f"{self.verb} {self.right.resource}"
 
 
-RIGHTS = (
-    Right(
-        group="batch",
-        resource="jobs",
-        verbs=("get", "list", "watch", "create", "patch", "delete"),
-        purpose="submit, list, follow, cancel and remove jobs",
-    ),
+_MAIN_VERBS = ("get", "list", "watch", "create", "patch", "delete")
+_RIGHTS = (
     Right(resource="pods", verbs=("list", "watch"), purpose="see where a job's nodes are"),
     Right(resource="pods/log", verbs=("get",), purpose="logs once the agents are gone"),
     Right(
@@ -99,11 +96,20 @@ RIGHTS = (
         optional=True,
     ),
 )
-# The same as plain rows: resource, verbs, what for.
-VERBS = tuple((right.resource, right.verbs, right.purpose) for right in RIGHTS)
 
 
-def render_role(namespace: str = "", *, rights: Sequence[Right] = RIGHTS) -> str:
+def make_rights(kind: ObjectKind, more: Sequence[Right] = ()) -> tuple[Right, ...]:
+    """The rights that an engine needs whose jobs are objects of this kind; `more` are its own."""
+    main = Right(
+        group=kind.group,
+        resource=kind.plural,
+        verbs=_MAIN_VERBS,
+        purpose="submit, list, follow, cancel and remove jobs",
+    )
+    return (main, *more, *_RIGHTS)
+
+
+def render_role(namespace: str = "", *, rights: Sequence[Right]) -> str:
     """The Role as YAML, a comment a rule. Without a namespace `kubectl apply -n` says where."""
     where = f" -n {namespace}" if namespace else ""
     lines = [
@@ -127,7 +133,7 @@ def render_role(namespace: str = "", *, rights: Sequence[Right] = RIGHTS) -> str
     return "\n".join(lines) + "\n"
 
 
-def check_access(api: Api, *, rights: Sequence[Right] = RIGHTS) -> list[MissingRight]:
+def check_access(api: Api, *, rights: Sequence[Right]) -> list[MissingRight]:
     """The verbs that the user lacks in the namespace, in the order of the table. Anybody may ask this."""
     asked = [MissingRight(right=right, verb=verb) for right in rights for verb in right.verbs]
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
@@ -135,7 +141,7 @@ def check_access(api: Api, *, rights: Sequence[Right] = RIGHTS) -> list[MissingR
     return [one for one, has in zip(asked, allowed, strict=True) if not has]
 
 
-def check_needed(api: Api, *, rights: Sequence[Right] = RIGHTS) -> None:
+def check_needed(api: Api, *, rights: Sequence[Right]) -> None:
     """Raise `Forbidden` for the first right that no job can do without and the user lacks.
 
     One request where the cluster can list a user's rules; what is not in the list is asked for by itself,

@@ -1,16 +1,16 @@
-"""What keeps a job on a cluster from getting on: most important first, each in one plain sentence.
+"""What keeps a job's pods from getting on: most important first, each in one plain sentence.
 
-Pure: the JSON of a Job, its pods, the namespace's events, and what else could be read, in; blockers out. Who
-shows them, and when a wait is over, is decided elsewhere.
+Pure: the JSON of pods, the namespace's events, and what else could be read, in; blockers out. What holds the
+object back that makes the pods is its dialect's. Who shows them, and when a wait is over, is not said here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from windlass import names
 from windlass.kube import blocker as reasons
-from windlass.kube.blocker import Blocker, make_condition
+from windlass.kube.blocker import Blocker
 from windlass.kube.containers import describe_exit, diagnose_container, diagnose_start, image_of
 from windlass.kube.fields import (
     Object,
@@ -23,49 +23,46 @@ from windlass.kube.fields import (
     event_last_s,
     events_of,
     group_events,
-    index_of,
-    is_true,
-    labels_of,
     name_of,
     read_time,
 )
 from windlass.kube.pod_endings import NODE_LOST, read_ending
-from windlass.kube.queues import read_waiting
 from windlass.kube.uncreated import diagnose_create
 from windlass.kube.unschedulable import Diagnosis, diagnose
 
-__all__ = ["Blocker", "find_blockers", "make_condition"]
+IndexOf = Callable[[Object], int | None]
 
 _MOUNT = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 _MIN_CRASHES = 2
 _MAX_NAMED = 3
 
 
-def find_blockers(
-    job: Object,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodMaker:
+    """What has the pods made: the kind and name that its events bear, and how many pods it wants."""
+
+    kind: str
+    name: str
+    created_s: float
+    num_pods: int
+
+
+def find_pod_blockers(
+    maker: PodMaker,
     pods: Sequence[Object],
     events: Sequence[Object],
-    quotas: Sequence[Object] = (),
+    quotas: Sequence[Object],
     *,
-    claims: Sequence[Object] = (),
-    workloads: Sequence[Object] = (),
-    nodes: Sequence[Object] = (),
-    queues: Sequence[str] | None = None,
-    last_lines: Mapping[str, str] | None = None,
+    index_of: IndexOf,
+    claims: Sequence[Object],
+    nodes: Sequence[Object],
+    last_lines: Mapping[str, str],
 ) -> list[Blocker]:
-    """What is in the job's way now. Only the first three are needed; the rest makes sentences more exact.
-
-    `claims` are the namespace's volume claims, `workloads` Kueue's, `nodes` the cluster's, `queues` the names
-    of the namespace's queues if they are known; `last_lines` maps a pod's name to the last line of its log.
-    """
-    if is_true(condition_of(job, "Complete")) or is_true(condition_of(job, "Failed")):
-        return []
-    if job.get("spec", {}).get("suspend"):
-        return [_read_suspended(job, workloads, events, queues)]
+    """What is in the way of pods that may run, most important first."""
     found = [
-        *_find_uncreated(job, pods, events, quotas),
-        *_find_in_pods(pods, events, nodes, claims),
-        *_find_crashes(pods, last_lines or {}),
+        *_find_uncreated(maker, pods, events, quotas),
+        *_find_in_pods(_by_index(pods, index_of), events, nodes, claims),
+        *_find_crashes(_by_index(pods, index_of), last_lines),
     ]
     return sorted(_merge(found), key=lambda blocker: (blocker.rank, blocker.since_s))
 
@@ -100,31 +97,14 @@ def _name_pods(pods: Sequence[str]) -> str:
     return f"pods {', '.join(sorted(pods)[:_MAX_NAMED])}{more}: "
 
 
-def _read_suspended(
-    job: Object,
-    workloads: Sequence[Object],
-    events: Sequence[Object],
-    queues: Sequence[str] | None,
-) -> Blocker:
-    since_s = read_time(condition_of(job, "Suspended").get("lastTransitionTime")) or created_s(job)
-    if labels_of(job).get(names.LABEL_QUEUE) is None:
-        return Blocker(
-            reason=reasons.HALF_SUBMITTED,
-            message="the job was made but never started: its submit did not finish, or it was suspended",
-            hint="windlass rm JOB removes it; then submit it again",
-            since_s=since_s,
-        )
-    return read_waiting(job, workloads, events, queues, since_s=since_s)
-
-
 def _find_uncreated(
-    job: Object, pods: Sequence[Object], events: Sequence[Object], quotas: Sequence[Object]
+    maker: PodMaker, pods: Sequence[Object], events: Sequence[Object], quotas: Sequence[Object]
 ) -> Iterator[Blocker]:
     """An event of a refused pod counts only while pods are missing: it may be long over."""
-    wanted = int(job.get("spec", {}).get("parallelism") or 1)
+    wanted = maker.num_pods
     present = sum(pod.get("status", {}).get("phase") != "Failed" for pod in pods)
-    failures = events_of(events, "Job", name_of(job), "FailedCreate")
-    if present >= wanted or not failures or event_last_s(failures[-1]) < created_s(job):
+    failures = events_of(events, maker.kind, maker.name, "FailedCreate")
+    if present >= wanted or not failures or event_last_s(failures[-1]) < maker.created_s:
         return
     said = diagnose_create(str(failures[-1].get("message", "")))
     missing = wanted - present
@@ -151,13 +131,13 @@ def _left(said: Diagnosis, quotas: Sequence[Object]) -> str:
     return f"; also used up: {', '.join(full)}" if full else ""
 
 
-def _by_index(pods: Sequence[Object]) -> Iterator[list[Object]]:
+def _by_index(pods: Sequence[Object], index_of: IndexOf) -> list[list[Object]]:
     """The pods of each node, oldest first."""
-    found: dict[int, list[Object]] = {}
+    by_index: dict[int, list[Object]] = {}
     for pod in sorted(pods, key=created_s):
         if (index := index_of(pod)) is not None:
-            found.setdefault(index, []).append(pod)
-    yield from found.values()
+            by_index.setdefault(index, []).append(pod)
+    return list(by_index.values())
 
 
 def _diagnose_once(
@@ -172,14 +152,14 @@ def _diagnose_once(
 
 
 def _find_in_pods(
-    pods: Sequence[Object],
+    by_index: Sequence[Sequence[Object]],
     events: Sequence[Object],
     nodes: Sequence[Object],
     claims: Sequence[Object],
 ) -> Iterator[Blocker]:
     by_name = group_events(events, "Pod")
     known: dict[tuple[str, str], Diagnosis] = {}
-    for *before, pod in _by_index(pods):
+    for *before, pod in by_index:
         name, since_s = name_of(pod), created_s(pod)
         phase = pod.get("status", {}).get("phase")
         scheduled = condition_of(pod, "PodScheduled")
@@ -281,15 +261,12 @@ def _read_events(pod: Object, events: Sequence[Object]) -> Iterator[Blocker]:
         yield _make(said, pod=name, since_s=event_first_s(pulls[-1]))
 
 
-def _find_crashes(pods: Sequence[Object], last_lines: Mapping[str, str]) -> Iterator[Blocker]:
+def _find_crashes(
+    by_index: Sequence[Sequence[Object]], last_lines: Mapping[str, str]
+) -> Iterator[Blocker]:
     """One failed pod may be an accident; two of the same node are a habit."""
-    failed: dict[int, list[Object]] = {}
-    for pod in sorted(pods, key=created_s):
-        terminated = container_of(pod).get("state", {}).get("terminated") or {}
-        index = index_of(pod)
-        if index is not None and terminated.get("reason") == "Error":
-            failed.setdefault(index, []).append(pod)
-    for dead in failed.values():
+    for pods in by_index:
+        dead = [pod for pod in pods if _ended_by_error(pod)]
         if len(dead) < _MIN_CRASHES or read_ending(dead[-1]) is None:
             continue
         last = dead[-1]
@@ -301,3 +278,8 @@ def _find_crashes(pods: Sequence[Object], last_lines: Mapping[str, str]) -> Iter
             hint="windlass logs JOB shows its last words",
         )
         yield _make(said, pod=name_of(last), since_s=created_s(dead[0]))
+
+
+def _ended_by_error(pod: Object) -> bool:
+    terminated = container_of(pod).get("state", {}).get("terminated") or {}
+    return bool(terminated.get("reason") == "Error")

@@ -6,7 +6,6 @@ nothing about what a field means; that is for endings.py, pods.py and blockers.p
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -14,10 +13,6 @@ from typing import Any
 from windlass import names
 
 Object = Mapping[str, Any]
-
-JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
-
-_POD_OF_JOB = re.compile(r"(?P<job>.+)-(?P<index>\d+)-[a-z0-9]{5}")
 
 
 def read_time(text: str | None) -> float | None:
@@ -42,6 +37,11 @@ def controller_of(body: Object) -> str:
     return next((str(owner.get("uid", "")) for owner in owners if owner.get("controller")), "")
 
 
+def is_controlled_by(body: Object, uid: str) -> bool:
+    """Whether what has this uid controls it."""
+    return bool(uid) and controller_of(body) == uid
+
+
 def labels_of(body: Object) -> Mapping[str, str]:
     return body.get("metadata", {}).get("labels") or {}
 
@@ -64,9 +64,8 @@ def is_true(condition: Object) -> bool:
     return condition.get("status") == "True"
 
 
-def index_of(pod: Object) -> int | None:
-    """The node index of a pod of an Indexed Job."""
-    text = labels_of(pod).get(names.LABEL_INDEX, "")
+def read_index(text: str) -> int | None:
+    """A node's index in a label or a name; None where there is none."""
     return int(text) if text.isdecimal() else None
 
 
@@ -124,9 +123,3 @@ def group_events(events: Iterable[Object], kind: str) -> Mapping[str, Sequence[O
         if involved.get("kind") == kind:
             found.setdefault(str(involved.get("name", "")), []).append(event)
     return found
-
-
-def split_pod_name(name: str) -> tuple[str, int] | None:
-    """The job's name and the node index that a pod's name holds: all that is left of a pod that is gone."""
-    match = _POD_OF_JOB.fullmatch(name)
-    return (match["job"], int(match["index"])) if match else None

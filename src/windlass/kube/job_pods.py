@@ -6,11 +6,10 @@ Kubernetes keeps for an hour. What holds a pod up is in blockers.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from windlass.kube.fields import (
-    JOB_NAME_LABEL,
     Object,
     condition_of,
     container_of,
@@ -19,12 +18,9 @@ from windlass.kube.fields import (
     event_last_s,
     events_of,
     group_events,
-    index_of,
     is_true,
-    labels_of,
     name_of,
     read_time,
-    split_pod_name,
 )
 from windlass.kube.pod_endings import EVICTED, NODE_LOST, PREEMPTED, Ending, read_ending
 from windlass.wire.status import Moment
@@ -67,26 +63,40 @@ class PodsSeen:
     dead: tuple[PodSeen, ...]
 
 
-def read_pods(pods: Sequence[Object], events: Sequence[Object] = ()) -> PodsSeen:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodIndexes:
+    """Which node a pod of one job is: by the pod itself, or by its name once it is gone."""
+
+    of_pod: Callable[[Object], int | None]
+    of_name: Callable[[str], int | None]
+
+
+def read_pods(
+    pods: Sequence[Object], events: Sequence[Object] = (), *, indexes: PodIndexes
+) -> PodsSeen:
     """What is known of a job's pods. `events` may be those of the whole namespace."""
     told = group_events(events, "Pod")
     seen = sorted(
         (
             _read_pod(pod, index, told.get(name_of(pod), ()))
             for pod in pods
-            if (index := index_of(pod)) is not None
+            if (index := indexes.of_pod(pod)) is not None
         ),
         key=lambda pod: (pod.created_s or 0.0, pod.name),
     )
     newest = {pod.index: pod for pod in seen}
     dead = [pod for pod in seen if pod.ending is not None and not pod.ending.is_good]
-    dead += _read_gone(pods, events)
+    dead += _read_gone(pods, events, indexes)
     dead.sort(key=lambda pod: pod.ended_s or pod.created_s or 0.0)
     return PodsSeen(newest=newest, dead=tuple(dead))
 
 
 def timeline(
-    pods: Sequence[Object], events: Sequence[Object] = (), *, num_nodes: int = 0
+    pods: Sequence[Object],
+    events: Sequence[Object] = (),
+    *,
+    indexes: PodIndexes,
+    num_nodes: int = 0,
 ) -> list[Moment]:
     """When the last needed pod was queued, scheduled, had its image, and had its container running.
 
@@ -94,7 +104,7 @@ def timeline(
     one. `num_nodes` is how many nodes are needed; 0: as many as there are pods.
     """
     passed: dict[str, dict[int, float]] = {"queued": {}}
-    for moment, index, at_s in _read_moments(pods, events):
+    for moment, index, at_s in _read_moments(pods, events, indexes):
         times = passed.setdefault(moment, {})
         times[index] = min(at_s, times.get(index, at_s))
     needed = num_nodes or len(passed["queued"])
@@ -143,10 +153,10 @@ def _image_s(pod: Object, events: Sequence[Object]) -> float | None:
 
 
 def _read_moments(
-    pods: Sequence[Object], events: Sequence[Object]
+    pods: Sequence[Object], events: Sequence[Object], indexes: PodIndexes
 ) -> Iterator[tuple[str, int, float]]:
     for pod in pods:
-        if (index := index_of(pod)) is None:
+        if (index := indexes.of_pod(pod)) is None:
             continue
         moments = (
             ("queued", created_s(pod)),
@@ -156,16 +166,18 @@ def _read_moments(
         )
         yield from ((moment, index, at_s) for moment, at_s in moments if at_s)
     names = {reason: moment for moment, reason in _STEPS}
-    for event, index in _events_of_pods(pods, events):
+    for event, index in _events_of_pods(pods, events, indexes):
         if moment := names.get(str(event.get("reason"))):
             yield moment, index, event_first_s(event)
 
 
-def _read_gone(pods: Sequence[Object], events: Sequence[Object]) -> Iterator[PodSeen]:
+def _read_gone(
+    pods: Sequence[Object], events: Sequence[Object], indexes: PodIndexes
+) -> Iterator[PodSeen]:
     """Pods that are no longer there, from what events say of their end."""
     there = {name_of(pod) for pod in pods}
     told: dict[str, tuple[Object, int]] = {}
-    for event, index in _events_of_pods(pods, events):
+    for event, index in _events_of_pods(pods, events, indexes):
         if event["involvedObject"]["name"] not in there and event.get("reason") in _LAST_WORDS:
             told[event["involvedObject"]["name"]] = (event, index)
     for name, (event, index) in told.items():
@@ -179,12 +191,13 @@ def _read_gone(pods: Sequence[Object], events: Sequence[Object]) -> Iterator[Pod
 
 
 def _events_of_pods(
-    pods: Sequence[Object], events: Iterable[Object]
+    pods: Sequence[Object], events: Iterable[Object], indexes: PodIndexes
 ) -> Iterator[tuple[Object, int]]:
-    """Events of this job's pods, also of those that are gone: their names begin with the Job's."""
-    jobs = {labels_of(pod).get(JOB_NAME_LABEL, "") for pod in pods} - {""}
+    """Events of this job's pods, also of those that are gone, as long as it has any."""
+    if not pods:
+        return
     for event in events:
         involved = event.get("involvedObject", {})
-        split = split_pod_name(str(involved.get("name", "")))
-        if involved.get("kind") == "Pod" and split is not None and split[0] in jobs:
-            yield event, split[1]
+        index = indexes.of_name(str(involved.get("name", "")))
+        if involved.get("kind") == "Pod" and index is not None:
+            yield event, index

@@ -1,43 +1,37 @@
-"""The objects of a job on stock Kubernetes: an Indexed Job, two Services, a Secret, a NetworkPolicy, claims.
+"""What every job on a cluster has besides its main object: two Services, a Secret, a NetworkPolicy, claims.
 
-Pure: a plan in, dicts out. Ids, file contents and the owner are arguments. The Job comes first, suspended:
-it owns all others, so that deleting it deletes them; then it is resumed. An export has no owners, and the
-Job last.
+Pure: a plan in, dicts out. Ids, file contents and the owner are arguments. The main object is a dialect's.
 """
 
 from __future__ import annotations
 
 import base64
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from windlass import names
+from windlass.kube.kinds import ObjectKind
 from windlass.kube.mounts import named_mounts, pod_of
 from windlass.kube.naming import (
     claim_name,
     headless_name,
     lead_name,
-    make_annotations,
     make_labels,
     make_selector,
 )
-from windlass.kube.pod_template import make_template
 from windlass.plan.plan import Plan
 from windlass.spec.storage import ACCESS_MODES, NewClaim
 
 Object = dict[str, Any]
 
-_DAY_S = 86400
 
-
-def make_owner(job: Mapping[str, Any]) -> Object:
-    """The reference to a Job that was created, for what it owns."""
+def make_owner(kind: ObjectKind, body: Mapping[str, Any]) -> Object:
+    """The reference to an object that was created, for what it owns."""
     return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "name": job["metadata"]["name"],
-        "uid": job["metadata"]["uid"],
+        "apiVersion": kind.api_version,
+        "kind": kind.name,
+        "name": body["metadata"]["name"],
+        "uid": body["metadata"]["uid"],
         "controller": False,
         "blockOwnerDeletion": False,
     }
@@ -58,47 +52,17 @@ def make_metadata(
     return {key: value for key, value in found.items() if value}
 
 
-def make_job(
-    plan: Plan, *, files: Collection[str], submit: str = "", suspend: bool = True
-) -> Object:
-    """The Job: one pod a node, replaced when it is lost, never restarted in place.
-
-    There is no podFailurePolicy: it would keep the pod of a dead node from being replaced. The lead decides
-    what is tried again, and the Job's own budget only has to be large enough.
-    """
-    pod = pod_of(plan)
-    metadata = make_metadata(plan, plan.job_id, annotations=make_annotations(plan, submit))
-    if pod.queue:
-        metadata["labels"][names.LABEL_QUEUE] = pod.queue
-    spec: Object = {
-        "suspend": suspend,
-        "completionMode": "Indexed",
-        "completions": len(plan.nodes),
-        "parallelism": len(plan.nodes),
-        "backoffLimitPerIndex": plan.node_restarts,
-        "maxFailedIndexes": 0,
-        "podReplacementPolicy": "TerminatingOrFailed",
-        "template": make_template(plan, files),
-    }
-    if plan.min_nodes < len(plan.nodes):  # pods that never came must not keep it from ending
-        spec["successPolicy"] = {"rules": [{"succeededIndexes": "0"}]}
-    if pod.ttl_s is not None:
-        spec["ttlSecondsAfterFinished"] = math.ceil(pod.ttl_s)
-    if plan.timeout_s is not None:
-        # it counts from the first pod's creation, so it can only catch a lead that forgot
-        spec["activeDeadlineSeconds"] = min(2 * math.ceil(plan.timeout_s) + _DAY_S, (1 << 31) - 1)
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
-
-
 def make_headless(plan: Plan, owner: Object | None = None) -> Object:
     """Every pod's name, from the moment it has an address."""
     spec = {"clusterIP": "None", "selector": make_selector(plan)}
     return _make_service(plan, headless_name(plan.job_id), spec, owner)
 
 
-def make_lead_service(plan: Plan, owner: Object | None = None) -> Object:
+def make_lead_service(
+    plan: Plan, lead_labels: Mapping[str, str], owner: Object | None = None
+) -> Object:
     """An address for node 0 that is there before node 0 is, and outlives it."""
-    spec = {"type": "ClusterIP", "selector": {**make_selector(plan), names.LABEL_INDEX: "0"}}
+    spec = {"type": "ClusterIP", "selector": {**make_selector(plan), **lead_labels}}
     return _make_service(plan, lead_name(plan.job_id), spec, owner)
 
 
@@ -172,17 +136,3 @@ def make_claim_spec(claim: NewClaim, *, num_pods: int) -> Object:
     if claim.storage_class:
         spec["storageClassName"] = claim.storage_class
     return spec
-
-
-def make_export(
-    plan: Plan, files: Mapping[str, bytes], *, submit: str = "", with_egress: bool = False
-) -> list[Object]:
-    """Everything, in an order in which it can be applied: what the pods need first, then the Job, running."""
-    return [
-        *make_claims(plan),
-        make_headless(plan),
-        make_lead_service(plan),
-        make_policy(plan, with_egress=with_egress),
-        make_secret(plan, files),
-        make_job(plan, files=files, submit=submit, suspend=False),
-    ]

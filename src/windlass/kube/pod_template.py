@@ -30,10 +30,21 @@ Object = dict[str, Any]
 _LOST_S = 10  # how long a pod stays bound to a node that does not answer
 _STOP_S = 10  # what the agent has for itself after the ranks' grace
 _HOST = "kubernetes.io/hostname"
+_NOTHING: Mapping[str, str] = {}
 
 
-def make_template(plan: Plan, files: Collection[str]) -> Object:
-    """The template of every pod; `files` are the names in the job's Secret."""
+def make_template(
+    plan: Plan,
+    files: Collection[str],
+    *,
+    env_fields: Mapping[str, str] = _NOTHING,
+    env: Mapping[str, str] = _NOTHING,
+    restart_policy: str = "Never",
+) -> Object:
+    """The template of every pod; `files` are the names in the job's Secret.
+
+    `env` are variables that a dialect adds for its agents, `env_fields` those that are fields of the pod.
+    """
     pod = pod_of(plan)
     template = {
         "metadata": {
@@ -42,20 +53,20 @@ def make_template(plan: Plan, files: Collection[str]) -> Object:
         },
         "spec": {
             **make_placement(pod, make_selector(plan), num_pods=len(plan.nodes)),
-            "restartPolicy": "Never",
+            "restartPolicy": restart_policy,
             "subdomain": headless_name(plan.job_id),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": math.ceil(plan.grace_s) + _STOP_S,
             "securityContext": make_pod_security(pod),
-            "containers": [_make_container(plan, files)],
+            "containers": [_make_container(plan, files, _make_env(plan, env_fields, env))],
             "volumes": make_volumes(plan, files),
         },
     }
     return apply_patch(template, pod.patch) if pod.patch else template
 
 
-def _make_container(plan: Plan, files: Collection[str]) -> Object:
+def _make_container(plan: Plan, files: Collection[str], env: list[Object]) -> Object:
     pod = pod_of(plan)
     container = {
         "name": names.CONTAINER,
@@ -65,7 +76,7 @@ def _make_container(plan: Plan, files: Collection[str]) -> Object:
             *(plan.python or "python3", "-I", "-S"),
             *(f"{names.SECRET_FOLDER}/{names.AGENT_FILE}", "pod"),
         ],
-        "env": [*_make_env(plan), *make_secret_env(pod), *_make_hidden_env(plan, files)],
+        "env": [*env, *make_secret_env(pod), *_make_hidden_env(plan, files)],
         "envFrom": make_env_from(pod),
         "resources": make_resources(pod),
         "securityContext": CONTAINER_SECURITY,
@@ -81,13 +92,13 @@ def pull_policy(image: str) -> str:
     return "IfNotPresent" if "@" in image or (tag and tag != "latest") else "Always"
 
 
-def _make_env(plan: Plan) -> list[Object]:
+def _make_env(plan: Plan, more_fields: Mapping[str, str], more: Mapping[str, str]) -> list[Object]:
     fields = {
         names.POD_IP: "status.podIP",
         names.POD_NAME: "metadata.name",
         names.POD_UID: "metadata.uid",
         names.K8S_NODE: "spec.nodeName",
-        names.NODE_FAILURES: f"metadata.annotations['{names.ANNOTATION_FAILURES}']",
+        **more_fields,
     }
     # a user id that is in no passwd must do: libraries ask these before they ask the system
     texts = {
@@ -95,6 +106,7 @@ def _make_env(plan: Plan) -> list[Object]:
         "HOME": names.HOME_FOLDER,
         "USER": "windlass",
         "LOGNAME": "windlass",
+        **more,
     }
     return [
         *({"name": n, "valueFrom": {"fieldRef": {"fieldPath": p}}} for n, p in fields.items()),

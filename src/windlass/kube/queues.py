@@ -34,13 +34,17 @@ def read_waiting(
     queues: Sequence[str] | None,
     *,
     since_s: float,
+    prefix: str,
 ) -> Blocker:
-    """Why it waits. `queues` are those of the namespace; None where they may not be read."""
+    """Why it waits. `queues` are those of the namespace; None where they may not be read.
+
+    `prefix` is what Kueue puts before the names of objects of this kind, to name its Workloads.
+    """
     queue = labels_of(job)[names.LABEL_QUEUE]
     if queues is not None and queue not in queues:
         return _say_missing(queue, sorted(queues), since_s)
     why = next((text for work in workloads if (text := _why_not_admitted(job, work))), "")
-    why = why or _last_word_of_kueue(job, events)
+    why = why or _last_word_of_kueue(f"{prefix}{name_of(job)}-", events)
     if never := _why_never(why):
         resource, sentence = never
         flag = _FLAGS.get(resource, "--gpus")
@@ -96,13 +100,13 @@ def _why_not_admitted(job: Object, workload: Object) -> str:
     return ""
 
 
-def _last_word_of_kueue(job: Object, events: Sequence[Object]) -> str:
-    """Its events name the Workload, which bears the Job's name; they need no right of their own."""
+def _last_word_of_kueue(prefix: str, events: Sequence[Object]) -> str:
+    """Its events name the Workload, which bears the object's name; they need no right of their own."""
     said = [
         event
         for event in events
         if event.get("involvedObject", {}).get("kind") == "Workload"
-        and str(event["involvedObject"].get("name", "")).startswith(f"job-{name_of(job)}-")
+        and str(event["involvedObject"].get("name", "")).startswith(prefix)
         and event.get("reason") in ("Pending", "Preempted", "Evicted")
     ]
     last = max(said, key=event_last_s, default={})

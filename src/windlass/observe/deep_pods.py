@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass import names
+from windlass.engines.dialects.kubernetes import INDEX_VARIABLE, KUBERNETES
 from windlass.observe import probe
 
 LABEL = "windlass.dev/doctor"
@@ -29,7 +30,7 @@ def render_job(name: str, image: str) -> Object:
         "name": names.CONTAINER,
         "image": image,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["python3", "-c", source, "$(JOB_COMPLETION_INDEX)", *hosts],
+        "command": ["python3", "-c", source, f"$({INDEX_VARIABLE})", *hosts],
         "env": [{"name": "HOME", "value": "/tmp"}, {"name": "PYTHONUNBUFFERED", "value": "1"}],  # noqa: S108
         "resources": {"requests": _RESOURCES, "limits": _RESOURCES},
         "securityContext": {
@@ -58,8 +59,8 @@ def render_job(name: str, image: str) -> Object:
         "containers": [container],
     }
     return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
+        "apiVersion": KUBERNETES.kind.api_version,
+        "kind": KUBERNETES.kind.name,
         "metadata": _metadata(name),
         "spec": {
             "suspend": True,

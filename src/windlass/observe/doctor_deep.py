@@ -17,13 +17,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.errors import WindlassError
 from windlass.kube.api import Api
 from windlass.kube.api_errors import ClusterError, Forbidden
 from windlass.kube.blocker import IMAGE_PULL, Blocker
-from windlass.kube.blockers import find_blockers
-from windlass.kube.fields import condition_of, index_of, is_true, name_of
-from windlass.kube.kinds import EVENTS, JOBS, NETWORK_POLICIES, PODS, SERVICES
+from windlass.kube.fields import name_of
+from windlass.kube.kinds import EVENTS, NETWORK_POLICIES, PODS, SERVICES
+from windlass.kube.manifests import make_owner
 from windlass.observe import probe
 from windlass.observe.deep_findings import describe_findings
 from windlass.observe.deep_pods import LABEL, render_job, render_policies, render_service
@@ -50,17 +51,17 @@ def check_deep(api: Api, image: str) -> Iterator[Check]:
         yield Check(name="two pods", state="missing", found=error.message, hint=error.hint)
     finally:
         with suppress(ClusterError):  # then it ends and goes by its own deadlines
-            api.delete(JOBS, name)
+            api.delete(KUBERNETES.kind, name)
 
 
 def _run(api: Api, name: str, image: str) -> Iterator[Check]:
     started_s = time.monotonic()
-    job = api.create(JOBS, render_job(name, image))
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job["metadata"]["uid"]}
+    job = api.create(KUBERNETES.kind, render_job(name, image))
+    owner = make_owner(KUBERNETES.kind, job)
     api.create(SERVICES, render_service(name, owner))
     for policy in render_policies(name, owner, egress=_has_egress_rules(api)):
         api.create(NETWORK_POLICIES, policy)
-    api.patch(JOBS, name, {"spec": {"suspend": False}})
+    api.patch(KUBERNETES.kind, name, KUBERNETES.start or {})
     clocks: list[Check] = []
 
     def is_over() -> bool:
@@ -88,7 +89,7 @@ def _run(api: Api, name: str, image: str) -> Iterator[Check]:
 
 def _pods(api: Api, name: str) -> dict[int, dict[str, Any]]:
     pods = api.list(PODS, labels=f"{LABEL}={name}")
-    return {index: pod for pod in pods if (index := index_of(pod)) is not None}
+    return {index: pod for pod in pods if (index := KUBERNETES.index_of(pod)) is not None}
 
 
 def _running_lead(api: Api, name: str) -> str:
@@ -97,15 +98,15 @@ def _running_lead(api: Api, name: str) -> str:
 
 
 def _has_ended(api: Api, name: str) -> bool:
-    job = api.get(JOBS, name)
-    return any(is_true(condition_of(job, kind)) for kind in ("Complete", "Failed"))
+    return KUBERNETES.read_end(api.get(KUBERNETES.kind, name)) is not None
 
 
 def _blockers(api: Api, name: str) -> list[Blocker]:
     events: list[dict[str, Any]] = []
     with suppress(Forbidden):
         events = api.list(EVENTS)
-    return find_blockers(api.get(JOBS, name), list(_pods(api, name).values()), events)
+    job, pods = api.get(KUBERNETES.kind, name), list(_pods(api, name).values())
+    return KUBERNETES.find_blockers(job, pods, events)
 
 
 def _is_hopeless(blockers: list[Blocker], waited_s: float) -> bool:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
+from windlass.engines.dialects.table import dialect_names, load_dialect
 from windlass.errors import WindlassError
-from windlass.kube.access import MissingRight, check_access, render_role
+from windlass.kube.access import MissingRight, Right, check_access, render_role
 from windlass.kube.api import Api, connect
 from windlass.kube.api_errors import ClusterError, Forbidden, NotFound
 from windlass.kube.fields import Object, labels_of, name_of
@@ -64,7 +66,9 @@ def check_cluster(settings: Settings, *, deep: bool = False) -> Iterator[Check]:
     context = f" (context {api.context})" if api.context else ""
     found = f"Kubernetes {version} at {api.server}{context}, answers in {took_s * 1000:.0f} ms"
     yield Check(name="cluster", state="ok", found=found, needed=True)
-    for name, look in _CHECKS.items():
+    engine = settings.engine if settings.engine in dialect_names() else "kubernetes"
+    rights = load_dialect(engine).rights
+    for name, look in _make_checks(rights).items():
         try:
             for check in look(api):
                 yield replace(check, hint="") if deep and check.hint == _TRY else check
@@ -76,15 +80,15 @@ def check_cluster(settings: Settings, *, deep: bool = False) -> Iterator[Check]:
         yield from check_deep(api, settings.image)
 
 
-def _look_at_rights(api: Api) -> Iterator[Check]:
-    missing = check_access(api)
+def _look_at_rights(api: Api, rights: Sequence[Right]) -> Iterator[Check]:
+    missing = check_access(api, rights=rights)
     where = f"in namespace {api.namespace}"
     if not missing:
         yield Check(name="rights", state="ok", found=f"every verb we need {where}", needed=True)
         return
     needed = [one for one in missing if not one.right.optional]
     optional = [one for one in missing if one.right.optional]
-    role = render_role(api.namespace)
+    role = render_role(api.namespace, rights=rights)
     hint = "ask an admin of the cluster for the Role below"
     if needed:
         found = f"missing {where}: {_name_verbs(needed)}"
@@ -216,12 +220,13 @@ def _look_at_dns(api: Api) -> Iterator[Check]:
     yield Check(name="dns", state="ok", found=f"service {name_of(services[0])} at {address}")
 
 
-_CHECKS: Mapping[str, Callable[[Api], Iterator[Check]]] = {
-    "namespace": _look_at_namespace,
-    "rights": _look_at_rights,
-    "operators": _look_at_operators,
-    "nodes": _look_at_nodes,
-    "storage": _look_at_storage,
-    "network policy": _look_at_policies,
-    "dns": _look_at_dns,
-}
+def _make_checks(rights: Sequence[Right]) -> Mapping[str, Callable[[Api], Iterator[Check]]]:
+    return {
+        "namespace": _look_at_namespace,
+        "rights": partial(_look_at_rights, rights=rights),
+        "operators": _look_at_operators,
+        "nodes": _look_at_nodes,
+        "storage": _look_at_storage,
+        "network policy": _look_at_policies,
+        "dns": _look_at_dns,
+    }
