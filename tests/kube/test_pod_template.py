@@ -6,6 +6,7 @@ import pytest
 from kube.plans import FILES, make_pod_plan
 
 from windlass import names
+from windlass.engines.dialects.kubernetes import make_job
 from windlass.kube.pod_template import pull_policy
 from windlass.spec.placement import read_toleration
 from windlass.spec.storage import read_secret, read_volume
