@@ -38,6 +38,7 @@ def main(about: dict) -> int:
         is_pod=True,
         address="127.0.0.1",
         host="rack-7",
+        given_by=about.get("given_by", ""),
         sight=SilenceLimits(**about.get("sight", {})),
     )
     forks = ForkServer()

@@ -22,6 +22,7 @@ from windlass.agent.link import endpoints, tls
 from windlass.agent.link.agent_link import Link
 from windlass.agent.link.tcp import TlsPlace
 from windlass.agent.node.inputs import Inputs
+from windlass.agent.silence_limits import SIGHT, SilenceLimits
 from windlass.engines.pyz import local_archive
 from windlass.plan.plan import Facts, Input, Plan, make_plan, render_plan
 from windlass.spec.job_spec import JobSpec
@@ -122,7 +123,14 @@ class Scene:
         return self.status_writer.status.nodes[node].state
 
 
-def run_at_door(tmp_path: Path, visit: Any, plan: Plan | None = None, *, is_ready: bool = True):
+def run_at_door(
+    tmp_path: Path,
+    visit: Any,
+    plan: Plan | None = None,
+    *,
+    is_ready: bool = True,
+    sight: SilenceLimits = SIGHT,
+):
     """Open the door, let `visit(scene)` happen, and give back what it returns."""
     plan = plan or make_job()
     files = write_certificates(tmp_path / "tls")
@@ -135,7 +143,13 @@ def run_at_door(tmp_path: Path, visit: Any, plan: Plan | None = None, *, is_read
         inputs = Inputs(plan, folder)
         place = TlsPlace(host="127.0.0.1", port=0, context=tls.server_context(files))
         agent_context = AgentContext(
-            plan=plan, folder=folder, index=0, run_dir=tmp_path, place=place, is_pod=True
+            plan=plan,
+            folder=folder,
+            index=0,
+            run_dir=tmp_path,
+            place=place,
+            is_pod=True,
+            sight=sight,
         )
         lead_server = LeadServer(agent_context, lead, inputs)
         listener = await endpoints.serve(place, JOB, lead_server.take)
@@ -160,8 +174,10 @@ class HandMadeLead:
     beats: bool = True
     refuses: int = 0  # how many visits are refused first
     visits: list[Peer] = field(default_factory=list)
+    hellos: list[Any] = field(default_factory=list)
 
-    async def take(self, link: Link, _hello: Any, frames: Any) -> None:
+    async def take(self, link: Link, hello: Any, frames: Any) -> None:
+        self.hellos.append(hello)
         if self.refuses:
             from windlass.errors import ProtocolError
 
@@ -179,7 +195,12 @@ class HandMadeLead:
 
 @contextlib.contextmanager
 def follower_process(
-    tmp_path: Path, plan: Plan, port: int, sight: dict[str, float] | None = None, **constants: float
+    tmp_path: Path,
+    plan: Plan,
+    port: int,
+    sight: dict[str, float] | None = None,
+    given_by: str = "",
+    **constants: float,
 ):
     """One follower, node 1, that finds its lead at `port`."""
     folder = tmp_path / "follower"
@@ -192,6 +213,7 @@ def follower_process(
         "archive": str(local_archive()),
         "constants": constants,
         "sight": sight or {},
+        "given_by": given_by,
     }
     with (tmp_path / "follower.log").open("wb") as log:
         process = subprocess.Popen([sys.executable, FOLLOWER, json.dumps(about)], stderr=log)

@@ -86,7 +86,8 @@ K8S_NODE = "WINDLASS_K8S_NODE"
 NODE_FAILURES = "WINDLASS_NODE_FAILURES"  # how many pods of this index were lost before
 POD_HOSTS = "WINDLASS_POD_HOSTS"  # what pods are called, where it is not POD_HOST
 LEAD = "WINDLASS_LEAD"  # the Service that has an address before any pod runs
-NODE_INDEX = "WINDLASS_NODE_INDEX"  # where nothing else tells it
+NODE_INDEX = "WINDLASS_NODE_INDEX"  # where nothing else tells it; a number, or:
+INDEX_FROM_LEAD = "from-lead"  # it has none of its own: the lead gives it one
 NUM_NODES = "WINDLASS_NUM_NODES"
 ENV_STAYS_UP = (
     "WINDLASS_STAYS_UP"  # "1": containers of this pod are started again whenever they exit

@@ -55,7 +55,7 @@ SOURCES = (
 class NodePlace:
     """Where one agent stands."""
 
-    index: int
+    index: int | None  # None: the lead gives it one
     lead: str  # the host at which the lead is found
     num_nodes: int | None = None  # None: only the plan tells
     num_losses: int = 0  # how many nodes of this index there were before
@@ -76,7 +76,7 @@ def find_place(environ: Mapping[str, str], host: str) -> NodePlace:
         num_nodes=_find_num_nodes(environ),
         num_losses=_read_number(*losses) if losses else 0,
     )
-    if place.num_nodes is not None and place.index >= place.num_nodes:
+    if place.index is not None and place.num_nodes is not None and place.index >= place.num_nodes:
         raise EngineError(
             f"this pod is node {place.index}, and there are only {place.num_nodes} nodes",
             hint="nodes count from 0",
@@ -89,8 +89,10 @@ def _find(environ: Mapping[str, str], *variables: str) -> tuple[str, str] | None
     return next(((name, environ[name]) for name in variables if environ.get(name)), None)
 
 
-def _find_index(environ: Mapping[str, str], host: str) -> int:
+def _find_index(environ: Mapping[str, str], host: str) -> int | None:
     told = _find(environ, *(source.index for source in SOURCES))
+    if told == (names.NODE_INDEX, names.INDEX_FROM_LEAD):
+        return None
     if told is not None:
         return _read_number(*told)
     ordinal = _ORDINAL.search(host.partition(".")[0])

@@ -7,6 +7,7 @@ ranks left stays: the lead asks for it.
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 from windlass import names
@@ -39,9 +40,11 @@ def open_pod_folder(plan: bytes) -> tuple[JobFolder, int]:
     return folder, num_before
 
 
-def mark_end(folder: JobFolder) -> None:
-    """Have any container that comes after this one know that the job has ended."""
-    write_atomically(folder.path / _ENDED_FILE, b"", is_durable=True)
+def mark_end(folder: JobFolder) -> float:
+    """Have any container that comes after this one know that the job has ended, and when."""
+    ended_at_s = find_end(folder) or time.time()
+    write_atomically(folder.path / _ENDED_FILE, b"%f" % ended_at_s, is_durable=True)
+    return ended_at_s
 
 
 def find_end(folder: JobFolder) -> float | None:
@@ -51,7 +54,7 @@ def find_end(folder: JobFolder) -> float | None:
     """
     mark = folder.path / _ENDED_FILE
     if mark.exists():
-        return mark.stat().st_mtime
+        return float(mark.read_bytes())
     if not folder.status.exists():
         return None
     from windlass.wire.status_file import StatusFile

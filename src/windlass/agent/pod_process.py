@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from windlass.agent.agent_process import LeadAgent
     from windlass.agent.link.tcp import TlsPlace
     from windlass.agent.node.forkserver_client import ForkServer
+    from windlass.agent.node.index_request import GivenIndex
+    from windlass.agent.node.pod_log_writer import PodLogWriter
     from windlass.agent.place import NodePlace
     from windlass.wire.job_folder import JobFolder
 
@@ -32,8 +34,7 @@ def run_pod() -> NoReturn:
     """Be the agent of this pod."""
     # a first process has no default: without this a pod could not be ended before its loop runs
     signal.signal(signal.SIGTERM, lambda *_: os._exit(names.EXIT_TOLD_TO_STOP))
-    secret = Path(names.SECRET_FOLDER)
-    text = (secret / names.PLAN_FILE).read_bytes()
+    text = (Path(names.SECRET_FOLDER) / names.PLAN_FILE).read_bytes()
     plan = json.loads(text)
     if _stays_up():
         _stay_if_ended(plan)
@@ -46,20 +47,9 @@ def run_pod() -> NoReturn:
     folder, num_before = open_pod_folder(text)
     start_logging()
     become_subreaper()
-    context = _make_context(secret, folder, num_before)
     import asyncio
 
-    asyncio.run(_run(context, forks, _read_ttl(plan)))
-
-
-def _stays_up() -> bool:
-    return os.environ.get(names.ENV_STAYS_UP) == "1"
-
-
-def _read_ttl(plan: dict[str, Any]) -> float | None:
-    """How long a job is kept after its end; None: for ever."""
-    ttl_s: float | None = (plan["pod"] or {}).get("ttl_s")
-    return ttl_s
+    asyncio.run(_run(plan, folder, forks, num_before))
 
 
 def _start_forks(plan: dict[str, Any]) -> ForkServer:
@@ -76,6 +66,88 @@ def _start_forks(plan: dict[str, Any]) -> ForkServer:
     return forks
 
 
+async def _run(
+    plan: dict[str, Any], folder: JobFolder, forks: ForkServer, num_before: int
+) -> NoReturn:
+    from windlass.agent.node.pod_log_writer import PodLogWriter
+
+    log = PodLogWriter()
+    context = await _make_context(folder, num_before)
+    if context is not None:
+        code = await _run_agent(plan, context, forks, log)
+    else:  # the job ended without this one
+        forks.close()
+        code = 0
+        if _stays_up():
+            await _stay(plan, folder, is_lead=False)
+    try:
+        log.finish(b"")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        pass
+    os._exit(code)  # all is said: nothing that is left in the loop may keep the pod
+
+
+async def _run_agent(
+    plan: dict[str, Any], context: AgentContext, forks: ForkServer, log: PodLogWriter
+) -> int:
+    from windlass.agent.agent_process import run_agent
+    from windlass.agent.lead.termination import leave_last_word
+    from windlass.agent.node.inputs import Inputs
+
+    inputs = Inputs(context.plan, context.folder)
+    inputs.find(Path(names.SECRET_FOLDER))
+
+    def last_word(leading: LeadAgent) -> None:
+        leave_last_word(leading.status_writer.status, context.folder, log)
+
+    async def stay() -> None:
+        log.finish(b"")
+        await _stay(plan, context.folder, is_lead=context.index == 0)
+
+    after = stay if _stays_up() else None
+    return await run_agent(context, forks, inputs, echo=log.add, at_end=last_word, stay=after)
+
+
+# -- its place -------------------------------------------------------------------------------------
+
+
+async def _make_context(folder: JobFolder, num_before: int) -> AgentContext | None:
+    """Where this agent works; None when it was given no place before the job ended."""
+    from windlass.agent.agent_context import AgentContext
+    from windlass.agent.link.tcp import TlsPlace
+    from windlass.agent.link.tls import client_context
+    from windlass.plan.plan import read_plan
+
+    plan = read_plan(folder.plan.read_text())
+    own = _find_place()
+    certificates = client_context(Path(names.SECRET_FOLDER))
+    lead = TlsPlace(host=own.lead, port=names.AGENT_PORT, context=certificates)
+    uid = os.environ[names.POD_UID]
+    # another container of the same pod remembers nothing: it is another agent
+    agent = f"{uid}-{num_before}" if num_before else uid
+    index, given_by = own.index, ""
+    if index is None:
+        given = await _ask_index(lead, plan.job_id, agent, timeout_s=plan.join_timeout_s)
+        if given is None:
+            return None
+        index, given_by = given.index, given.lead
+    return AgentContext(
+        plan=plan,
+        folder=folder,
+        index=index,
+        run_dir=folder.path / "run",
+        place=lead if index else _make_listening_place(),
+        successor=None if index else lead,
+        is_pod=True,
+        address=os.environ[names.POD_IP],
+        host=os.environ.get(names.K8S_NODE, ""),
+        incarnation=agent,
+        given_by=given_by,
+        num_losses=own.num_losses + num_before,
+    )
+
+
 def _find_place() -> NodePlace:
     from windlass.agent.place import find_place
     from windlass.errors import EngineError
@@ -83,69 +155,24 @@ def _find_place() -> NodePlace:
     try:
         return find_place(os.environ, socket.gethostname())
     except EngineError as error:
-        sys.stderr.write(f"windlass: {error}\n")
-        sys.stderr.flush()
-        os._exit(1)
+        _fail(str(error))
 
 
-async def _run(context: AgentContext, forks: ForkServer, ttl_s: float | None) -> NoReturn:
-    import contextlib
-    import time
+async def _ask_index(
+    lead: TlsPlace, job_id: str, agent: str, *, timeout_s: float
+) -> GivenIndex | None:
+    from windlass.agent.node.index_request import ask_index
 
-    from windlass.agent.agent_process import run_agent
-    from windlass.agent.lead.termination import leave_last_word
-    from windlass.agent.node.inputs import Inputs
-    from windlass.agent.node.pod_log_writer import PodLogWriter
-    from windlass.agent.pod_folder import mark_end
-
-    folder = context.folder
-    inputs = Inputs(context.plan, folder)
-    inputs.find(Path(names.SECRET_FOLDER))
-    log = PodLogWriter()
-
-    def last_word(leading: LeadAgent) -> None:
-        leave_last_word(leading.status_writer.status, folder, log)
-
-    async def stay() -> None:
-        from windlass.agent.stay_up import stay_up
-
-        mark_end(folder)
-        log.finish(b"")
-        here = _make_listening_place() if context.index == 0 else None
-        await stay_up(folder, context.plan.job_id, lead=here, ended_at_s=time.time(), ttl_s=ttl_s)
-
-    code = await run_agent(
-        context,
-        forks,
-        inputs,
-        echo=log.add,
-        at_end=last_word,
-        stay=stay if _stays_up() else None,
-    )
-    with contextlib.suppress(OSError, ValueError):
-        log.finish(b"")
-        sys.stderr.flush()
-    os._exit(code)  # all is said: nothing that is left in the loop may keep the pod
+    try:
+        return await ask_index(lead, job_id, agent, timeout_s=timeout_s)
+    except OSError as error:
+        _fail(f"the lead cannot be reached: {error}")
 
 
-def _stay_if_ended(plan: dict[str, Any]) -> None:
-    """Where the job ended before this container was started, stay until the pod is removed, and exit."""
-    from windlass.agent.pod_folder import find_end, pod_folder
-
-    folder = pod_folder()
-    ended_at_s = find_end(folder)
-    if ended_at_s is None:
-        return
-    import asyncio
-
-    from windlass.agent.agent_process import start_logging
-    from windlass.agent.stay_up import stay_up
-
-    start_logging()
-    here = _make_listening_place() if _find_place().index == 0 else None
-    ttl_s = _read_ttl(plan)
-    asyncio.run(stay_up(folder, plan["job_id"], lead=here, ended_at_s=ended_at_s, ttl_s=ttl_s))
-    os._exit(0)
+def _fail(why: str) -> NoReturn:
+    sys.stderr.write(f"windlass: {why}\n")
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _make_listening_place() -> TlsPlace:
@@ -156,26 +183,34 @@ def _make_listening_place() -> TlsPlace:
     return TlsPlace(host="", port=names.AGENT_PORT, context=context)
 
 
-def _make_context(secret: Path, folder: JobFolder, num_before: int) -> AgentContext:
-    from windlass.agent.agent_context import AgentContext
-    from windlass.agent.link.tcp import TlsPlace
-    from windlass.agent.link.tls import client_context
-    from windlass.plan.plan import read_plan
+# -- after the end ---------------------------------------------------------------------------------
 
-    place = _find_place()
-    lead = TlsPlace(host=place.lead, port=names.AGENT_PORT, context=client_context(secret))
-    uid = os.environ[names.POD_UID]
-    return AgentContext(
-        plan=read_plan(folder.plan.read_text()),
-        folder=folder,
-        index=place.index,
-        run_dir=folder.path / "run",
-        place=lead if place.index else _make_listening_place(),
-        successor=None if place.index else lead,
-        is_pod=True,
-        address=os.environ[names.POD_IP],
-        host=os.environ.get(names.K8S_NODE, ""),
-        # another container of the same pod remembers nothing: it is another agent
-        incarnation=f"{uid}-{num_before}" if num_before else uid,
-        num_losses=place.num_losses + num_before,
-    )
+
+def _stays_up() -> bool:
+    return os.environ.get(names.ENV_STAYS_UP) == "1"
+
+
+def _stay_if_ended(plan: dict[str, Any]) -> None:
+    """Where the job ended before this container was started, stay until the pod is removed, and exit."""
+    from windlass.agent.pod_folder import find_end, pod_folder
+
+    folder = pod_folder()
+    if find_end(folder) is None:
+        return
+    import asyncio
+
+    from windlass.agent.agent_process import start_logging
+
+    start_logging()
+    asyncio.run(_stay(plan, folder, is_lead=_find_place().index == 0))
+    os._exit(0)
+
+
+async def _stay(plan: dict[str, Any], folder: JobFolder, *, is_lead: bool) -> None:
+    """Until the pod is removed."""
+    from windlass.agent.pod_folder import mark_end
+    from windlass.agent.stay_up import stay_up
+
+    here = _make_listening_place() if is_lead else None
+    ttl_s = (plan["pod"] or {}).get("ttl_s")
+    await stay_up(folder, plan["job_id"], lead=here, ended_at_s=mark_end(folder), ttl_s=ttl_s)

@@ -191,7 +191,8 @@ def check_hello(header: Header, *, job_id: str) -> None:
     role, node = header.get("role"), header.get("node")
     if role not in ROLES:
         raise ProtocolError(f"the peer's role is {role!r:.40}, not one of {', '.join(ROLES)}")
-    if role == NODE and (type(node) is not int or node < 0):
+    has_index = type(node) is int and node >= 0
+    if role == NODE and not has_index and not isinstance(header.get("asks_index"), str):
         raise ProtocolError(f"a node calls itself number {node!r:.40}")
 
 

@@ -95,6 +95,26 @@ def test_it_joins_runs_ranks_and_ends(tmp_path):
     follow(tmp_path, visit, make_job(nodes=2, work=PRINT))
 
 
+def test_one_that_was_given_its_index_ends_when_that_is_anothers(tmp_path):
+    """Its container is started again, and asks for another."""
+
+    async def visit(lead, process):
+        peer = await meet(lead)
+        assert lead.hellos[0]["last_lead"] == "lead-1"
+        agent = lead.hellos[0]["agent"]
+        peer.say("index", index=1, lead="lead-2")
+        peer.say("flush")
+        await until(lambda: peer.find("flushed"), "it has heard both")
+        peer.link.cut()
+        peer = await meet(lead, 1)
+        assert (lead.hellos[1]["agent"], lead.hellos[1]["last_lead"]) == (agent, "lead-2")
+        peer.say("index", index=None, lead="lead-2")
+        await peer.link.close()
+        assert await ended(process) == 1
+
+    follow(tmp_path, visit, make_job(nodes=2), given_by="lead-1")
+
+
 def test_a_result_that_it_cannot_read_is_told_before_it_has_sent_all(tmp_path):
     async def visit(lead, _process):
         peer = await meet(lead)

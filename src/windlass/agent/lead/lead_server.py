@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import re
 import signal
 import socket
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from windlass import names, records
 from windlass.agent.agent_context import AgentContext
+from windlass.agent.lead.index_table import IndexTable
 from windlass.agent.lead.job_lead import Lead
 from windlass.agent.lead.lead_handover import LeadHandover, LostLead, Seat
 from windlass.agent.link.agent_link import Link
@@ -68,6 +70,7 @@ class LeadServer:
         self._lease_changed = asyncio.Event()
         self._links: set[Link] = set()
         self._nodes: set[int] = set()
+        self._indexes = IndexTable(context.incarnation, context.sight)
         self._readers: dict[Link, FolderSender] = {}  # clients that are sent everything
         self._had_reader = False
         self._is_read = False  # one of them has everything, the last status included
@@ -83,8 +86,10 @@ class LeadServer:
             if hello["role"] == "node" and "farewell" in hello:
                 seat = records.read(Seat, hello["farewell"])
                 self._lead.hear_farewell(seat, _read_memory(hello))
+            elif hello["role"] == "node" and "asks_index" in hello:
+                self._give_index(link, hello)
             elif hello["role"] == "node":
-                await self._take_node(link, int(hello["node"]))
+                await self._take_node(link, hello)
             else:
                 await self._take_client(link, hello)
         finally:
@@ -93,9 +98,30 @@ class LeadServer:
 
     # -- nodes ---------------------------------------------------------------------------------
 
-    async def _take_node(self, link: Link, index: int) -> None:
+    def _give_index(self, link: Link, hello: Header) -> None:
+        """An agent that has no index asks for one; it comes back with it, or asks again."""
+        self._indexes.hear_of_lead(str(hello.get("last_lead", "")))
+        indexes = itertools.takewhile(self._lead.knows, itertools.count(1))
+        self._tell_index(link, self._indexes.give(str(hello["asks_index"]), indexes))
+
+    def _tell_index(self, link: Link, index: int | None) -> None:
+        link.send({"type": "index", "index": index, "lead": self._context.incarnation})
+
+    def _has_index(self, link: Link, index: int, hello: Header) -> bool:
+        """Whether `index` is this agent's, where indexes are given out."""
+        if "agent" not in hello:
+            return True
+        self._indexes.hear_of_lead(str(hello.get("last_lead", "")))
+        has_it = self._indexes.claim(index, str(hello["agent"]))
+        self._tell_index(link, index if has_it else None)
+        return has_it
+
+    async def _take_node(self, link: Link, hello: Header) -> None:
+        index = int(hello["node"])
         if index == 0 or not self._lead.knows(index):
             raise ProtocolError(f"there is no node {index} in this job")
+        if not self._has_index(link, index, hello):
+            return
         # also while it leaves: its ranks may still be running
         if index in self._nodes:
             raise ProtocolError(f"node {index} is here already", hint="it ends first")
@@ -144,6 +170,7 @@ class LeadServer:
             receiver.drop_parts()
             self._nodes.discard(index)
             parting = Parting.CLOSED if link.is_closed else Parting.CUT
+            self._indexes.lose(index, parting)
             self._lead.lose(index, why, parting=parting)
 
     def _read(self, link: Link, frame: Frame) -> dict[str, Any]:

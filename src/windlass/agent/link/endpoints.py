@@ -35,7 +35,8 @@ _DISTRUST_S = 5.0
 Place = Path | TlsPlace
 
 
-Handler = Callable[[Link, Header, AsyncIterator[Frame]], Awaitable[None]]
+Frames = AsyncIterator[Frame]
+Handler = Callable[[Link, Header, Frames], Awaitable[None]]
 
 
 @overload

@@ -61,6 +61,8 @@ class Follower:
         self._is_led = False  # whoever the link leads to has taken this node
         self._pump: FolderSender | None = None
         self._has_ended = False
+        self._given_by = context.given_by
+        self._is_replaced = False  # its index is another agent's by now
         self.must_go = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._parts: PartStore | None = None
@@ -140,6 +142,9 @@ class Follower:
             code = await self._serve(link)
             if self._has_ended or not self._context.is_pod:
                 return code
+            if self._is_replaced:
+                logger.error("another agent is node %s by now", self._context.index)
+                return 1
             logger.warning("the lead is gone: ending the ranks here, and waiting for the next one")
             self.node.stop(now=False, within_s=self._context.sight.cut_grace_s)
             await self.node.idle()
@@ -148,12 +153,14 @@ class Follower:
 
     async def _connect(self) -> Link:
         plan = self._context.plan
+        given = {"agent": self._context.incarnation, "last_lead": self._given_by}
         return await endpoints.connect(
             self._context.place,
             role="node",
             job_id=plan.job_id,
             node=self._context.index,
             timeout_s=plan.join_timeout_s,
+            also=given if self._given_by else None,
         )
 
     async def _serve(self, link: Link) -> int:
@@ -206,6 +213,9 @@ class Follower:
         self._is_led = True
         if frame.type == PIECE:
             self._take_piece(frame)
+        elif frame.type == "index":
+            self._is_replaced = frame.header["index"] is None
+            self._given_by = str(frame.header["lead"])
         elif frame.type == "has":
             has = read_sizes(frame.header, "files")
             sender = Sender(self._context.folder, is_from_ranks, has=has)

@@ -1,0 +1,71 @@
+"""How an agent without an index of its own gets one from the lead, waiting as a spare while none is free."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from windlass.agent.link import endpoints
+from windlass.errors import ProtocolError
+from windlass.wire.frames import Header
+from windlass.wire.identity import NODE
+
+logger = logging.getLogger(__name__)
+
+_AGAIN_S = 1.0
+_ANSWER_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenIndex:
+    """An index, and the lead that gave it."""
+
+    index: int
+    lead: str
+
+
+async def ask_index(
+    place: endpoints.Place, job_id: str, agent: str, *, timeout_s: float
+) -> GivenIndex | None:
+    """The index of `agent` in the job whose lead is at `place`; None when the job has ended.
+
+    OSError when no lead can be reached for `timeout_s`.
+    """
+    lead = ""
+    while True:
+        try:
+            answer = await _ask(place, job_id, agent, lead, timeout_s)
+            if answer.get("type") == "end":
+                return None
+            lead = str(answer.get("lead", ""))
+            if answer.get("type") == "index" and type(answer.get("index")) is int:
+                return GivenIndex(index=answer["index"], lead=lead)
+            logger.info("there are nodes enough: waiting until one is lost")
+        except ProtocolError as error:
+            logger.warning("%s", error)
+        except asyncio.TimeoutError:
+            logger.warning("the lead has not said which node this is")
+        await asyncio.sleep(_AGAIN_S)
+
+
+async def _ask(
+    place: endpoints.Place, job_id: str, agent: str, lead: str, timeout_s: float
+) -> Header:
+    also = {"asks_index": agent, "last_lead": lead}
+    link = await endpoints.connect(
+        place, role=NODE, job_id=job_id, node=None, timeout_s=timeout_s, also=also
+    )
+    frames = link.frames()
+    try:
+        return await asyncio.wait_for(_read_answer(frames), _ANSWER_S)
+    finally:
+        await frames.aclose()
+        await link.close()
+
+
+async def _read_answer(frames: endpoints.Frames) -> Header:
+    async for frame in frames:
+        if frame.type in ("index", "end"):
+            return frame.header
+    return {}

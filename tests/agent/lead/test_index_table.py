@@ -1,0 +1,203 @@
+"""Indexes that the lead gives out, over real TLS: no two agents ever hold one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from pod_places import make_job, run_at_door
+from tls_peers import JOB, run_with_lead, until, write_certificates
+
+from windlass.agent.lead.ended_job import EndedJob
+from windlass.agent.link import tls
+from windlass.agent.link.tcp import TlsPlace
+from windlass.agent.node import index_request
+from windlass.agent.node.index_request import GivenIndex, ask_index
+from windlass.agent.silence_limits import SilenceLimits
+from windlass.wire.job_folder import JobFolder
+
+SHORT = SilenceLimits(silence_s=0.4, fence_s=0.6, cut_grace_s=0.3, slack_s=0.1)
+
+
+@pytest.fixture(autouse=True)
+def _ask_often(monkeypatch):
+    monkeypatch.setattr(index_request, "_AGAIN_S", 0.02)
+
+
+def place_of(files, port):
+    return TlsPlace(host="127.0.0.1", port=port, context=tls.client_context(files))
+
+
+async def ask_once(scene, agent, lead=""):
+    """The index that the lead gives now."""
+    place = place_of(scene.files, scene.port)
+    answer = await index_request._ask(place, JOB, agent, lead, timeout_s=20.0)
+    assert answer["type"] == "index"
+    return answer["index"]
+
+
+async def ask(scene, agent):
+    """The index that the lead gives in the end."""
+    place = place_of(scene.files, scene.port)
+    given = await ask_index(place, JOB, agent, timeout_s=20.0)
+    return given.index
+
+
+async def join(scene, agent, index, lead=""):
+    """Come back with an index, as a follower does."""
+    peer = await scene.visit(index, agent=agent, last_lead=lead)
+    about = {"pid": index, "python": "3.12.1", "memory": None, "has": {}, "incarnation": agent}
+    peer.say("join", **about)
+    await until(lambda: scene.lead.is_here(index), f"node {index} has joined")
+    return peer
+
+
+async def cut(scene, peer, index):
+    peer.link.cut()
+    await until(lambda: not scene.lead.is_here(index), f"node {index} is lost")
+
+
+def run(tmp_path, visit, *, nodes=3, **about):
+    run_at_door(tmp_path, visit, make_job(nodes=nodes), **{"sight": SHORT, **about})
+
+
+def test_agents_that_come_at_once_get_one_index_each(tmp_path):
+    async def visit(scene):
+        given = await asyncio.gather(*(ask_once(scene, f"pod-{n}") for n in range(12)))
+        assert sorted(index for index in given if index is not None) == [1, 2, 3, 4, 5, 6, 7]
+        assert given.count(None) == 5
+
+    run(tmp_path, visit, nodes=8)
+
+
+def test_an_agent_that_asks_again_gets_its_own(tmp_path):
+    async def visit(scene):
+        assert [await ask_once(scene, agent) for agent in "abab"] == [1, 2, 1, 2]
+
+    run(tmp_path, visit)
+
+
+def test_an_agent_whose_link_broke_comes_back_as_the_same_node(tmp_path):
+    async def visit(scene):
+        assert [await ask_once(scene, agent) for agent in "ab"] == [1, 2]
+        peer = await join(scene, "a", 1)
+        await join(scene, "b", 2)
+        await cut(scene, peer, 1)
+        assert await ask_once(scene, "c") is None
+        again = await join(scene, "a", 1)
+        assert again.find("index")["index"] == 1
+        assert await ask_once(scene, "a") == 1
+
+    run(tmp_path, visit)
+
+
+def test_the_index_of_one_that_was_cut_off_is_given_only_when_its_ranks_are_dead(tmp_path):
+    async def visit(scene):
+        clock = asyncio.get_running_loop().time
+        peer = await join(scene, "a", await ask(scene, "a"))
+        cut_at_s = clock()
+        await cut(scene, peer, 1)
+        assert await ask_once(scene, "b") is None
+        assert await ask(scene, "b") == 1
+        assert clock() - cut_at_s >= SHORT.node_gone_s
+        await join(scene, "b", 1)
+
+    run(tmp_path, visit, nodes=2)
+
+
+def test_the_index_of_one_that_hung_up_in_order_is_free_at_once(tmp_path):
+    """Its machine ended the connection: the agent is dead, and its ranks are."""
+    sight = SilenceLimits()
+
+    async def visit(scene):
+        peer = await join(scene, "a", await ask(scene, "a"))
+        await peer.close()
+        await until(lambda: not scene.lead.is_here(1), "node 1 is gone")
+        assert await ask_once(scene, "b") == 1
+
+    run(tmp_path, visit, nodes=2, sight=sight)
+
+
+def test_one_that_leaves_keeps_its_index_until_its_link_ends(tmp_path):
+    async def visit(scene):
+        peer = await join(scene, "a", await ask(scene, "a"))
+        peer.say("leaving", why="it was told to stop (SIGTERM)")
+        await until(lambda: not scene.lead.is_here(1), "it leaves")
+        assert await ask_once(scene, "b") is None
+        await peer.close()
+        assert await ask(scene, "b") == 1
+
+    run(tmp_path, visit, nodes=2)
+
+
+def test_a_spare_waits_until_a_node_is_lost(tmp_path):
+    async def visit(scene):
+        peer = await join(scene, "a", await ask(scene, "a"))
+        spare = asyncio.ensure_future(ask(scene, "b"))
+        assert await ask_once(scene, "b") is None
+        assert not spare.done()
+        await peer.close()
+        assert await asyncio.wait_for(spare, 20) == 1
+
+    run(tmp_path, visit, nodes=2)
+
+
+def test_one_that_comes_back_too_late_is_told_that_its_index_is_anothers(tmp_path):
+    async def visit(scene):
+        peer = await join(scene, "a", await ask(scene, "a"))
+        await cut(scene, peer, 1)
+        holder = await join(scene, "b", await ask(scene, "b"))
+        for is_here in (True, False):
+            late = await scene.visit(1, agent="a", last_lead="")
+            await until(lambda late=late: late.has_hung_up, "it is hung up on")
+            assert late.find("index")["index"] is None
+            assert scene.lead.is_here(1) == is_here
+            if is_here:
+                await cut(scene, holder, 1)
+
+    run(tmp_path, visit, nodes=2)
+
+
+def test_a_reserved_index_that_nobody_comes_with_is_given_to_the_next(tmp_path):
+    async def visit(scene):
+        assert await ask_once(scene, "a") == 1
+        assert await ask_once(scene, "b") is None
+        assert await ask(scene, "b") == 1
+
+    run(tmp_path, visit, nodes=2)
+
+
+def test_a_lead_that_comes_after_another_gives_nothing_new_while_agents_of_that_one_may_come(
+    tmp_path,
+):
+    async def visit(scene):
+        clock = asyncio.get_running_loop().time
+        start_s = clock()
+        assert await ask_once(scene, "spare", lead="another") is None
+        assert await ask_once(scene, "new") is None
+        await join(scene, "b", 2, lead="another")  # it was node 2 there
+        assert await ask(scene, "new") == 1
+        assert clock() - start_s >= SHORT.world_gone_s
+
+    run(tmp_path, visit)
+
+
+def test_an_agent_that_comes_when_the_job_has_ended_is_told_so(tmp_path):
+    files = write_certificates(tmp_path / "tls")
+
+    async def visit(listener):
+        place = place_of(files, listener.port)
+        assert await ask_index(place, JOB, "a", timeout_s=20.0) is None
+
+    run_with_lead(files, visit, EndedJob(JobFolder(tmp_path)).take)
+
+
+def test_the_lead_is_known_by_its_name(tmp_path):
+    async def visit(scene):
+        place = place_of(scene.files, scene.port)
+        own = scene.lead_server._context.incarnation
+        given = await ask_index(place, JOB, "a", timeout_s=20.0)
+        assert given == GivenIndex(index=1, lead=own)
+        assert await ask_once(scene, "b", lead=own) == 2  # the same lead: nobody is waited for
+
+    run(tmp_path, visit)
