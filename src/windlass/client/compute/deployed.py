@@ -59,7 +59,7 @@ def get(name: str, *, engine: str = "", namespace: str = "", context: str = "") 
     return _find(name, where.engine, context)
 
 
-def _find(name: str, engine: Engine, context: str) -> Remote:
+def _find(name: str, engine: ComputeEngine, context: str) -> Remote:
     owner, name = read_owner(engine, name)
     known: list[str] = []
     others: list[tuple[JobRef, Plan]] = []
