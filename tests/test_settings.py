@@ -47,6 +47,7 @@ def test_defaults(project, home):
     settings = read(project, home)
     assert dict(settings.items()) == {
         "engine": "local",
+        "framework": "",
         "nodes": 1,
         "procs": None,
         "gpus": 0,

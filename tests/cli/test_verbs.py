@@ -24,7 +24,7 @@ JOB = [
     "--shm", "--request", "--gpu-type", "--gpu-label", "--gpu-resource", "--node-selector",
     "--toleration", "--spread", "--pack", "--priority-class", "--queue", "--service-account",
     "--run-as", "--pull-secret", "--secret", "--volume", "--allow-host-path", "--label",
-    "--annotation", "--ttl", "--patch", "--peer-wait",
+    "--annotation", "--ttl", "--patch", "--peer-wait", "--framework",
 ]  # fmt: skip
 EXPORT = ["--plain", "--with-keys", "--rdzv-backend", "--rdzv-endpoint"]
 PLACE = ["--engine", "-e", "--namespace", "--context"]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from spec.strategies import envs, facts, plans, specs
 
 from windlass import names
+from windlass.agent.frameworks.framework_table import load_framework
 from windlass.plan.plan import Facts, make_plan
 from windlass.plan.rank_env import (
     Meeting,
@@ -24,9 +25,10 @@ from windlass.spec.work import Command, Script
 
 
 def rank_envs(plan, attempt=0):
+    make_env = load_framework(plan.framework).make_env
+    meeting = Meeting(address="10.0.0.1", port=29500)
     return [
-        make_rank_env(plan, rank, attempt=attempt, meeting=Meeting(address="10.0.0.1", port=29500))
-        for rank in range(plan.num_ranks)
+        make_env(plan, rank, attempt=attempt, meeting=meeting) for rank in range(plan.num_ranks)
     ]
 
 

@@ -63,10 +63,10 @@ def _take_socket(fd: str) -> socket.socket:
 
 def run_rank(plan_path: str, rank: str, attempt: str) -> NoReturn:
     """One rank in a fresh interpreter, for `--start spawn`."""
-    from windlass.agent.forkserver.fork_server import enter_python, load_job
+    from windlass.agent.forkserver.fork_server import enter_work, load_job
     from windlass.agent.rank.rank_exit import leave
 
-    leave(enter_python(*load_job(plan_path), rank=int(rank), attempt=int(attempt)))
+    leave(enter_work(*load_job(plan_path), rank=int(rank), attempt=int(attempt)))
 
 
 def run_callee(fd: str, about: str) -> NoReturn:

@@ -26,6 +26,8 @@ class JobKeywords(TypedDict, total=False):
     """ranks per node; none: one per GPU, else one"""
     gpus: int
     """GPUs per node"""
+    framework: str
+    """how the work is spread over ranks; empty: pytorch, or command for a command"""
     name: str
     """the job's name; empty: made from the work"""
     env: Mapping[str, str | int]
@@ -218,6 +220,8 @@ class AppKeywords(TypedDict, total=False):
     """the project's folder; empty: found from the code's"""
     launch_timeout: float | str | None
     """how long to wait for all nodes; none: the engine's own"""
+    framework: str
+    """how the work is spread over ranks; empty: pytorch, or command for a command"""
     python: str
     """the nodes' interpreter; empty: this one"""
     restarts: int
@@ -309,7 +313,7 @@ class DistributeKeywords(TypedDict, total=False):
     """What `@distribute` takes."""
 
     framework: str
-    """how ranks are set up: pytorch, spmd or command"""
+    """how ranks are set up: pytorch, spmd or command; empty: the setting, else pytorch"""
     workers: int | str
     """how many nodes; "2:4": at least 2, at most 4"""
     procs: int | None

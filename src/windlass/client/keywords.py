@@ -137,7 +137,10 @@ DISTRIBUTE_MORE = tuple(
     for name, meant in ALSO.items()
 )
 DISTRIBUTE = (
-    _is("framework", "str", "pytorch", "how ranks are set up: pytorch, spmd or command"),
+    _is(
+        *("framework", "str", ""),
+        "how ranks are set up: pytorch, spmd or command; empty: the setting, else pytorch",
+    ),
     _is("workers", "int | str", 1, 'how many nodes; "2:4": at least 2, at most 4'),
     _is("procs", "int | None", None, "ranks per node; None: one per GPU, else one"),
     *DISTRIBUTE_MORE,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _OURS = (
     *("__init__.py", "names.py", "errors.py", "records.py", "trusted.py", "waiting.py"),
+    "near_names.py",
     *("distributed.py", "rank_stubs.py"),
     *("spec", "plan", "wire", "agent"),
     *(

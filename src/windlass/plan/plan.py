@@ -75,6 +75,7 @@ class Plan:
     node_restarts: int
     inputs: tuple[Input, ...] = ()
     pod: Any = None  # a PodSpec where nodes are pods; agents have no use for it, and do not load it
+    framework: str = "pytorch"
     python_minor: str = ""  # "3.12" where the payload holds code that only this one can run
 
     @property
@@ -136,6 +137,7 @@ def make_plan(
         node_restarts=spec.node_restarts if facts.replaces_nodes else 0,
         inputs=inputs,
         pod=spec.pod,
+        framework=spec.framework or spec.work.framework,
         python_minor=python_minor,
     )
 

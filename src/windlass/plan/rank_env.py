@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from windlass import names
-from windlass.spec.work import Command
+from windlass.spec.work import Calls, Command
 
 if TYPE_CHECKING:
     from windlass.plan.plan import Plan
@@ -73,7 +73,7 @@ def make_rank_env(plan: Plan, rank: int, *, attempt: int, meeting: Meeting) -> d
     """Variables of one rank in one attempt."""
     node = plan.node_of(rank)
     world_size = str(plan.num_ranks)
-    env = {
+    return {
         names.RANK: str(rank),
         names.LOCAL_RANK: str(rank - node.first_rank),
         names.WORLD_SIZE: world_size,
@@ -83,35 +83,43 @@ def make_rank_env(plan: Plan, rank: int, *, attempt: int, meeting: Meeting) -> d
         names.ROLE_NAME: "default",
         names.ROLE_RANK: str(rank),
         names.ROLE_WORLD_SIZE: world_size,
-        names.MASTER_ADDR: meeting.address,
-        names.MASTER_PORT: str(meeting.port),
+        **make_meeting_env(meeting),
         names.TORCHELASTIC_RESTART_COUNT: str(attempt),
-        names.TORCHELASTIC_USE_AGENT_STORE: str(meeting.has_store),
         names.NODE_NAME: node.name,
         names.NODE_INDEXES: render_indexes([node.index for node in plan.nodes]),
         names.ATTEMPT: str(attempt),
     }
-    if isinstance(plan.work, Command):
-        own = _make_command_env(plan, plan.work, plan.nodes.index(node), meeting)
-        env.update({key: value for key, value in own.items() if key not in plan.env})
-    return env
 
 
-def _make_command_env(plan: Plan, work: Command, node: int, meeting: Meeting) -> dict[str, str]:
-    """What lets a bare `torchrun train.py` on every node form one world, unless it wants none."""
-    num_nodes = str(len(plan.nodes))
-    env = {names.NNODES: num_nodes, names.NODE_RANK: str(node)}
-    if _STANDALONE.search(work.label):
-        return env
-    if _BACKEND.search(work.label) and not _ENDPOINT.search(work.label):
-        env[names.PET_RDZV_ENDPOINT] = f"{meeting.address}:{meeting.port}"
+def make_meeting_env(meeting: Meeting) -> dict[str, str]:
+    """Where ranks find each other, in torchrun's variables."""
     return {
-        **env,
-        names.PET_NNODES: num_nodes,
-        names.PET_NODE_RANK: str(node),
-        names.PET_MASTER_ADDR: meeting.address,
-        names.PET_MASTER_PORT: str(meeting.port),
+        names.MASTER_ADDR: meeting.address,
+        names.MASTER_PORT: str(meeting.port),
+        names.TORCHELASTIC_USE_AGENT_STORE: str(meeting.has_store),
     }
+
+
+def make_command_env(plan: Plan, rank: int, meeting: Meeting) -> dict[str, str]:
+    """What lets a bare `torchrun train.py` on every node form one world, unless it wants none.
+
+    Nothing for calls, which bring it themselves. The user's own variables win.
+    """
+    if isinstance(plan.work, Calls):
+        return {}
+    label = plan.work.label
+    num_nodes, node = str(len(plan.nodes)), str(plan.nodes.index(plan.node_of(rank)))
+    env = {names.NNODES: num_nodes, names.NODE_RANK: node}
+    if not _STANDALONE.search(label):
+        if _BACKEND.search(label) and not _ENDPOINT.search(label):
+            env[names.PET_RDZV_ENDPOINT] = f"{meeting.address}:{meeting.port}"
+        env |= {
+            names.PET_NNODES: num_nodes,
+            names.PET_NODE_RANK: node,
+            names.PET_MASTER_ADDR: meeting.address,
+            names.PET_MASTER_PORT: str(meeting.port),
+        }
+    return {key: value for key, value in env.items() if key not in plan.env}
 
 
 def render_indexes(indexes: list[int]) -> str:

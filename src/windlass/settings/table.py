@@ -33,6 +33,9 @@ class Settings:
     )
     procs: int | None = _is("int", None, "ranks per node; none: one per GPU, else one", minimum=1)
     gpus: int = _is("int", 0, "GPUs per node", minimum=0)
+    framework: str = _is(
+        "str", "", "how the work is spread over ranks; empty: pytorch, or command for a command"
+    )
     name: str = _is("str", "", "the job's name; empty: made from the work")
     env: Mapping[str, str] = _is("table", {}, "environment variables of every rank")
     start: str = _is("str", "fork", "how ranks start", choices=("fork", "spawn"))

@@ -26,6 +26,7 @@ class JobSpec:
     work: Work
     name: str = ""
     engine: str = "local"
+    framework: str = ""  # empty: the work's own
     nodes: int = 1
     min_nodes: int = 0  # an attempt may start with so many; 0: all of them
     procs: int = 1

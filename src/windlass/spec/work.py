@@ -1,7 +1,7 @@
 """Work: what every rank runs. A function, a script, a module, a command, or what is called later.
 
-Records only. How a target given by a user becomes one of these is `client.jobs.target`; how a rank
-runs it is `agent.rank.rank_main`.
+Records only; `framework` is the one that runs it unless another is asked for. How a target given by a user
+becomes one of these is `client.jobs.target`; how a rank runs it is `agent.rank.rank_main`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ class Function:
     """A callable. Its arguments, and the callable unless `file` names it, travel as the job's payload."""
 
     kind: ClassVar[str] = "function"
+    framework: ClassVar[str] = "pytorch"
     name: str
     file: str | None = None
 
@@ -34,6 +35,7 @@ class Script:
     """A Python file, run as `__main__`."""
 
     kind: ClassVar[str] = "script"
+    framework: ClassVar[str] = "pytorch"
     path: str
     args: tuple[str, ...] = ()
 
@@ -51,6 +53,7 @@ class Module:
     """A Python module, run as `python -m` runs it."""
 
     kind: ClassVar[str] = "module"
+    framework: ClassVar[str] = "pytorch"
     name: str
     args: tuple[str, ...] = ()
 
@@ -68,6 +71,7 @@ class Command:
     """Any program. Exit code 0 is success; it has no result."""
 
     kind: ClassVar[str] = "command"
+    framework: ClassVar[str] = "command"
     argv: tuple[str, ...]
     procs: int = 0  # how many processes it starts on a node itself, as torchrun does; 0: none
 
@@ -85,6 +89,7 @@ class Calls:
     """Nothing yet: the nodes stay, and run what clients call. The work of a compute."""
 
     kind: ClassVar[str] = "calls"
+    framework: ClassVar[str] = "pytorch"
     fixed: str = ""  # digest of what cannot change while the nodes live
     about: Mapping[str, str] = field(
         default_factory=dict

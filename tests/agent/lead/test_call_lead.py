@@ -50,6 +50,7 @@ class Compute:
             "shape": f"{nodes}",
             "world": {"nodes": nodes, "min_nodes": nodes, "procs": 1, "ranks": None},
             "store": False,
+            "framework": "spmd",
             "preload": [],
             "env": {},
             "start": "",

@@ -67,7 +67,7 @@ def test_any_outcomes_have_a_verdict_exactly_when_one_failed(found):
 def test_the_order_in_which_they_are_heard_of_does_not_matter(found, random):
     shuffled = list(found)
     random.shuffle(shuffled)
-    assert choose_first(shuffled) == choose_first(found)
+    assert choose_first(PLAN, shuffled) == choose_first(PLAN, found)
 
 
 def test_the_earliest_is_blamed():
@@ -76,7 +76,7 @@ def test_the_earliest_is_blamed():
         outcome(3, "raised", 4.0, error=error()),
         outcome(1, "lost", 6.0),
     ]
-    assert choose_first(found).rank == 3
+    assert choose_first(PLAN, found).rank == 3
 
 
 @pytest.mark.parametrize(
@@ -94,16 +94,16 @@ def test_who_only_lost_its_peer_is_blamed_last(message):
         0, "raised", 1.0, error=error("torch.distributed.DistNetworkError", message)
     )
     cause = outcome(1, "killed", 2.0, signal=9)
-    assert choose_first([lost_peer, cause]) == cause
-    assert choose_first([lost_peer]) == lost_peer
+    assert choose_first(PLAN, [lost_peer, cause]) == cause
+    assert choose_first(PLAN, [lost_peer]) == lost_peer
 
 
 def test_ties_go_to_the_lowest_rank():
-    assert choose_first([outcome(2, "killed"), outcome(1, "killed")]).rank == 1
+    assert choose_first(PLAN, [outcome(2, "killed"), outcome(1, "killed")]).rank == 1
 
 
 def test_who_returned_or_was_stopped_did_not_fail():
-    assert choose_first([outcome(0, "returned"), outcome(1, "stopped")]) is None
+    assert choose_first(PLAN, [outcome(0, "returned"), outcome(1, "stopped")]) is None
     assert make_verdict(PLAN, [outcome(0, "returned")], attempt=0) is None
 
 

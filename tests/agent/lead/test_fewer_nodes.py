@@ -74,6 +74,7 @@ class Compute:
             "start": "",
             "is_watched": False,
             "sources": {},
+            "framework": "spmd",
             "preload": [],
             "store": False,
             "project": place,

@@ -50,12 +50,12 @@ def test_ranks_that_are_not_there(ranks):
 
 def test_every_call_of_a_meeting_has_a_part_of_its_own():
     meeting = MeetingPoint(1, port=29500)
-    first = meeting.render("10.0.0.1")
+    first = meeting.render("10.0.0.1", "pytorch")
     assert first["MASTER_ADDR"] == "10.0.0.1"
     assert first["MASTER_PORT"] == "29500"
     assert first["TORCHELASTIC_USE_AGENT_STORE"] == "True"
     assert first["TORCHELASTIC_RESTART_COUNT"] == "0"
-    assert meeting.render("10.0.0.1") == first
+    assert meeting.render("10.0.0.1", "pytorch") == first
     assert meeting.next_part() != meeting.next_part()
 
 

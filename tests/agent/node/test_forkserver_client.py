@@ -106,7 +106,7 @@ async def run():
     out, err = os.pipe(), os.pipe()
     for rank in range(2):
         env = {"RANK": str(rank), "WHAT": "x y"}
-        server.fork(plan, rank=rank, attempt=0, env=env, fds=(out[1], err[1]))
+        server.fork(plan, framework="command", rank=rank, attempt=0, env=env, fds=(out[1], err[1]))
     os.close(out[1]); os.close(err[1])
     await until("started", 2)
     if how == "kill":

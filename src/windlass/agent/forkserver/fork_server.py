@@ -9,7 +9,6 @@ inherit it.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import gc
 import importlib
 import json
@@ -18,7 +17,6 @@ import select
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,11 +24,11 @@ from typing import Any, NoReturn
 
 from windlass.agent.forkserver import import_snapshot
 from windlass.agent.forkserver.openblas import Threads
-from windlass.agent.node import processes, torch_store
+from windlass.agent.frameworks.framework_table import load_framework
+from windlass.agent.node import processes
 from windlass.agent.node.forkserver_client import read_request, send_event
 from windlass.agent.rank import rank_exit
-from windlass.agent.rank.command_setup import run_prelude
-from windlass.agent.rank.import_shim import lend_package
+from windlass.agent.rank.forked_python import settle_python
 from windlass.wire.job_folder import JobFolder
 
 _ORDERS_TO_END = frozenset({signal.SIGTERM, signal.SIGINT})
@@ -150,6 +148,7 @@ class _ForkServer:
 
     def _fork(self, request: dict[str, Any], fds: list[int]) -> None:
         server = os.getpid()
+        load_framework(request["framework"])  # once here, not once in each rank
         enter = {
             "store": self._enter_store,
             "rank": self._enter_rank,
@@ -205,10 +204,11 @@ class _ForkServer:
             )
             self._control.close()
 
-        if not torch_store.is_possible():
+        store = load_framework(request["framework"]).store
+        if store is None:
             tell(0)
             os._exit(0)
-        torch_store.serve_store(request["address"], request["port"], tell)
+        store.serve(request["address"], request["port"], tell)
 
     def _enter_rank(self, server: int, request: dict[str, Any], fds: list[int]) -> int:
         self._leave_server(server)
@@ -218,14 +218,11 @@ class _ForkServer:
         plan, folder = load_job(request["plan"])
         if plan["cwd"]:
             os.chdir(plan["cwd"])
-        if plan["work"]["kind"] == "command":
-            run_prelude(folder, rank=request["rank"], attempt=request["attempt"])
-            lend_package(folder.path / "lent")
-            _execute(plan["work"]["argv"])
-        if plan["start"] == "spawn" or not self._is_safe:
+        is_python = plan["work"]["kind"] != "command"  # else the work is another program anyway
+        if is_python and (plan["start"] == "spawn" or not self._is_safe):
             rank = (str(request["rank"]), str(request["attempt"]))
             os.execv(sys.executable, [sys.executable, sys.argv[0], "rank", request["plan"], *rank])
-        return enter_python(plan, folder, rank=request["rank"], attempt=request["attempt"])
+        return enter_work(plan, folder, rank=request["rank"], attempt=request["attempt"])
 
     def _enter_callee(self, server: int, request: dict[str, Any], fds: list[int]) -> int:
         self._leave_server(server)
@@ -245,7 +242,7 @@ def enter_callee(fd: int, about: dict[str, Any]) -> int:
     """From a prepared process, forked or spawned, into one that takes calls; its exit code."""
     from windlass.agent.rank.call_rank import serve as serve_calls
 
-    _settle_python()
+    settle_python()
     return serve_calls(fd, about)
 
 
@@ -258,32 +255,9 @@ def load_job(plan_path: str) -> tuple[dict[str, Any], JobFolder]:
     return json.loads(folder.plan.read_bytes()), folder
 
 
-def enter_python(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> int:
-    """From a prepared process, forked or spawned, into the user's Python; its exit code."""
-    from windlass.agent.rank.rank_main import run_rank
-
-    _settle_python()
-    return run_rank(plan, folder, rank=rank, attempt=attempt)
-
-
-def _settle_python() -> None:
-    """What a forked interpreter needs before user code runs in it."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    faulthandler.enable()
-    with contextlib.suppress(AttributeError):  # it is the server's until it is told
-        threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # noqa: SLF001
-    _draw_seeds()
-
-
-def _draw_seeds() -> None:
-    """Seed anew what a fresh interpreter seeds for itself; Python's own `random` does it at each fork."""
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
-    if "torch" in sys.modules:
-        sys.modules["torch"].default_generator.seed()
-    if "multiprocessing.process" in sys.modules:
-        sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+def enter_work(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> int:
+    """From a prepared process, forked or spawned, into the user's work; its exit code."""
+    return load_framework(plan["framework"]).enter(plan, folder, rank=rank, attempt=attempt)
 
 
 def _connect_streams(fds: list[int]) -> None:
@@ -297,15 +271,3 @@ def _set_environment(env: dict[str, str], *, forgotten: list[str]) -> None:
     for name in forgotten:
         os.environ.pop(name, None)
     os.environ.update(env)
-
-
-def _execute(argv: list[str]) -> NoReturn:
-    os.environ.setdefault("PYTHONUNBUFFERED", "1")
-    try:
-        os.execvp(argv[0], argv)
-    except FileNotFoundError:
-        sys.stderr.write(f"windlass: command not found: {argv[0]}\n")
-        os._exit(127)
-    except OSError as error:
-        sys.stderr.write(f"windlass: cannot run {argv[0]}: {error.strerror}\n")
-        os._exit(126)

@@ -78,8 +78,8 @@ class Attempt:
     @property
     def has_only_consequences(self) -> bool:
         """Whether all that failed did so because a peer was gone: who went first is still to be heard."""
-        first = choose_first(self.outcomes.values())
-        return first is not None and is_consequence(first)
+        first = choose_first(self.world, self.outcomes.values())
+        return first is not None and is_consequence(self.world, first)
 
     def make_verdict(self) -> Verdict | None:
         """Who failed first; None when nobody did."""

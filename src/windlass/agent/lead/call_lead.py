@@ -386,7 +386,8 @@ class CallLead(WorldPool):
             return
         self.dismiss(world, now=False)
         if call.asked["store"]:
-            self.renew_store(self.worlds.values(), call.asked["preload"])
+            asked = call.asked
+            self.renew_store(self.worlds.values(), asked["framework"], asked["preload"])
         limit_s = self.plan.grace_s + _CLEAR_MARGIN_S
         if not await self._changed.until(lambda: world.is_cleared, timeout_s=limit_s):
             self.dismiss(world, now=True)

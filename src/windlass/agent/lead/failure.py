@@ -10,39 +10,25 @@ from collections import Counter
 from collections.abc import Iterable
 
 from windlass import names
+from windlass.agent.frameworks.framework_table import load_framework
 from windlass.errors import StepFailed
 from windlass.plan.plan import Plan
 from windlass.wire.results import ErrorInfo, Outcome
 from windlass.wire.status import FailureKind, Verdict
 
-# What a rank prints when it was a peer that died: a consequence, not a cause.
 _STEP_FAILED = f"{StepFailed.__module__}.{StepFailed.__qualname__}"
-_PEER_LOST = (
-    "connection closed by peer",
-    "connection reset by peer",
-    "broken pipe",
-    "socket closed",
-    "remote process exited",
-    "connection refused",
-    "failed to recv",
-    "recvvalue failed",
-    "recvbytes",
-    "sendbytes",
-)
 
 
-def choose_first(outcomes: Iterable[Outcome]) -> Outcome | None:
-    """The failure that came first; a rank that only lost its peer is blamed last."""
+def choose_first(plan: Plan, outcomes: Iterable[Outcome]) -> Outcome | None:
+    """The failure that came first; a rank that failed only because another did is blamed last."""
     failures = [outcome for outcome in outcomes if outcome.is_failure]
-    return min(failures, key=lambda o: (is_consequence(o), o.at_s, o.rank), default=None)
+    return min(failures, key=lambda o: (is_consequence(plan, o), o.at_s, o.rank), default=None)
 
 
-def is_consequence(outcome: Outcome) -> bool:
-    """Whether a rank only lost its peer."""
-    if outcome.error is None:
-        return False
-    text = outcome.error.message.lower()
-    return any(sign in text for sign in _PEER_LOST)
+def is_consequence(plan: Plan, outcome: Outcome) -> bool:
+    """Whether a rank failed only because another did, as its framework knows."""
+    error = outcome.error
+    return error is not None and load_framework(plan.framework).is_consequence(error)
 
 
 def make_verdict(
@@ -50,7 +36,7 @@ def make_verdict(
 ) -> Verdict | None:
     """The verdict over one attempt; None when no rank failed."""
     outcomes = list(outcomes)
-    first = choose_first(outcomes)
+    first = choose_first(plan, outcomes)
     if first is None:
         return None
     node = plan.node_of(first.rank)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from windlass import names, records
+from windlass.agent.frameworks.framework_table import load_framework
 from windlass.agent.lead.attempt import Attempt
 from windlass.agent.lead.failure import make_job_verdict, reason_of
 from windlass.agent.lead.lead_handover import LeadHandover, choose_memory
@@ -258,9 +259,11 @@ class Lead(LeadInbox):
 
     async def _open_store(self) -> int:
         """The port of this attempt's store; 0 when rank 0 must open one itself."""
-        # a lone rank may start processes of its own, whose meetings no store of ours must answer
-        is_alone = self._attempt.num_ranks == 1
-        if is_alone or "torch" not in self._plan.preload or 0 not in self._roster:
+        store = load_framework(self._plan.framework).store
+        is_wanted = store is not None and store.is_wanted(
+            self._plan.preload, self._attempt.num_ranks
+        )
+        if not is_wanted or 0 not in self._roster:
             return 0
         order = {"type": "open_store", "attempt": self._attempt.number}
         self._roster[0].send({**order, "address": self._address, "port": self._plan.master_port})

@@ -17,12 +17,12 @@ _MAX_CALLS = 500
 
 
 class WorldRendezvous:
-    """One store for all worlds, a part of it for each call; it is renewed when much was left in it."""
+    """One store for all worlds of a framework, a part for each call; renewed when much was left in it."""
 
     def __init__(self, plan: Plan, address: str) -> None:
         self.plan = plan
         self._address = plan.master_addr or address or "127.0.0.1"
-        self._store: MeetingPoint | None = None
+        self._stores: dict[str, MeetingPoint] = {}  # by framework
         self._next = 0
         self._held: set[int] = set()  # ports that wait for a rank 0
 
@@ -33,31 +33,33 @@ class WorldRendezvous:
     def _meet_at_once(self, world: World, *, wants_store: bool) -> bool:
         """Give a world its meeting; False when the store is not open yet."""
         if wants_store:
-            if self._store is None or self._store.port is None:
+            store = self._stores.get(world.plan.framework)
+            if store is None or store.port is None:
                 return False
-            world.meeting = self._store
+            world.meeting = store
             return True
         world.meeting = MeetingPoint(self._count())
         self._hold(world.meeting)
         return True
 
-    def open_store(self, preload: list[str]) -> None:
-        """Have the store opened, if it is not; torch, which it is of, is in `preload`."""
-        if self._store is not None:
+    def open_store(self, framework: str, preload: list[str]) -> None:
+        """Have the store of a framework opened, if it is not; what it is made of is in `preload`."""
+        if framework in self._stores:
             return
         meeting = MeetingPoint(self._count())
         order = {"type": "open_store", "number": meeting.number, "address": self._address}
-        if self._order_node_0({**order, "port": self._prefer_port(), "preload": preload}):
-            self._store = meeting
+        order |= {"framework": framework, "port": self._prefer_port(), "preload": preload}
+        if self._order_node_0(order):
+            self._stores[framework] = meeting
 
-    def renew_store(self, worlds: Iterable[World], preload: list[str]) -> None:
+    def renew_store(self, worlds: Iterable[World], framework: str, preload: list[str]) -> None:
         """Open another store in place of one that has served for long and that no world uses any more."""
-        old = self._store
+        old = self._stores.get(framework)
         if old is None or old.num_calls < _MAX_CALLS or any(w.meeting is old for w in worlds):
             return
         self._order_node_0({"type": "close_store", "number": old.number})
-        self._store = None
-        self.open_store(preload)
+        del self._stores[framework]
+        self.open_store(framework, preload)
 
     def _take_store(self, meeting: MeetingPoint, port: int) -> None:
         """A store is open; where there can be none, rank 0 opens one at a port that is held for it."""
@@ -88,9 +90,10 @@ class WorldRendezvous:
 
     def hear_of_store(self, message: dict[str, Any]) -> None:
         """What node 0 says of the store: that it is open, or gone."""
-        if self._store is None or self._store.number != message["number"]:
-            return
-        if message["type"] == "store":
-            self._take_store(self._store, message["port"])
-        else:
-            self._store = None
+        for framework, store in list(self._stores.items()):
+            if store.number != message["number"]:
+                continue
+            if message["type"] == "store":
+                self._take_store(store, message["port"])
+            else:
+                del self._stores[framework]

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import signal
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from windlass import names, records
@@ -95,9 +96,9 @@ class WorldPool(NodeTable):
         world = self._slots.get(slot)
         return world is not None and world.is_alive and world.instance == instance
 
-    async def _await_store(self, preload: list[str]) -> None:
-        self.open_store(preload)
-        store = self._store
+    async def _await_store(self, framework: str, preload: list[str]) -> None:
+        self.open_store(framework, preload)
+        store = self._stores.get(framework)
         if store is not None:
             await self._changed.until(lambda: store.port is not None, timeout_s=STORE_S)
             if store.port is None:
@@ -109,9 +110,8 @@ class WorldPool(NodeTable):
             return {}
         first = self._members.get(world.nodes[0])
         own = first.address if first is not None else ""
-        return world.meeting.render(
-            self._address if world.meeting.has_store else own or self._address
-        )
+        address = self._address if world.meeting.has_store else own or self._address
+        return world.meeting.render(address, world.plan.framework)
 
     # -- finding and making worlds -------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class WorldPool(NodeTable):
             self._sync(call, indexes)
             await self._set_up(call, indexes)
             if asked["store"]:
-                await self._await_store(asked["preload"])
+                await self._await_store(asked["framework"], asked["preload"])
             found = self.find_world(call)
             if found is not None or call.stop is not None:
                 return found
@@ -179,7 +179,8 @@ class WorldPool(NodeTable):
         here = None
         if asked["min_nodes"] < asked["nodes"]:
             here = [index for index in range(asked["nodes"]) if self.is_here(index)]
-        return self.plan.with_nodes(make_world_nodes(self.plan, asked, here))
+        plan = replace(self.plan, framework=call.asked["framework"])
+        return plan.with_nodes(make_world_nodes(plan, asked, here))
 
     async def _wait_for_nodes(self, call: Call) -> None:
         """Until all nodes of a call are here; where fewer will do, for the others only so long, and once."""
@@ -278,7 +279,8 @@ class WorldPool(NodeTable):
     def _drop_worlds(self) -> None:
         for world in self.worlds.values():
             world.is_alive = False
-        self._spare = self._store = None
+        self._spare = None
+        self._stores.clear()
 
     async def _make_room(self, call: Call) -> None:
         """End the ranks that those of a new world would stand beside."""
@@ -325,6 +327,7 @@ class WorldPool(NodeTable):
             "preload": asked["preload"],
             "env": asked["env"],
             "about": {
+                "framework": world.plan.framework,
                 "keep": bool(world.slot),
                 "start": asked["start"],
                 "cwd": project["cwd"],

@@ -14,5 +14,5 @@ def shape_of(asked: Mapping[str, Any]) -> str:
     """What a call wants of the ranks that run it, as a text to compare."""
     project = asked["project"]
     place = [project["cwd"], project["root"], project["paths"]]
-    forked = [asked["preload"], asked["store"], asked["start"]]
+    forked = [asked["preload"], asked["store"], asked["start"], asked["framework"]]
     return json.dumps([asked["world"], asked["env"], forked, place])

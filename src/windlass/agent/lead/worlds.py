@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from windlass import names
+from windlass.agent.frameworks.framework_table import load_framework
 from windlass.agent.node.master_port import HeldPort
 from windlass.errors import SpecError
 from windlass.plan.plan import Plan
+from windlass.plan.rank_env import Meeting
 from windlass.plan.topology import NodePlan, make_nodes, renumber
 
 
@@ -31,14 +32,10 @@ class MeetingPoint:
     def has_store(self) -> bool:
         return self.held is None
 
-    def render(self, address: str) -> dict[str, str]:
+    def render(self, address: str, framework: str) -> dict[str, str]:
         """What ranks find in their environment."""
-        return {
-            names.MASTER_ADDR: address,
-            names.MASTER_PORT: str(self.port),
-            names.TORCHELASTIC_RESTART_COUNT: "0",  # a call is not a restart of the one before
-            names.TORCHELASTIC_USE_AGENT_STORE: str(self.has_store),
-        }
+        meeting = Meeting(address=address, port=self.port or 0, has_store=self.has_store)
+        return load_framework(framework).make_call_env(meeting)
 
     def next_part(self) -> int:
         """Of the store, for one call alone: what others left in it is not found."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from windlass import names
 from windlass.agent.agent_context import AgentContext
+from windlass.agent.frameworks.framework_table import load_framework
 from windlass.agent.link.rank_channel import NodeEnd
 from windlass.agent.node import processes
 from windlass.agent.node.compute_setup import ComputeSetup
@@ -27,7 +28,7 @@ from windlass.agent.node.report_socket import ReportSocket
 from windlass.agent.node.streams import RankStreams
 from windlass.agent.node.world_ranks import LiveRank, WorldRanks, sweep
 from windlass.errors import WindlassError
-from windlass.plan.rank_env import Meeting, make_rank_env
+from windlass.plan.rank_env import Meeting
 from windlass.plan.topology import NodePlan
 from windlass.wire import payloads
 
@@ -145,9 +146,10 @@ class CallNode:
         about = {**order["about"], "start": start, "spill": str(self.spill)}
         about["peer_wait_s"] = self._plan.peer_wait_s
         about["paths"] = [*about["paths"], *self._setup.paths]
+        framework = load_framework(about["framework"])
         for rank in here.ranks:
             env = {
-                **make_rank_env(world, rank, attempt=number, meeting=meeting),
+                **framework.make_env(world, rank, attempt=number, meeting=meeting),
                 **order["env"],
                 names.REPORT_SOCKET: str(self._reports.path),
             }
@@ -212,7 +214,10 @@ class CallNode:
             self._revive()
             self._forks.extend(order["preload"])
             self._forks.open_store(
-                attempt=order["number"], address=order["address"], port=order["port"]
+                order["framework"],
+                attempt=order["number"],
+                address=order["address"],
+                port=order["port"],
             )
 
     def _close_store(self, number: int) -> None:

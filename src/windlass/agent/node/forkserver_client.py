@@ -103,10 +103,18 @@ class ForkServer:
             loop.add_reader(self._control.fileno(), self._read)
 
     def fork(
-        self, plan_path: str, *, rank: int, attempt: int, env: dict[str, str], fds: tuple[int, int]
+        self,
+        plan_path: str,
+        *,
+        framework: str,
+        rank: int,
+        attempt: int,
+        env: dict[str, str],
+        fds: tuple[int, int],
     ) -> None:
         """Ask for one rank; `started` and, once, `exited` follow as events."""
-        self._fork("rank", fds, rank=rank, attempt=attempt, env=env, plan=plan_path)
+        about = {"framework": framework, "rank": rank, "attempt": attempt}
+        self._fork("rank", fds, **about, env=env, plan=plan_path)
 
     def fork_callee(
         self,
@@ -118,15 +126,19 @@ class ForkServer:
         fds: tuple[int, int, int],
     ) -> None:
         """Ask for one rank that takes calls over the last of `fds`."""
-        self._fork("callee", fds, rank=rank, attempt=attempt, env=env, about=about)
+        framework = about["framework"]
+        self._fork(
+            "callee", fds, framework=framework, rank=rank, attempt=attempt, env=env, about=about
+        )
 
     def _fork(self, kind: str, fds: tuple[int, ...], **request: Any) -> None:
         forget = [] if names.OPENBLAS_NUM_THREADS in self._env else [names.OPENBLAS_NUM_THREADS]
         self._ask({"kind": kind, "forget": forget, **request}, fds)
 
-    def open_store(self, *, attempt: int, address: str, port: int) -> None:
+    def open_store(self, framework: str, *, attempt: int, address: str, port: int) -> None:
         """Ask for the store of an attempt; `store` follows with its port, 0 where there can be none."""
-        self._ask({"kind": "store", "attempt": attempt, "address": address, "port": port})
+        about = {"framework": framework, "attempt": attempt, "address": address, "port": port}
+        self._ask({"kind": "store", **about})
 
     def _ask(self, request: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         if self._control is None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass import names, records
+from windlass.agent.frameworks.framework_table import load_framework
 from windlass.agent.link.agent_link import Send
 from windlass.agent.node import processes
 from windlass.agent.node.exit_codes import judge_exit, read_error_file
@@ -29,7 +30,7 @@ from windlass.agent.node.streams import RankStreams
 from windlass.agent.rank.peer_release import release
 from windlass.errors import ProtocolError
 from windlass.plan.plan import Plan
-from windlass.plan.rank_env import Meeting, make_rank_env
+from windlass.plan.rank_env import Meeting
 from windlass.spec.work import Function
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.results import Outcome, ResultHeader, read_header
@@ -93,7 +94,10 @@ class Node:
         elif message["type"] == "open_store":
             self._prepare(message["attempt"])
             self._forks.open_store(
-                attempt=message["attempt"], address=message["address"], port=message["port"]
+                self._plan.framework,
+                attempt=message["attempt"],
+                address=message["address"],
+                port=message["port"],
             )
         elif message["type"] == "release":
             self._release_done()
@@ -141,18 +145,24 @@ class Node:
         meeting = Meeting(
             address=order["address"], port=order["port"], has_store=order["has_store"]
         )
+        framework = load_framework(self._plan.framework)
         for rank in self._node.ranks:
-            env = {
-                **self._plan.env,
-                **make_rank_env(self._world, rank, attempt=attempt, meeting=meeting),
-            }
+            own = framework.make_env(self._world, rank, attempt=attempt, meeting=meeting)
+            env = {**self._plan.env, **own}
             env[names.REPORT_SOCKET] = str(self._reports.path)
             env[names.TORCHELASTIC_ERROR_FILE] = str(self._folder.error(attempt, rank))
             echo = functools.partial(self._echo, rank, attempt) if self._echo else None
             streams = RankStreams(self._folder.log(attempt, rank), self._on_log_trouble, echo)
             self._ranks[rank] = _Rank(rank, streams)
             ends = streams.open()
-            self._forks.fork(str(self._folder.plan), rank=rank, attempt=attempt, env=env, fds=ends)
+            self._forks.fork(
+                str(self._folder.plan),
+                framework=framework.name,
+                rank=rank,
+                attempt=attempt,
+                env=env,
+                fds=ends,
+            )
             for end in ends:
                 os.close(end)
 

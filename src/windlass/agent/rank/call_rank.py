@@ -16,7 +16,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from windlass import names, records
+from windlass import records
+from windlass.agent.frameworks.framework_table import load_framework
 from windlass.agent.link.rank_channel import RankEnd
 from windlass.agent.rank import command_call
 from windlass.agent.rank.error_info import make_error, report_uncaught
@@ -61,6 +62,7 @@ class _Callee:
         self._object: Any = None
         self._is_command = False
         self._constructor: list[memoryview] | None = None
+        self._framework = load_framework(about["framework"])  # ours, while we are still found first
         if about["cwd"]:
             _enter(about["cwd"])
         step_aside(about["paths"])
@@ -87,9 +89,9 @@ class _Callee:
         set_argv([header["name"]])
         for file, text in header["sources"].items():  # where tracebacks look for them
             linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+        self._part, self._num_stores = header["part"], 0
         if header["meeting"]:
             self._meet(header["meeting"])
-        self._part, self._num_stores = header["part"], 0
         try:
             segments = self._segments(header, body)
             value = self._perform(header, segments)
@@ -114,26 +116,13 @@ class _Callee:
     def _meet(self, meeting: dict[str, str]) -> None:
         """Take up where the ranks of this world find each other."""
         os.environ.update(meeting)
-        if meeting.get(names.TORCHELASTIC_USE_AGENT_STORE) == str(True):
-            self._part_stores()
+        if self._framework.store is not None:
+            self._framework.store.share(meeting, self._name_part)
 
-    def _part_stores(self) -> None:
-        """Give each process group a part of the compute's store for itself.
-
-        torch writes the same keys for each, so that one would else find the addresses of the one before.
-        """
-        rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
-        create = rendezvous._create_c10d_store  # noqa: SLF001 - there is no other way in
-        if hasattr(create, "is_parted"):
-            return
-
-        def create_part(*args: Any, **kwargs: Any) -> Any:
-            self._num_stores += 1
-            part = f"{self._part}/{self._num_stores}"
-            return sys.modules["torch.distributed"].PrefixStore(part, create(*args, **kwargs))
-
-        create_part.is_parted = True  # type: ignore[attr-defined]
-        rendezvous._create_c10d_store = create_part  # noqa: SLF001
+    def _name_part(self) -> str:
+        """Of the compute's store, for one meeting in this call."""
+        self._num_stores += 1
+        return f"{self._part}/{self._num_stores}"
 
     @staticmethod
     def _segments(header: Header, body: bytearray) -> list[memoryview]:

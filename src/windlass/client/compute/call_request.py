@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from windlass import names
+from windlass.agent.frameworks.framework_table import choose_framework
 from windlass.bundle.functions import read_contents
 from windlass.client.compute.callable_work import Work, first_method, fit_command
 from windlass.client.compute.cell_sources import find_sources
@@ -24,7 +25,6 @@ from windlass.client.compute.main_script import GUARD, name_by_file
 from windlass.client.compute.project_files import PlacedProject, Project, find_project, project_at
 from windlass.client.jobs.job_ids import make_call_id
 from windlass.client.jobs.packing import check_modules
-from windlass.client.jobs.preload import TORCH
 from windlass.client.jobs.run import current_folder
 from windlass.client.jobs.target import (
     blame_argument,
@@ -34,6 +34,7 @@ from windlass.client.jobs.target import (
     unwrap,
 )
 from windlass.errors import BundleError, SpecError
+from windlass.spec.work import Calls
 from windlass.wire import payloads
 
 if TYPE_CHECKING:
@@ -60,7 +61,9 @@ class Requests:
     ) -> None:
         self._nodes = nodes
         self._deployed = deployed  # what `describe` said where it was deployed
-        self._spread = spread or Distribution(framework="pytorch", workers=1)
+        self._spread = spread or Distribution(framework=nodes.wanted.settings.framework)
+        self._framework = choose_framework(self._spread.framework, is_command=work.is_command)
+        self.gives_list = spread is not None and self._framework.gives_list
         self._command_env: dict[str, str] = {}
         if work.is_command:
             per_node = self._spread.procs or self._node_procs
@@ -76,12 +79,9 @@ class Requests:
         else:
             root = find_project(work.source, self._cwd, str(compute.keywords.get("root") or ""))
             self._project = project_at(root, travels=nodes.is_remote)
-        if work.is_command or self._spread.framework == "command" or spread is None:
-            procs = 1
-        else:
-            procs = spread.procs or self._node_procs
-        self.procs = procs
-        self.num_ranks = self._spread.workers * procs
+        asked = 1 if spread is None else spread.procs or self._node_procs
+        self.procs = self._framework.count_procs(asked, Calls.kind)
+        self.num_ranks = self._spread.workers * self.procs
         self._constructor: list[payloads.Segment] | None = None
         self._is_checked = False
         self._was_made = False
@@ -151,9 +151,11 @@ class Requests:
         known, found = self._profiles.get(kind, (None, ("", {})))
         if what == known:
             return found
-        work, preload = self._work, self._preload
+        work, preload, store = self._work, self._preload, self._framework.store
+        num_ranks = self.num_ranks if options.ranks is None else len(set(options.ranks))
         profile = {
             "name": work.name,
+            "framework": self._framework.name,
             "slot": f"{project['key']}/{work.name}" if options.keep else "",
             "instance": work.instance if work.is_class else "",
             "world": {
@@ -162,8 +164,7 @@ class Requests:
                 "procs": self.procs,
                 "ranks": None if options.ranks is None else sorted(set(options.ranks)),
             },
-            # a lone rank may start processes of its own, whose meetings no store of ours must answer
-            "store": "torch" in preload and self._count_ranks(options) > 1,
+            "store": store is not None and store.is_wanted(preload, num_ranks),
             "preload": list(preload),
             "start": "spawn" if work.early else "",
             "env": self._command_env,
@@ -183,9 +184,6 @@ class Requests:
         found = (hashlib.sha256(text.encode()).hexdigest()[:16], profile)
         self._profiles[kind] = (what, found)  # at once: other threads call, too
         return found
-
-    def _count_ranks(self, options: Options) -> int:
-        return self.num_ranks if options.ranks is None else len(set(options.ranks))
 
     def _find_sources(self) -> dict[str, str]:
         """Source lines that ranks would not find; none for what is imported there."""
@@ -294,10 +292,10 @@ class Requests:
         check_modules(contents.modules, self._project.root, import_paths())
 
     def _choose_preload(self) -> tuple[str, ...]:
-        if self._spread.framework != "pytorch" or self._work.is_command or self._work.early:
+        if not self._framework.preload or self._work.early:
             return ()
         deployed = (self._deployed or {}).get("preload")
-        return tuple(deployed) if deployed else TORCH
+        return tuple(deployed) if deployed else self._framework.preload
 
 
 def _as_defined_now(target: Any) -> Any:

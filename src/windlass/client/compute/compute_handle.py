@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from windlass.client.compute.check_values import check_values
 from windlass.client.compute.compute_spec import decide
-from windlass.client.compute.distribution import Distribution, make_spread
+from windlass.client.compute.distribution import Distribution, default_framework, make_spread
 from windlass.client.compute.live_nodes import LiveNodes
 from windlass.client.keywords import COMPUTE, COMPUTE_MORE, DISTRIBUTE_MORE, show_keywords
 from windlass.client.user import name_user
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from windlass.client.keyword_types import ComputeKeywords, OtherDistributeKeywords
 
-_OF_SPREAD = ("workers", "replicas", "nodes", "num_nodes", "num_workers")
+_OF_SPREAD = ("framework", "workers", "replicas", "nodes", "num_nodes", "num_workers")
 _TTL = "1h"
 _LAUNCH_TIMEOUT_S = 900.0
 
@@ -40,12 +40,16 @@ def check_keywords(given: Mapping[str, Any]) -> None:
         if name in _OF_SPREAD:
             raise SpecError(
                 f"Compute has no keyword {name!r}: that is said where it is spread",
-                hint=f"Compute(...).distribute(workers={given[name]!r})",
+                hint=f"Compute(...).distribute({_spell(name)}={given[name]!r})",
             )
         if name not in known:
             listed = f"there are {', '.join(usual)}"
             hint = did_you_mean(name, known, listed, show=repr, alike=0.5)
             raise SpecError(f"Compute has no keyword {name!r}", hint=hint)
+
+
+def _spell(keyword: str) -> str:
+    return keyword if keyword == "framework" else "workers"
 
 
 class Compute:
@@ -74,20 +78,22 @@ class Compute:
     @show_keywords(DISTRIBUTE_MORE)
     def distribute(
         self,
-        framework: str = "pytorch",
+        framework: str = "",
         workers: int | str = 1,
         procs: int | None = None,
         **more: Unpack[OtherDistributeKeywords],
     ) -> Compute:
         """The same nodes, as many as asked for: what is sent to it runs on all of them.
 
-        framework: how ranks are set up: pytorch, spmd or command.
+        framework: how ranks are set up: pytorch, spmd or command; empty: the setting, else pytorch.
         workers: how many nodes; "2:4" is at least 2 and at most 4.
         procs: ranks per node; None: one per GPU, else one.
         """
         spread_out = Compute(**self.keywords)
         spread_out.name, spread_out._nodes = self.name, self._nodes
-        spread_out.spread = make_spread(framework, workers=workers, procs=procs, **more)
+        spread_out.spread = make_spread(
+            framework or default_framework(), workers=workers, procs=procs, **more
+        )
         return spread_out
 
     def nodes(self, default_name: str = "") -> LiveNodes:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass import names, records
+from windlass.agent.frameworks.framework_table import choose_framework
 from windlass.client.compute.app_keywords import make_flags
 from windlass.client.compute.engine_choice import EngineChoice, choose_where
 from windlass.client.compute.image import Image
@@ -111,6 +112,7 @@ class Wanted:
             work=work,
             name=name,
             engine=self.where.engine,
+            framework=choose_framework(settings.framework, is_command=False).name,
             nodes=num_nodes,
             min_nodes=min_nodes,
             procs=self.procs,

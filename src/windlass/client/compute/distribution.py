@@ -1,20 +1,21 @@
-"""How a callable is spread over nodes: the framework, how many nodes, how many ranks on each. Pure.
+"""How a callable is spread over nodes: the framework, how many nodes, how many ranks on each.
 
 `workers="2:4"` are four nodes, or fewer where more are not to be had, but never fewer than two.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from typing import Any
 
+from windlass.agent.frameworks.framework_table import check_framework, choose_framework
 from windlass.client.keywords import ALSO
 from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
+from windlass.settings import read_settings, start_folder
 
-FRAMEWORKS = ("pytorch", "spmd", "command")
-_LATER = ("ray", "monarch")
 _RANGE = re.compile(r"\s*(\d{1,6})\s*:\s*(\d{1,6})\s*")
 
 
@@ -31,7 +32,7 @@ class Distribution:
 def make_spread(
     framework: str = "pytorch", *, workers: int | str = 1, procs: int | None = None, **more: Any
 ) -> Distribution:
-    """What `.distribute` was told, checked; the words of others mean the same."""
+    """What `.distribute` was told, checked; the words of others mean the same. Pure."""
     for name, value in more.items():
         if ALSO.get(name) == "workers":
             workers = value
@@ -40,18 +41,17 @@ def make_spread(
         else:
             hint = did_you_mean(name, ("framework", "workers", "procs"), show=repr)
             raise SpecError(f"distribute has no keyword {name!r}", hint=hint)
-    if framework in _LATER:
-        raise SpecError(
-            f"the framework {framework!r} is not there yet",
-            hint="pytorch and spmd run any function on all ranks; command runs a program",
-        )
-    if framework not in FRAMEWORKS:
-        hint = did_you_mean(str(framework), FRAMEWORKS, show=repr)
-        raise SpecError(f"there is no framework {framework!r}", hint=hint)
+    check_framework(framework)
     fewest, most = _read_workers(workers)
     if procs is not None and not _is_count(procs):
         raise SpecError(f"procs must be 1 or more, not {procs!r}", hint="procs=2")
     return Distribution(framework=framework, workers=most, procs=procs, min_workers=fewest)
+
+
+def default_framework() -> str:
+    """The framework of the settings, for a `.distribute` that names none."""
+    settings = read_settings(flags={}, environ=os.environ, start=start_folder())
+    return choose_framework(settings.framework, is_command=False).name
 
 
 def _read_workers(given: Any) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from windlass.client.compute.call_request import Requests
 from windlass.client.compute.callable_work import Work, make_work
 from windlass.client.compute.client_call import ClientCall, Reply
 from windlass.client.compute.compute_handle import Compute
-from windlass.client.compute.distribution import Distribution, make_spread
+from windlass.client.compute.distribution import Distribution, default_framework, make_spread
 from windlass.client.compute.live_nodes import LiveNodes
 from windlass.client.compute.log_echo import LogEcho
 from windlass.client.jobs.job import Job
@@ -171,18 +171,18 @@ class Remote:
     @show_keywords(DISTRIBUTE_MORE)
     def distribute(
         self,
-        framework: str = "pytorch",
+        framework: str = "",
         workers: int | str = 1,
         procs: int | None = None,
         **more: Unpack[OtherDistributeKeywords],
     ) -> Remote:
         """The same on as many nodes as asked for; the node that is there stays node 0.
 
-        framework: how ranks are set up: pytorch, spmd or command.
+        framework: how ranks are set up: pytorch, spmd or command; empty: the setting, else pytorch.
         workers: how many nodes; "2:4" is at least 2 and at most 4.
         procs: ranks per node; None: one per GPU, else one.
         """
-        spread = make_spread(framework, workers=workers, procs=procs, **more)
+        spread = make_spread(framework or default_framework(), workers=workers, procs=procs, **more)
         if self._compute is not None:
             self._nodes().bring_up(spread.workers, self._work.preload, min_nodes=spread.min_workers)
         return self._with(spread=spread)
@@ -344,7 +344,7 @@ class Remote:
         error = reply.error()
         if error is not None:
             raise error
-        if self._spread is None or options.collect == "head":
+        if options.collect == "head" or not self._make_requests().gives_list:
             return reply.value(0)
         return [reply.value(rank) for rank in sorted(reply.results)]
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from windlass.agent.frameworks.framework import Framework
+from windlass.agent.frameworks.framework_table import choose_framework, load_framework
 from windlass.client.jobs.declare_only import check_script
 from windlass.client.jobs.in_image import read_in_image
 from windlass.client.jobs.interrupts import Interrupts
@@ -20,7 +22,7 @@ from windlass.client.jobs.job_ids import make_job_id
 from windlass.client.jobs.launcher_size import describe_worlds, fit_command
 from windlass.client.jobs.packing import Packed, pack
 from windlass.client.jobs.pod_settings import forget_own_python, make_pod
-from windlass.client.jobs.preload import TORCH, choose_preload
+from windlass.client.jobs.preload import choose_preload
 from windlass.client.jobs.target import WorkTarget, import_paths, read_target
 from windlass.client.keywords import JOB, show_keywords
 from windlass.engines.protocol import Renderer, as_engine, check_capabilities, make_renderer
@@ -65,8 +67,8 @@ def run(
     *,
     quiet: bool = False,
     **settings: Unpack[JobKeywords],
-) -> list[Any]:
-    """Run `target` on every rank and return what each returned, in rank order.
+) -> Any:
+    """Run `target` on every rank and return a list of what each returned, in rank order.
 
     What a rank raises is raised here, of its own type. Ctrl-C ends the job first, and is a KeyboardInterrupt
     here and in the ranks. Settings that are left out come from the environment or a file, else are defaults.
@@ -88,7 +90,8 @@ def run(
         interrupts.watch(job)
         follow(job, view, interrupts=interrupts)
     interrupts.pass_on()
-    return job.results()
+    values = job.results()
+    return values if load_framework(prepared.plan.framework).gives_list else values[0]
 
 
 @show_keywords(JOB)
@@ -156,8 +159,17 @@ def prepare_target(
     engine = make_renderer(settings.engine, settings)
     has_pods = "pods" in engine.can
     settings = forget_own_python(settings) if has_pods else settings
-    preload, notes = _choose_preload(found, settings)
-    spec = make_spec(found, settings, cwd=cwd, detach=detach, has_pods=has_pods, preload=preload)
+    framework = choose_framework(settings.framework, is_command=isinstance(work, Command))
+    preload, notes = _choose_preload(found, settings, framework)
+    spec = make_spec(
+        found,
+        settings,
+        cwd=cwd,
+        detach=detach,
+        has_pods=has_pods,
+        preload=preload,
+        framework=framework,
+    )
     spec = spec if pod is None else replace(spec, pod=pod)
     job_id = make_job_id(found.work, settings.name)
     facts = engine.facts()
@@ -180,8 +192,20 @@ def prepare_target(
         payload=found.payload,
         bundle=packed.bundle,
         settings=settings,
-        notes=(*notes, *describe_worlds(work, len(plan.nodes))),
+        notes=(
+            *notes,
+            *_describe_procs(settings.procs, spec),
+            *describe_worlds(work, len(plan.nodes)),
+        ),
     )
+
+
+def _describe_procs(asked: int | None, spec: JobSpec) -> tuple[str, ...]:
+    """What to say where a framework starts another number of ranks than was asked for."""
+    if asked in (None, spec.procs):
+        return ()
+    processes = "one process" if spec.procs == 1 else f"{spec.procs} processes"
+    return (f"framework {spec.framework}: {processes} per node, not {asked}",)
 
 
 def current_folder() -> Path:
@@ -200,6 +224,7 @@ def make_spec(
     detach: bool,
     has_pods: bool = False,
     preload: tuple[str, ...] = (),
+    framework: Framework,
 ) -> JobSpec:
     """What was asked, from the target and the settings."""
     nodes = settings.nodes
@@ -207,9 +232,10 @@ def make_spec(
         work=target.work,
         name=settings.name,
         engine=settings.engine,
+        framework=framework.name,
         nodes=nodes.max if isinstance(nodes, NodeRange) else nodes,
         min_nodes=nodes.min if isinstance(nodes, NodeRange) else 0,
-        procs=settings.procs or settings.gpus or 1,
+        procs=framework.count_procs(settings.procs or settings.gpus or 1, target.work.kind),
         env=settings.env,
         cwd="" if settings.in_image else str(cwd),
         # scripts and modules find their own; only a callable of this process needs its paths
@@ -230,7 +256,7 @@ def make_spec(
 
 
 def _choose_preload(
-    target: WorkTarget, settings: Settings
+    target: WorkTarget, settings: Settings, framework: Framework
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What to import ahead, and a word on why nothing is."""
     if settings.start == "spawn" or isinstance(target.work, Command):
@@ -239,6 +265,8 @@ def _choose_preload(
         return settings.preload, ()
     chosen = target.preload
     if chosen is None:
-        chosen = TORCH if target.source is None else choose_preload(target.source)
+        source = target.source
+        chosen = framework.preload if source is None else choose_preload(source)
+    chosen = tuple(name for name in chosen if name in framework.preload)
     early = target.find_early_write() if chosen else None
     return (chosen, ()) if early is None else ((), (f"torch is not imported ahead: {early}",))

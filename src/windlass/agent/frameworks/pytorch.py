@@ -1,0 +1,35 @@
+"""pytorch: ranks as torchrun starts them. torch is imported ahead, its store opened ahead."""
+
+from __future__ import annotations
+
+from windlass.agent.frameworks import python_ranks, torch_store
+from windlass.agent.frameworks.framework import Framework, MeetingStore
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+_TORCH = "torch"
+
+
+def _is_store_wanted(preload: Collection[str], num_ranks: int) -> bool:
+    # a lone rank may start processes of its own, whose meetings no store of ours must answer
+    return _TORCH in preload and num_ranks > 1
+
+
+FRAMEWORK = Framework(
+    name="pytorch",
+    preload=(_TORCH,),
+    takes_commands=False,
+    gives_list=True,
+    count_procs=python_ranks.count_as_asked,
+    make_env=python_ranks.make_env,
+    make_call_env=python_ranks.make_call_env,
+    store=MeetingStore(
+        is_wanted=_is_store_wanted,
+        serve=torch_store.serve_store,
+        share=torch_store.share_store,
+    ),
+    enter=python_ranks.enter,
+    is_consequence=python_ranks.has_lost_peer,
+)
