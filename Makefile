@@ -17,7 +17,7 @@ INPUTS := pyproject.toml constraints-dev.txt
 CHECKS := ruff=ruff_check format=ruff_format_--check mypy=mypy_--strict imports=lint-imports
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-cluster test-faults bench api reference clean
+.PHONY: help demo test test-long test-cluster test-faults bench api reference protocol clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ api: $(VENV)/.dev  ## what editors know of the public keywords, from the table o
 
 reference: $(VENV)/.dev  ## docs/reference/, from docstrings, commands and the table of settings
 	$(BIN)/python tools/write_reference.py
+
+protocol: $(VENV)/.dev  ## docs/protocol.md, from the records of the messages
+	$(BIN)/python tools/write_protocol.py
 
 clean:  ## remove what make and the tools have made here
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

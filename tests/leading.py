@@ -12,6 +12,7 @@ from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Script
 from windlass.wire.job_folder import JobFolder
+from windlass.wire.messages.jobs import NODE_TO_LEAD, JoinLead
 from windlass.wire.results import Outcome
 
 
@@ -26,19 +27,20 @@ class Nodes:
     def join(self, *indices, **about):
         about = {"pid": 1, "python": f"{self.plan.python_minor or '3.12'}.1", **about}
         for index in indices or range(len(self.plan.nodes)):
-            self.lead.join(index, lambda order, i=index: self.hear(i, order), **about)
+            self.lead.join(index, lambda order, i=index: self.hear(i, order), JoinLead(**about))
 
-    def hear(self, index, order):
+    def hear(self, index, message):
+        order = message.to_header()
         if order["type"] == "flush":
             asyncio.get_running_loop().call_soon(lambda: self.say(index, "flushed"))
         elif order["type"] == "remember":
-            self.remembered.append((index, order["memory"]))
+            self.remembered.append((index, records.to_json(order["memory"])))
         else:
             self.orders.append((index, order))
             asyncio.get_running_loop().call_soon(self.acts, self, index, order)
 
     def say(self, index, kind, **fields):
-        self.lead.receive(index, {"type": kind, **fields})
+        self.lead.receive(index, NODE_TO_LEAD.read({"type": kind, **fields}))
 
     @property
     def world(self):

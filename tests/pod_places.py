@@ -30,6 +30,8 @@ from windlass.spec.work import Command
 from windlass.wire.file_sync import Piece
 from windlass.wire.frames import Frame
 from windlass.wire.job_folder import JobFolder, write_atomically
+from windlass.wire.message import Message
+from windlass.wire.messages.jobs import JoinLead
 
 FOLLOWER = Path(__file__).parent / "pod_follower.py"
 
@@ -97,7 +99,7 @@ class Scene:
     lead: Lead
     lead_server: LeadServer
     port: int
-    orders: list[dict[str, Any]] = field(default_factory=list)  # what node 0 was told
+    orders: list[Message] = field(default_factory=list)  # what node 0 was told
     peers: list[Peer] = field(default_factory=list)
 
     async def visit(self, node: int | None = None, **hello: Any) -> Peer:
@@ -154,7 +156,7 @@ def run_at_door(
         lead_server = LeadServer(agent_context, lead, inputs)
         listener = await endpoints.serve(place, JOB, lead_server.take)
         scene = Scene(files, plan, folder, status_writer, lead, lead_server, listener.port)
-        lead.join(0, scene.orders.append, pid=1, python="3.12.1", is_prepared=is_ready)
+        lead.join(0, scene.orders.append, JoinLead(pid=1, python="3.12.1", is_prepared=is_ready))
         status_writer.write()  # now, and not over what a test puts in its place
         try:
             return await asyncio.wait_for(visit(scene), 60)
@@ -234,4 +236,4 @@ def put(folder, path, data):
 def send(peer, path, data, offset=0, total_bytes=None):
     """A piece of a file over a peer's link."""
     piece = Piece(path=path, offset=offset, body=data, total_bytes=total_bytes)
-    peer.link.send(piece.header, piece.body)
+    peer.link.send(piece.message, piece.body)

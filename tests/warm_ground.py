@@ -67,7 +67,7 @@ class Ground:
         """What its lead says of it."""
         nodes = compute.nodes()
         assert nodes.ref is not None
-        return ask_at(nodes.wanted.engine, nodes.ref)
+        return ask_at(nodes.wanted.engine, nodes.ref).to_header()
 
     def pod_uids(self, compute: kt.Compute) -> dict[int, str]:
         """The pods of a compute's nodes, by index."""

@@ -17,7 +17,10 @@ from windlass import RemoteError
 from windlass.agent.link.payload_parts import PartStore
 from windlass.client.compute.client_call import CallRequest, ClientCall
 from windlass.client.compute.connection import Connection
-from windlass.wire.frames import Frame, FrameDecoder, render_frame
+from windlass.errors import ProtocolError
+from windlass.wire.frames import FrameDecoder, render_frame
+from windlass.wire.messages.calls import AskCall
+from windlass.wire.messages.computes import CallAnswer, PayloadPart
 
 
 class _FalseLead(threading.Thread):
@@ -70,9 +73,9 @@ def call():
         ours, theirs = socket.socketpair()
         sockets.extend((ours, theirs))
         _FalseLead(theirs, [render_frame(answer) for answer in answers])
-        header = {"type": "call", "id": "c.1", "profile": "p", "sizes": []}
+        message = AskCall(id="c.1", profile="p")
         request = CallRequest(
-            header=header, segments=[b"x"], profile={"name": "f"}, make_sync=lambda _has: None
+            message=message, segments=[b"x"], profile=None, make_sync=lambda _has: None
         )
         calling = ClientCall(_Home(Connection(ours, "c")), request, lambda _rank, _data: None)
         calling.say()
@@ -121,15 +124,18 @@ def test_small_answers_that_name_files_are_not_read_from_there_either(call, tmp_
 def test_between_nodes_only_parts_that_came_count(tmp_path):
     path, _ = _secret(tmp_path)
     store = PartStore(tmp_path, is_far=True)
-    evil = {"type": "answer", "file": str(path), "is_ours": True}
-    assert store.with_file(Frame(evil)) == {"type": "answer", "is_ours": False}
-    store.take(Frame({"payload": str(path)}, b"parts"))
-    header = store.with_file(Frame({**evil, "payload": str(path)}))
-    assert Path(header["file"]).read_bytes() == b"parts"
-    assert header["file"] != str(path)
+    evil = CallAnswer(file=str(path), is_ours=True)
+    assert store.with_file(evil) == CallAnswer(is_ours=False)
+    store.take(PayloadPart(payload=str(path)), b"parts")
+    answer = store.with_file(evil.replaced(payload=str(path)))
+    assert Path(answer.file).read_bytes() == b"parts"
+    assert answer.file != str(path)
+    with pytest.raises(ProtocolError):
+        store.with_file(evil.replaced(payload="never came"))
 
 
 def test_on_one_machine_paths_are_told(tmp_path):
     path, _ = _secret(tmp_path)
     store = PartStore(tmp_path, is_far=False)
-    assert store.with_file(Frame({"file": str(path)})) == {"file": str(path), "is_ours": False}
+    told = CallAnswer(file=str(path))
+    assert store.with_file(told.replaced(is_ours=True)) == told

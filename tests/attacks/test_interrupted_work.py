@@ -22,6 +22,7 @@ from windlass import records
 from windlass.agent.lead.call_history import KEPT_CALLS
 from windlass.engines.outcomes import read_outcomes
 from windlass.spec.work import Function
+from windlass.wire.messages.jobs import NODE_TO_LEAD
 from windlass.wire.results import MISSING, ResultHeader
 from windlass.wire.status import Phase
 
@@ -68,11 +69,14 @@ def test_a_node_that_is_killed_between_the_exit_of_its_ranks_and_the_sending(tmp
         header = ResultHeader(rank=0, attempt=0, state="returned", at_s=1.0)
         text = json.dumps(records.to_json(header)).encode() + b"\nvalue"
         put(scene.folder, "attempt-0/rank-0.result", text)
-        for rank, say in ((0, lambda m: scene.lead.receive(0, m)), (1, peer.link.send)):
+        for rank, say in (
+            (0, lambda m: scene.lead.receive(0, NODE_TO_LEAD.read(m))),
+            (1, peer.link.send),
+        ):
             outcome = {"rank": rank, "attempt": 0, "state": "returned", "at_s": 1.0}
             say({"type": "outcome", "outcome": outcome, "exited": True})
         await until(lambda: peer.find("flush"), "the order to send what is left")
-        scene.lead.receive(0, {"type": "flushed"})
+        scene.lead.receive(0, NODE_TO_LEAD.read({"type": "flushed"}))
         await peer.close()  # its machine ends the connection: the agent was killed
         again = await scene.join(1)  # what Kubernetes starts in its place has nothing
         await until(lambda: again.find("flush"), "it is asked")

@@ -29,6 +29,7 @@ from windlass.spec.work import Function
 from windlass.wire.initial_status import make_first_status, render_status
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.last_word import render_last_word
+from windlass.wire.messages.jobs import NODE_TO_LEAD
 from windlass.wire.results import ResultHeader
 from windlass.wire.status import FailureKind, Phase
 
@@ -130,9 +131,11 @@ def test_a_follower_that_flushes_for_minutes_is_waited_for_and_all_of_it_comes(
         for rank in (0, 1):
             outcome = {"rank": rank, "attempt": 0, "state": "returned", "at_s": 1.0}
             message = {"type": "outcome", "outcome": outcome, "exited": True}
-            scene.lead.receive(0, message) if rank == 0 else peer.link.send(message)
+            scene.lead.receive(0, NODE_TO_LEAD.read(message)) if rank == 0 else peer.link.send(
+                message
+            )
         await until(lambda: peer.find("flush"), "the order to send what is left")
-        scene.lead.receive(0, {"type": "flushed"})
+        scene.lead.receive(0, NODE_TO_LEAD.read({"type": "flushed"}))
         started_s = time.monotonic()
         offset = 0
         while time.monotonic() - started_s < num_silences * 1.0:

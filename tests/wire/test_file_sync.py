@@ -21,6 +21,7 @@ from windlass.wire.file_sync import (
     read_piece,
 )
 from windlass.wire.job_folder import JobFolder, write_atomically
+from windlass.wire.messages.link import FilePiece
 
 LOG, RESULT = "attempt-0/rank-0.log", "attempt-0/rank-0.result"
 
@@ -59,7 +60,7 @@ def copy(source, target, wants=is_from_lead):
     sender, receiver = connect(source, target, wants)
     pieces = list(sender.pieces())
     for piece in pieces:
-        receiver.take(read_piece(piece.header, piece.body))
+        receiver.take(read_piece(piece.message, piece.body))
     return pieces
 
 
@@ -153,7 +154,7 @@ def test_logs_go_on_where_they_were_cut(tmp_path_factory, written, cuts, piece_b
                 if number == num_left:
                     sender, receiver = connect(source, target)
                     break
-                receiver.take(read_piece(piece.header, piece.body))
+                receiver.take(read_piece(piece.message, piece.body))
         copy(source, target)
     assert read_all(target).get(LOG, b"") == b"".join(written)
 
@@ -188,7 +189,7 @@ def test_a_large_file_is_there_only_when_all_of_it_is(sides, monkeypatch):
     sender, receiver = connect(source, target)
     seen = []
     for piece in sender.pieces():
-        is_whole = receiver.take(read_piece(piece.header, piece.body))
+        is_whole = receiver.take(read_piece(piece.message, piece.body))
         seen.append((is_whole, (target.path / RESULT).exists()))
     assert seen == [(False, False), (False, False), (True, True)]
     assert read_all(target) == {RESULT: b"0123456789"}
@@ -318,8 +319,8 @@ def test_each_side_takes_only_its_part(path, takers):
     ],
 )
 def test_malformed_pieces_are_refused(header):
-    with pytest.raises(ProtocolError, match="a piece of"):
-        read_piece(header, b"four")
+    with pytest.raises(ProtocolError, match="piece"):
+        read_piece(FilePiece.read(header), b"four")
 
 
 def test_a_folder_that_vanishes_is_no_error(sides):

@@ -139,8 +139,8 @@ def test_type_of_a_frame(header, kind):
 
 def test_hello():
     hello = make_hello(role="node", job_id="a-1", node=2)
-    check_hello(json.loads(json.dumps(hello)), job_id="a-1")
-    assert (hello["role"], hello["node"]) == ("node", 2)
+    check_hello(json.loads(json.dumps(hello.to_header())), job_id="a-1")
+    assert (hello.role, hello.node) == ("node", 2)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +165,6 @@ def test_hello():
 )
 def test_a_wrong_hello_is_refused(change, says):
     with pytest.raises(ProtocolError) as caught:
-        check_hello({**make_hello(role="client", job_id="a-1"), **change}, job_id="a-1")
+        check_hello({**make_hello(role="client", job_id="a-1").to_header(), **change}, job_id="a-1")
     assert says in caught.value.message
     assert len(caught.value.message) < 200

@@ -75,8 +75,9 @@ def run_callee(fd: str, about: str) -> NoReturn:
 
     from windlass.agent.forkserver.fork_server import enter_callee
     from windlass.agent.rank.rank_exit import leave
+    from windlass.wire.messages.forkserver import CallRankSetup
 
-    leave(enter_callee(int(fd), json.loads(about)))
+    leave(enter_callee(int(fd), CallRankSetup.read(json.loads(about))))
 
 
 def main() -> int:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from windlass import names
 from windlass.agent.agent_context import AgentContext
 from windlass.agent.lead.job_lead import Lead
-from windlass.agent.lead.lead_handover import make_memory
 from windlass.agent.lead.lead_server import LeadServer
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.lead.termination import loses_results
@@ -35,6 +34,9 @@ from windlass.agent.node.leave_notice import say_farewell
 from windlass.plan.plan import Plan, read_plan
 from windlass.spec.work import Calls
 from windlass.wire.job_folder import JobFolder
+from windlass.wire.lead_handover import make_memory
+from windlass.wire.message import Message
+from windlass.wire.messages.jobs import EndAgent, FilesFlushed, FlushFiles, JoinLead
 from windlass.wire.status import FailureKind
 
 if TYPE_CHECKING:
@@ -85,13 +87,12 @@ class LeadAgent:
         self._leading: asyncio.Task[None] | None = None
         self.must_go = asyncio.Event()
 
-    def _hear(self, message: dict[str, Any], body: bytes = b"") -> None:
-        if message["type"] != "join":
-            self.lead.receive(0, message, body)
+    def _hear(self, message: Message, body: bytes = b"") -> None:
+        self.lead.receive(0, message, body)
 
-    def _order(self, message: dict[str, Any], body: bytes = b"") -> None:
-        if message["type"] == "flush":  # its files are here already
-            self.lead.receive(0, {"type": "flushed"})
+    def _order(self, message: Message, body: bytes = b"") -> None:
+        if isinstance(message, FlushFiles):  # its files are here already
+            self.lead.receive(0, FilesFlushed())
         else:
             self.node.receive(message, body)
 
@@ -121,7 +122,7 @@ class LeadAgent:
         except Exception:
             logger.exception("clients may not have read everything")
         try:
-            await self.lead_server.dismiss({"type": "end"})
+            await self.lead_server.dismiss(EndAgent())
         except Exception:
             logger.exception("not everybody was told of the end")
 
@@ -142,11 +143,13 @@ class LeadAgent:
         self.lead.join(
             0,
             self._order,
-            pid=os.getpid(),
-            python=platform.python_version(),
-            host=self._context.host,
-            is_prepared=self._inputs.is_ready,
-            incarnation=self._context.incarnation,
+            JoinLead(
+                pid=os.getpid(),
+                python=platform.python_version(),
+                host=self._context.host,
+                is_prepared=self._inputs.is_ready,
+                incarnation=self._context.incarnation,
+            ),
         )
         lease = asyncio.ensure_future(self.lead_server.watch_lease())
         self._leading = asyncio.ensure_future(self.lead.run())

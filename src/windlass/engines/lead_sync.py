@@ -15,7 +15,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from windlass import names
 from windlass.agent.link.tls import client_context_from, server_name
@@ -23,8 +22,6 @@ from windlass.engines.lead_pods import KeysExpired
 from windlass.errors import EngineError, ProtocolError
 from windlass.kube.api_errors import Forbidden, Unreachable
 from windlass.wire.file_sync import (
-    PIECE,
-    READ_ALL,
     Piece,
     Receiver,
     Sender,
@@ -33,8 +30,17 @@ from windlass.wire.file_sync import (
     measure_files,
     read_piece,
 )
-from windlass.wire.frames import Frame, FrameDecoder, Header, make_hello, refusal, render_frame
+from windlass.wire.frames import Frame, FrameDecoder, make_hello, render_frame
 from windlass.wire.job_folder import JobFolder
+from windlass.wire.message import Message
+from windlass.wire.messages.jobs import (
+    LEAD_TO_CLIENT,
+    AllRead,
+    CancelJob,
+    HoldLease,
+    InputsWanted,
+)
+from windlass.wire.messages.link import FilePiece, Heartbeat, Refused, Welcome
 from windlass.wire.status import JobStatus
 from windlass.wire.status_file import read_status
 
@@ -82,7 +88,7 @@ class LeadSync:
         self._context = client_context_from(certificates)
         self._dial = dial
         self._receiver = Receiver(folder, is_from_lead)
-        self._orders: collections.deque[Header] = collections.deque()
+        self._orders: collections.deque[Message] = collections.deque()
         self._holds_lease = False
         self._has_last = False  # a final status has come
         self._malformed: set[str] = set()
@@ -102,12 +108,12 @@ class LeadSync:
 
     def hold_lease(self, held: bool) -> None:
         self._holds_lease = held
-        self._order({"type": "lease", "held": held})
+        self._order(HoldLease(held=held))
 
     def cancel(self, *, now: bool, why: str, interrupt: bool = False) -> None:
-        self._order({"type": "cancel", "now": now, "why": why, "interrupt": interrupt})
+        self._order(CancelJob(now=now, why=why, interrupt=interrupt))
 
-    def _order(self, order: Header) -> None:
+    def _order(self, order: Message) -> None:
         self._orders.append(order)
         try:
             self._waker.send(b"x", socket.MSG_DONTWAIT)
@@ -127,7 +133,7 @@ class LeadSync:
     def let_go(self) -> None:
         """Hang up soon."""
         self._stop.set()
-        self._order({"type": "heartbeat"})
+        self._order(Heartbeat())
 
     # -- the thread ----------------------------------------------------------------------------
 
@@ -205,10 +211,9 @@ class LeadSync:
 
     def _serve(self, connection: ssl.SSLSocket) -> bool:
         """Copy until the line breaks; whether there is nothing more to come."""
-        hello: dict[str, Any] = make_hello(role="client", job_id=self._job_id)
-        hello["lease"] = self._holds_lease
-        hello["has"] = measure_files(self._folder, is_from_lead)
-        self._say(connection, hello)
+        has = measure_files(self._folder, is_from_lead)
+        hello = make_hello(role="client", job_id=self._job_id)
+        self._say(connection, hello.replaced(lease=self._holds_lease, has=has))
         decoder = FrameDecoder()
         heard_s = said_s = time.monotonic()
         while not self._stop.is_set() or self._orders:
@@ -217,7 +222,7 @@ class LeadSync:
                 raise OSError("the lead has gone silent")
             if now_s - said_s > _BEAT_S:
                 said_s = now_s
-                self._say(connection, {"type": "heartbeat"})
+                self._say(connection, Heartbeat())
             for data in self._receive(connection):
                 if not data:
                     return False
@@ -262,21 +267,22 @@ class LeadSync:
             return []
 
     @staticmethod
-    def _say(connection: ssl.SSLSocket, header: Header, body: bytes = b"") -> None:
+    def _say(connection: ssl.SSLSocket, message: Message, body: bytes = b"") -> None:
         connection.settimeout(_SEND_TIMEOUT_S)
-        connection.sendall(render_frame(header, body))
+        connection.sendall(render_frame(message, body))
 
     def _take(self, connection: ssl.SSLSocket, frame: Frame) -> bool:
         """One frame; whether it was the last that matters: a final status."""
-        if refused := refusal(frame.header):
-            raise refused
-        if frame.type == "welcome":
+        message = LEAD_TO_CLIENT.read(frame.header)
+        if isinstance(message, Refused):
+            raise ProtocolError(message.why, hint=message.hint)
+        if isinstance(message, Welcome):
             self.is_up, self.forbidden, self.unreachable = True, None, None
-        elif frame.type == "wants" and frame.header.get("inputs"):
+        elif isinstance(message, InputsWanted) and message.inputs:
             for piece in Sender(self._folder, is_input, has={}).pieces():
-                self._say(connection, piece.header, piece.body)
-        elif frame.type == PIECE:
-            return self._take_piece(connection, read_piece(frame.header, frame.body))
+                self._say(connection, piece.message, piece.body)
+        elif isinstance(message, FilePiece):
+            return self._take_piece(connection, read_piece(message, frame.body))
         return False
 
     def _take_piece(self, connection: ssl.SSLSocket, piece: Piece) -> bool:
@@ -287,7 +293,7 @@ class LeadSync:
         is_last = status is not None and status.phase.is_final
         if is_last:  # said before anybody here sees the end, and perhaps ends this process
             self._has_last = True
-            self._say(connection, {"type": READ_ALL})
+            self._say(connection, AllRead())
         with keeping(self._folder):
             self._receiver.take(piece, is_last=is_last)
         if is_status:  # which comes last, so all before it has been kept

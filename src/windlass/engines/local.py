@@ -47,6 +47,7 @@ from windlass.wire.initial_status import make_first_status, render_status
 from windlass.wire.job_folder import JobFolder, write_atomically
 from windlass.wire.log_files import LogFiles
 from windlass.wire.log_lines import LogQuery
+from windlass.wire.messages.jobs import CancelJob
 from windlass.wire.payloads import check_spill, remove_spills
 from windlass.wire.results import ResultHeader
 from windlass.wire.status import FailureKind, JobStatus, Phase
@@ -266,7 +267,7 @@ class LocalEngine:
             if not call.connect(is_needed=lambda: _is_lead_alive(folder)):
                 _kill_marked(ref.job_id)
                 return
-            call.send({"type": "cancel", "now": now, "why": why, "interrupt": interrupt})
+            call.send(CancelJob(now=now, why=why, interrupt=interrupt))
 
     @contextlib.contextmanager
     def hold(self, ref: JobRef) -> Iterator[None]:

@@ -12,8 +12,9 @@ from types import TracebackType
 from windlass.engines.socket_folder import dial_lead
 from windlass.errors import EngineError
 from windlass.waiting import wait_until
-from windlass.wire.frames import Frame, FrameDecoder, Header, make_hello, refusal, render_frame
+from windlass.wire.frames import Frame, FrameDecoder, make_hello, refusal, render_frame
 from windlass.wire.job_folder import JobFolder
+from windlass.wire.message import Message
 
 _CONNECT_TIMEOUT_S = 60.0
 
@@ -23,7 +24,7 @@ class LeadCall:
 
     def __init__(self, folder: JobFolder, *, lease: bool) -> None:
         self._folder = folder
-        self._hello = {**make_hello(role="client", job_id=folder.path.name), "lease": lease}
+        self._hello = make_hello(role="client", job_id=folder.path.name).replaced(lease=lease)
         self._socket: socket.socket | None = None
         self._decoder = FrameDecoder()
 
@@ -59,20 +60,20 @@ class LeadCall:
             return False
         return True
 
-    def send(self, header: Header) -> bool:
+    def send(self, message: Message) -> bool:
         """Say something and hear that it was heard; False when the lead ended meanwhile."""
-        answer = self._ask(header)
+        answer = self._ask(message)
         if answer is None:
             return False
         if refused := refusal(answer.header):
             raise refused
         return True
 
-    def _ask(self, header: Header) -> Frame | None:
+    def _ask(self, message: Message) -> Frame | None:
         if self._socket is None:
             return None
         try:
-            self._socket.sendall(render_frame(header))
+            self._socket.sendall(render_frame(message))
             while True:
                 data = self._socket.recv(65536)
                 if not data:

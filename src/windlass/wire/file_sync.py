@@ -20,13 +20,10 @@ from pathlib import Path
 from windlass import names
 from windlass.errors import ProtocolError
 from windlass.trusted import make_own
-from windlass.wire.frames import Header
 from windlass.wire.job_folder import JobFolder, sync_name, write_atomically
+from windlass.wire.messages.link import FilePiece
 
-PIECE = "piece"
-READ_ALL = "read_all"  # said by a client that has a final status, and so all it speaks of
 PIECE_BYTES = 1 << 20
-_MAX_FILE_BYTES = 1 << 62
 _LOG = re.compile(r"attempt-[0-9]{1,9}/rank-[0-9]{1,9}\.log\Z")
 _WHOLE = re.compile(r"attempt-[0-9]{1,9}/(rank-[0-9]{1,9}\.(result|error\.json)|world\.json)\Z")
 INPUTS = frozenset({names.PAYLOAD_FILE, names.BUNDLE_FILE})
@@ -60,33 +57,16 @@ class Piece:
     total_bytes: int | None = None
 
     @property
-    def header(self) -> Header:
-        return {
-            "type": PIECE,
-            "path": self.path,
-            "offset": self.offset,
-            "total_bytes": self.total_bytes,
-        }
+    def message(self) -> FilePiece:
+        return FilePiece(path=self.path, offset=self.offset, total_bytes=self.total_bytes)
 
 
-def read_piece(header: Header, body: bytes) -> Piece:
-    """The piece in a frame; a malformed one is refused."""
-    path, offset, total = header.get("path"), header.get("offset"), header.get("total_bytes")
-    if not isinstance(path, str) or type(offset) is not int or not 0 <= offset < _MAX_FILE_BYTES:
-        raise ProtocolError("a piece of a file names no place")
-    if total is not None and (type(total) is not int or offset + len(body) > total):
-        raise ProtocolError(f"a piece of {path!r:.60} is longer than its file")
-    return Piece(path=path, offset=offset, body=body, total_bytes=total)
-
-
-def read_sizes(header: Header, key: str) -> dict[str, int]:
-    """How much a peer says that it has of each file; a malformed list is refused."""
-    sizes = header.get(key) or {}
-    if not isinstance(sizes, dict) or not all(
-        type(size) is int and 0 <= size < _MAX_FILE_BYTES for size in sizes.values()
-    ):
-        raise ProtocolError("a peer said something malformed of the files it has")
-    return sizes
+def read_piece(message: FilePiece, body: bytes) -> Piece:
+    """The piece that a message and its body are; one that does not fit its file is refused."""
+    total = message.total_bytes
+    if total is not None and message.offset + len(body) > total:
+        raise ProtocolError(f"a piece of {message.path!r:.60} is longer than its file")
+    return Piece(path=message.path, offset=message.offset, body=body, total_bytes=total)
 
 
 class Sender:

@@ -14,17 +14,25 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from windlass import names
+from windlass import names, records
 from windlass.errors import ProtocolError
 from windlass.wire.identity import NODE, ROLES
+from windlass.wire.message import Message
+from windlass.wire.messages.link import Hello
 
 LENGTHS = struct.Struct(">II")
 _SMALL_BYTES = 4096
 
 Header = Mapping[str, Any]
 
+
+def _to_plain(value: Any) -> Any:
+    """Records and messages inside a header."""
+    return vars(value) if isinstance(value, Message) else records.to_json(value)
+
+
 # made once: the module's functions make an encoder for every frame
-_encode = json.JSONEncoder(separators=(",", ":")).encode
+_encode = json.JSONEncoder(separators=(",", ":"), default=_to_plain).encode
 _decode = json.JSONDecoder().decode
 
 
@@ -39,14 +47,14 @@ class Frame(NamedTuple):
         return str(self.header.get("type", ""))
 
 
-def render_frame(header: Header, body: bytes = b"") -> bytes:
+def render_frame(said: Message | Header, body: bytes = b"") -> bytes:
     """The bytes of one frame."""
-    return render_head(header, len(body)) + body
+    return render_head(said, len(body)) + body
 
 
-def render_head(header: Header, num_body_bytes: int) -> bytes:
+def render_head(said: Message | Header, num_body_bytes: int) -> bytes:
     """The bytes of one frame up to its body, for who sends a large body without copying it."""
-    text = _encode(header).encode()
+    text = _encode(said.to_header() if isinstance(said, Message) else said).encode()
     return LENGTHS.pack(len(text), num_body_bytes) + text
 
 
@@ -165,18 +173,12 @@ def read_header(text: bytes | bytearray) -> Header:
     return header
 
 
-def make_hello(*, role: str, job_id: str, node: int | None = None) -> dict[str, Any]:
+def make_hello(*, role: str, job_id: str, node: int | None = None) -> Hello:
     """The first frame: who is there, and which protocol is spoken."""
-    return {
-        "type": "hello",
-        "version": names.PROTOCOL_VERSION,
-        "role": role,
-        "job_id": job_id,
-        "node": node,
-    }
+    return Hello(version=names.PROTOCOL_VERSION, role=role, job_id=job_id, node=node)
 
 
-def check_hello(header: Header, *, job_id: str) -> None:
+def check_hello(header: Header, *, job_id: str) -> Hello:
     """Refuse a peer that speaks another version, belongs to another job or is nobody we know."""
     if header.get("type") != "hello":
         raise ProtocolError(f"expected hello, got {header.get('type')!r:.40}")
@@ -194,6 +196,7 @@ def check_hello(header: Header, *, job_id: str) -> None:
     has_index = type(node) is int and node >= 0
     if role == NODE and not has_index and not isinstance(header.get("asks_index"), str):
         raise ProtocolError(f"a node calls itself number {node!r:.40}")
+    return Hello.read(header)
 
 
 def refusal(header: Header) -> ProtocolError | None:

@@ -9,6 +9,8 @@ import pytest
 from windlass.agent.lead import call_history as module
 from windlass.agent.lead.call_history import CallHistory
 from windlass.agent.lead.call_state import Call, RankAnswer
+from windlass.wire.messages.calls import CallProfile
+from windlass.wire.messages.computes import CallAnswer
 
 
 @pytest.fixture(autouse=True)
@@ -21,10 +23,14 @@ def loop():
     loop.close()
 
 
+def make_call(name):
+    return Call(name, CallProfile(name=name), [], b"", "")
+
+
 def end(history, name, size=0, file=""):
-    call = Call(name, {"collect": "all"}, b"")
+    call = make_call(name)
     history.add(call)
-    call.answers[0] = RankAnswer({"sizes": [size]}, b"", file)
+    call.answers[0] = RankAnswer(CallAnswer(sizes=[size], file=file))
     call.state = "returned"
     history.settle(call)
     return call
@@ -58,7 +64,7 @@ def test_that_they_were_is_kept():
 
 def test_one_that_is_to_come_again_was_never_here():
     history = CallHistory()
-    call = Call("a", {}, b"")
+    call = make_call("a")
     history.add(call)
     history.forget(call)
     assert not history.has_forgotten("a", since=0)
@@ -94,7 +100,7 @@ def test_large_ones_go_with_their_files_and_the_newest_stays(tmp_path):
 
 def test_one_that_runs_is_never_forgotten():
     history = CallHistory()
-    running = Call("running", {}, b"")
+    running = make_call("running")
     history.add(running)
     for number in range(module.KEPT_CALLS + 5):
         end(history, str(number))

@@ -15,6 +15,9 @@ from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Calls
 from windlass.wire.job_folder import JobFolder
+from windlass.wire.messages.calls import CallProfile, ProjectPlace, WorldAsked
+from windlass.wire.messages.computes import COMPUTE_NODE_TO_LEAD
+from windlass.wire.messages.jobs import JoinLead
 from windlass.wire.results import Outcome
 from windlass.wire.status import FailureKind
 
@@ -34,35 +37,38 @@ class Compute:
             self.join(index)
 
     def join(self, index):
-        self.lead.join(index, lambda order, *_body: self.orders.append((index, order)))
+        def hear(order, *_body):
+            self.orders.append((index, order.to_header()))
+
+        self.lead.join(index, hear, JoinLead(pid=1, python="3.12.1"))
 
     def say(self, index, kind, **fields):
-        self.lead.receive(index, {"type": kind, **fields})
+        self.lead.receive(index, COMPUTE_NODE_TO_LEAD.read({"type": kind, **fields}))
 
     def ask(self, *, slot="", nodes=2, instance=""):
         self.num_calls += 1
-        asked = {
-            "name": "work",
-            "method": "",
-            "sizes": [],
-            "slot": slot,
-            "instance": instance,
-            "shape": f"{nodes}",
-            "world": {"nodes": nodes, "min_nodes": nodes, "procs": 1, "ranks": None},
-            "store": False,
-            "framework": "spmd",
-            "preload": [],
-            "env": {},
-            "start": "",
-            "is_watched": False,
-            "sources": {},
-            "project": {"key": "", "digest": "", "cwd": "", "root": "", "paths": []},
-            "collect": "all",
-            "stream": False,
-            "detach": False,
-            "launch_timeout_s": WAIT_S,
-        }
-        call = Call(f"call-{self.num_calls}", asked, b"")
+        asked = CallProfile(
+            name="work",
+            method="",
+            slot=slot,
+            instance=instance,
+            world=WorldAsked(nodes=nodes, min_nodes=nodes, procs=1),
+            store=False,
+            framework="spmd",
+            preload=[],
+            env={},
+            start="",
+            is_watched=False,
+            sources={},
+            project=ProjectPlace(),
+            version="",
+            collect="all",
+            stream=False,
+            detach=False,
+            timeout_s=None,
+            launch_timeout_s=WAIT_S,
+        )
+        call = Call(f"call-{self.num_calls}", asked, [], b"", f"{nodes}")
         self.lead.ask(call)
         return call
 

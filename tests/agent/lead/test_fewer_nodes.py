@@ -15,6 +15,9 @@ from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Calls
 from windlass.wire.job_folder import JobFolder
+from windlass.wire.messages.calls import CallProfile, ProjectPlace, WorldAsked
+from windlass.wire.messages.computes import COMPUTE_NODE_TO_LEAD
+from windlass.wire.messages.jobs import JoinLead
 from windlass.wire.status import FailureKind
 
 _LIMIT_S = 20.0
@@ -27,7 +30,8 @@ class Ear:
         self.lines = []
         self.is_over = asyncio.Event()
 
-    def tell(self, header, _body=b"", _file=""):
+    def tell(self, message, _body=b"", _file=""):
+        header = message.to_header()
         if header["type"] == "said":
             self.lines.append(header["line"])
         elif header["type"] == "done" or header.get("ends"):
@@ -46,17 +50,21 @@ class Compute:
 
     def join(self, *indexes):
         for index in indexes:
-            self.lead.join(index, lambda order, _body=b"", i=index: self._hear(i, order))
+            about = JoinLead(pid=1, python="3.12.1")
+            self.lead.join(index, lambda order, _body=b"", i=index: self._hear(i, order), about)
 
-    def _hear(self, index, order):
-        def say(**message):
-            asyncio.get_running_loop().call_soon(self.lead.receive, index, message)
+    def _hear(self, index, message):
+        order = message.to_header()
+
+        def say(**header):
+            said = COMPUTE_NODE_TO_LEAD.read(header)
+            asyncio.get_running_loop().call_soon(self.lead.receive, index, said)
 
         if order["type"] == "muster":
-            self._worlds[order["world"]] = {node["index"]: node for node in order["nodes"]}
+            self._worlds[order["world"]] = {node.index: node for node in order["nodes"]}
         elif order["type"] == "call":
             node = self._worlds[order["world"]][index]
-            for rank in range(node["first_rank"], node["first_rank"] + node["num_ranks"]):
+            for rank in node.ranks:
                 about = {"call": order["id"], "rank": rank, "sizes": [], "at_s": 1.0}
                 say(type="answer", state="returned", **about)
         elif order["type"] == "dismiss":
@@ -65,27 +73,28 @@ class Compute:
     async def call(self, world, *, slot="", limit_s=_LIMIT_S):
         """Make a call; which ranks ran on each node, or its verdict."""
         self._num_calls += 1
-        place = {"key": "", "root": "", "cwd": "", "digest": "", "paths": []}
-        asked = {
-            "name": "f",
-            "slot": slot,
-            "instance": "",
-            "env": {},
-            "start": "",
-            "is_watched": False,
-            "sources": {},
-            "framework": "spmd",
-            "preload": [],
-            "store": False,
-            "project": place,
-            "world": {"procs": 2, "ranks": None, **world},
-            "method": "",
-            "collect": "all",
-            "stream": False,
-            "sizes": [],
-            "launch_timeout_s": limit_s,
-        }
-        call = Call(f"t-ab2cd.{self._num_calls}", {**asked, "shape": shape_of(asked)}, b"")
+        asked = CallProfile(
+            name="f",
+            slot=slot,
+            instance="",
+            env={},
+            start="",
+            is_watched=False,
+            sources={},
+            preload=[],
+            store=False,
+            framework="spmd",
+            project=ProjectPlace(),
+            version="",
+            world=WorldAsked(procs=2, **world),
+            method="",
+            collect="all",
+            stream=False,
+            timeout_s=None,
+            launch_timeout_s=limit_s,
+            detach=False,
+        )
+        call = Call(f"t-ab2cd.{self._num_calls}", asked, [], b"", shape_of(asked))
         ear = Ear()
         call.listeners.append(ear)
         self.lead.ask(call)

@@ -13,6 +13,7 @@ from windlass import records
 from windlass.agent.lead import job_lead
 from windlass.engines.outcomes import read_outcomes
 from windlass.spec.work import Function
+from windlass.wire.messages.jobs import NODE_TO_LEAD
 from windlass.wire.results import MISSING, ResultHeader
 from windlass.wire.status import Phase
 
@@ -32,9 +33,11 @@ async def run_ranks(scene, *peers):
     for rank in range(len(peers) + 1):
         outcome = {"rank": rank, "attempt": 0, "state": "returned", "at_s": 1.0}
         message = {"type": "outcome", "outcome": outcome, "exited": True}
-        scene.lead.receive(0, message) if rank == 0 else peers[rank - 1].link.send(message)
+        scene.lead.receive(0, NODE_TO_LEAD.read(message)) if rank == 0 else peers[
+            rank - 1
+        ].link.send(message)
     await until(lambda: all(peer.find("flush") for peer in peers), "the order to send what is left")
-    scene.lead.receive(0, {"type": "flushed"})
+    scene.lead.receive(0, NODE_TO_LEAD.read({"type": "flushed"}))
 
 
 def read(scene):
@@ -78,12 +81,13 @@ def test_a_node_that_sends_nothing_more_is_named_with_its_ranks(tmp_path, monkey
         for rank in range(2 * procs):
             outcome = {"rank": rank, "attempt": 0, "state": "returned", "at_s": 1.0}
             scene.lead.receive(
-                rank // procs, {"type": "outcome", "outcome": outcome, "exited": True}
+                rank // procs,
+                NODE_TO_LEAD.read({"type": "outcome", "outcome": outcome, "exited": True}),
             )
             if rank < procs:
                 put(scene.folder, PATH.format(rank), make_result(rank))
         await until(lambda: peer.find("flush"), "the order to send what is left")
-        scene.lead.receive(0, {"type": "flushed"})
+        scene.lead.receive(0, NODE_TO_LEAD.read({"type": "flushed"}))
         await asyncio.wait_for(leading, 20)
         assert scene.status_writer.status.phase is Phase.SUCCEEDED
         ranks = "rank 1" if procs == 1 else "ranks 2, 3"

@@ -68,7 +68,7 @@ def test_ranks_that_are_done_are_let_go_when_all_are(tmp_path):
     def acts(nodes, index, order):
         if order["type"] == "start":
             for rank in nodes.plan.nodes[index].ranks:
-                nodes.say(index, "done", rank=rank, attempt=0)
+                nodes.say(index, "done", rank=rank, attempt=0, at_s=1.0)
         elif order["type"] == "release":
             for rank in nodes.plan.nodes[index].ranks:
                 nodes.end(rank, "returned", exit_code=0)
@@ -81,10 +81,10 @@ def test_ranks_that_are_done_are_let_go_when_all_are(tmp_path):
 def test_ranks_that_are_done_are_not_let_go_while_one_works(tmp_path):
     def acts(nodes, index, order):
         if order["type"] == "start" and index == 0:
-            nodes.say(0, "done", rank=0, attempt=0)
+            nodes.say(0, "done", rank=0, attempt=0, at_s=1.0)
             nodes.end(1, "returned", exit_code=0)  # a command ends by itself
         elif order["type"] == "start":
-            nodes.say(1, "done", rank=2, attempt=0)
+            nodes.say(1, "done", rank=2, attempt=0, at_s=1.0)
             nodes.end(3, "raised", error=ErrorInfo(type="E", message="the cause"))
         elif order["type"] == "stop":
             nodes.stopped(index, 0, but={1, 3})

@@ -9,7 +9,7 @@ import pytest
 from leading import lead_through
 
 from windlass import records
-from windlass.agent.lead.lead_handover import LeadHandover, choose_memory, make_memory
+from windlass.wire.lead_handover import LeadHandover, choose_memory, make_memory
 from windlass.wire.status import FailureKind, Moment, Phase, Verdict
 
 HISTORY = (

@@ -8,7 +8,8 @@ from tls_peers import until
 
 from windlass import names, records
 from windlass.agent.agent_context import AgentContext
-from windlass.agent.lead.lead_handover import LeadHandover
+from windlass.wire.lead_handover import LeadHandover
+from windlass.wire.messages.jobs import KeepHandover
 
 # -- nodes ---------------------------------------------------------------------------------------
 
@@ -46,7 +47,7 @@ def test_what_nodes_say_is_heard_and_what_the_lead_says_arrives(tmp_path):
     async def visit(scene):
         peer = await scene.join(1)
         await until(lambda: scene.lead.is_here(1), "node 1 has joined")
-        scene.lead._tell_all({"type": "remember", "memory": {"attempt": 0}})
+        scene.lead._tell_all(KeepHandover(memory=LeadHandover(attempt=0)))
         peer.say("trouble", reason="LogTruncated", message="rank-1.log is incomplete")
         await until(lambda: scene.status_writer.status.conditions, "the trouble on the board")
         await until(lambda: peer.find("remember"), "the order")

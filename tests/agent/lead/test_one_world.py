@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from tls_peers import until
 
-from windlass.agent.lead.lead_handover import LeadHandover, LostLead, Seat
 from windlass.agent.lead.one_world import OneWorld
 from windlass.agent.silence_limits import Parting, SilenceLimits
+from windlass.wire.lead_handover import LeadHandover, LostLead, Seat
 
 SIGHT = SilenceLimits(silence_s=0.05, fence_s=0.1, cut_grace_s=0.05, slack_s=0.05)
 

@@ -16,6 +16,7 @@ from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Calls
 from windlass.wire.job_folder import JobFolder
+from windlass.wire.messages.jobs import JoinLead
 
 SIGHT = SilenceLimits(silence_s=0.05, fence_s=0.1, cut_grace_s=0.05, slack_s=0.05)
 
@@ -27,7 +28,10 @@ def run(tmp_path, part):
         lead = CallLead(plan, StatusWriter(plan, JobFolder(tmp_path)), sight=SIGHT)
         orders = []
         for index in (0, 1):
-            lead.join(index, lambda order, *_body, i=index: orders.append((i, order)))
+            about = JoinLead(pid=1, python="3.12.1")
+            lead.join(
+                index, lambda order, *_body, i=index: orders.append((i, order.to_header())), about
+            )
         lead.worlds[7] = World(7, plan, "shape")
         await part(lead, orders)
         lead._status_writer.write()

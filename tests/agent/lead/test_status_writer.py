@@ -13,6 +13,7 @@ from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Script
 from windlass.wire.job_folder import JobFolder
+from windlass.wire.messages.ranks import RankReport
 from windlass.wire.status import FailureKind, JobStatus, Phase, Progress, Verdict
 
 PLAN = make_plan(
@@ -41,7 +42,8 @@ def on_disk(tmp_path):
 
 
 def report(rank, step=None, total=None, at_s=100.0, **metrics):
-    return {"rank": rank, "step": step, "total": total, "at_s": at_s, "metrics": metrics}
+    about = {"rank": rank, "attempt": 0, "step": step, "total": total, "at_s": at_s}
+    return RankReport(**about, metrics=metrics)
 
 
 def progress_after(tmp_path, *reports):

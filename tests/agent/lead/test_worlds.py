@@ -9,6 +9,7 @@ from windlass.errors import SpecError
 from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Calls
+from windlass.wire.messages.calls import WorldAsked
 
 
 def make_calls_plan(nodes=3, procs=1):
@@ -17,7 +18,7 @@ def make_calls_plan(nodes=3, procs=1):
 
 
 def choose(ranks, nodes=3, procs=2):
-    asked = {"nodes": nodes, "procs": procs, "ranks": ranks}
+    asked = WorldAsked(nodes=nodes, min_nodes=nodes, procs=procs, ranks=ranks)
     return [(node.index, list(node.ranks)) for node in make_world_nodes(make_calls_plan(), asked)]
 
 

@@ -26,7 +26,7 @@ def serve_and(path, visit, handler=None):
     taken = []
 
     async def take(link, hello, frames):
-        taken.append(dict(hello))
+        taken.append(hello)
         if handler is not None:
             await handler(link, frames)
 
@@ -64,7 +64,7 @@ async def say(path, *chunks, hang_up=False):
 
 
 def hello(**changes):
-    return render_frame({**make_hello(role="node", job_id="a-1", node=1), **changes})
+    return render_frame({**make_hello(role="node", job_id="a-1", node=1).to_header(), **changes})
 
 
 def test_a_proper_hello_is_welcomed(socket_path):

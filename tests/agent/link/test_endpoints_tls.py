@@ -257,7 +257,7 @@ def test_a_lead_that_stops_taking_keeps_its_guests(files):
 
 def test_a_handler_in_error_harms_nobody_else(files, caplog):
     async def fail(link, hello, frames):
-        if hello["node"] == 1:
+        if hello.node == 1:
             raise RuntimeError("oh dear")
         await echo(link, hello, frames)
 

@@ -62,7 +62,7 @@ async def intrude(port, *chunks, context=None, hang_up=False):
 
 
 def hello(role="node", **changes):
-    return render_frame({**make_hello(role=role, job_id=JOB, node=1), **changes})
+    return render_frame({**make_hello(role=role, job_id=JOB, node=1).to_header(), **changes})
 
 
 HELLO = hello()
@@ -73,7 +73,7 @@ def refuse(files, capture, *chunks, **how):
     taken = []
 
     async def take(link, said, frames):
-        taken.append(said["node"])
+        taken.append(said.node)
         await echo(link, said, frames)
 
     async def visit(listener):

@@ -142,12 +142,12 @@ def test_inputs_come_over_the_link(tmp_path):
         peer = await meet(lead)
         assert peer.find("join")["is_prepared"] is False
         wrong = Piece(path=names.PAYLOAD_FILE, offset=0, body=b"pickles", total_bytes=7)
-        peer.link.send(wrong.header, wrong.body)
+        peer.link.send(wrong.message, wrong.body)
         await until(lambda: peer.has_hung_up, "it does not take another one")
         again = await meet(lead, 1)
         assert again.find("join")["has"] == {}
         right = Piece(path=names.PAYLOAD_FILE, offset=0, body=data, total_bytes=7)
-        again.link.send(right.header, right.body)
+        again.link.send(right.message, right.body)
         await until(lambda: again.find("prepared"), "it is prepared")
         assert (tmp_path / "follower" / names.PAYLOAD_FILE).read_bytes() == data
         await again.link.close()
@@ -165,7 +165,7 @@ def test_it_keeps_what_the_lead_gives_it_to_keep(tmp_path):
     async def visit(lead, _process):
         peer = await meet(lead)
         piece = Piece(path="attempt-0/rank-0.log", offset=0, body=b"of node 0\n")
-        peer.link.send(piece.header, piece.body)
+        peer.link.send(piece.message, piece.body)
         peer.say("remember", memory={"attempt": 4})
         await until((tmp_path / "follower" / piece.path).exists, "it is kept")
         await peer.link.close()

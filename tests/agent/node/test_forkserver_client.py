@@ -18,6 +18,7 @@ from windlass.engines.pyz import local_archive
 from windlass.plan.plan import Facts, make_plan, render_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Command
+from windlass.wire.messages.forkserver import ForkRank, ModulesImported, ProcessExited
 
 
 @pytest.fixture
@@ -29,25 +30,29 @@ def ends():
 
 def ask(agent, request, fds=()):
     """As `ForkServer` asks: the length with the descriptors, then the body."""
-    body = json.dumps(request).encode()
+    body = json.dumps(request.to_header()).encode()
     socket.send_fds(agent, [len(body).to_bytes(4, "big")], fds)
     agent.sendall(body)
+
+
+def make_request(rank, text):
+    return ForkRank(rank=rank, attempt=0, env={"A": text}, plan="plan.json", forget=[])
 
 
 def test_a_request_brings_its_descriptors(ends, tmp_path):
     agent, server = ends
     (tmp_path / "file").write_text("through the socket")
     with (tmp_path / "file").open() as file:
-        ask(agent, {"rank": 3, "env": {"A": "é\n"}}, [file.fileno()])
+        ask(agent, make_request(3, "é\n"), [file.fileno()])
     request, [fd] = read_request(server)
-    assert request == {"rank": 3, "env": {"A": "é\n"}}
+    assert request == make_request(3, "é\n")
     with os.fdopen(fd) as again:
         assert again.read() == "through the socket"
 
 
 def test_requests_do_not_run_into_each_other(ends):
     agent, server = ends
-    sent = [{"rank": rank, "pad": "x" * 50_000 * rank} for rank in range(4)]
+    sent = [make_request(rank, "x" * 50_000 * rank) for rank in range(4)]
     asking = threading.Thread(target=lambda: [ask(agent, request) for request in sent])
     asking.start()
     assert [read_request(server)[0] for _ in sent] == sent
@@ -64,11 +69,12 @@ def test_an_agent_that_hangs_up_is_the_end(ends, said):
 
 def test_an_event_is_a_line(ends):
     agent, server = ends
-    send_event(server, {"event": "started", "text": "two\nlines"})
-    send_event(server, {"event": "exited"})
+    about = {"modules": [], "import_s": 0.5, "num_threads": 1, "culprit": ""}
+    send_event(server, ModulesImported(missing={"a": "two\nlines"}, **about))
+    send_event(server, ProcessExited(pid=3, code=-9))
     first, second, rest = agent.recv(65536).split(b"\n")
-    assert json.loads(first) == {"event": "started", "text": "two\nlines"}
-    assert (json.loads(second), rest) == ({"event": "exited"}, b"")
+    assert json.loads(first) == {"event": "ready", "missing": {"a": "two\nlines"}, **about}
+    assert (json.loads(second), rest) == ({"event": "exited", "pid": 3, "code": -9}, b"")
 
 
 def test_a_server_that_is_not_there():
@@ -92,7 +98,7 @@ async def run():
     server.start(["json", "no_such_module"], dict(os.environ))
     loop, more = asyncio.get_running_loop(), asyncio.Event()
     def on_event(event):
-        events.append(event)
+        events.append(event.to_header())
         more.set()
     server.listen(loop, on_event)
     async def until(kind, num=1):

@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,6 +30,19 @@ from windlass.agent.node.forkserver_client import read_request, send_event
 from windlass.agent.rank import rank_exit
 from windlass.agent.rank.forked_python import settle_python
 from windlass.wire.job_folder import JobFolder
+from windlass.wire.message import Handlers, to_plain
+from windlass.wire.messages.forkserver import (
+    CallRankSetup,
+    ForkCallRank,
+    ForkRank,
+    ForkStore,
+    ModulesImported,
+    PreloadModules,
+    ProcessExited,
+    ProcessStarted,
+    StoreOpened,
+    StoreStarted,
+)
 
 _ORDERS_TO_END = frozenset({signal.SIGTERM, signal.SIGINT})
 # Libraries that may end with the process. Others are taken apart in each rank: they might be the user's.
@@ -76,15 +89,14 @@ def _preload(modules: Sequence[str], control: socket.socket) -> bool:
     rank.note_modules()
     gc.freeze()
     gc.enable()
-    event = {
-        "event": "ready",
-        "modules": list(modules),
-        "import_s": time.monotonic() - started_s,
-        "missing": missing,
-        "num_threads": processes.count_threads(),
-        "culprit": culprit,
-    }
-    send_event(control, event)
+    imported = ModulesImported(
+        modules=list(modules),
+        import_s=time.monotonic() - started_s,
+        missing=missing,
+        num_threads=processes.count_threads(),
+        culprit=culprit,
+    )
+    send_event(control, imported)
     return not culprit
 
 
@@ -107,6 +119,12 @@ class _ForkServer:
         self._control = control
         self._is_safe = is_safe
         self._threads = Threads()
+        self._handlers: Handlers = {
+            PreloadModules: self._import_more,
+            ForkStore: self._fork_store,
+            ForkRank: self._fork_rank,
+            ForkCallRank: self._fork_rank,
+        }
         self._wake_read, self._wake_write = os.pipe()
         for end in (self._wake_read, self._wake_write):
             os.set_blocking(end, False)
@@ -127,11 +145,11 @@ class _ForkServer:
                 request = read_request(self._control)
                 if request is None:
                     return
-                if request[0]["kind"] == "preload":
-                    self._is_safe &= _preload(request[0]["modules"], self._control)
-                    self._threads = Threads()
-                else:
-                    self._fork(*request)
+                self._handlers[type(request[0])](*request)
+
+    def _import_more(self, request: PreloadModules, _fds: list[int]) -> None:
+        self._is_safe &= _preload(request.modules, self._control)
+        self._threads = Threads()
 
     def _reap(self) -> None:
         while True:
@@ -141,22 +159,25 @@ class _ForkServer:
                 return
             if pid == 0:
                 return
-            send_event(
-                self._control,
-                {"event": "exited", "pid": pid, "code": os.waitstatus_to_exitcode(status)},
-            )
+            code = os.waitstatus_to_exitcode(status)
+            send_event(self._control, ProcessExited(pid=pid, code=code))
 
-    def _fork(self, request: dict[str, Any], fds: list[int]) -> None:
+    def _fork_store(self, request: ForkStore, fds: list[int]) -> None:
+        pid = self._fork(self._enter_store, request, fds)
+        send_event(self._control, StoreStarted(attempt=request.attempt, pid=pid))
+
+    def _fork_rank(self, request: ForkRank | ForkCallRank, fds: list[int]) -> None:
+        if self._is_safe:
+            kept = {k: v for k, v in os.environ.items() if k not in request.forget}
+            self._threads.promise({**kept, **request.env})
+        is_callee = isinstance(request, ForkCallRank)
+        pid = self._fork(self._enter_callee if is_callee else self._enter_rank, request, fds)
+        started = ProcessStarted(rank=request.rank, attempt=request.attempt, pid=pid)
+        send_event(self._control, started)
+
+    def _fork(self, enter: Callable[..., int], request: Any, fds: list[int]) -> int:
         server = os.getpid()
-        load_framework(request["framework"])  # once here, not once in each rank
-        enter = {
-            "store": self._enter_store,
-            "rank": self._enter_rank,
-            "callee": self._enter_callee,
-        }[request["kind"]]
-        if self._is_safe and request["kind"] != "store":
-            kept = {k: v for k, v in os.environ.items() if k not in request["forget"]}
-            self._threads.promise({**kept, **request["env"]})
+        load_framework(request.framework)  # once here, not once in each rank
         # an order to end that comes right after the fork must find a process that hears it
         signal.pthread_sigmask(signal.SIG_BLOCK, _ORDERS_TO_END)
         pid = os.fork()
@@ -165,11 +186,7 @@ class _ForkServer:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ORDERS_TO_END)
         for fd in fds:
             os.close(fd)
-        if request["kind"] == "store":
-            told = {"event": "storing", "attempt": request["attempt"], "pid": pid}
-        else:
-            told = {"event": "started", "rank": request["rank"], "pid": pid}
-        send_event(self._control, {**told, "attempt": request["attempt"]})
+        return pid
 
     def _become(self, enter: Callable[..., int], *args: Any) -> NoReturn:
         """Be a rank, and then unwind to the top of the process, which ends as any interpreter does."""
@@ -195,50 +212,48 @@ class _ForkServer:
         os.close(self._wake_read)
         os.close(self._wake_write)
 
-    def _enter_store(self, server: int, request: dict[str, Any], _fds: list[int]) -> NoReturn:
+    def _enter_store(self, server: int, request: ForkStore, _fds: list[int]) -> NoReturn:
         self._leave_server(server)
 
         def tell(port: int) -> None:
-            send_event(
-                self._control, {"event": "store", "attempt": request["attempt"], "port": port}
-            )
+            send_event(self._control, StoreOpened(attempt=request.attempt, port=port))
             self._control.close()
 
-        store = load_framework(request["framework"]).store
+        store = load_framework(request.framework).store
         if store is None:
             tell(0)
             os._exit(0)
-        store.serve(request["address"], request["port"], tell)
+        store.serve(request.address, request.port, tell)
 
-    def _enter_rank(self, server: int, request: dict[str, Any], fds: list[int]) -> int:
+    def _enter_rank(self, server: int, request: ForkRank, fds: list[int]) -> int:
         self._leave_server(server)
         _connect_streams(fds)
         self._control.close()
-        _set_environment(request["env"], forgotten=request["forget"])
-        plan, folder = load_job(request["plan"])
+        _set_environment(request.env, forgotten=request.forget)
+        plan, folder = load_job(request.plan)
         if plan["cwd"]:
             os.chdir(plan["cwd"])
         is_python = plan["work"]["kind"] != "command"  # else the work is another program anyway
         if is_python and (plan["start"] == "spawn" or not self._is_safe):
-            rank = (str(request["rank"]), str(request["attempt"]))
-            os.execv(sys.executable, [sys.executable, sys.argv[0], "rank", request["plan"], *rank])
-        return enter_work(plan, folder, rank=request["rank"], attempt=request["attempt"])
+            rank = (str(request.rank), str(request.attempt))
+            os.execv(sys.executable, [sys.executable, sys.argv[0], "rank", request.plan, *rank])
+        return enter_work(plan, folder, rank=request.rank, attempt=request.attempt)
 
-    def _enter_callee(self, server: int, request: dict[str, Any], fds: list[int]) -> int:
+    def _enter_callee(self, server: int, request: ForkCallRank, fds: list[int]) -> int:
         self._leave_server(server)
         *streams, channel = fds
         _connect_streams(streams)
         self._control.close()
-        _set_environment(request["env"], forgotten=request["forget"])
-        if request["about"]["start"] == "spawn" or not self._is_safe:
+        _set_environment(request.env, forgotten=request.forget)
+        if request.about.start == "spawn" or not self._is_safe:
             os.set_inheritable(channel, True)
-            about = json.dumps(request["about"])
+            about = json.dumps(to_plain(request.about))
             argv = [sys.executable, sys.argv[0], "callee", str(channel), about]
             os.execv(sys.executable, argv)
-        return enter_callee(channel, request["about"])
+        return enter_callee(channel, request.about)
 
 
-def enter_callee(fd: int, about: dict[str, Any]) -> int:
+def enter_callee(fd: int, about: CallRankSetup) -> int:
     """From a prepared process, forked or spawned, into one that takes calls; its exit code."""
     from windlass.agent.rank.call_rank import serve as serve_calls
 
@@ -267,7 +282,7 @@ def _connect_streams(fds: list[int]) -> None:
         os.close(source)
 
 
-def _set_environment(env: dict[str, str], *, forgotten: list[str]) -> None:
+def _set_environment(env: Mapping[str, str], *, forgotten: Sequence[str]) -> None:
     for name in forgotten:
         os.environ.pop(name, None)
     os.environ.update(env)

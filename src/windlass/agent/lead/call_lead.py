@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from windlass import names, records
+from windlass import names
 from windlass.agent.lead.attempt import Attempt
 from windlass.agent.lead.call_history import CallHistory
 from windlass.agent.lead.call_queue import CallQueue
@@ -28,8 +28,25 @@ from windlass.agent.lead.worlds import World
 from windlass.agent.silence_limits import SIGHT, Parting, SilenceLimits
 from windlass.errors import WindlassError
 from windlass.plan.plan import Plan
+from windlass.wire.messages.calls import (
+    CallAgain,
+    CallPrinted,
+    CallQueued,
+    CallSaid,
+    CallStarted,
+)
+from windlass.wire.messages.computes import (
+    CallAnswer,
+    CallItem,
+    RankGone,
+    RankPrinted,
+    RunCall,
+    SendMore,
+    SettingUp,
+    WorldAbsent,
+)
+from windlass.wire.messages.ranks import RankReport
 from windlass.wire.payloads import forget
-from windlass.wire.results import Outcome
 from windlass.wire.status import FailureKind, Phase, Verdict
 
 logger = logging.getLogger(__name__)
@@ -59,6 +76,15 @@ class CallLead(WorldPool):
             end=lambda why: self.end(FailureKind.TIMEOUT, why),
         )
         self.record: dict[str, Any] = {}  # what was deployed here, to be called by name
+        self._handlers |= {
+            CallAnswer: self._take_answer,
+            CallItem: self._take_answer,
+            RankPrinted: self._take_log,
+            RankGone: self._take_end,
+            WorldAbsent: self._take_absence,
+            RankReport: lambda _index, report, _body: status_writer.report(report),
+            SettingUp: self._take_setting_up,
+        }
 
     @property
     def is_idle(self) -> bool:
@@ -121,7 +147,7 @@ class CallLead(WorldPool):
         """
         self.history.add(call)
         call.timer = self._start_timer(call)
-        if self.is_idle and call.asked["slot"] and not call.file:
+        if self.is_idle and call.asked.slot and not call.file:
             world = self.find_world(call)
             if world is not None:
                 self.queue.current = call
@@ -129,7 +155,7 @@ class CallLead(WorldPool):
                 self._dispatch(world, call)
                 return
         if ahead := self.queue.add(call):
-            call.tell_waiting({"type": "queued", "ahead": len(ahead), "first": ahead[0].id})
+            call.tell_waiting(CallQueued(id=call.id, ahead=len(ahead), first=ahead[0].id))
 
     def abandon(self, call: Call) -> None:
         """Nobody listens to a stream any more: it is ended, unless somebody comes back to it."""
@@ -194,7 +220,7 @@ class CallLead(WorldPool):
         await self._tidy(world, call)
 
     def _start_timer(self, call: Call) -> asyncio.TimerHandle | None:
-        limit_s = call.asked.get("timeout_s")
+        limit_s = call.asked.timeout_s
         if limit_s is None:
             return None
         why = f"the call was not done after its time limit of {limit_s:g} s"
@@ -216,13 +242,12 @@ class CallLead(WorldPool):
 
     def _send_back(self, call: Call) -> None:
         """Have the client say it again with what makes its object; one that nobody listens to fails."""
-        if not call.listeners or call.asked["detach"]:  # who listens to that one cannot
-            why = f"the object of {call.asked['name']} is gone with the processes that held it"
+        if not call.listeners or call.asked.detach:  # who listens to that one cannot
+            why = f"the object of {call.asked.name} is gone with the processes that held it"
             kind = FailureKind.START_FAILED
             call.stop = make_job_verdict(self.plan, kind, why, at_s=time.time())
             return
-        has = call.asked["project"]["digest"]
-        call.tell({"type": "again", "make": True, "has": has})
+        call.tell(CallAgain(id=call.id, make=True, has=call.asked.project.digest))
         self.history.forget(call)
         call.state = "cancelled"  # here: it comes again
 
@@ -232,67 +257,45 @@ class CallLead(WorldPool):
     def _dispatch(self, world: World, call: Call) -> None:
         call.start(world.number, world.plan)
         if call.is_told_to_wait:
-            call.tell({"type": "started"})
+            call.tell(CallStarted(id=call.id))
         if not call.file:
             self.send(world, self._make_order(world, call), call.body)
 
-    def _make_order(self, world: World, call: Call) -> dict[str, Any]:
+    def _make_order(self, world: World, call: Call) -> RunCall:
         asked = call.asked
-        version, before = asked.get("version", ""), world.version
-        meeting, met = self.meet(world), world.met
-        world.version, world.met = version, meeting
-        return {
-            "type": "call",
-            "id": call.id,
-            "world": world.number,
-            "name": asked["name"],
-            "method": asked["method"],
-            "sizes": asked["sizes"],
-            "collect": asked["collect"],
-            "stream": asked["stream"],
-            "reload": bool(world.slot) and version != before,
-            "is_watched": asked["is_watched"],
-            "sources": asked["sources"],
-            "meeting": meeting if meeting != met else {},
-            "part": world.meeting.next_part() if world.meeting else 0,
-        }
+        before, meeting, met = world.version, self.meet(world), world.met
+        world.version, world.met = asked.version, meeting
+        return RunCall(
+            id=call.id,
+            world=world.number,
+            name=asked.name,
+            method=asked.method,
+            sizes=call.sizes,
+            collect=asked.collect,
+            stream=asked.stream,
+            reload=bool(world.slot) and asked.version != before,
+            is_watched=asked.is_watched,
+            sources=asked.sources,
+            meeting=meeting if meeting != met else {},
+            part=world.meeting.next_part() if world.meeting else 0,
+        )
 
-    def receive(self, index: int, message: dict[str, Any], body: bytes = b"") -> None:
-        """Something a node says."""
-        kind = message["type"]
-        if kind in ("answer", "item"):
-            self._take_answer(message, body)
-        elif kind == "log":
-            self._take_log(index, message, body)
-        elif kind == "gone":
-            self._take_end(message)
-        elif kind == "absent":
-            self._take_absence(index, message["world"])
-        elif kind == "report":
-            self._status_writer.report(message)
-        elif kind == "setting_up" and self.queue.current is not None:
-            self.queue.current.tell({"type": "said", "line": f"node {index}: {message['line']}"})
-        else:
-            super().receive(index, message, body)
-
-    def _take_answer(self, message: dict[str, Any], body: bytes) -> None:
-        call = self.history.get(message.pop("call"))
+    def _take_answer(self, _index: int, message: CallAnswer | CallItem, body: bytes) -> None:
+        call = self.history.get(message.call)
         if call is None or call.is_final:
-            forget(message.get("file", ""))
+            forget(message.file)
             return
-        is_item = message.pop("type") == "item"
-        answer = RankAnswer(message, body, message.pop("file", ""))
-        if is_item:
-            if message.pop("waits"):
+        answer = RankAnswer(message, body)
+        is_item = isinstance(message, CallItem)
+        if isinstance(message, CallItem):
+            if message.waits:
                 call.pacing = asyncio.ensure_future(self._keep_pace(call))
             call.yielded(answer)
         else:
             call.answered(answer)
-            if call.over.is_set():  # perhaps somebody waits for the others of a call that failed
-                self._changed.set()
         has_ended = call.has_returned and call.stop is None
-        is_wanted = call.asked["collect"] == "all" or message["rank"] == 0
-        if is_wanted or message.get("state") == "raised":
+        is_raised = isinstance(message, CallAnswer) and message.state == "raised"
+        if is_raised or call.asked.collect == "all" or message.rank == 0:
             call.pass_on(answer, at_once=is_item)
         if has_ended:
             call.tell_unsaid(ends=True)
@@ -307,29 +310,31 @@ class CallLead(WorldPool):
             await listener.catch_up()
         world = self._world_of(call)
         if world is not None:
-            self.send(world, {"type": "more", "world": world.number})
+            self.send(world, SendMore(world=world.number))
 
-    def _take_log(self, index: int, message: dict[str, Any], body: bytes) -> None:
+    def _take_log(self, index: int, message: RankPrinted, body: bytes) -> None:
         call = self.queue.current
-        if call is not None and (message["call"] == call.id or not message["call"]):
-            call.tell({"type": "log", "rank": message["rank"]}, body)
+        if call is not None and message.call in ("", call.id):
+            call.tell(CallPrinted(id=call.id, rank=message.rank), body)
         if index and self.keeps_logs:
-            self.keep_log(message["world"], message["rank"], body)
+            self.keep_log(message.world, message.rank, body)
 
-    def _take_end(self, message: dict[str, Any]) -> None:
+    def _take_end(self, _index: int, message: RankGone, _body: bytes) -> None:
         """A rank's process ended before it answered, or while it was kept."""
-        self.lose_rank(message["world"])
+        self.lose_rank(message.world)
         if (call := self.queue.current) is not None:
-            outcome = records.read(Outcome, message["outcome"])
-            given, answered = message["given"], message["answered"]
-            call.lose_rank(outcome, given=given, answered=answered)
+            call.lose_rank(message.outcome, given=message.given, answered=message.answered)
 
-    def _take_absence(self, index: int, number: int) -> None:
+    def _take_absence(self, index: int, message: WorldAbsent, _body: bytes) -> None:
         """A node was given a call for ranks that it does not have."""
-        self.lose_rank(number)
+        self.lose_rank(message.world)
         call = self.queue.current
-        if call is not None and call.attempt is not None and call.attempt.number == number:
+        if call is not None and call.attempt is not None and call.attempt.number == message.world:
             call.lose_node(index, "its ranks were gone before the call came")
+
+    def _take_setting_up(self, index: int, message: SettingUp, _body: bytes) -> None:
+        if (call := self.queue.current) is not None:
+            call.tell(CallSaid(id=call.id, line=f"node {index}: {message.line}"))
 
     def lose(self, index: int, why: str = "", *, parting: Parting = Parting.CLOSED) -> None:
         """A node is gone, and with it its ranks of every world."""
@@ -385,9 +390,9 @@ class CallLead(WorldPool):
         if world.slot and world.is_alive:
             return
         self.dismiss(world, now=False)
-        if call.asked["store"]:
+        if call.asked.store:
             asked = call.asked
-            self.renew_store(self.worlds.values(), asked["framework"], asked["preload"])
+            self.renew_store(self.worlds.values(), asked.framework, asked.preload)
         limit_s = self.plan.grace_s + _CLEAR_MARGIN_S
         if not await self._changed.until(lambda: world.is_cleared, timeout_s=limit_s):
             self.dismiss(world, now=True)

@@ -9,19 +9,20 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from os.path import exists
-from typing import Any
 
-from windlass import records
 from windlass.agent.lead.attempt import Attempt
 from windlass.agent.lead.worlds import World
 from windlass.agent.link.agent_link import Link
 from windlass.agent.link.payload_parts import send_parts
 from windlass.plan.plan import Plan
+from windlass.wire.message import Message
+from windlass.wire.messages.calls import CallEnded, CallProfile, CallResult, CallResults
+from windlass.wire.messages.computes import CallAnswer, CallItem, MakeObject, SyncCode
 from windlass.wire.payloads import forget
-from windlass.wire.results import ErrorInfo, Outcome
+from windlass.wire.results import Outcome
 from windlass.wire.status import FailureKind, Verdict
 
 _SLOW_S = 24 * 3600.0
@@ -31,15 +32,18 @@ _KEPT_ITEM_BYTES = 16 << 20
 
 @dataclass(slots=True)
 class RankAnswer:
-    """What one rank answered: the header of its frame, and its payload, in memory or in a file."""
+    """What one rank answered, or yields: its message, and its payload, in memory or in the message's file."""
 
-    header: dict[str, Any]
+    message: CallAnswer | CallItem
     body: bytes = b""
-    file: str = ""
 
     @property
     def num_bytes(self) -> int:
-        return sum(self.header.get("sizes", ()))
+        return sum(self.message.sizes)
+
+    @property
+    def file(self) -> str:
+        return self.message.file
 
 
 class CallListener:
@@ -48,16 +52,17 @@ class CallListener:
     def __init__(self, link: Link, *, is_remote: bool) -> None:
         self.link = link
         self._is_remote = is_remote
-        self._waiting: list[tuple[dict[str, Any], bytes, str]] = []
+        self._waiting: list[tuple[Message, bytes, str]] = []
         self._task: asyncio.Task[None] | None = None
 
-    def tell(self, header: dict[str, Any], body: bytes = b"", file: str = "") -> None:
+    def tell(self, message: Message, body: bytes = b"", file: str = "") -> None:
+        """Say something; its payload may be in a file, which goes ahead by parts to other machines."""
         if self._waiting or (file and self._is_remote):
-            self._waiting.append((header, body, file))
+            self._waiting.append((message, body, file))
             if self._task is None or self._task.done():
                 self._task = asyncio.ensure_future(self._send())
         else:
-            self.link.send({**header, "file": file} if file else header, body)
+            self.link.send(message.replaced(file=file) if file else message, body)
 
     async def catch_up(self) -> None:
         """Until what was told has left, or nobody is there to read it."""
@@ -69,16 +74,16 @@ class CallListener:
     async def _send(self) -> None:
         try:
             while self._waiting:
-                header, body, file = self._waiting[0]
+                message, body, file = self._waiting[0]
                 if file:
                     # an item that another one has read is gone
                     with contextlib.suppress(FileNotFoundError):
                         await send_parts(self.link, file, file)
-                        self.link.send({**header, "payload": file}, body)
-                    if "state" not in header:
+                        self.link.send(message.replaced(payload=file), body)
+                    if isinstance(message, CallResult) and not message.state:
                         forget(file)
                 else:
-                    self.link.send(header, body)
+                    self.link.send(message, body)
                 del self._waiting[0]
         except (OSError, ConnectionError):
             self._waiting.clear()
@@ -89,11 +94,13 @@ class Call:
     """One call, from the frame that asked for it to its last answer."""
 
     id: str
-    asked: Mapping[str, Any]
+    asked: CallProfile
+    sizes: Sequence[int]
     body: bytes
+    shape: str  # of the worlds that can run it
     file: str = ""
-    sync: tuple[dict[str, Any], bytes] | None = None
-    constructor: tuple[dict[str, Any], bytes] | None = None
+    sync: tuple[SyncCode, bytes] | None = None
+    constructor: tuple[MakeObject, bytes] | None = None
     created_at_s: float = field(default_factory=time.time)
     started_at_s: float | None = None
     ended_at_s: float | None = None
@@ -130,7 +137,7 @@ class Call:
         client that could make it anew.
         """
         is_unseen = self.attempt is not None and len(self.unreached) == self.attempt.num_ranks
-        can_make = not world.instance or not self.asked["detach"]
+        can_make = not world.instance or not self.asked.detach
         return is_unseen and can_make and self.stop is None and world.made_for != self.id
 
     def start_again(self) -> None:
@@ -154,17 +161,18 @@ class Call:
         """A rank has answered; the first failure and the last answer end the call."""
         if self.attempt is None or self.is_final:
             return
-        header = answer.header
-        error = records.read(ErrorInfo, header["error"]) if header.get("error") else None
+        message = answer.message
+        if not isinstance(message, CallAnswer):
+            return
         outcome = Outcome(
-            rank=header["rank"],
+            rank=message.rank,
             attempt=self.attempt.number,
-            state=header["state"],
-            at_s=header["at_s"],
-            error=error,
-            exit_code=header.get("exit_code"),
+            state=message.state,
+            at_s=message.at_s,
+            error=message.error,
+            exit_code=message.exit_code,
         )
-        self.answers[header["rank"]] = answer
+        self.answers[message.rank] = answer
         self.add(outcome)
 
     def add(self, outcome: Outcome) -> None:
@@ -204,9 +212,9 @@ class Call:
             self.timer.cancel()
             self.timer = None
 
-    def tell(self, header: dict[str, Any], body: bytes = b"", file: str = "") -> None:
+    def tell(self, message: Message, body: bytes = b"") -> None:
         for listener in self.listeners:
-            listener.tell({**header, "id": self.id}, body, file)
+            listener.tell(message, body)
 
     @property
     def has_returned(self) -> bool:
@@ -216,8 +224,13 @@ class Call:
 
     def tell_answer(self, listener: CallListener, answer: RankAnswer) -> None:
         """One rank's answer, or one of the things it yields."""
-        about = {**answer.header, "type": "result", "id": self.id}
-        listener.tell(about, answer.body, answer.file)
+        message = answer.message
+        result = CallResult(id=self.id, rank=message.rank, sizes=message.sizes, at_s=message.at_s)
+        if isinstance(message, CallAnswer):
+            result = result.replaced(
+                state=message.state, error=message.error, exit_code=message.exit_code
+            )
+        listener.tell(result, answer.body, answer.file)
 
     def pass_on(self, answer: RankAnswer, *, at_once: bool) -> None:
         """Tell all who listen, small ones together at the end."""
@@ -227,24 +240,23 @@ class Call:
         else:
             self.unsaid.append(answer)
 
-    def tell_waiting(self, header: dict[str, Any]) -> None:
+    def tell_waiting(self, message: Message) -> None:
         """What it waits for, to all listeners."""
         self.is_told_to_wait = True
-        self.tell(header)
+        self.tell(message)
 
     def tell_unsaid(self, *, ends: bool = False) -> None:
         """Tell those that waited in one frame, which is the end of a call that went well, too."""
         unsaid, self.unsaid = self.unsaid, []
         if unsaid or ends:
-            headers = [answer.header for answer in unsaid]
-            about = {"type": "results", "id": self.id, "ends": ends, "answers": headers}
-            body = b"".join([answer.body for answer in unsaid])
-            for listener in self.listeners:
-                listener.tell(about, body)
+            answers = [
+                answer.message for answer in unsaid if isinstance(answer.message, CallAnswer)
+            ]
+            results = CallResults(id=self.id, ends=ends, answers=answers)
+            self.tell(results, b"".join([answer.body for answer in unsaid]))
 
     def tell_end(self, listener: CallListener) -> None:
-        verdict = records.to_json(self.verdict) if self.verdict else None
-        listener.tell({"type": "done", "id": self.id, "state": self.state, "verdict": verdict})
+        listener.tell(CallEnded(id=self.id, state=self.state, verdict=self.verdict))
 
     def settle(self, verdict: Verdict | None, *, is_told: bool) -> None:
         """It ends so: tell whoever listens, unless they know, and let go of what it brought."""

@@ -24,15 +24,15 @@ _PHASES = {
 def make_call_status(call: Call, plan: Plan, ahead: int) -> JobStatus:
     """What is known of a call now; `ahead` calls have to end before it can start."""
     world = call.attempt.world if call.attempt else None
-    asked = call.asked["world"]
+    asked = call.asked.world
     return JobStatus(
         job_id=call.id,
-        name=str(call.asked["name"]),
+        name=call.asked.name,
         engine=plan.engine,
-        work=str(call.asked["name"]),
+        work=call.asked.name,
         phase=_PHASES[call.state],
-        num_nodes=len(world.nodes) if world else int(asked["nodes"]),
-        num_ranks=len(asked["ranks"] or ()) or int(asked["nodes"]) * int(asked["procs"]),
+        num_nodes=len(world.nodes) if world else asked.nodes,
+        num_ranks=len(asked.ranks or ()) or asked.nodes * asked.procs,
         detach=True,
         created_at_s=call.created_at_s,
         ended_at_s=call.ended_at_s,
@@ -67,7 +67,7 @@ def read_call_logs(
         for rank in node.ranks:
             try:
                 with folder.log(call.attempt.number, rank).open("rb") as file:
-                    file.seek(int(seen.get(str(rank), 0)))
+                    file.seek(seen.get(str(rank), 0))
                     data = file.read()
             except FileNotFoundError:
                 continue

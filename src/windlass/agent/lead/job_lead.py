@@ -10,13 +10,11 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
-from windlass import names, records
+from windlass import names
 from windlass.agent.frameworks.framework_table import load_framework
 from windlass.agent.lead.attempt import Attempt
 from windlass.agent.lead.failure import make_job_verdict, reason_of
-from windlass.agent.lead.lead_handover import LeadHandover, choose_memory
 from windlass.agent.lead.lead_inbox import LeadInbox
 from windlass.agent.lead.missing_nodes import judge_missing
 from windlass.agent.lead.owed_results import find_owing, render_missing
@@ -25,6 +23,15 @@ from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.node.master_port import hold_port
 from windlass.agent.silence_limits import SIGHT, Parting, SilenceLimits
 from windlass.plan.plan import Plan
+from windlass.wire.lead_handover import LeadHandover, choose_memory
+from windlass.wire.message import Message
+from windlass.wire.messages.jobs import (
+    FlushFiles,
+    KeepHandover,
+    OpenAttemptStore,
+    ReleaseRanks,
+    StartAttempt,
+)
 from windlass.wire.status import FailureKind, Phase, Verdict
 
 logger = logging.getLogger(__name__)
@@ -199,14 +206,13 @@ class Lead(LeadInbox):
         held = None if port else hold_port(self._plan.master_port)
         try:
             self._order(
-                {
-                    "type": "start",
-                    "attempt": number,
-                    "nodes": [node.index for node in world.nodes],
-                    "address": self._address,
-                    "port": held.number if held else port,
-                    "has_store": held is None,
-                }
+                StartAttempt(
+                    attempt=number,
+                    nodes=[node.index for node in world.nodes],
+                    address=self._address,
+                    port=held.number if held else port,
+                    has_store=held is None,
+                )
             )
             await self._watch()
             if not self._attempt.has_failure and self._stop is None:
@@ -232,7 +238,7 @@ class Lead(LeadInbox):
         self._have_remembered()
 
     def _have_remembered(self) -> None:
-        self._tell_all({"type": "remember", "memory": records.to_json(self._memory)})
+        self._tell_all(KeepHandover(memory=self._memory))
 
     def part(self, index: int) -> None:
         """A node has left for good: a lead that comes after this one need not wait for it."""
@@ -265,8 +271,9 @@ class Lead(LeadInbox):
         )
         if not is_wanted or 0 not in self._roster:
             return 0
-        order = {"type": "open_store", "attempt": self._attempt.number}
-        self._roster[0].send({**order, "address": self._address, "port": self._plan.master_port})
+        number, port = self._attempt.number, self._plan.master_port
+        order = OpenAttemptStore(attempt=number, address=self._address, port=port)
+        self._roster[0].send(order)
         await self._changed.until(
             lambda: (
                 self._attempt.store_port is not None
@@ -295,7 +302,7 @@ class Lead(LeadInbox):
 
         await self._changed.until(is_over_or_done, timeout_s=self._left_s())
         if not is_over() and attempt.are_all_done:
-            self._order({"type": "release"})
+            self._order(ReleaseRanks())
         if not await self._changed.until(is_over, timeout_s=self._left_s()):
             self._end_for_time()
 
@@ -366,7 +373,7 @@ class Lead(LeadInbox):
                 if asked.get(index) is not self._roster[index]:
                     asked[index] = self._roster[index]
                     self._flushed.discard(index)
-                    self._roster[index].send({"type": "flush"})
+                    self._roster[index].send(FlushFiles())
             gone = {index for index in self._find_owing() if index not in self._roster}
             owing.update(gone if is_complete else ())
             return self._flushed.issuperset(self._roster.here()) and not (is_complete and gone)
@@ -388,11 +395,11 @@ class Lead(LeadInbox):
             message = render_missing(self._plan.nodes[index].name, ranks, why)
             self._status_writer.add_condition("warning", names.REASON_RESULT_MISSING, message)
 
-    def _order(self, message: dict[str, Any]) -> None:
+    def _order(self, message: Message) -> None:
         for index in self._roster.here():
             if self._attempt.takes_part(index):
                 self._roster[index].send(message)
 
-    def _tell_all(self, message: dict[str, Any]) -> None:
+    def _tell_all(self, message: Message) -> None:
         for index in self._roster.here():
             self._roster[index].send(message)

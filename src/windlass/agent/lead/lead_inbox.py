@@ -9,21 +9,33 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from windlass import names
 from windlass.agent.changes import Changes
 from windlass.agent.lead.attempt import Attempt
 from windlass.agent.lead.failure import make_job_verdict
-from windlass.agent.lead.lead_handover import LeadHandover, LostLead, Seat
 from windlass.agent.lead.one_world import OneWorld
 from windlass.agent.lead.roster import JoinedNode, Roster
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.link.agent_link import Send
-from windlass.agent.node.job_node import read_outcome
 from windlass.agent.silence_limits import Parting, SilenceLimits
 from windlass.plan.plan import Plan
-from windlass.wire.file_sync import PIECE
+from windlass.wire.lead_handover import LeadHandover, Seat
+from windlass.wire.message import Handlers, Message
+from windlass.wire.messages.jobs import (
+    AttemptStopped,
+    AttemptStoreOpened,
+    FilesFlushed,
+    ImportsReady,
+    JoinLead,
+    NodeTrouble,
+    RankEnded,
+    RankStarted,
+    StopRanks,
+)
+from windlass.wire.messages.link import FilePiece, Heartbeat
+from windlass.wire.messages.ranks import RankDone, RankReport, RankRunning
 from windlass.wire.results import Outcome
 from windlass.wire.status import FailureKind, Phase, Verdict
 
@@ -52,30 +64,36 @@ class LeadInbox:
         self._one_world = OneWorld(own, sight, wake=self._changed.set)
         self._is_cut = False  # nodes of this attempt are out of sight, or this one is out of theirs
         self._is_stopping = False
+        self._handlers: Handlers = {
+            RankEnded: self._take_ended,
+            RankStarted: self._take_started,
+            RankRunning: self._take_running,
+            RankDone: self._take_done,
+            RankReport: self._take_report,
+            AttemptStopped: self._take_stopped,
+            ImportsReady: self._take_ready,
+            AttemptStoreOpened: self._take_store,
+            FilesFlushed: self._take_flushed,
+            FilePiece: self._count_piece,
+            NodeTrouble: self._take_trouble,
+            Heartbeat: lambda _index, _message: None,
+        }
 
-    def join(
-        self,
-        index: int,
-        send: Send,
-        *,
-        pid: int,
-        python: str,
-        host: str = "",
-        is_prepared: bool = True,
-        memory: LeadHandover | None = None,
-        incarnation: str = "",
-        lost_lead: LostLead | None = None,
-    ) -> None:
+    def join(self, index: int, send: Send, about: JoinLead) -> None:
         """A node is there, with what it knows of the lead before this one."""
-        member = JoinedNode(send, python, host, is_prepared, incarnation=incarnation)
+        member = JoinedNode(
+            send, about.python, about.host, about.is_prepared, incarnation=about.incarnation
+        )
         self._roster.add(index, member)
         self._one_world.join(self._roster.seat(index))
-        if self._is_news(memory):
-            self._told.append(memory)
-            if lost_lead is not None:
-                self._one_world.hear_of_lost_lead(memory, lost_lead)
-        self._status_writer.set_node(index, state="joined", pid=pid, python=python, host=host)
-        self._check_python(index, python)
+        if self._is_news(about.memory):
+            self._told.append(about.memory)
+            if about.lost_lead is not None:
+                self._one_world.hear_of_lost_lead(about.memory, about.lost_lead)
+        self._status_writer.set_node(
+            index, state="joined", pid=about.pid, python=about.python, host=about.host
+        )
+        self._check_python(index, about.python)
         self._changed.set()
 
     def _is_news(self, memory: LeadHandover | None) -> TypeGuard[LeadHandover]:
@@ -156,39 +174,46 @@ class LeadInbox:
                 self._tell_to_stop(now=True)
         self._changed.set()
 
-    def receive(self, index: int, message: dict[str, Any], _body: bytes = b"") -> None:
-        """Something a node says."""
-        kind = message["type"]
-        is_current = message.get("attempt", self._attempt.number) == self._attempt.number
-        if kind == "outcome":
-            self._take_outcome(read_outcome(message), exited=message["exited"])
-        elif kind == "started" and 0 <= message["rank"] < self._attempt.num_ranks:
-            self._status_writer.set_rank(message["rank"], pid=message["pid"], state="running")
-        elif kind == "running" and is_current:
-            self._take_running(message)
-        elif kind == "done" and is_current and 0 <= message["rank"] < self._attempt.num_ranks:
-            self._attempt.done.add(message["rank"])
-            self._status_writer.set_rank(message["rank"], state="returned")
-        elif kind == "report" and is_current:
-            self._status_writer.report(message)
-        elif kind == "stopped" and is_current:
-            self._attempt.stopped.add(index)
-        elif kind == "ready":
-            self._take_ready(index, message)
-        elif kind == "store" and is_current:
-            self._attempt.store_port = message["port"]
-        elif kind == "flushed":
-            self._flushed.add(index)
-        elif kind == PIECE:
-            self._num_pieces += 1
-        elif kind == "trouble":
-            self._status_writer.add_condition("warning", message["reason"], message["message"])
+    def receive(self, index: int, message: Message, _body: bytes = b"") -> None:
+        """Something a node says; what it says of an attempt that is over is of no matter."""
+        if getattr(message, "attempt", self._attempt.number) == self._attempt.number:
+            self._handlers[type(message)](index, message)
         self._changed.set()
 
-    def _take_running(self, message: dict[str, Any]) -> None:
-        self._attempt.running.add(message["rank"])
+    def _take_ended(self, _index: int, message: RankEnded) -> None:
+        self._take_outcome(message.outcome, exited=message.exited)
+
+    def _take_started(self, _index: int, message: RankStarted) -> None:
+        if message.rank < self._attempt.num_ranks:
+            self._status_writer.set_rank(message.rank, pid=message.pid, state="running")
+
+    def _take_running(self, _index: int, message: RankRunning) -> None:
+        self._attempt.running.add(message.rank)
         if len(self._attempt.running) == self._attempt.num_ranks:
-            self._status_writer.mark("ranks running", message["at_s"])
+            self._status_writer.mark("ranks running", message.at_s)
+
+    def _take_done(self, _index: int, message: RankDone) -> None:
+        if message.rank < self._attempt.num_ranks:
+            self._attempt.done.add(message.rank)
+            self._status_writer.set_rank(message.rank, state="returned")
+
+    def _take_report(self, _index: int, message: RankReport) -> None:
+        self._status_writer.report(message)
+
+    def _take_stopped(self, index: int, _message: AttemptStopped) -> None:
+        self._attempt.stopped.add(index)
+
+    def _take_store(self, _index: int, message: AttemptStoreOpened) -> None:
+        self._attempt.store_port = message.port
+
+    def _take_flushed(self, index: int, _message: FilesFlushed) -> None:
+        self._flushed.add(index)
+
+    def _count_piece(self, _index: int, _message: FilePiece) -> None:
+        self._num_pieces += 1
+
+    def _take_trouble(self, _index: int, message: NodeTrouble) -> None:
+        self._status_writer.add_condition("warning", message.reason, message.message)
 
     def _take_outcome(self, outcome: Outcome, *, exited: bool) -> None:
         if self._attempt.add(outcome, exited=exited) and (exited or outcome.is_failure):
@@ -196,39 +221,39 @@ class LeadInbox:
                 outcome.rank, state=self._attempt.outcomes[outcome.rank].state
             )
 
-    def _take_ready(self, index: int, message: dict[str, Any]) -> None:
-        if message["is_complete"] and index in self._roster:
+    def _take_ready(self, index: int, message: ImportsReady) -> None:
+        if message.is_complete and index in self._roster:
             self._roster[index].has_imported = True
             self._status_writer.set_node(index, state="ready")
         if self._roster.have_all_imported:
             self._status_writer.mark("imports done")
-        if message["culprit"]:
+        if message.culprit:
             self._status_writer.add_condition(
                 "warning",
                 names.REASON_FORK_UNSAFE,
-                f"importing {message['culprit']} started {message['num_threads'] - 1} thread(s): "
+                f"importing {message.culprit} started {message.num_threads - 1} thread(s): "
                 f"ranks are spawned, not forked; leave it out of --preload to fork again",
             )
-        for name, why in message["missing"].items():
+        for name, why in message.missing.items():
             self._status_writer.add_condition(
                 "warning", names.REASON_IMPORTING, f"{name} could not be preloaded: {why}"
             )
 
     def _check_python(self, index: int, python: str) -> None:
         wanted = self._plan.python_minor
-        found = ".".join(python.split(".")[:2])
-        if wanted and found != wanted:
+        has = ".".join(python.split(".")[:2])
+        if wanted and has != wanted:
             message = (
                 f"the function travels by value from Python {wanted}, but {self._roster.name(index)} "
-                f"runs {found}, which cannot run its code; put it in a module of the project, or use "
-                f"an image with Python {wanted}, or a client with {found}"
+                f"runs {has}, which cannot run its code; put it in a module of the project, or use "
+                f"an image with Python {wanted}, or a client with {has}"
             )
             self.end(FailureKind.START_FAILED, message)
 
-    def _make_stop(self, *, now: bool) -> dict[str, Any]:
+    def _make_stop(self, *, now: bool) -> StopRanks:
         """The order to end ranks; they have less than their grace where nodes do not see each other."""
-        order = {"type": "stop", "now": now, "signal": self._stop_signal}
-        return {**order, "within_s": self._sight.cut_grace_s if self._is_cut else None}
+        within_s = self._sight.cut_grace_s if self._is_cut else None
+        return StopRanks(now=now, signal=self._stop_signal, within_s=within_s)
 
     def _tell_to_stop(self, *, now: bool) -> None:
         """Ranks that are being stopped already have less time from now on, or none."""

@@ -13,19 +13,22 @@ import math
 import shutil
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from windlass import names
 from windlass.agent.changes import Changes
 from windlass.agent.lead.failure import make_job_verdict
-from windlass.agent.lead.lead_handover import LeadHandover, Seat
 from windlass.agent.lead.rendezvous import WorldRendezvous
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.silence_limits import SIGHT, Parting, SilenceLimits
 from windlass.plan.plan import Plan
 from windlass.plan.topology import make_nodes
+from windlass.wire.lead_handover import LeadHandover, Seat
+from windlass.wire.message import Message
+from windlass.wire.messages.computes import SetUpNode
+from windlass.wire.messages.jobs import EndAgent, JoinLead
 from windlass.wire.status import FailureKind, Verdict
 
 logger = logging.getLogger(__name__)
@@ -83,12 +86,16 @@ class NodeTable(WorldRendezvous):
     def missing(self, indexes: list[int]) -> list[int]:
         return [index for index in indexes if index not in self._members]
 
-    def join(self, index: int, send: SendBody, *, ship: Ship | None = None, **about: Any) -> None:
+    def join(
+        self, index: int, send: SendBody, about: JoinLead, *, ship: Ship | None = None
+    ) -> None:
         """A node is there."""
-        host, address = str(about.get("host", "")), str(about.get("address", ""))
-        self._members[index] = NodeEntry(send=send, ship=ship, host=host, address=address)
-        known = {key: about[key] for key in ("pid", "python", "host") if key in about}
-        self._status_writer.set_node(index, state="joined", **known)
+        self._members[index] = NodeEntry(
+            send=send, ship=ship, host=about.host, address=about.address
+        )
+        self._status_writer.set_node(
+            index, state="joined", pid=about.pid, python=about.python, host=about.host
+        )
         self._changed.set()
 
     def prepare(self, index: int) -> None:
@@ -135,7 +142,7 @@ class NodeTable(WorldRendezvous):
         )
         self._status_writer.resize(self.plan)
         for index in [i for i in self._members if i >= num_nodes and not self.keeps_logs]:
-            self._members[index].send({"type": "end"})  # pods are ended by whoever made them
+            self._members[index].send(EndAgent())  # pods are ended by whoever made them
         self._changed.set()
 
     def end(
@@ -148,7 +155,7 @@ class NodeTable(WorldRendezvous):
         self.must_hurry |= now
         self._changed.set()
 
-    def _order_node_0(self, order: dict[str, Any]) -> bool:
+    def _order_node_0(self, order: Message) -> bool:
         if 0 not in self._members:
             return False
         self._members[0].send(order)
@@ -169,8 +176,8 @@ class NodeTable(WorldRendezvous):
 
 
 def make_setup(
-    env: dict[str, str], steps: list[Any], hidden: dict[str, str] | None = None
-) -> dict[str, Any]:
+    env: Mapping[str, str | None], steps: Sequence[Any], hidden: Mapping[str, str] | None = None
+) -> SetUpNode:
     """The order to set up nodes; nothing to do has an empty digest.
 
     `hidden` are values of secrets that changed since the nodes started: told to nodes, shown to nobody.
@@ -178,4 +185,4 @@ def make_setup(
     told = {"env": env, "steps": steps, "hidden": hidden or {}}
     text = json.dumps(told, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest() if any(told.values()) else ""
-    return {"type": "setup", **told, "digest": digest}
+    return SetUpNode(env=env, steps=steps, hidden=hidden or {}, digest=digest)

@@ -14,8 +14,8 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
-from windlass.agent.lead.lead_handover import LeadHandover, LostLead, Seat
 from windlass.agent.silence_limits import Parting, SilenceLimits
+from windlass.wire.lead_handover import LeadHandover, LostLead, Seat
 
 _LATER_S = 0.01  # a timer may come a little early
 

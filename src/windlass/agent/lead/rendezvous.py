@@ -5,12 +5,18 @@ A base of the lead's world pool: knows nodes only as somebody to send orders to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from windlass.agent.lead.worlds import MeetingPoint, World
 from windlass.agent.node.master_port import hold_port
 from windlass.plan.plan import Plan
+from windlass.wire.message import Message
+from windlass.wire.messages.computes import (
+    CloseSharedStore,
+    OpenSharedStore,
+    SharedStoreGone,
+    SharedStoreOpened,
+)
 
 STORE_S = 30.0
 _MAX_CALLS = 500
@@ -26,7 +32,7 @@ class WorldRendezvous:
         self._next = 0
         self._held: set[int] = set()  # ports that wait for a rank 0
 
-    def _order_node_0(self, order: dict[str, Any]) -> bool:
+    def _order_node_0(self, order: Message) -> bool:
         """Send node 0 an order; False where it is not here."""
         raise NotImplementedError
 
@@ -42,22 +48,27 @@ class WorldRendezvous:
         self._hold(world.meeting)
         return True
 
-    def open_store(self, framework: str, preload: list[str]) -> None:
+    def open_store(self, framework: str, preload: Sequence[str]) -> None:
         """Have the store of a framework opened, if it is not; what it is made of is in `preload`."""
         if framework in self._stores:
             return
         meeting = MeetingPoint(self._count())
-        order = {"type": "open_store", "number": meeting.number, "address": self._address}
-        order |= {"framework": framework, "port": self._prefer_port(), "preload": preload}
+        order = OpenSharedStore(
+            number=meeting.number,
+            framework=framework,
+            address=self._address,
+            port=self._prefer_port(),
+            preload=preload,
+        )
         if self._order_node_0(order):
             self._stores[framework] = meeting
 
-    def renew_store(self, worlds: Iterable[World], framework: str, preload: list[str]) -> None:
+    def renew_store(self, worlds: Iterable[World], framework: str, preload: Sequence[str]) -> None:
         """Open another store in place of one that has served for long and that no world uses any more."""
         old = self._stores.get(framework)
         if old is None or old.num_calls < _MAX_CALLS or any(w.meeting is old for w in worlds):
             return
-        self._order_node_0({"type": "close_store", "number": old.number})
+        self._order_node_0(CloseSharedStore(number=old.number))
         del self._stores[framework]
         self.open_store(framework, preload)
 
@@ -88,12 +99,14 @@ class WorldRendezvous:
         self._next += 1
         return self._next - 1
 
-    def hear_of_store(self, message: dict[str, Any]) -> None:
-        """What node 0 says of the store: that it is open, or gone."""
+    def hear_of_store(self, _index: int, message: SharedStoreOpened, _body: bytes) -> None:
+        """Node 0 says that a store is open."""
+        for store in self._stores.values():
+            if store.number == message.number:
+                self._take_store(store, message.port)
+
+    def hear_of_lost_store(self, _index: int, message: SharedStoreGone, _body: bytes) -> None:
+        """Node 0 says that a store is gone."""
         for framework, store in list(self._stores.items()):
-            if store.number != message["number"]:
-                continue
-            if message["type"] == "store":
-                self._take_store(store, message["port"])
-            else:
+            if store.number == message.number:
                 del self._stores[framework]

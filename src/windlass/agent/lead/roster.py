@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from windlass.agent.lead.lead_handover import Seat
 from windlass.agent.link.agent_link import Send
 from windlass.plan.plan import Plan
+from windlass.wire.lead_handover import Seat
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from typing import Any
 from windlass.plan.plan import Plan
 from windlass.wire.initial_status import make_first_status, make_ranks, render_status
 from windlass.wire.job_folder import JobFolder, write_atomically
+from windlass.wire.messages.ranks import RankReport
 from windlass.wire.partial_world import render_world
 from windlass.wire.status import Condition, Moment, Phase, Progress, Verdict
 
@@ -35,7 +36,7 @@ class StatusWriter:
         self._plan = plan
         self._folder = folder
         self._timer: asyncio.TimerHandle | None = None
-        self._reports: dict[int, dict[str, Any]] = {}
+        self._reports: dict[int, RankReport] = {}
         self._first_step: tuple[int, float] | None = None
         self.status = make_first_status(plan)
         self._keep_reserve()
@@ -117,25 +118,25 @@ class StatusWriter:
             self._set(history=(*self.status.history, verdict))
         self.write()
 
-    def report(self, message: dict[str, Any]) -> None:
+    def report(self, report: RankReport) -> None:
         """A rank's report: its step, and the progress of all of them."""
-        rank, step = message["rank"], message["step"]
+        rank, step = report.rank, report.step
         if not 0 <= rank < len(self.status.ranks):
             return
-        before = self._reports.get(rank, {}).get("metrics", {})
-        metrics = list({**before, **message["metrics"]}.items())[-_MAX_METRICS:]
-        self._reports[rank] = {**message, "metrics": dict(metrics)}
+        before = self._reports[rank].metrics if rank in self._reports else {}
+        metrics = list({**before, **report.metrics}.items())[-_MAX_METRICS:]
+        self._reports[rank] = report.replaced(metrics=dict(metrics))
         if step is not None:
             self.set_rank(rank, step=step)
-            self.mark("first step", message["at_s"])
-        self._set(progress=self._make_progress(message["at_s"]))
+            self.mark("first step", report.at_s)
+        self._set(progress=self._make_progress(report.at_s))
 
     def _make_progress(self, at_s: float) -> Progress:
         lowest = self._reports[min(self._reports)]
-        steps = [r["step"] for r in self._reports.values() if r["step"] is not None]
-        totals = [r["total"] for r in self._reports.values() if r["total"] is not None]
+        steps = [r.step for r in self._reports.values() if r.step is not None]
+        totals = [r.total for r in self._reports.values() if r.total is not None]
         step, total = min(steps, default=None), max(totals, default=None)
-        progress = Progress(step=step, total=total, metrics=lowest["metrics"], at_s=at_s)
+        progress = Progress(step=step, total=total, metrics=lowest.metrics, at_s=at_s)
         if step is None:
             return progress
         if self._first_step is None:

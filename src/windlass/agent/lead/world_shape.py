@@ -6,13 +6,14 @@ Pure.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+
+from windlass.wire.message import to_plain
+from windlass.wire.messages.calls import CallProfile
 
 
-def shape_of(asked: Mapping[str, Any]) -> str:
+def shape_of(asked: CallProfile) -> str:
     """What a call wants of the ranks that run it, as a text to compare."""
-    project = asked["project"]
-    place = [project["cwd"], project["root"], project["paths"]]
-    forked = [asked["preload"], asked["store"], asked["start"], asked["framework"]]
-    return json.dumps([asked["world"], asked["env"], forked, place])
+    project = asked.project
+    place = [project.cwd, project.root, project.paths]
+    forked = [asked.preload, asked.store, asked.start, asked.framework]
+    return json.dumps([asked.world, asked.env, forked, place], default=to_plain)

@@ -6,9 +6,8 @@ stays in its slot until it is replaced or one of its ranks dies. Records and ari
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from windlass.agent.frameworks.framework_table import load_framework
 from windlass.agent.node.master_port import HeldPort
@@ -16,6 +15,7 @@ from windlass.errors import SpecError
 from windlass.plan.plan import Plan
 from windlass.plan.rank_env import Meeting
 from windlass.plan.topology import NodePlan, make_nodes, renumber
+from windlass.wire.messages.calls import WorldAsked
 
 
 @dataclass(slots=True)
@@ -70,17 +70,16 @@ class World:
 
 
 def make_world_nodes(
-    plan: Plan, asked: Mapping[str, Any], here: Sequence[int] | None = None
+    plan: Plan, asked: WorldAsked, here: Sequence[int] | None = None
 ) -> tuple[NodePlan, ...]:
     """The nodes of a world and the ranks on each; chosen ranks are counted anew, as a world of their own.
 
     Of the nodes asked for only those `here` take part, where that is told.
     """
-    nodes = make_nodes(int(asked["nodes"]), int(asked["procs"]), job_name=plan.name)
+    nodes = make_nodes(asked.nodes, asked.procs, job_name=plan.name)
     if here is not None:
         nodes = renumber(node for node in nodes if node.index in here)
-    chosen = asked.get("ranks")
-    return nodes if chosen is None else _choose(nodes, chosen)
+    return nodes if asked.ranks is None else _choose(nodes, asked.ranks)
 
 
 def _choose(nodes: Sequence[NodePlan], chosen: Sequence[int]) -> tuple[NodePlan, ...]:

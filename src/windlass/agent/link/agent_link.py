@@ -20,7 +20,8 @@ from windlass.agent.link.refusal_log import render_trouble
 from windlass.agent.link.tcp import SHUTDOWN_TIMEOUT_S, render_address
 from windlass.errors import ProtocolError
 from windlass.trusted import find_peer_fault
-from windlass.wire.frames import Frame, FrameDecoder, Header, render_frame, render_head
+from windlass.wire.frames import Frame, FrameDecoder, render_frame, render_head
+from windlass.wire.message import Message
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ _DRAIN_TIMEOUT_S = 60.0
 _CLOSE_TIMEOUT_S = 1.0
 _NO_LINGER = struct.pack("ii", 1, 0)
 
-Send = Callable[[dict[str, Any]], None]
+Send = Callable[[Message], None]
 
 
 class Link(asyncio.Protocol):
@@ -112,13 +113,13 @@ class Link(asyncio.Protocol):
 
     # -- saying --------------------------------------------------------------------------------
 
-    def send(self, header: Header, body: bytes = b"") -> None:
+    def send(self, message: Message, body: bytes = b"") -> None:
         if self._transport.is_closing():
             return
         if len(body) < _LARGE_BYTES:
-            self._transport.write(render_frame(header, body))
+            self._transport.write(render_frame(message, body))
         else:
-            self._transport.write(render_head(header, len(body)))
+            self._transport.write(render_head(message, len(body)))
             self._transport.write(body)
 
     async def drain(self, *, timeout_s: float = _DRAIN_TIMEOUT_S) -> None:

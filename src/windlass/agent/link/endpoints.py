@@ -11,16 +11,17 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 from windlass.agent.link.agent_link import Link
 from windlass.agent.link.refusal_log import RefusalLog, render_trouble
 from windlass.agent.link.tcp import Introduced, Listener, TlsPlace, dial, shake_hands
 from windlass.agent.link.tls import read_role, server_name
 from windlass.errors import ProtocolError
-from windlass.wire.frames import Frame, Header, check_hello, make_hello, refusal
+from windlass.wire.frames import Frame, check_hello, make_hello, refusal
+from windlass.wire.messages.link import Hello, Refused, Welcome
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ Place = Path | TlsPlace
 
 
 Frames = AsyncIterator[Frame]
-Handler = Callable[[Link, Header, Frames], Awaitable[None]]
+Handler = Callable[[Link, Hello, Frames], Awaitable[None]]
 
 
 @overload
@@ -55,19 +56,19 @@ async def serve(place: Place, job_id: str, handler: Handler) -> asyncio.Abstract
             if link.fault:
                 refusals.log(link.peer, link.fault)
                 return
-            hello = await _hear_hello(frames, timeout_s)
-            if isinstance(hello, str):
-                refusals.log(link.peer, hello)
+            first = await _hear_hello(frames, timeout_s)
+            if isinstance(first, str):
+                refusals.log(link.peer, first)
                 return
-            check_hello(hello.header, job_id=job_id)
-            _check_certificate(link, hello.header)
+            hello = check_hello(first.header, job_id=job_id)
+            _check_certificate(link, hello)
             introduced()
             link.trust()
-            link.send({"type": "welcome"})
-            await handler(link, hello.header, frames)
+            link.send(Welcome())
+            await handler(link, hello, frames)
         except ProtocolError as error:
             refusals.log(link.peer, error.message)
-            link.send({"type": "refused", "why": error.message, "hint": error.hint})
+            link.send(Refused(why=error.message, hint=error.hint))
         except asyncio.CancelledError:
             pass
         finally:
@@ -109,14 +110,14 @@ async def _hear_hello(frames: AsyncIterator[Frame], timeout_s: float | None) -> 
         return f"no hello within {timeout_s:g} s"
 
 
-def _check_certificate(link: Link, hello: Header) -> None:
+def _check_certificate(link: Link, hello: Hello) -> None:
     """Between machines nobody is believed: the certificate must say what the hello says."""
     if link.certificate is None:
         return
     job_id, role = read_role(link.certificate)
-    if (job_id, role) != (hello["job_id"], hello["role"]):
+    if (job_id, role) != (hello.job_id, hello.role):
         raise ProtocolError(
-            f"the peer calls itself {hello['role']} of {hello['job_id']}, "
+            f"the peer calls itself {hello.role} of {hello.job_id}, "
             f"its certificate says {role} of {job_id}",
             hint="each role has a certificate of its own",
         )
@@ -129,19 +130,19 @@ async def connect(
     job_id: str,
     node: int | None,
     timeout_s: float,
-    also: Header | None = None,
+    also: Mapping[str, Any] | None = None,
 ) -> Link:
     """Reach the lead, which may not be there yet; `also` is what else the hello says.
 
     OSError when it never comes; ProtocolError when it is not ours, or does not want us.
     """
-    hello = {**make_hello(role=role, job_id=job_id, node=node), **(also or {})}
+    hello = make_hello(role=role, job_id=job_id, node=node).replaced(**(also or {}))
     if isinstance(place, TlsPlace):
         return await _connect_tls(place, hello, timeout_s)
     return await _connect_unix(place, hello, timeout_s)
 
 
-async def _connect_unix(path: Path, hello: Header, timeout_s: float) -> Link:
+async def _connect_unix(path: Path, hello: Hello, timeout_s: float) -> Link:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     while True:
@@ -160,7 +161,7 @@ async def _connect_unix(path: Path, hello: Header, timeout_s: float) -> Link:
     return link
 
 
-async def _connect_tls(place: TlsPlace, hello: Header, timeout_s: float) -> Link:
+async def _connect_tls(place: TlsPlace, hello: Hello, timeout_s: float) -> Link:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     pause_s = _FIRST_PAUSE_S
@@ -203,9 +204,9 @@ class _Distrust(Exception):
     """One side did not like the other's certificate. Trying again may help, but not for long."""
 
 
-async def _try_tls(place: TlsPlace, hello: Header, left_s: float, *, connect_s: float) -> Link:
+async def _try_tls(place: TlsPlace, hello: Hello, left_s: float, *, connect_s: float) -> Link:
     """One try, up to the welcome: only then has the other side looked at our certificate."""
-    name = server_name(str(hello["job_id"]))
+    name = server_name(hello.job_id)
     timeout_s = min(_HELLO_TIMEOUT_S, left_s)
     link = Link()
     try:

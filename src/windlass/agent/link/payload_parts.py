@@ -5,12 +5,16 @@ a file there until somebody claims it. What is in it is nobody's business here.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from windlass import names
 from windlass.agent.link.agent_link import Link
+from windlass.errors import ProtocolError
 from windlass.wire import payloads
-from windlass.wire.frames import Frame
+from windlass.wire.message import Message
+from windlass.wire.messages.computes import PayloadPart
+
+M = TypeVar("M", bound=Message)
 
 
 class PartStore:
@@ -24,27 +28,29 @@ class PartStore:
         self._is_far = is_far
         self._paths: dict[str, str] = {}
 
-    def take(self, frame: Frame) -> None:
+    def take(self, part: PayloadPart, body: bytes) -> None:
         """One part; parts of a payload come in order."""
-        key = str(frame.header["payload"])
+        key = part.payload
         if key not in self._paths:
             self._paths[key] = payloads.new_path(self._spill)
         with open(self._paths[key], "ab") as file:
-            file.write(frame.body)
+            file.write(body)
 
-    def with_file(self, frame: Frame) -> dict[str, Any]:
-        """What a frame says, with the file of the payload that came ahead of it."""
-        header = dict(frame.header)
-        if self._is_far:
-            header.pop("file", None)
-        key = header.pop("payload", None)
-        if key is None:
-            return {**header, "is_ours": False}
-        return {**header, "file": self.claim(str(key)), "is_ours": True}
+    def with_file(self, message: M) -> M:
+        """A message with the file of the payload that came ahead of it; whose that is, nobody else says."""
+        key, file = getattr(message, "payload", ""), getattr(message, "file", "")
+        if key:
+            return message.replaced(file=self.claim(key), payload="", is_ours=True)
+        if message.says("is_ours") or (file and self._is_far):
+            return message.replaced(file="" if self._is_far else file, is_ours=False)
+        return message
 
     def claim(self, key: str) -> str:
         """The file of a payload that has come whole; it is the caller's from now on."""
-        return self._paths.pop(key)
+        try:
+            return self._paths.pop(key)
+        except KeyError:
+            raise ProtocolError(f"nothing came of the payload {key!r:.60}") from None
 
     def drop(self) -> None:
         """Forget those that nobody claimed."""
@@ -57,5 +63,5 @@ async def send_parts(link: Link, key: str, path: str) -> None:
     """Send a file, no faster than the other side reads."""
     with open(path, "rb") as file:
         while data := file.read(names.PART_BYTES):
-            link.send({"type": names.PART_FRAME, "payload": key}, data)
+            link.send(PayloadPart(payload=key), data)
             await link.drain()

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windlass.errors import ProtocolError
 from windlass.wire.frames import LENGTHS, Frame, FrameDecoder, Header, read_header, render_head
+from windlass.wire.message import Message
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -67,9 +68,9 @@ class RankEnd:
             view = view[num:]
         return data
 
-    def send(self, header: dict[str, Any], segments: Sequence[Buffer] = ()) -> None:
+    def send(self, message: Message, segments: Sequence[Buffer] = ()) -> None:
         """Say something; a node that is gone hears nothing, and will end this rank."""
-        head = render_head(header, sum(len(segment) for segment in segments))
+        head = render_head(message, sum(len(segment) for segment in segments))
         with contextlib.suppress(ConnectionError):
             if sum(map(len, segments)) < _SMALL_BYTES:
                 self._socket.sendall(b"".join((head, *segments)))

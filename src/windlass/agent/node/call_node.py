@@ -10,7 +10,6 @@ import asyncio
 import functools
 import logging
 import os
-import platform
 import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -29,15 +28,48 @@ from windlass.agent.node.streams import RankStreams
 from windlass.agent.node.world_ranks import LiveRank, WorldRanks, sweep
 from windlass.errors import WindlassError
 from windlass.plan.rank_env import Meeting
-from windlass.plan.topology import NodePlan
 from windlass.wire import payloads
+from windlass.wire.message import Handlers, Message
+from windlass.wire.messages.computes import (
+    CallAnswer,
+    CallItem,
+    CloseSharedStore,
+    CodeSynced,
+    EndWorld,
+    ForkWorld,
+    MakeObject,
+    NodeSetUp,
+    OpenSharedStore,
+    RankPrinted,
+    RunCall,
+    SendMore,
+    SettingUp,
+    SetUpNode,
+    SharedStoreGone,
+    SharedStoreOpened,
+    SyncCode,
+    WorldAbsent,
+    WorldCleared,
+)
+from windlass.wire.messages.forkserver import (
+    CallRankSetup,
+    ForkServerGone,
+    ModulesImported,
+    ProcessExited,
+    ProcessStarted,
+    StoreOpened,
+    StoreStarted,
+)
+from windlass.wire.messages.jobs import ImportsReady, JoinLead, NodeTrouble
+from windlass.wire.messages.link import Heartbeat, Welcome
+from windlass.wire.messages.ranks import RankReport
 
 logger = logging.getLogger(__name__)
 
 # What each rank would else import for itself.
 _OURS = ("cloudpickle", "windlass.agent.rank.call_rank")
 
-SendBody = Callable[[dict[str, Any], bytes], None]
+SendBody = Callable[[Message, bytes], None]
 Ship = Callable[[str, str], Awaitable[None]]  # a payload's key and its file
 
 
@@ -64,13 +96,31 @@ class CallNode:
         self._stores: dict[int, int] = {}  # pids
         self._closing: set[int] = set()
         self._unborn: set[int] = set()
-        self._openings: list[dict[str, Any]] = []
+        self._openings: list[OpenSharedStore] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ready: dict[str, Any] | None = None
+        self._ready: ImportsReady | None = None
         self._emptied = asyncio.Event()
         self.spill = payloads.make_spill(f"{self._plan.job_id}-{context.index}", context.run_dir)
         self.projects = Projects(context)
         self._setup = ComputeSetup(context, forks)
+        self._handlers: Handlers = {
+            **dict.fromkeys((RunCall, MakeObject, SendMore), self._give),
+            ForkWorld: self._muster,
+            EndWorld: self._dismiss,
+            OpenSharedStore: self._open_store,
+            CloseSharedStore: lambda order, _body: self._close_store(order.number),
+            SyncCode: self._sync,
+            SetUpNode: lambda order, _body: self._start(self._set_up(order)),
+            **dict.fromkeys((Welcome, Heartbeat), lambda _message, _body: None),
+        }
+        self._fork_handlers: Handlers = {
+            ProcessStarted: self._on_started,
+            ProcessExited: self._on_exited,
+            StoreStarted: self._on_store,
+            StoreOpened: self._on_store_opened,
+            ModulesImported: self._on_imported,
+            ForkServerGone: self._on_server_gone,
+        }
         path = context.run_dir / f"node-{context.index}.sock"
         self._reports = ReportSocket(self._loop, path, self._on_report)
         forks.listen(self._loop, self._on_fork_event)
@@ -80,44 +130,27 @@ class CallNode:
     def memory(self) -> None:
         """Nothing: calls go on with any nodes."""
 
-    def introduce(self, **about: Any) -> None:
+    def introduce(self, about: JoinLead) -> None:
         """Join the lead."""
-        self._tell(
-            {"type": "join", "pid": os.getpid(), "python": platform.python_version(), **about}
-        )
+        self._tell(about)
         if self._ready is not None:
             self._tell(self._ready)
 
-    def receive(self, header: dict[str, Any], body: bytes = b"") -> None:
+    def receive(self, message: Message, body: bytes = b"") -> None:
         """An order of the lead."""
-        kind = header["type"]
-        if kind in ("call", "make", "more"):
-            self._give(header, body)
-        elif kind == "muster":
-            self._muster(header)
-        elif kind == "dismiss":
-            self._dismiss(header)
-        elif kind == "open_store":
-            self._openings.append(header)
-            self._open_stores()
-        elif kind == "close_store":
-            self._close_store(header["number"])
-        elif kind == "sync":
-            self._sync(header, body)
-        elif kind == "setup":
-            self._start(self._set_up(header))
+        self._handlers[type(message)](message, body)
 
-    def _give(self, header: dict[str, Any], body: bytes) -> None:
+    def _give(self, order: RunCall | MakeObject | SendMore, body: bytes) -> None:
         """Hand something to the ranks of a world; a call for ranks that are gone is answered for them."""
-        world_ranks = self._worlds_here.get(header["world"])
-        file = header["file"] if header.get("is_ours") else ""
-        is_call = header["type"] == "call"
+        world_ranks = self._worlds_here.get(order.world)
+        is_call = isinstance(order, RunCall)
+        file = order.file if isinstance(order, RunCall) and order.is_ours else ""
         if world_ranks is None:
             payloads.forget(file)
             if is_call:
-                self._tell({"type": "absent", "world": header["world"]})
+                self._tell(WorldAbsent(world=order.world))
             return
-        world_ranks.send(header, body)
+        world_ranks.send(order, body)
         if is_call:
             world_ranks.file = file
 
@@ -128,35 +161,36 @@ class CallNode:
             self._forks.restart()
             self._forks.listen(self._loop, self._on_fork_event)
 
-    def _muster(self, order: dict[str, Any]) -> None:
+    def _muster(self, order: ForkWorld, _body: bytes) -> None:
         """Fork the ranks of a world; they wait for calls."""
         self._revive()
-        self._forks.extend(order["preload"])
-        number = order["world"]
-        world = self._plan.with_nodes(NodePlan(**node) for node in order["nodes"])
+        self._forks.extend(order.preload)
+        number = order.world
+        world = self._plan.with_nodes(order.nodes)
         here = next(node for node in world.nodes if node.index == self._context.index)
         meeting = Meeting(address="", port=0)  # which the first call tells
-        keep = order["about"]["keep"]
         world_ranks = WorldRanks(
-            number, keep=keep, grace_s=self._plan.grace_s, tell=self._tell_of_rank
+            number, keep=order.about.keep, grace_s=self._plan.grace_s, tell=self._tell_of_rank
         )
         self._worlds_here[number] = world_ranks
         self._context.folder.make_attempt(number)
-        start = order["about"]["start"] or self._plan.start
-        about = {**order["about"], "start": start, "spill": str(self.spill)}
-        about["peer_wait_s"] = self._plan.peer_wait_s
-        about["paths"] = [*about["paths"], *self._setup.paths]
-        framework = load_framework(about["framework"])
+        about = order.about.replaced(
+            start=order.about.start or self._plan.start,
+            paths=[*order.about.paths, *self._setup.paths],
+            spill=str(self.spill),
+            peer_wait_s=self._plan.peer_wait_s,
+        )
+        framework = load_framework(about.framework)
         for rank in here.ranks:
             env = {
                 **framework.make_env(world, rank, attempt=number, meeting=meeting),
-                **order["env"],
+                **order.env,
                 names.REPORT_SOCKET: str(self._reports.path),
             }
             self._start_rank(world_ranks, rank, env, about)
 
     def _start_rank(
-        self, world_ranks: WorldRanks, rank: int, env: dict[str, str], about: dict[str, Any]
+        self, world_ranks: WorldRanks, rank: int, env: dict[str, str], about: CallRankSetup
     ) -> None:
         on_lines = functools.partial(self._on_lines, world_ranks, rank)
         log = self._context.folder.log(world_ranks.number, rank)
@@ -171,12 +205,12 @@ class CallNode:
         for end in ends:
             os.close(end)
 
-    def _dismiss(self, order: dict[str, Any]) -> None:
-        world_ranks = self._worlds_here.get(order["world"])
+    def _dismiss(self, order: EndWorld, _body: bytes) -> None:
+        world_ranks = self._worlds_here.get(order.world)
         if world_ranks is None:
-            self._tell({"type": "cleared", "world": order["world"]})
+            self._tell(WorldCleared(world=order.world))
             return
-        world_ranks.stop(now=order["now"], signum=order["signal"], within_s=order.get("within_s"))
+        world_ranks.stop(now=order.now, signum=order.signal, within_s=order.within_s)
         self._check_cleared(world_ranks)
 
     def _check_cleared(self, world_ranks: WorldRanks) -> None:
@@ -185,7 +219,7 @@ class CallNode:
         world_ranks.close()
         self._worlds_here.pop(world_ranks.number, None)
         sweep(world_ranks.number, world_ranks.leaders)
-        self._tell({"type": "cleared", "world": world_ranks.number})
+        self._tell(WorldCleared(world=world_ranks.number))
         if not self._worlds_here:
             self._emptied.set()
 
@@ -207,17 +241,18 @@ class CallNode:
 
     # -- stores --------------------------------------------------------------------------------
 
+    def _open_store(self, order: OpenSharedStore, _body: bytes) -> None:
+        self._openings.append(order)
+        self._open_stores()
+
     def _open_stores(self) -> None:
         """Open those that are asked for, once those that close have left their port."""
         while self._openings and not self._closing:
             order = self._openings.pop(0)
             self._revive()
-            self._forks.extend(order["preload"])
+            self._forks.extend(order.preload)
             self._forks.open_store(
-                order["framework"],
-                attempt=order["number"],
-                address=order["address"],
-                port=order["port"],
+                order.framework, attempt=order.number, address=order.address, port=order.port
             )
 
     def _close_store(self, number: int) -> None:
@@ -230,38 +265,45 @@ class CallNode:
 
     def _lose_store(self, number: int) -> None:
         del self._stores[number]
-        self._tell({"type": "store_gone", "number": number})
+        self._tell(SharedStoreGone(number=number))
 
-    def _on_store(self, number: int, pid: int) -> None:
-        self._stores[number] = pid
-        if number in self._unborn:  # the order to close it overtook the fork
-            self._unborn.discard(number)
-            self._close_store(number)
+    def _on_store(self, event: StoreStarted) -> None:
+        self._stores[event.attempt] = event.pid
+        if event.attempt in self._unborn:  # the order to close it overtook the fork
+            self._unborn.discard(event.attempt)
+            self._close_store(event.attempt)
+
+    def _on_store_opened(self, event: StoreOpened) -> None:
+        self._tell(SharedStoreOpened(number=event.attempt, port=event.port))
 
     # -- hearing of ranks ----------------------------------------------------------------------
 
-    def _on_fork_event(self, event: dict[str, Any]) -> None:
-        kind = event["event"]
-        if kind == "started":
-            world_ranks = self._worlds_here.get(event["attempt"])
-            if world_ranks is not None:
-                world_ranks.started(event["rank"], event["pid"])
-            else:
-                processes.kill_group(event["pid"], signal.SIGKILL)
-        elif kind == "exited":
-            self._reports.drain()
-            self._on_exit(event["pid"], event["code"])
-        elif kind == "storing":
-            self._on_store(event["attempt"], event["pid"])
-        elif kind == "store":
-            self._tell({"type": "store", "number": event["attempt"], "port": event["port"]})
-        elif kind == "ready":
-            about = {key: event[key] for key in ("missing", "culprit", "num_threads")}
-            self._ready = {"type": "ready", "is_complete": True, **about}
-            self._tell(self._ready)
-        elif kind == "gone":
-            logger.warning("the fork server is gone")
-            self._forget_children()
+    def _on_fork_event(self, event: Message) -> None:
+        self._fork_handlers[type(event)](event)
+
+    def _on_started(self, event: ProcessStarted) -> None:
+        world_ranks = self._worlds_here.get(event.attempt)
+        if world_ranks is not None:
+            world_ranks.started(event.rank, event.pid)
+        else:
+            processes.kill_group(event.pid, signal.SIGKILL)
+
+    def _on_exited(self, event: ProcessExited) -> None:
+        self._reports.drain()
+        self._on_exit(event.pid, event.code)
+
+    def _on_imported(self, event: ModulesImported) -> None:
+        self._ready = ImportsReady(
+            is_complete=True,
+            missing=event.missing,
+            culprit=event.culprit,
+            num_threads=event.num_threads,
+        )
+        self._tell(self._ready)
+
+    def _on_server_gone(self, _event: ForkServerGone) -> None:
+        logger.warning("the fork server is gone")
+        self._forget_children()
 
     def _forget_children(self) -> None:
         """All that the fork server had forked went with it."""
@@ -288,64 +330,54 @@ class CallNode:
         world_ranks.exited(hand, code)
         self._check_cleared(world_ranks)
 
-    def _tell_of_rank(self, header: dict[str, Any], body: bytes) -> None:
+    def _tell_of_rank(self, message: Message, body: bytes) -> None:
         """An answer; one that lies in a file goes there by parts, if the lead is elsewhere."""
-        path = header.get("file")
-        if path and self._ship is not None:
-            self._start(self._ship_answer(header, path))
+        if self._ship and isinstance(message, (CallAnswer, CallItem)) and message.file:
+            self._start(self._ship_answer(message, self._ship))
         else:
-            self._send(header, body)
+            self._send(message, body)
 
-    async def _ship_answer(self, header: dict[str, Any], path: str) -> None:
-        if self._ship is not None:
-            await self._ship(path, path)
-        self._send({**header, "payload": path}, b"")
-        os.unlink(path)
+    async def _ship_answer(self, message: CallAnswer | CallItem, ship: Ship) -> None:
+        await ship(message.file, message.file)
+        self._send(message.replaced(payload=message.file), b"")
+        os.unlink(message.file)
 
     def _on_lines(self, world_ranks: WorldRanks, rank: int, lines: bytes) -> None:
         hand = world_ranks.hands.get(rank)
         call = hand.call if hand else ""
-        self._send({"type": "log", "world": world_ranks.number, "rank": rank, "call": call}, lines)
+        self._send(RankPrinted(world=world_ranks.number, rank=rank, call=call), lines)
         if self._echo is not None:
             self._echo(rank, world_ranks.number, lines)
 
     def _on_log_trouble(self, message: str) -> None:
-        self._tell({"type": "trouble", "reason": names.REASON_LOG_TRUNCATED, "message": message})
+        self._tell(NodeTrouble(reason=names.REASON_LOG_TRUNCATED, message=message))
 
     # -- code and set-up -----------------------------------------------------------------------
 
-    def _sync(self, header: dict[str, Any], body: bytes) -> None:
-        told = {"type": "synced", "project": header["project"], "digest": header["digest"]}
+    def _sync(self, order: SyncCode, body: bytes) -> None:
+        told = CodeSynced(project=order.project, digest=order.digest)
         try:
-            self.projects.apply(header, body)
+            self.projects.apply(order, body)
         except (WindlassError, OSError) as error:
-            told["error"] = str(error)
+            told = told.replaced(error=str(error))
         self._tell(told)
 
-    async def _set_up(self, header: dict[str, Any]) -> None:
-        def say(line: str) -> None:
-            self._tell({"type": "setting_up", "line": line})
-
-        told: dict[str, Any] = {
-            "type": "set_up",
-            "digest": header["digest"],
-            "error": "",
-            "hint": "",
-        }
+    async def _set_up(self, order: SetUpNode) -> None:
+        told = NodeSetUp(digest=order.digest)
         try:
-            if await self._setup.apply(header, say):
+            if await self._setup.apply(order, lambda line: self._tell(SettingUp(line=line))):
                 self._forks.listen(self._loop, self._on_fork_event)
                 self._forget_children()
         except WindlassError as error:
-            told |= {"error": error.message, "hint": error.hint}
+            told = told.replaced(error=error.message, hint=error.hint)
         except OSError as error:
-            told["error"] = str(error)
+            told = told.replaced(error=str(error))
         self._tell(told)
 
     # -- small things --------------------------------------------------------------------------
 
-    def _on_report(self, message: dict[str, Any]) -> None:
-        if message.get("type") == "report":
+    def _on_report(self, message: Message) -> None:
+        if isinstance(message, RankReport):  # ranks that take calls say all else as answers
             self._tell(message)
 
     def _start(self, work: Any) -> None:
@@ -353,5 +385,5 @@ class CallNode:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _tell(self, message: Message) -> None:
         self._send(message, b"")

@@ -13,6 +13,7 @@ from typing import Any
 
 from windlass.agent.agent_context import AgentContext
 from windlass.agent.node.forkserver_client import ForkServer
+from windlass.wire.messages.computes import SetUpNode
 
 
 class ComputeSetup:
@@ -26,15 +27,15 @@ class ComputeSetup:
         self._hidden: dict[str, str] = {}
         self.paths: list[str] = []  # of what the steps installed
 
-    async def apply(self, order: dict[str, Any], say: Callable[[str], None]) -> bool:
+    async def apply(self, order: SetUpNode, say: Callable[[str], None]) -> bool:
         """Run the steps that were not run yet; whether the fork server was started anew."""
-        env, steps, hidden = dict(order["env"]), list(order["steps"]), dict(order["hidden"])
+        env, steps, hidden = dict(order.env), list(order.steps), dict(order.hidden)
         if (env, steps, hidden) == (self._env, self._steps, self._hidden):
             return False
         given = {**os.environ, **self._context.plan.env, **env, **hidden}
         ranks_env = {name: value for name, value in given.items() if value is not None}
         if steps != self._steps:
-            self.paths = await self._run(steps, order["cwd"], ranks_env, say) if steps else []
+            self.paths = await self._run(steps, order.cwd, ranks_env, say) if steps else []
         self._env, self._steps, self._hidden = env, steps, hidden
         self._forks.close()
         paths = os.pathsep.join((*self.paths, ranks_env.get("PYTHONPATH", ""))).strip(os.pathsep)

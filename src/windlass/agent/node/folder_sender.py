@@ -40,7 +40,7 @@ class FolderSender:
         async with self._turn:
             try:
                 for piece in self._sender.pieces():
-                    self._link.send(piece.header, piece.body)
+                    self._link.send(piece.message, piece.body)
                     await self._link.drain()
                     self.moved_s = time.monotonic()
             except ConnectionError:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
+import os
+import platform
 from typing import TYPE_CHECKING, Any
 
-from windlass import names, records
+from windlass import names
 from windlass.agent.agent_context import AgentContext
-from windlass.agent.lead.lead_handover import LostLead
 from windlass.agent.lead.lead_server import beat
 from windlass.agent.link import endpoints
 from windlass.agent.link.agent_link import Link
@@ -27,16 +27,28 @@ from windlass.agent.node.leave_notice import say_farewell
 from windlass.errors import BundleError, ProtocolError
 from windlass.spec.work import Calls
 from windlass.wire.file_sync import (
-    PIECE,
     Receiver,
     Sender,
     is_from_ranks,
     is_input,
     measure_files,
     read_piece,
-    read_sizes,
 )
-from windlass.wire.frames import Frame, refusal
+from windlass.wire.frames import Frame
+from windlass.wire.lead_handover import LostLead
+from windlass.wire.message import Handlers, Message
+from windlass.wire.messages.jobs import (
+    LEAD_TO_NODE,
+    EndAgent,
+    FilesFlushed,
+    FilesHere,
+    FlushFiles,
+    InputsReady,
+    JoinLead,
+    NodeLeaving,
+    NodeTrouble,
+)
+from windlass.wire.messages.link import FilePiece, GiveIndex, Refused
 
 if TYPE_CHECKING:
     from windlass.agent.link.payload_parts import PartStore
@@ -69,6 +81,15 @@ class Follower:
         self._receiver = Receiver(
             context.folder, lambda path: is_input(path) or is_from_ranks(path)
         )
+        self._reads = LEAD_TO_NODE
+        self._handlers: Handlers = {
+            Refused: self._raise_refusal,
+            FilePiece: self._take_piece,
+            GiveIndex: self._take_index,
+            FilesHere: self._send_files,
+            FlushFiles: lambda _message, _body: self._start(self._flush()),
+            EndAgent: self._end,
+        }
         self.node = self._make_node(forks, echo)
 
     def _make_node(self, forks: ForkServer, echo: Echo | None) -> Node | CallNode:
@@ -76,10 +97,13 @@ class Follower:
         if isinstance(context.plan.work, Calls):
             from windlass.agent.link.payload_parts import PartStore
             from windlass.agent.node.call_node import CallNode
+            from windlass.wire.messages.computes import LEAD_TO_COMPUTE_NODE, PayloadPart
 
             ship = self._ship if context.is_pod else None
             node = CallNode(context, forks=forks, send=self._send, echo=echo, ship=ship)
             self._parts = PartStore(node.spill, is_far=context.is_pod)
+            self._reads = LEAD_TO_COMPUTE_NODE
+            self._handlers[PayloadPart] = self._parts.take
             return node
         return Node(
             context.plan,
@@ -91,7 +115,7 @@ class Follower:
             echo=echo,
         )
 
-    def _send(self, message: dict[str, Any], body: bytes = b"") -> None:
+    def _send(self, message: Message, body: bytes = b"") -> None:
         if self._link is not None:
             self._link.send(message, body)
 
@@ -103,7 +127,7 @@ class Follower:
 
     def told_to_stop(self) -> None:
         """SIGTERM: the ranks get it too, and the lead hears why they are gone."""
-        self._send({"type": "leaving", "why": "it was told to stop (SIGTERM)"})
+        self._send(NodeLeaving(why="it was told to stop (SIGTERM)"))
         self.node.stop(now=False)
         self.must_go.set()
 
@@ -165,16 +189,12 @@ class Follower:
 
     async def _serve(self, link: Link) -> int:
         self._link, self._is_led = link, False
-        has = measure_files(self._context.folder, is_input) if self._context.is_pod else {}
-        about = {"host": self._context.host, "is_prepared": self._inputs.is_ready, "has": has}
-        about |= {"address": self._context.address, "incarnation": self._context.incarnation}
-        about["lost_lead"] = self._make_lost_lead()
-        self.node.introduce(**about)
+        self.node.introduce(self._make_join())
         heart = asyncio.ensure_future(beat(link))
         fence_s = self._context.sight.fence_s
         link.watch(fence_s)
         try:
-            await link.listen(functools.partial(self._take, link))
+            await link.listen(self._take)
             if link.is_silent:
                 logger.error("the lead has said nothing for %g s", fence_s)
         except (ProtocolError, BundleError) as error:
@@ -200,44 +220,60 @@ class Follower:
         else:
             await link.close()
 
-    def _make_lost_lead(self) -> Any:
+    def _make_join(self) -> JoinLead:
+        context = self._context
+        return JoinLead(
+            pid=os.getpid(),
+            python=platform.python_version(),
+            host=context.host,
+            address=context.address,
+            is_prepared=self._inputs.is_ready,
+            has=measure_files(context.folder, is_input) if context.is_pod else {},
+            incarnation=context.incarnation,
+            lost_lead=self._make_lost_lead(),
+        )
+
+    def _make_lost_lead(self) -> LostLead | None:
         """How the lead before this one was lost."""
         if self._lost_s is None:
             return None
         ago_s = asyncio.get_running_loop().time() - self._lost_s
-        return records.to_json(LostLead(ago_s=ago_s, is_closed=self._was_closed))
+        return LostLead(ago_s=ago_s, is_closed=self._was_closed)
 
-    def _take(self, link: Link, frame: Frame) -> None:
-        if refused := refusal(frame.header):
-            raise refused
-        self._is_led = True
-        if frame.type == PIECE:
-            self._take_piece(frame)
-        elif frame.type == "index":
-            self._is_replaced = frame.header["index"] is None
-            self._given_by = str(frame.header["lead"])
-        elif frame.type == "has":
-            has = read_sizes(frame.header, "files")
-            sender = Sender(self._context.folder, is_from_ranks, has=has)
-            self._pump = FolderSender(link, sender)
-        elif frame.type == "flush":
-            self._start(self._flush())
-        elif frame.type == "end":
-            self._has_ended = True
-            if self._parts is not None:  # a compute that goes on without this node does not hang up
-                self._start(link.close())
-        elif self._parts is not None and frame.type == names.PART_FRAME:
-            self._parts.take(frame)
+    def _take(self, frame: Frame) -> None:
+        message = self._reads.read(frame.header)
+        handle = self._handlers.get(type(message))
+        self._is_led |= not isinstance(message, Refused)
+        if handle is not None:
+            handle(message, frame.body)
+        elif self._parts is not None:
+            self.node.receive(self._parts.with_file(message), frame.body)
         else:
-            self.node.receive(self._read(frame), frame.body)
+            self.node.receive(message, frame.body)
 
-    def _read(self, frame: Frame) -> dict[str, Any]:
-        return dict(frame.header) if self._parts is None else self._parts.with_file(frame)
+    @staticmethod
+    def _raise_refusal(message: Refused, _body: bytes) -> None:
+        raise ProtocolError(message.why, hint=message.hint)
 
-    def _take_piece(self, frame: Frame) -> None:
-        piece = read_piece(frame.header, frame.body)
+    def _take_index(self, message: GiveIndex, _body: bytes) -> None:
+        self._is_replaced = message.index is None
+        self._given_by = message.lead
+
+    def _send_files(self, message: FilesHere, _body: bytes) -> None:
+        if self._link is not None:
+            sender = Sender(self._context.folder, is_from_ranks, has=message.files)
+            self._pump = FolderSender(self._link, sender)
+
+    def _end(self, _message: EndAgent, _body: bytes) -> None:
+        self._has_ended = True
+        if self._parts is not None and self._link is not None:
+            # a compute that goes on without this node does not hang up
+            self._start(self._link.close())
+
+    def _take_piece(self, message: FilePiece, body: bytes) -> None:
+        piece = read_piece(message, body)
         if self._receiver.take(piece) and is_input(piece.path) and self._inputs.arrived(piece.path):
-            self._send({"type": "prepared"})
+            self._send(InputsReady())
 
     async def _flush(self) -> None:
         if self._pump is not None:
@@ -245,9 +281,8 @@ class Follower:
             name = self._context.plan.nodes[self._context.index].name
             for path, why in self._pump.troubles.items():
                 message = f"{name} could not send {path}: {why}"
-                told = {"reason": names.REASON_RESULT_MISSING, "message": message}
-                self._send({"type": "trouble", **told})
-        self._send({"type": "flushed"})
+                self._send(NodeTrouble(reason=names.REASON_RESULT_MISSING, message=message))
+        self._send(FilesFlushed())
 
     def _start(self, work: Any) -> None:
         task = asyncio.ensure_future(work)

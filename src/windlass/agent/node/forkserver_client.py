@@ -15,18 +15,30 @@ import struct
 from windlass import names
 from windlass.agent.forkserver.spawn import spawn_server
 from windlass.agent.node import processes
+from windlass.wire.message import to_plain
+from windlass.wire.messages.forkserver import (
+    FORK_SERVER_TO_NODE,
+    NODE_TO_FORK_SERVER,
+    CallRankSetup,
+    ForkCallRank,
+    ForkRank,
+    ForkServerGone,
+    ForkStore,
+    PreloadModules,
+)
 
 TYPE_CHECKING = False  # typing's own; what is imported here delays the import of torch
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
     from collections.abc import Callable, Sequence
-    from typing import Any
+
+    from windlass.wire.message import Message
 
 _LENGTH = struct.Struct(">I")
 _MAX_FDS = 8
 
 
-def read_request(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+def read_request(control: socket.socket) -> tuple[Message, list[int]] | None:
     """The next request and the descriptors that came with it; None when the agent has hung up."""
     data, fds, _, _ = socket.recv_fds(control, _LENGTH.size, _MAX_FDS)
     if not data:
@@ -38,12 +50,12 @@ def read_request(control: socket.socket) -> tuple[dict[str, Any], list[int]] | N
         if not piece:
             return None
         body += piece
-    return json.loads(body), list(fds)
+    return NODE_TO_FORK_SERVER.read(json.loads(body)), list(fds)
 
 
-def send_event(control: socket.socket, event: dict[str, Any]) -> None:
+def send_event(control: socket.socket, event: Message) -> None:
     """Tell the agent; if it is gone, so is the reason to go on."""
-    control.sendall(json.dumps(event).encode() + b"\n")
+    control.sendall(json.dumps(event.to_header()).encode() + b"\n")
 
 
 class ForkServer:
@@ -89,13 +101,13 @@ class ForkServer:
         more = [name for name in preload if name not in self._preload]
         if more:
             self._preload += more
-            self._ask({"kind": "preload", "modules": more})
+            self._ask(PreloadModules(modules=more))
 
     def restart(self) -> None:
         """Start it again after it died."""
         self.start(self._preload, self._env)
 
-    def listen(self, loop: AbstractEventLoop, on_event: Callable[[dict[str, Any]], None]) -> None:
+    def listen(self, loop: AbstractEventLoop, on_event: Callable[[Message], None]) -> None:
         """Hand events to the loop from now on."""
         self._loop, self._on_event = loop, on_event
         if self._control is not None:
@@ -113,12 +125,19 @@ class ForkServer:
         fds: tuple[int, int],
     ) -> None:
         """Ask for one rank; `started` and, once, `exited` follow as events."""
-        about = {"framework": framework, "rank": rank, "attempt": attempt}
-        self._fork("rank", fds, **about, env=env, plan=plan_path)
+        request = ForkRank(
+            framework=framework,
+            rank=rank,
+            attempt=attempt,
+            env=env,
+            plan=plan_path,
+            forget=self._forgotten,
+        )
+        self._ask(request, fds)
 
     def fork_callee(
         self,
-        about: dict[str, Any],
+        about: CallRankSetup,
         *,
         rank: int,
         attempt: int,
@@ -126,24 +145,29 @@ class ForkServer:
         fds: tuple[int, int, int],
     ) -> None:
         """Ask for one rank that takes calls over the last of `fds`."""
-        framework = about["framework"]
-        self._fork(
-            "callee", fds, framework=framework, rank=rank, attempt=attempt, env=env, about=about
+        request = ForkCallRank(
+            framework=about.framework,
+            rank=rank,
+            attempt=attempt,
+            env=env,
+            about=about,
+            forget=self._forgotten,
         )
+        self._ask(request, fds)
 
-    def _fork(self, kind: str, fds: tuple[int, ...], **request: Any) -> None:
-        forget = [] if names.OPENBLAS_NUM_THREADS in self._env else [names.OPENBLAS_NUM_THREADS]
-        self._ask({"kind": kind, "forget": forget, **request}, fds)
+    @property
+    def _forgotten(self) -> list[str]:
+        """Variables that the server was given for itself alone."""
+        return [] if names.OPENBLAS_NUM_THREADS in self._env else [names.OPENBLAS_NUM_THREADS]
 
     def open_store(self, framework: str, *, attempt: int, address: str, port: int) -> None:
         """Ask for the store of an attempt; `store` follows with its port, 0 where there can be none."""
-        about = {"framework": framework, "attempt": attempt, "address": address, "port": port}
-        self._ask({"kind": "store", **about})
+        self._ask(ForkStore(framework=framework, attempt=attempt, address=address, port=port))
 
-    def _ask(self, request: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+    def _ask(self, request: Message, fds: tuple[int, ...] = ()) -> None:
         if self._control is None:
             return
-        body = json.dumps(request).encode()
+        body = json.dumps(request.to_header(), default=to_plain).encode()
         self._control.setblocking(True)
         try:
             socket.send_fds(self._control, [_LENGTH.pack(len(body))], fds)
@@ -164,11 +188,11 @@ class ForkServer:
             data = b""
         if not data:
             self._hang_up()
-            self._on_event({"event": "gone"})
+            self._on_event(ForkServerGone())
             return
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
-            self._on_event(json.loads(line))
+            self._on_event(FORK_SERVER_TO_NODE.read(json.loads(line)))
 
     def close(self) -> None:
         """End the server and everything below it."""

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from windlass.agent.link import endpoints
 from windlass.errors import ProtocolError
-from windlass.wire.frames import Header
 from windlass.wire.identity import NODE
+from windlass.wire.message import Message
+from windlass.wire.messages.jobs import LEAD_TO_NODE, EndAgent
+from windlass.wire.messages.link import GiveIndex
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +38,11 @@ async def ask_index(
     while True:
         try:
             answer = await _ask(place, job_id, agent, lead, timeout_s)
-            if answer.get("type") == "end":
+            if isinstance(answer, EndAgent):
                 return None
-            lead = str(answer.get("lead", ""))
-            if answer.get("type") == "index" and type(answer.get("index")) is int:
-                return GivenIndex(index=answer["index"], lead=lead)
+            lead = answer.lead if isinstance(answer, GiveIndex) else ""
+            if isinstance(answer, GiveIndex) and answer.index is not None:
+                return GivenIndex(index=answer.index, lead=lead)
             logger.info("there are nodes enough: waiting until one is lost")
         except ProtocolError as error:
             logger.warning("%s", error)
@@ -51,7 +53,7 @@ async def ask_index(
 
 async def _ask(
     place: endpoints.Place, job_id: str, agent: str, lead: str, timeout_s: float
-) -> Header:
+) -> Message | None:
     also = {"asks_index": agent, "last_lead": lead}
     link = await endpoints.connect(
         place, role=NODE, job_id=job_id, node=None, timeout_s=timeout_s, also=also
@@ -64,8 +66,9 @@ async def _ask(
         await link.close()
 
 
-async def _read_answer(frames: endpoints.Frames) -> Header:
+async def _read_answer(frames: endpoints.Frames) -> Message | None:
     async for frame in frames:
-        if frame.type in ("index", "end"):
-            return frame.header
-    return {}
+        message = LEAD_TO_NODE.read(frame.header)
+        if isinstance(message, (GiveIndex, EndAgent)):
+            return message
+    return None

@@ -11,15 +11,13 @@ import functools
 import logging
 import math
 import os
-import platform
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from windlass import names, records
+from windlass import names
 from windlass.agent.frameworks.framework_table import load_framework
 from windlass.agent.link.agent_link import Send
 from windlass.agent.node import processes
@@ -33,6 +31,32 @@ from windlass.plan.plan import Plan
 from windlass.plan.rank_env import Meeting
 from windlass.spec.work import Function
 from windlass.wire.job_folder import JobFolder
+from windlass.wire.lead_handover import LeadHandover
+from windlass.wire.message import Handlers, Message
+from windlass.wire.messages.forkserver import (
+    ForkServerGone,
+    ModulesImported,
+    ProcessExited,
+    ProcessStarted,
+    StoreOpened,
+    StoreStarted,
+)
+from windlass.wire.messages.jobs import (
+    AttemptStopped,
+    AttemptStoreOpened,
+    ImportsReady,
+    JoinLead,
+    KeepHandover,
+    NodeTrouble,
+    OpenAttemptStore,
+    RankEnded,
+    RankStarted,
+    ReleaseRanks,
+    StartAttempt,
+    StopRanks,
+)
+from windlass.wire.messages.link import Heartbeat, Welcome
+from windlass.wire.messages.ranks import RankDone, RankFailed, RankReport, RankRunning
 from windlass.wire.results import Outcome, ResultHeader, read_header
 
 logger = logging.getLogger(__name__)
@@ -68,8 +92,8 @@ class Node:
         self._folder = folder
         self._node = plan.nodes[index]
         self._world = plan
-        self._ready: dict[str, Any] | None = None
-        self._memory: dict[str, Any] | None = None
+        self._ready: ImportsReady | None = None
+        self.memory: LeadHandover | None = None  # what its lead has told it to keep
         self._forks = forks
         self._send = send
         self._echo = echo
@@ -84,45 +108,53 @@ class Node:
         self._kill_timer: asyncio.TimerHandle | None = None
         self._emptied = asyncio.Event()
         path = run_dir / f"node-{index}.sock"
+        self._handlers: Handlers = {
+            StartAttempt: self._start,
+            OpenAttemptStore: self._open_store,
+            ReleaseRanks: lambda _message: self._release_done(),
+            StopRanks: self._stop,
+            KeepHandover: self._keep,
+            Welcome: lambda _message: None,
+            Heartbeat: lambda _message: None,
+        }
+        self._fork_handlers: Handlers = {
+            ProcessStarted: self._on_started,
+            ProcessExited: self._on_exited,
+            StoreStarted: lambda _message: None,  # it ends with its fork server
+            StoreOpened: self._on_store,
+            ModulesImported: self._on_imported,
+            ForkServerGone: self._on_server_gone,
+        }
+        self._report_handlers: Handlers = {
+            RankRunning: self._send,
+            RankReport: self._send,
+            RankDone: self._on_done,
+            RankFailed: self._on_failed,
+        }
         self._reports = ReportSocket(self._loop, path, self._on_report)
         forks.listen(self._loop, self._on_fork_event)
 
-    def receive(self, message: dict[str, Any], _body: bytes = b"") -> None:
+    def receive(self, message: Message, _body: bytes = b"") -> None:
         """An order of the lead."""
-        if message["type"] == "start":
-            self._start(message)
-        elif message["type"] == "open_store":
-            self._prepare(message["attempt"])
-            self._forks.open_store(
-                self._plan.framework,
-                attempt=message["attempt"],
-                address=message["address"],
-                port=message["port"],
-            )
-        elif message["type"] == "release":
-            self._release_done()
-        elif message["type"] == "stop":
-            within_s = message.get("within_s")
-            self.stop(now=message["now"], signum=message["signal"], within_s=within_s)
-        elif message["type"] == "remember":
-            self._memory = message["memory"]
+        self._handlers[type(message)](message)
 
-    @property
-    def memory(self) -> dict[str, Any] | None:
-        """What its lead has told it to remember."""
-        return self._memory
-
-    def introduce(self, **about: Any) -> None:
-        """Join the lead: who is here, and what it should know that an earlier lead may have said."""
-        self._tell(
-            "join",
-            pid=os.getpid(),
-            python=platform.python_version(),
-            memory=self._memory,
-            **about,
+    def _open_store(self, order: OpenAttemptStore) -> None:
+        self._prepare(order.attempt)
+        self._forks.open_store(
+            self._plan.framework, attempt=order.attempt, address=order.address, port=order.port
         )
+
+    def _stop(self, order: StopRanks) -> None:
+        self.stop(now=order.now, signum=order.signal, within_s=order.within_s)
+
+    def _keep(self, order: KeepHandover) -> None:
+        self.memory = order.memory
+
+    def introduce(self, about: JoinLead) -> None:
+        """Join the lead: who is here, and what it should know that an earlier lead may have said."""
+        self._send(about.replaced(memory=self.memory))
         if self._ready is not None:
-            self._tell("ready", **self._ready)
+            self._send(self._ready)
 
     # -- starting ------------------------------------------------------------------------------
 
@@ -137,14 +169,12 @@ class Node:
             self._forks.restart()
             self._forks.listen(self._loop, self._on_fork_event)
 
-    def _start(self, order: dict[str, Any]) -> None:
-        attempt = order["attempt"]
+    def _start(self, order: StartAttempt) -> None:
+        attempt = order.attempt
         self._prepare(attempt)
-        self._world = self._plan.on_nodes(order["nodes"])
+        self._world = self._plan.on_nodes(order.nodes)
         self._node = next(n for n in self._world.nodes if n.index == self._node.index)
-        meeting = Meeting(
-            address=order["address"], port=order["port"], has_store=order["has_store"]
-        )
+        meeting = Meeting(address=order.address, port=order.port, has_store=order.has_store)
         framework = load_framework(self._plan.framework)
         for rank in self._node.ranks:
             own = framework.make_env(self._world, rank, attempt=attempt, meeting=meeting)
@@ -168,29 +198,38 @@ class Node:
 
     # -- hearing of ranks ----------------------------------------------------------------------
 
-    def _on_fork_event(self, event: dict[str, Any]) -> None:
-        if event["event"] == "started" and event["rank"] in self._ranks:
-            self._ranks[event["rank"]].pid = event["pid"]
-            self._tell("started", rank=event["rank"], pid=event["pid"])
-            if self._has_killed:  # the order to stop overtook the fork
-                self._kill_all()
-            elif self._stopped_at_s is not None:
-                processes.kill(event["pid"], self._stop_signal)
-        elif event["event"] == "exited":
-            rank = next((r for r in self._ranks.values() if r.pid == event["pid"]), None)
-            if rank is not None:
-                self._reports.drain()
-                self._on_exit(rank, event["code"])
-        elif event["event"] == "store":
-            self._tell("store", attempt=event["attempt"], port=event["port"])
-        elif event["event"] == "ready":
-            self._imported.update(event["modules"])
-            is_complete = self._imported.issuperset(self._plan.preload)
-            about = {key: event[key] for key in ("missing", "culprit", "num_threads")}
-            self._ready = {"is_complete": is_complete, **about}
-            self._tell("ready", **self._ready)
-        elif event["event"] == "gone":
-            self._on_server_gone()
+    def _on_fork_event(self, event: Message) -> None:
+        self._fork_handlers[type(event)](event)
+
+    def _on_started(self, event: ProcessStarted) -> None:
+        if event.rank not in self._ranks:
+            return
+        self._ranks[event.rank].pid = event.pid
+        self._send(RankStarted(rank=event.rank, pid=event.pid))
+        if self._has_killed:  # the order to stop overtook the fork
+            self._kill_all()
+        elif self._stopped_at_s is not None:
+            processes.kill(event.pid, self._stop_signal)
+
+    def _on_exited(self, event: ProcessExited) -> None:
+        rank = next((r for r in self._ranks.values() if r.pid == event.pid), None)
+        if rank is not None:
+            self._reports.drain()
+            self._on_exit(rank, event.code)
+
+    def _on_store(self, event: StoreOpened) -> None:
+        self._send(AttemptStoreOpened(attempt=event.attempt, port=event.port))
+
+    def _on_imported(self, event: ModulesImported) -> None:
+        self._imported.update(event.modules)
+        is_complete = self._imported.issuperset(self._plan.preload)
+        self._ready = ImportsReady(
+            is_complete=is_complete,
+            missing=event.missing,
+            culprit=event.culprit,
+            num_threads=event.num_threads,
+        )
+        self._send(self._ready)
 
     def _on_exit(self, rank: _Rank, code: int) -> None:
         del self._ranks[rank.number]
@@ -208,7 +247,7 @@ class Node:
             out_of_memory=processes.read_oom_kills() > self._oom_kills,
             was_killed=self._has_killed,
         )
-        self._tell("outcome", outcome=records.to_json(outcome), exited=True)
+        self._send(RankEnded(outcome=outcome, exited=True))
         self._check_stopped()
 
     def _read_header(self, rank: int) -> ResultHeader | None:
@@ -218,7 +257,7 @@ class Node:
             logger.warning("result of rank %s: %s", rank, error)
             return None
 
-    def _on_server_gone(self) -> None:
+    def _on_server_gone(self, _event: ForkServerGone) -> None:
         """The fork server died and its ranks with it; the next attempt gets a new one."""
         logger.warning("the fork server is gone")
         self.sweep()
@@ -227,22 +266,20 @@ class Node:
                 self._on_never_started(rank)
             else:
                 self._on_exit(rank, -signal.SIGKILL)
-        self._tell("store", attempt=self._attempt, port=0)  # in case one was awaited
-        self._tell(
-            "trouble",
-            reason=names.REASON_FORK_SERVER_DIED,
-            message=f"the fork server of {self._node.name} died, and its ranks with it",
-        )
+        # in case one was awaited
+        self._send(AttemptStoreOpened(attempt=self._attempt, port=0))
+        message = f"the fork server of {self._node.name} died, and its ranks with it"
+        self._send(NodeTrouble(reason=names.REASON_FORK_SERVER_DIED, message=message))
 
     def _on_never_started(self, rank: _Rank) -> None:
         del self._ranks[rank.number]
         rank.streams.close()
         outcome = Outcome(rank=rank.number, attempt=self._attempt, state="exited", at_s=time.time())
-        self._tell("outcome", outcome=records.to_json(outcome), exited=True)
+        self._send(RankEnded(outcome=outcome, exited=True))
         self._check_stopped()
 
     def _on_log_trouble(self, message: str) -> None:
-        self._tell("trouble", reason=names.REASON_LOG_TRUNCATED, message=message)
+        self._send(NodeTrouble(reason=names.REASON_LOG_TRUNCATED, message=message))
 
     # -- ending --------------------------------------------------------------------------------
 
@@ -306,7 +343,7 @@ class Node:
             self._kill_timer.cancel()
             self._kill_timer = None
         self.sweep()
-        self._tell("stopped", attempt=self._attempt)
+        self._send(AttemptStopped(attempt=self._attempt))
 
     def sweep(self) -> None:
         """End what ranks left behind: grandchildren, daemons of theirs."""
@@ -314,28 +351,22 @@ class Node:
 
     # -- reports -------------------------------------------------------------------------------
 
-    def _on_report(self, message: dict[str, Any]) -> None:
-        try:
-            kind, is_current = message["type"], message["attempt"] == self._attempt
-        except KeyError:
-            return
-        if not is_current:
-            return
-        if kind in ("outcome", "done") and message["rank"] in self._ranks:
-            self._ranks[message["rank"]].is_done = True
+    def _on_report(self, message: RankRunning | RankDone | RankFailed | RankReport) -> None:
+        if message.attempt == self._attempt:
+            self._report_handlers[type(message)](message)
+
+    def _note_done(self, number: int) -> None:
+        if number in self._ranks:
+            self._ranks[number].is_done = True
             if self._stopped_at_s is not None:
                 self._release_done()
-        if kind == "outcome":
-            outcome = records.read(ResultHeader, message["header"]).outcome()
-            if self._stopped_at_s is None or outcome.at_s < self._stopped_at_s:
-                self._tell("outcome", outcome=records.to_json(outcome), exited=False)
-        elif kind in ("running", "done", "report"):
-            self._send(message)
 
-    def _tell(self, kind: str, **fields: Any) -> None:
-        self._send({"type": kind, **fields})
+    def _on_done(self, message: RankDone) -> None:
+        self._note_done(message.rank)
+        self._send(message)
 
-
-def read_outcome(message: dict[str, Any]) -> Outcome:
-    """The outcome in a message of a node."""
-    return records.read(Outcome, message["outcome"])
+    def _on_failed(self, message: RankFailed) -> None:
+        self._note_done(message.rank)
+        outcome = message.header.outcome()
+        if self._stopped_at_s is None or outcome.at_s < self._stopped_at_s:
+            self._send(RankEnded(outcome=outcome, exited=False))

@@ -6,20 +6,17 @@ Another lead may be waiting for it, since nobody else can tell that it does not 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from typing import Any
 
-from windlass import records
 from windlass.agent.agent_context import AgentContext
-from windlass.agent.lead.lead_handover import Seat
 from windlass.agent.link import endpoints
 from windlass.errors import ProtocolError
+from windlass.wire.lead_handover import LeadHandover, Seat
 
 _PATIENCE_S = 3.0
 
 
 async def say_farewell(
-    context: AgentContext, place: endpoints.Place, memory: Mapping[str, Any] | None
+    context: AgentContext, place: endpoints.Place, memory: LeadHandover | None
 ) -> None:
     """Tell the lead that there is at `place`, if there is one.
 
@@ -27,7 +24,6 @@ async def say_farewell(
     other nodes go on without it.
     """
     seat = Seat(index=context.index, incarnation=context.incarnation)
-    also = {"farewell": records.to_json(seat), "memory": memory}
     with contextlib.suppress(OSError, ProtocolError):
         link = await endpoints.connect(
             place,
@@ -35,6 +31,6 @@ async def say_farewell(
             job_id=context.plan.job_id,
             node=context.index,
             timeout_s=_PATIENCE_S,
-            also=also,
+            also={"farewell": seat, "memory": memory},
         )
         await link.close()

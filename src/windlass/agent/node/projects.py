@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import io
 import re
-from typing import Any
 
 from windlass.agent.agent_context import AgentContext
 from windlass.bundle.extract import extract
 from windlass.bundle.manifest import EMPTY, Manifest, make_delta
 from windlass.errors import BundleError
 from windlass.trusted import make_own
+from windlass.wire.messages.computes import SyncCode
 
 _KEY = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
@@ -31,16 +31,16 @@ class Projects:
     def digests(self) -> dict[str, str]:
         return {key: manifest.digest for key, manifest in self._known.items()}
 
-    def apply(self, header: dict[str, Any], body: bytes) -> None:
+    def apply(self, order: SyncCode, body: bytes) -> None:
         """Bring a project to a digest; on an error it is as before."""
-        key = str(header["project"])
+        key = order.project
         if not _KEY.fullmatch(key):
             raise BundleError(f"{key!r:.80} is not the key of a project")
-        is_whole = header["base"] == EMPTY.digest
+        is_whole = order.base == EMPTY.digest
         base = EMPTY if is_whole else self._known.get(key, EMPTY)
         make_own(self._folder)
         self._known[key] = extract(
-            io.BytesIO(body), self._folder / key, base=base, expected=header["digest"]
+            io.BytesIO(body), self._folder / key, base=base, expected=order.digest
         )
 
     def pack(self, key: str) -> bytes:

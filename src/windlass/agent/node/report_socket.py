@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -10,19 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from windlass import names, records
 from windlass.errors import ProtocolError
+from windlass.wire.message import Message
+from windlass.wire.messages.ranks import RANK_TO_NODE
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
-
-_PLAIN = (bool, int, float, str)
 
 
 class ReportSocket:
     """Hands each report that is one to `take`."""
 
-    def __init__(
-        self, loop: AbstractEventLoop, path: Path, take: Callable[[dict[str, Any]], None]
-    ) -> None:
+    def __init__(self, loop: AbstractEventLoop, path: Path, take: Callable[[Any], None]) -> None:
         self.path = path
         self._take = take
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -43,23 +40,12 @@ class ReportSocket:
             return False
         try:
             message = read_message(data)
-        except (ProtocolError, KeyError, TypeError, ValueError, OverflowError):
+        except ProtocolError:
             return True  # what no rank of ours says is nobody's
         self._take(message)
         return True
 
 
-def read_message(data: bytes) -> dict[str, Any]:
+def read_message(data: bytes) -> Message:
     """What a rank says; anything in the node may have sent it, and the lead and all readers get to see it."""
-    message = dict(records.parse(data, "a report"))
-    counts = [message["rank"], message.get("step"), message.get("total")]
-    if not all(count is None or type(count) is int for count in counts) or counts[0] is None:
-        raise ProtocolError("a report's rank or step is no number")
-    if not math.isfinite(message["at_s"]):
-        raise ProtocolError("a report's time is none")
-    metrics = dict(message.get("metrics", {}))
-    if not all(value is None or isinstance(value, _PLAIN) for value in metrics.values()):
-        raise ProtocolError("a report's metrics are neither numbers nor text")
-    if message["type"] == "report":
-        message.update(step=counts[1], total=counts[2], metrics=metrics)
-    return message
+    return RANK_TO_NODE.read(records.parse(data, "a report"))

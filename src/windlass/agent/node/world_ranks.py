@@ -12,17 +12,18 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from windlass import names, records
+from windlass import names
 from windlass.agent.link.rank_channel import NodeEnd
 from windlass.agent.node import processes
 from windlass.agent.node.exit_codes import judge_exit
 from windlass.agent.node.streams import RankStreams
 from windlass.wire.frames import Frame, render_frame
+from windlass.wire.message import Message
+from windlass.wire.messages.computes import CALL_RANK_TO_NODE, CallAnswer, RankGone, RunCall
 from windlass.wire.payloads import forget
 
-Tell = Callable[[dict[str, Any], bytes], None]
+Tell = Callable[[Message, bytes], None]
 
 
 @dataclass(slots=True)
@@ -59,29 +60,30 @@ class WorldRanks:
 
     # -- calls ---------------------------------------------------------------------------------
 
-    def send(self, header: dict[str, Any], body: bytes = b"") -> None:
-        """Hand a frame to every rank."""
-        data = render_frame(header, body)
+    def send(self, order: Message, body: bytes = b"") -> None:
+        """Hand an order to every rank."""
+        data = render_frame(order, body)
         for hand in self.hands.values():
             is_sent = hand.channel.send(data)
-            if header["type"] == "call":
-                hand.call, hand.has_missed, hand.has_begun = header["id"], not is_sent, False
+            if isinstance(order, RunCall):
+                hand.call, hand.has_missed, hand.has_begun = order.id, not is_sent, False
 
     def take(self, rank: int, frame: Frame) -> None:
         """What a rank says; what it printed before that comes first."""
+        message = CALL_RANK_TO_NODE.read(frame.header)
         hand = self.hands.get(rank)
-        if hand is None or frame.type not in ("answer", "item"):
+        if hand is None:
             return
         hand.streams.settle()
         hand.has_begun = True
-        if frame.type == "answer":
+        if isinstance(message, CallAnswer):
             if self._stopped_at_s is not None:
                 hand.channel.close()  # it was asked to end, and is done: nothing more will come
             hand.call, hand.has_answered, hand.answered = "", True, hand.call
             if self.file and not any(other.call for other in self.hands.values()):
                 forget(self.file)
                 self.file = ""
-        self._tell({**frame.header, "rank": rank}, frame.body)
+        self._tell(message.replaced(rank=rank), frame.body)
 
     # -- starting and ending -------------------------------------------------------------------
 
@@ -123,9 +125,9 @@ class WorldRanks:
             out_of_memory=processes.read_oom_kills() > self._oom_kills,
             was_killed=self._has_killed,
         )
-        about = {"type": "gone", "world": self.number, "answered": hand.answered}
-        about["given"] = "" if hand.has_missed else hand.call
-        self._tell({**about, "outcome": records.to_json(outcome)}, b"")
+        given = "" if hand.has_missed else hand.call
+        gone = RankGone(world=self.number, answered=hand.answered, given=given, outcome=outcome)
+        self._tell(gone, b"")
 
     def stop(
         self, *, now: bool, signum: int = signal.SIGTERM, within_s: float | None = None

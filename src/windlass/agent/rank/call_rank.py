@@ -13,10 +13,9 @@ import linecache
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from windlass import records
 from windlass.agent.frameworks.framework_table import load_framework
 from windlass.agent.link.rank_channel import RankEnd
 from windlass.agent.rank import command_call
@@ -28,13 +27,20 @@ from windlass.agent.rank.reload import Reloader, import_freshly, renew_class
 from windlass.agent.rank.user_main import make_main, set_argv
 from windlass.errors import BundleError
 from windlass.wire import payloads
-from windlass.wire.frames import Header
+from windlass.wire.messages.computes import (
+    NODE_TO_RANK,
+    CallAnswer,
+    CallItem,
+    MakeObject,
+    RunCall,
+)
+from windlass.wire.messages.forkserver import CallRankSetup
 
 _AHEAD_BYTES = 4 << 20  # of a stream, before its readers must have caught up
 _ITEM_BYTES = 1 << 10  # what an item costs besides its own bytes
 
 
-def serve(fd: int, about: dict[str, Any]) -> int:
+def serve(fd: int, about: CallRankSetup) -> int:
     """Take calls until the node hangs up; what to exit with.
 
     `about` says where the project is, and whether to stay.
@@ -54,66 +60,67 @@ def _enter(folder: str) -> None:
 class _Callee:
     """One rank's calls."""
 
-    def __init__(self, end: RankEnd, about: dict[str, Any]) -> None:
+    def __init__(self, end: RankEnd, about: CallRankSetup) -> None:
         self._end = end
         self._rank = int(os.environ["RANK"])
         self._about = about
-        self._reloader = Reloader(about["root"])
+        self._reloader = Reloader(about.root)
         self._object: Any = None
         self._is_command = False
         self._constructor: list[memoryview] | None = None
-        self._framework = load_framework(about["framework"])  # ours, while we are still found first
-        if about["cwd"]:
-            _enter(about["cwd"])
-        step_aside(about["paths"])
-        import_freshly([about["root"], *about["paths"]])
+        self._framework = load_framework(about.framework)  # ours, while we are still found first
+        if about.cwd:
+            _enter(about.cwd)
+        step_aside(about.paths)
+        import_freshly([about.root, *about.paths])
         make_main()
 
     def loop(self) -> int:
         code = 0
         while (received := self._end.receive()) is not None:
             header, body = received
-            if header["type"] == "make":
-                self._constructor = payloads.cut(body, header["sizes"])
-            if header["type"] != "call":
+            message = NODE_TO_RANK.read(header)
+            if isinstance(message, MakeObject):
+                self._constructor = payloads.cut(body, message.sizes)
+            if not isinstance(message, RunCall):
                 continue
-            code = self._take(header, body)
-            del header, body, received  # what came with the call ends with it
-            if not self._about["keep"]:
-                self._end.wait_for_hangup(self._about["peer_wait_s"])
+            code = self._take(message, body)
+            del header, message, body, received  # what came with the call ends with it
+            if not self._about.keep:
+                self._end.wait_for_hangup(self._about.peer_wait_s)
                 break
         return code
 
-    def _take(self, header: Header, body: bytearray) -> int:
+    def _take(self, order: RunCall, body: bytearray) -> int:
         """Run one call and answer it; what the process should exit with if this was its last."""
-        set_argv([header["name"]])
-        for file, text in header["sources"].items():  # where tracebacks look for them
+        set_argv([order.name])
+        for file, text in order.sources.items():  # where tracebacks look for them
             linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-        self._part, self._num_stores = header["part"], 0
-        if header["meeting"]:
-            self._meet(header["meeting"])
+        self._part, self._num_stores = order.part, 0
+        if order.meeting:
+            self._meet(order.meeting)
         try:
-            segments = self._segments(header, body)
-            value = self._perform(header, segments)
+            segments = self._segments(order, body)
+            value = self._perform(order, segments)
             if inspect.iscoroutine(value):
                 import asyncio
 
                 value = asyncio.run(value)
-            if header["stream"]:
-                value = self._stream(header, value)
-            is_wanted = header["collect"] == "all" or self._rank == 0
+            if order.stream:
+                value = self._stream(order, value)
+            is_wanted = order.collect == "all" or self._rank == 0
             packed = payloads.pack(value, name="result") if is_wanted else []
-            self._say(header, "answer", packed, state="returned")
+            self._answer(order, packed, state="returned")
         except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is the answer
             raised = error
         else:
             return 0
         try:
-            return self._raised(header, raised)
+            return self._raised(order, raised)
         finally:
             del raised  # it holds this frame, which holds it
 
-    def _meet(self, meeting: dict[str, str]) -> None:
+    def _meet(self, meeting: Mapping[str, str]) -> None:
         """Take up where the ranks of this world find each other."""
         os.environ.update(meeting)
         if self._framework.store is not None:
@@ -125,31 +132,31 @@ class _Callee:
         return f"{self._part}/{self._num_stores}"
 
     @staticmethod
-    def _segments(header: Header, body: bytearray) -> list[memoryview]:
-        whole = payloads.map_file(header["file"]) if header.get("file") else body
-        return payloads.cut(whole, header["sizes"])
+    def _segments(order: RunCall, body: bytearray) -> list[memoryview]:
+        whole = payloads.map_file(order.file) if order.file else body
+        return payloads.cut(whole, order.sizes)
 
-    def _perform(self, header: Header, segments: list[memoryview]) -> Any:
+    def _perform(self, order: RunCall, segments: list[memoryview]) -> Any:
         reloader = self._reloader
-        is_due = header.get("reload") or reloader.is_broken
-        is_due = is_due or (header["is_watched"] and reloader.has_linked_edits())
+        is_due = order.reload or reloader.is_broken
+        is_due = is_due or (order.is_watched and reloader.has_linked_edits())
         if is_due and reloader.reload() and self._object is not None:
             renew_class(self._object, sys.modules.get)
         if self._constructor is not None:
             cls, args, kwargs = payloads.unpack(self._constructor)
             self._object = cls(*args, **kwargs)
             self._constructor = None  # one that raised is tried again with the next call
-        if header["method"]:
+        if order.method:
             args, kwargs = payloads.unpack(segments)
-            found = getattr(self._object, header["method"])
-            value = found(*args, **kwargs) if callable(found) else found
+            member = getattr(self._object, order.method)
+            value = member(*args, **kwargs) if callable(member) else member
         else:
             function, args, kwargs = payloads.unpack(segments)
             self._is_command = type(function).__module__ == command_call.__name__
             value = function(*args, **kwargs)
         return value
 
-    def _stream(self, header: Header, value: Any) -> Any:
+    def _stream(self, order: RunCall, value: Any) -> Any:
         """Send what a generator of rank 0 yields as it comes; what it returns is the result."""
         if not isinstance(value, Iterator):
             raise TypeError(f"stream=True needs a generator, and this returned {value!r:.80}")
@@ -163,53 +170,60 @@ class _Callee:
                 return end.value
             packed = payloads.pack(item, name="item")
             ahead += _ITEM_BYTES + sum(map(len, packed))
-            self._say(header, "item", packed, waits=ahead > _AHEAD_BYTES)
-            if ahead > _AHEAD_BYTES:
+            sizes = [len(segment) for segment in packed]
+            is_far_ahead = ahead > _AHEAD_BYTES
+            self._say(
+                CallItem(call=order.id, sizes=sizes, at_s=time.time(), waits=is_far_ahead), packed
+            )
+            if is_far_ahead:
                 ahead = 0
                 self._end.receive()  # "more": whoever reads has caught up
 
-    def _raised(self, header: Header, error: BaseException) -> int:
+    def _raised(self, order: RunCall, error: BaseException) -> int:
         if isinstance(error, SystemExit):
-            return self._exited(header, error)
+            return self._exited(order, error)
         if isinstance(error, BundleError) or self._is_command:  # our frames say nothing to the user
             sys.stderr.write(f"{error}\n")
         else:
-            report_uncaught(error, is_last=not self._about["keep"])
+            report_uncaught(error, is_last=not self._about.keep)
         try:
             packed = payloads.pack(error, name="exception")
         except BundleError:
             packed = []
-        info = records.to_json(make_error(error, root=self._about["root"]))
-        self._say(header, "answer", packed, state="raised", error=info)
+        info = make_error(error, root=self._about.root)
+        self._answer(order, packed, state="raised", error=info)
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
-    def _exited(self, header: Header, error: SystemExit) -> int:
+    def _exited(self, order: RunCall, error: SystemExit) -> int:
         """As Python does it: no code is success, a text is printed and a failure."""
         code = read_exit_code(error)
         if code == 0:
-            self._say(header, "answer", payloads.pack(None, name="result"), state="returned")
+            self._answer(order, payloads.pack(None, name="result"), state="returned")
             return 0
         if not isinstance(error.code, int):
             sys.stderr.write(f"{error.code}\n")
-        info = records.to_json(make_error(error, root=self._about["root"]))
-        self._say(header, "answer", [], state="exited", exit_code=code, error=info)
+        info = make_error(error, root=self._about.root)
+        self._answer(order, [], state="exited", exit_code=code, error=info)
         return code
 
-    def _say(
-        self, call: Header, kind: str, segments: list[payloads.Segment], **fields: Any
+    def _answer(
+        self, order: RunCall, segments: list[payloads.Segment], *, state: str, **fields: Any
     ) -> None:
+        sizes = [len(segment) for segment in segments]
+        answer = CallAnswer(call=order.id, sizes=sizes, at_s=time.time(), state=state, **fields)
+        try:
+            self._say(answer, segments)
+        except OSError as error:
+            what = f"the result of {sum(sizes)} bytes could not be kept: {error.strerror}"
+            info = make_error(OSError(error.errno, what), root=self._about.root)
+            self._say(answer.replaced(state="raised", error=info, sizes=[]), [])
+
+    def _say(self, message: CallAnswer | CallItem, segments: list[payloads.Segment]) -> None:
+        """What came of a call; OSError where it is large, and there is no room for it."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
-        sizes = [len(segment) for segment in segments]
-        answer = {"type": kind, "call": call["id"], "sizes": sizes, "at_s": time.time(), **fields}
-        if sum(sizes) > payloads.SPILL_BYTES:
-            try:
-                answer["file"] = payloads.write_file(self._about["spill"], segments)
-                segments = []
-            except OSError as error:
-                what = f"the result of {sum(sizes)} bytes could not be kept: {error.strerror}"
-                info = make_error(OSError(error.errno, what), root=self._about["root"])
-                answer |= {"state": "raised", "error": records.to_json(info), "sizes": []}
-                segments = []
-        self._end.send(answer, segments)
+        if sum(message.sizes) > payloads.SPILL_BYTES:
+            file = payloads.write_file(self._about.spill, segments)
+            message, segments = message.replaced(file=file), []
+        self._end.send(message, segments)

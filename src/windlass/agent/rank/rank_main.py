@@ -14,7 +14,7 @@ import os
 import pickle
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def run_rank(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int
     )
     call = _make_call(plan, folder)
     step_aside(plan["paths"])
-    outcome.notify({"type": "running"})
+    outcome.tell_running()
     code = outcome.take(call)
     outcome.wait_for_peers(plan["peer_wait_s"])
     return code
@@ -92,7 +92,7 @@ def _import_file(path: Path) -> types.ModuleType:
     return module
 
 
-def step_aside(paths: list[str]) -> None:
+def step_aside(paths: Sequence[str]) -> None:
     """Let the user's own modules win: our archive goes last, our modules are forgotten.
 
     An `import windlass` in user code then finds the installed package if there is one, else the

@@ -24,6 +24,8 @@ from windlass.agent.rank.peer_release import PeerRelease
 from windlass.agent.rank.rank_exit import INTERRUPTED
 from windlass.errors import BundleError
 from windlass.wire import pickling
+from windlass.wire.message import Message
+from windlass.wire.messages.ranks import RankDone, RankFailed, RankRunning
 from windlass.wire.results import ResultHeader, write_result
 
 _MAX_TEXT = 10_000
@@ -58,13 +60,15 @@ class RankOutcome:
         finally:
             del raised  # it holds this frame, which holds it
 
-    def notify(self, message: dict[str, Any]) -> None:
-        """Tell the agent."""
+    def tell_running(self) -> None:
+        """The user's code is entered now."""
+        self._notify(RankRunning(**self._who, at_s=time.time()))
+
+    def _notify(self, message: Message) -> None:
         if self._agent:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.settimeout(1.0)
-                told = {**message, **self._who, "at_s": time.time()}
-                report.send(sender, self._agent, told)
+                report.send(sender, self._agent, records.to_json(message.to_header()))
 
     def wait_for_peers(self, limit_s: float) -> None:
         """Keep this process and its connections until the agent says that all ranks are done."""
@@ -92,7 +96,7 @@ class RankOutcome:
 
     def _done(self) -> int:
         self._expect_release()
-        self.notify({"type": "done"})
+        self._notify(RankDone(**self._who, at_s=time.time()))
         return 0
 
     def _exited(self, error: SystemExit) -> int:
@@ -129,7 +133,7 @@ class RankOutcome:
             write_result(self._path, header, payload)
         self._expect_release()
         # last, since from here on this rank is being stopped
-        self.notify({"type": "outcome", "header": records.to_json(header)})
+        self._notify(RankFailed(**self._who, at_s=time.time(), header=header))
 
     def _write(self, payload: bytes, **fields: Any) -> None:
         write_result(self._path, self._make_header(fields), payload)

@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from windlass import names
+from windlass.wire.messages.ranks import RankReport
 
 _EVERY_S = 0.1
 
@@ -49,16 +50,15 @@ class _Reporter:
     def flush(self) -> None:
         if self.pending is None or self.socket is None or self.pid != os.getpid():
             return
-        message = {
-            "type": "report",
-            "rank": int(os.environ.get(names.RANK, "0")),
-            "attempt": int(os.environ.get(names.ATTEMPT, "0")),
-            "step": self.step,
-            "total": self.total,
-            "metrics": {str(k): _plain(v) for k, v in self.pending["metrics"].items()},
-            "at_s": time.time(),
-        }
-        if send(self.socket, self.path, message):
+        message = RankReport(
+            rank=int(os.environ.get(names.RANK, "0")),
+            attempt=int(os.environ.get(names.ATTEMPT, "0")),
+            step=self.step,
+            total=self.total,
+            metrics={str(k): _plain(v) for k, v in self.pending["metrics"].items()},
+            at_s=time.time(),
+        )
+        if send(self.socket, self.path, message.to_header()):
             self.pending = None
 
 
@@ -81,9 +81,9 @@ def report(step: int | None = None, total: int | None = None, **metrics: Any) ->
     _reporter.report(step, total, metrics)
 
 
-def send(sender: socket.socket, path: str, message: dict[str, Any]) -> bool:
-    """Send one datagram if the agent has room for it."""
-    data = json.dumps(message).encode()
+def send(sender: socket.socket, path: str, header: dict[str, Any]) -> bool:
+    """Send one message if the agent has room for it."""
+    data = json.dumps(header).encode()
     if len(data) > names.MAX_DATAGRAM_BYTES:
         return True  # never goes through: drop it rather than try it again
     try:

@@ -6,20 +6,31 @@ So `submit` returns what `wl.submit` returns, and `attach` finds a call again by
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from windlass import records
 from windlass.agent.rank.rank_outcome import describe
 from windlass.client.compute.call_logs import CallLogs
 from windlass.client.compute.client_call import KEEPS, CallRequest, ClientCall, Reply, of_call
+from windlass.client.compute.connection import Received, expect
 from windlass.client.compute.live_nodes import LiveNodes
 from windlass.client.jobs.job import Job
 from windlass.engines.protocol import JobRef
 from windlass.errors import JobNotFound, NodeLost, RemoteError
 from windlass.wire.log_lines import LogQuery
-from windlass.wire.results import ErrorInfo, ResultHeader
+from windlass.wire.message import Message
+from windlass.wire.messages.calls import (
+    AskCall,
+    AskCallLogs,
+    AskCallStatus,
+    CallForgotten,
+    CallLogsTold,
+    CallStatusTold,
+    CallUnknown,
+    EndCall,
+)
+from windlass.wire.results import ResultHeader
 from windlass.wire.status import JobStatus, Verdict
 
 _SKEW_S = 1.0  # that clocks of nodes may differ by
@@ -36,19 +47,19 @@ class CallJob(Job):
         self._nodes = nodes
         self._reply: Reply | None = None
 
-    def _ask(self, kind: str, **fields: Any) -> dict[str, Any]:
-        frame = self._nodes.ask({"type": kind, "id": self.id, **fields}, timeout_s=30.0)
-        if frame.type == "forgotten":
+    def _ask(self, question: Message) -> Received:
+        received = self._nodes.ask(question, timeout_s=30.0)
+        if isinstance(received.message, CallForgotten):
             raise JobNotFound(f"the call {self.id} is not known any more", hint=KEEPS)
-        if frame.type == "unknown":
+        if isinstance(received.message, CallUnknown):
             raise JobNotFound(f"node 0 never heard of the call {self.id}", hint=KEEPS)
-        return {**frame.header, "body": frame.body}
+        return received
 
     def status(self) -> JobStatus:
         """What is known of the call now."""
-        found = records.read(JobStatus, self._ask("call_status")["status"])
-        verdict = found.verdict and of_call(found.verdict, self.id)
-        return replace(found, verdict=verdict)
+        status = expect(CallStatusTold, self._ask(AskCallStatus(id=self.id))).status
+        verdict = status.verdict and of_call(status.verdict, self.id)
+        return replace(status, verdict=verdict)
 
     def wait(
         self, timeout_s: float | None = None, *, say: Callable[[float], None] | None = None
@@ -60,7 +71,7 @@ class CallJob(Job):
 
     def _read(self, timeout_s: float | None) -> Reply:
         if self._reply is None:
-            request = CallRequest({"id": self.id}, (), {}, lambda _has: None)
+            request = CallRequest(AskCall(id=self.id, profile=""), (), None, lambda _has: None)
             calling = ClientCall(self._nodes, request, lambda _rank, _data: None)
             calling.attend()
             try:
@@ -90,14 +101,18 @@ class CallJob(Job):
 
     def cancel(self, *, now: bool = False, why: str = "", interrupt: bool = False) -> None:
         """End the call; the compute stays."""
-        self._ask("end_call", now=now, why=why, interrupt=interrupt)
+        self._ask(EndCall(id=self.id, now=now, why=why, interrupt=interrupt))
 
     def reader(self, query: LogQuery) -> CallLogs:
         """The lines of the call's ranks, as they are on its compute."""
         # kept ranks have a log for all their calls: what is older than this one is not its own
         first_s = max(query.since_s or 0.0, self.status().created_at_s - _SKEW_S)
         query = replace(query, since_s=first_s)
-        return CallLogs(lambda seen: self._ask("call_logs", seen=seen), query)
+        return CallLogs(self._ask_logs, query)
+
+    def _ask_logs(self, seen: Mapping[str, int]) -> tuple[CallLogsTold, bytes]:
+        received = self._ask(AskCallLogs(id=self.id, seen=seen))
+        return expect(CallLogsTold, received), received.body
 
     def outcomes(self) -> list[ResultHeader | None]:
         """What each rank left; None where it left nothing. Values are rebuilt here to be shown."""
@@ -110,15 +125,14 @@ class CallJob(Job):
     @staticmethod
     def _describe(reply: Reply, rank: int) -> ResultHeader:
         said = reply.results[rank][0]
-        found = ResultHeader(rank=rank, attempt=0, state=said["state"], at_s=said["at_s"])
-        if found.state != "returned":
-            info = said.get("error")
-            return replace(found, error=records.read(ErrorInfo, info) if info else None)
+        header = ResultHeader(rank=rank, attempt=0, state=said.state, at_s=said.at_s)
+        if said.state != "returned":
+            return replace(header, error=said.error)
         try:
             text, is_json, plain = describe(reply.value(rank))
         except RemoteError as error:
             text, is_json, plain = f"<{error.message}>", False, None
-        return replace(found, repr=text, is_json=is_json, json=plain)
+        return replace(header, repr=text, is_json=is_json, json=plain)
 
     def remove(self) -> None:
         """Calls are forgotten by themselves."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from windlass.wire.log_files import RankLog
 from windlass.wire.log_lines import LogLine, LogQuery
+from windlass.wire.messages.calls import CallLogsTold
 
 
 class CallLogs:
     """A reader as engines have it; `ask` gets what came since the given offsets."""
 
-    def __init__(self, ask: Callable[[Mapping[str, int]], dict[str, Any]], query: LogQuery) -> None:
+    def __init__(
+        self, ask: Callable[[Mapping[str, int]], tuple[CallLogsTold, bytes]], query: LogQuery
+    ) -> None:
         self._ask = ask
         self._query = query
         self._logs: dict[int, RankLog] = {}
@@ -24,10 +26,10 @@ class CallLogs:
 
     def read_new(self) -> list[LogLine]:
         """Lines that came since the last call."""
-        answer = self._ask({str(rank): log.offset for rank, log in self._logs.items()})
-        body = memoryview(answer["body"])
+        told, data = self._ask({str(rank): log.offset for rank, log in self._logs.items()})
+        body = memoryview(data)
         lines: list[LogLine] = []
-        for rank, node, size in answer["files"]:
+        for rank, node, size in told.files:
             # never opened: its lines come from the lead
             log = self._logs.setdefault(rank, RankLog(Path(), node, rank, 0))
             lines += log.feed(bytes(body[:size]))

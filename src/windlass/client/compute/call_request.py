@@ -36,6 +36,8 @@ from windlass.client.jobs.target import (
 from windlass.errors import BundleError, SpecError
 from windlass.spec.work import Calls
 from windlass.wire import payloads
+from windlass.wire.message import to_plain
+from windlass.wire.messages.calls import AskCall, CallProfile, ProjectPlace, WorldAsked
 
 if TYPE_CHECKING:
     from windlass.client.compute.call_options import Options
@@ -75,7 +77,7 @@ class Requests:
         self._cwd = current_folder()
         self._project: Project | PlacedProject
         if deployed is not None:
-            self._project = PlacedProject(deployed["place"])
+            self._project = PlacedProject(ProjectPlace.read(deployed["place"]))
         else:
             root = find_project(work.source, self._cwd, str(compute.keywords.get("root") or ""))
             self._project = project_at(root, travels=nodes.is_remote)
@@ -85,7 +87,8 @@ class Requests:
         self._constructor: list[payloads.Segment] | None = None
         self._is_checked = False
         self._was_made = False
-        self._profiles: dict[Any, tuple[Any, tuple[str, dict[str, Any]]]] = {}
+        # by what of a call is its own: what else they were made of, their keys, and they themselves
+        self._profiles: dict[Any, tuple[Any, str, CallProfile]] = {}
         self._bound: set[Any] = set()
         self._bare: dict[str, list[payloads.Segment]] = {}  # calls without arguments, by method
         self._signature = read_signature(work.target) if not work.is_command else None
@@ -104,7 +107,7 @@ class Requests:
         self._project.refresh()
         return {
             "procs": self._node_procs,
-            "place": self._project.about(self._cwd, self._working_dir),
+            "place": to_plain(self._project.about(self._cwd, self._working_dir)),
             "preload": list(self._preload),
             "early": self._work.early,
         }
@@ -126,12 +129,11 @@ class Requests:
         segments = self._pack(method, args, kwargs)
         key, profile = self._choose_profile(method, options, detach=detach)
         call_id = make_call_id(nodes.ref.job_id if nodes.ref else nodes.name)
-        header = {"type": "call", "id": call_id, "profile": key}
         has = nodes.has.get(self._project.key, "")
-        nodes.has[self._project.key] = profile["project"]["digest"]
+        nodes.has[self._project.key] = profile.project.digest
         was_made, self._was_made = self._was_made, True
         return CallRequest(
-            header,
+            AskCall(id=call_id, profile=key),
             segments,
             profile,
             self._project.make_sync,
@@ -142,48 +144,48 @@ class Requests:
 
     def _choose_profile(
         self, method: str, options: Options, *, detach: bool
-    ) -> tuple[str, dict[str, Any]]:
+    ) -> tuple[str, CallProfile]:
         """What this call has in common with others, and a key to it; most often there is nothing new."""
         project = self._project.about(self._cwd, self._working_dir)
         version, limit_s = self._project.version, self._nodes.launch_timeout_s
         sources = self._find_sources()
         kind, what = (method, options, detach), (project, version, limit_s, sources)
-        known, found = self._profiles.get(kind, (None, ("", {})))
-        if what == known:
-            return found
+        known = self._profiles.get(kind)
+        if known is not None and known[0] == what:
+            return known[1:]
         work, preload, store = self._work, self._preload, self._framework.store
         num_ranks = self.num_ranks if options.ranks is None else len(set(options.ranks))
-        profile = {
-            "name": work.name,
-            "framework": self._framework.name,
-            "slot": f"{project['key']}/{work.name}" if options.keep else "",
-            "instance": work.instance if work.is_class else "",
-            "world": {
-                "nodes": self._spread.workers,
-                "min_nodes": self._spread.min_workers or self._spread.workers,
-                "procs": self.procs,
-                "ranks": None if options.ranks is None else sorted(set(options.ranks)),
-            },
-            "store": store is not None and store.is_wanted(preload, num_ranks),
-            "preload": list(preload),
-            "start": "spawn" if work.early else "",
-            "env": self._command_env,
-            "project": project,
-            "version": version,
-            "is_watched": options.reload == "auto",
-            "method": method,
-            "collect": options.collect,
-            "stream": options.stream,
-            "timeout_s": options.timeout,
-            "launch_timeout_s": limit_s,
-            "detach": detach,
-            "sources": sources,
-        }
+        profile = CallProfile(
+            name=work.name,
+            framework=self._framework.name,
+            slot=f"{project.key}/{work.name}" if options.keep else "",
+            instance=work.instance if work.is_class else "",
+            world=WorldAsked(
+                nodes=self._spread.workers,
+                min_nodes=self._spread.min_workers or self._spread.workers,
+                procs=self.procs,
+                ranks=None if options.ranks is None else sorted(set(options.ranks)),
+            ),
+            store=store is not None and store.is_wanted(preload, num_ranks),
+            preload=list(preload),
+            start="spawn" if work.early else "",
+            env=self._command_env,
+            project=project,
+            version=version,
+            is_watched=options.reload == "auto",
+            method=method,
+            collect=options.collect,
+            stream=options.stream,
+            timeout_s=options.timeout,
+            launch_timeout_s=limit_s,
+            detach=detach,
+            sources=sources,
+        )
         # equal ones have equal keys: the lead keeps each once
-        text = json.dumps(profile, sort_keys=True)
-        found = (hashlib.sha256(text.encode()).hexdigest()[:16], profile)
-        self._profiles[kind] = (what, found)  # at once: other threads call, too
-        return found
+        text = json.dumps(to_plain(profile), sort_keys=True, default=to_plain)
+        key = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self._profiles[kind] = (what, key, profile)  # at once: other threads call, too
+        return key, profile
 
     def _find_sources(self) -> dict[str, str]:
         """Source lines that ranks would not find; none for what is imported there."""

@@ -13,19 +13,43 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from windlass import names, records
-from windlass.client.compute.connection import Connection, LineBroke
+from windlass.client.compute.connection import Connection, LineBroke, Received
 from windlass.client.compute.engine_choice import say
 from windlass.client.compute.wait_line import waiting_line
 from windlass.client.jobs.load_values import load_error, make_failure
 from windlass.errors import JobNotFound, NodeLost, ProtocolError, RemoteError, WaitTimeout
 from windlass.wire import payloads
-from windlass.wire.frames import Frame, Header
+from windlass.wire.message import Handlers, Message
+from windlass.wire.messages.calls import (
+    AskCall,
+    AttendCall,
+    CallAccepted,
+    CallAgain,
+    CallEnded,
+    CallForgotten,
+    CallPrinted,
+    CallProfile,
+    CallQueued,
+    CallResult,
+    CallResults,
+    CallSaid,
+    CallStarted,
+    CallUnknown,
+    CallWaiting,
+    EndCall,
+    LeadEnding,
+    SetProfile,
+)
+from windlass.wire.messages.computes import CallAnswer, MakeObject, PayloadPart, SyncCode
 from windlass.wire.payloads import Segment, forget
-from windlass.wire.results import ErrorInfo, ResultHeader
+from windlass.wire.results import ResultHeader
 from windlass.wire.status import Verdict
 
+RankSaid = CallAnswer | CallResult
 _LOOK_S = 2.0
+# what the lead may say before it takes a call, and that it has taken it, or had
+_BEFORE_ACCEPTANCE = (CallAgain, LeadEnding, CallUnknown)
+_ACCEPTANCE = (CallAccepted, CallForgotten, CallResult, CallResults, CallEnded)
 KEEPS = "a compute keeps its last 200 calls, and 256 MiB of their results, while its node 0 lives"
 
 
@@ -41,7 +65,7 @@ class Home(Protocol):
     def give_talk(self, connection: Connection) -> None:
         """It is free again."""
 
-    def tell(self, what: dict[str, Any]) -> None:
+    def tell(self, message: Message) -> None:
         """Say something to the lead, if it lives."""
 
     def look_after(self, what: str) -> None:
@@ -50,12 +74,12 @@ class Home(Protocol):
 
 @dataclass(slots=True)
 class CallRequest:
-    """What is said: the call's header, its payload, and what goes ahead of it."""
+    """What is said: the call, its payload, and what goes ahead of it."""
 
-    header: dict[str, Any]
+    message: AskCall
     segments: Sequence[Segment]
-    profile: dict[str, Any]  # what it has in common with others: said once a line
-    make_sync: Callable[[str], tuple[dict[str, Any], bytes] | None]
+    profile: CallProfile | None  # what it has in common with others: said once per line
+    make_sync: Callable[[str], tuple[SyncCode, bytes] | None]
     has: str = ""  # the digest that the lead was last known to have
     constructor: Sequence[Segment] | None = None
     must_make: bool = False
@@ -63,14 +87,14 @@ class CallRequest:
 
     @property
     def id(self) -> str:
-        return str(self.header["id"])
+        return self.message.id
 
 
 @dataclass(slots=True)
 class Reply:
     """What came back."""
 
-    results: dict[int, tuple[Header, list[memoryview]]] = field(default_factory=dict)
+    results: dict[int, tuple[RankSaid, list[memoryview]]] = field(default_factory=dict)
     state: str = ""
     verdict: Verdict | None = None
 
@@ -91,13 +115,12 @@ class Reply:
         verdict = self.verdict
         if verdict is None:
             return None
-        found = self.results.get(verdict.rank) if verdict.rank is not None else None
-        if found is None or found[0].get("state") != "raised":
+        result = self.results.get(verdict.rank) if verdict.rank is not None else None
+        if result is None or result[0].state != "raised" or result[0].error is None:
             return make_failure(verdict)
-        header, segments = found
-        info = records.read(ErrorInfo, header["error"])
+        said, segments = result
         about = ResultHeader(
-            rank=verdict.rank or 0, attempt=0, state="raised", at_s=header["at_s"], error=info
+            rank=said.rank, attempt=0, state="raised", at_s=said.at_s, error=said.error
         )
         error = load_error(about, b"".join(segments[:1]))
         if isinstance(error, SystemExit):  # which would end this process as well
@@ -127,14 +150,30 @@ class ClientCall:
     ) -> None:
         self._home = home
         self._request = request
-        self._on_log = on_log
         self._connection: Connection | None = None
         self._lead = ""
         self._since = 0  # so many calls that lead had taken before it can have taken this one
         self._file = ""
         self._has_attended = False
         self._payloads: dict[str, bytearray] = {}
+        self._waiting = ""  # for what
         self.reply = Reply()
+        self._handlers: Handlers = {
+            CallResults: self._take_results,
+            CallResult: self._take_result,
+            CallPrinted: lambda message, body: on_log(message.rank, body),
+            PayloadPart: self._take_part,
+            CallQueued: self._take_queued,
+            CallWaiting: self._take_waiting,
+            CallStarted: self._take_started,
+            CallSaid: lambda message, _body: say(message.line),
+            CallAgain: self._say_again,
+            LeadEnding: self._leave_lead,
+            CallUnknown: self._check_lead,
+            CallForgotten: self._raise_forgotten,
+            CallEnded: self._end,
+            CallAccepted: lambda _message, _body: None,
+        }
 
     @property
     def id(self) -> str:
@@ -153,7 +192,7 @@ class ClientCall:
         """Take up one that was asked for before, perhaps by another process."""
         connection = self._take_talk(timeout_s)
         self._since = 0
-        connection.send({"type": "attend", "id": self._request.id})
+        connection.send(AttendCall(id=self._request.id))
 
     def _take_talk(self, timeout_s: float | None) -> Connection:
         connection = self._home.take_talk(timeout_s)
@@ -171,36 +210,32 @@ class ClientCall:
             connection.send(sync[0], [sync[1]])
         if request.constructor is not None and request.must_make:
             sizes = [len(segment) for segment in request.constructor]
-            connection.send({"type": "make", "sizes": sizes}, request.constructor)
-        header = request.header
-        key = header["profile"]
-        if key not in connection.profiles:
-            connection.send({"type": "profile", "key": key, "profile": request.profile})
+            connection.send(MakeObject(sizes=sizes), request.constructor)
+        key = request.message.profile
+        if key not in connection.profiles and request.profile is not None:
+            connection.send(SetProfile(key=key, profile=request.profile))
             connection.profiles.add(key)
-        header["sizes"] = [len(segment) for segment in request.segments]
-        if sum(header["sizes"]) <= payloads.SPILL_BYTES:
-            connection.send(header, request.segments)
+        sizes = [len(segment) for segment in request.segments]
+        message = AskCall(id=request.id, profile=key, sizes=sizes)
+        if sum(sizes) <= payloads.SPILL_BYTES:
+            connection.send(message, request.segments)
         elif self._home.is_remote:
             connection.send_parts(request.id, request.segments)
-            connection.send({**header, "payload": request.id})
+            connection.send(message.replaced(payload=request.id))
         else:
             if not self._file or not os.path.exists(self._file):
                 self._file = payloads.write_file(self._home.spill, request.segments)
-            connection.send({**header, "file": self._file})
+            connection.send(message.replaced(file=self._file))
 
     def wait_for_acceptance(self) -> None:
         """Until the lead has taken it: it goes on without us from then on."""
         while True:
-            frame = self._hear(None, is_waiting=False)
-            if frame is None or frame.header.get("id") != self._request.id:
+            received = self._hear(None, is_waiting=False)
+            if received is None or getattr(received.message, "id", "") != self._request.id:
                 continue
-            if frame.type == "again":
-                self._say_again(frame)
-            elif frame.type == "leaving":
-                self._lead = ""
-            elif frame.type == "unknown":
-                self._check_lead()
-            elif frame.type in ("accepted", "forgotten", "result", "results", "done"):
+            if isinstance(received.message, _BEFORE_ACCEPTANCE):
+                self._handlers[type(received.message)](*received)
+            elif isinstance(received.message, _ACCEPTANCE):
                 self.let_go(
                     is_broken=self._has_attended
                 )  # where its lead would go on telling of it
@@ -217,57 +252,23 @@ class ClientCall:
     def items(self, *, wait_s: float | None = None) -> Iterator[Any]:
         """What a generator yields, as it comes, until the call has ended."""
         deadline = None if wait_s is None else time.monotonic() + wait_s
-        waiting = ""
-        while True:
-            frame = self._hear(deadline, is_waiting=bool(waiting))
-            if frame is None:
-                self._home.look_after(waiting)
+        self._waiting = ""
+        while not self.reply.state:
+            received = self._hear(deadline, is_waiting=bool(self._waiting))
+            if received is None:
+                self._home.look_after(self._waiting)
                 continue
-            header, kind = frame.header, frame.type
-            if header.get("id") != self._request.id and kind != names.PART_FRAME:
+            message, body = received
+            if getattr(message, "id", self.id) != self.id:
                 continue
-            if kind == "results":
-                self._take_results(header, frame.body)
-                if header["ends"]:
-                    self.reply.state = "returned"
-                    self.let_go()
-                    return
-            elif kind == "log":
-                self._on_log(header["rank"], frame.body)
-            elif kind == "result":  # one that is large, or a thing that was yielded
-                segments = self._segments(header, frame.body)
-                if "state" not in header:
-                    if not self._home.is_remote:
-                        forget(header.get("file", ""))  # it is mapped, and nobody else wants it
-                    yield payloads.unpack(segments)
-                else:
-                    self.reply.results[header["rank"]] = (header, segments)
-            elif kind == names.PART_FRAME:
-                self._payloads.setdefault(header["payload"], bytearray()).extend(frame.body)
-            elif kind == "queued":  # most often for a moment: said only if it lasts
-                waiting = _describe_queue(header["ahead"], header["first"])
-            elif kind == "waiting":
-                waiting = header["what"]
-                self._home.look_after(waiting)
-            elif kind == "started":
-                waiting = ""
-                waiting_line.end()
-            elif kind == "said":
-                say(header["line"])
-            elif kind == "again":
-                self._say_again(frame)
-            elif kind == "leaving":  # it did not take the call, and is about to hang up
-                self._lead = ""
-            elif kind == "unknown":
-                self._check_lead()
-            elif kind == "forgotten":
-                raise self._forgotten()
-            elif kind == "done":
-                self._end(frame)
-                return
+            if isinstance(message, CallResult) and not message.state:
+                yield self._take_item(message, body)
+            elif type(message) in self._handlers:
+                self._handlers[type(message)](message, body)
+        self.let_go()
 
-    def _hear(self, deadline: float | None, *, is_waiting: bool) -> Frame | None:
-        """The next frame, over another line if this one breaks; None now and then while it waits."""
+    def _hear(self, deadline: float | None, *, is_waiting: bool) -> Received | None:
+        """The next message, over another line if this one breaks; None now and then while it waits."""
         while True:
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:
@@ -277,12 +278,12 @@ class ClientCall:
             try:
                 if self._connection is None:
                     raise LineBroke("there is no line")
-                frame = self._connection.receive(_LOOK_S if is_waiting else left_s)
+                received = self._connection.receive(_LOOK_S if is_waiting else left_s)
             except (LineBroke, ProtocolError):
                 self._reconnect(left_s)
                 continue
-            if frame is not None or is_waiting:
-                return frame
+            if received is not None or is_waiting:
+                return received
 
     def _reconnect(self, timeout_s: float | None) -> None:
         if self._connection is not None:
@@ -293,9 +294,13 @@ class ClientCall:
             raise self._lost()
         self._payloads.clear()
         self._has_attended = True
-        connection.send({"type": "attend", "id": self._request.id, "since": self._since})
+        connection.send(AttendCall(id=self._request.id, since=self._since))
 
-    def _check_lead(self) -> None:
+    def _leave_lead(self, _message: LeadEnding, _body: bytes) -> None:
+        """It did not take the call, and is about to hang up."""
+        self._lead = ""
+
+    def _check_lead(self, _message: CallUnknown, _body: bytes) -> None:
         """The lead that answers never heard of it: it was not said whole."""
         if self._connection is None or not self._request.segments:
             raise self._lost()  # or it was not said from here, and nobody can say it again
@@ -307,22 +312,21 @@ class ClientCall:
             hint="call again: another node 0 is there, or on its way",
         )
 
-    def _forgotten(self) -> JobNotFound:
+    def _raise_forgotten(self, _message: CallForgotten, _body: bytes) -> None:
         forget(self._file)
         self.let_go()
-        return JobNotFound(
+        raise JobNotFound(
             f"the call {self._request.id} was taken, and how it ended is not known any more",
             hint=f"it may have run, and is not repeated; {KEEPS}",
         )
 
-    def _say_again(self, frame: Frame) -> None:
+    def _say_again(self, message: CallAgain, _body: bytes) -> None:
         """It lacks something that was sent before: to another lead, or by another client since."""
-        self._request.has = str(frame.header.get("has") or "")
-        self._request.must_make |= bool(frame.header.get("make"))
-        if frame.header.get("make") and self._request.was_made:
-            say(
-                f"{self._request.profile['name']}: the processes that held it ended; it is made anew"
-            )
+        self._request.has = message.has
+        self._request.must_make |= message.make
+        if message.make and self._request.was_made and self._request.profile is not None:
+            name = self._request.profile.name
+            say(f"{name}: the processes that held it ended; it is made anew")
         if self._request.must_make and self._request.constructor is None:
             raise NodeLost(
                 "the object is gone with the processes that held it",
@@ -330,29 +334,53 @@ class ClientCall:
             )
         self._say()
 
-    def _take_results(self, header: Header, body: bytes) -> None:
+    def _take_results(self, message: CallResults, body: bytes) -> None:
         """Small answers of several ranks, one after another."""
         start = 0
-        for said in header["answers"]:
-            end = start + sum(said["sizes"])
-            self.reply.results[said["rank"]] = (said, self._segments(said, body[start:end]))
+        for said in message.answers:
+            end = start + sum(said.sizes)
+            self.reply.results[said.rank] = (said, self._segments(said, body[start:end]))
             start = end
+        if message.ends:
+            self.reply.state = "returned"
 
-    def _segments(self, header: Header, body: Any) -> list[memoryview]:
-        if header.get("payload"):
-            body = self._payloads.pop(header["payload"], bytearray())
-        elif header.get("file") and not self._home.is_remote:  # else a path of another machine
-            body = payloads.map_file(header["file"])
-        elif len(header["sizes"]) > 1:
+    def _take_result(self, message: CallResult, body: bytes) -> None:
+        self.reply.results[message.rank] = (message, self._segments(message, body))
+
+    def _take_item(self, message: CallResult, body: bytes) -> Any:
+        segments = self._segments(message, body)
+        if not self._home.is_remote:
+            forget(message.file)  # it is mapped, and nobody else wants it
+        return payloads.unpack(segments)
+
+    def _take_part(self, message: PayloadPart, body: bytes) -> None:
+        self._payloads.setdefault(message.payload, bytearray()).extend(body)
+
+    def _take_queued(self, message: CallQueued, _body: bytes) -> None:
+        """Most often for a moment: said only if it lasts."""
+        self._waiting = _describe_queue(message.ahead, message.first)
+
+    def _take_waiting(self, message: CallWaiting, _body: bytes) -> None:
+        self._waiting = message.what
+        self._home.look_after(self._waiting)
+
+    def _take_started(self, _message: CallStarted, _body: bytes) -> None:
+        self._waiting = ""
+        waiting_line.end()
+
+    def _segments(self, said: RankSaid, body: Any) -> list[memoryview]:
+        if said.payload:
+            body = self._payloads.pop(said.payload, bytearray())
+        elif said.file and not self._home.is_remote:  # else a path of another machine
+            body = payloads.map_file(said.file)
+        elif len(said.sizes) > 1:
             body = bytearray(body)  # so that arrays which come back can be written to
-        return payloads.cut(body, header["sizes"])
+        return payloads.cut(body, said.sizes)
 
-    def _end(self, frame: Frame) -> None:
-        header = frame.header
-        self.reply.state = header["state"]
-        if header["verdict"] is not None:
-            self.reply.verdict = of_call(records.read(Verdict, header["verdict"]), self.id)
-        self.let_go()
+    def _end(self, message: CallEnded, _body: bytes) -> None:
+        self.reply.state = message.state
+        if message.verdict is not None:
+            self.reply.verdict = of_call(message.verdict, self.id)
 
     def let_go(self, *, is_broken: bool = False) -> None:
         """The line is free for another call; one in the middle of a story is not."""
@@ -366,5 +394,4 @@ class ClientCall:
 
     def cancel(self, why: str, *, interrupt: bool = False) -> None:
         """End it; its end is heard as any other. `interrupt`: its ranks hear it as Ctrl-C."""
-        order = {"type": "end_call", "id": self._request.id, "why": why, "interrupt": interrupt}
-        self._home.tell(order)
+        self._home.tell(EndCall(id=self._request.id, why=why, interrupt=interrupt))

@@ -12,12 +12,16 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import NamedTuple, TypeVar
 
 from windlass import names
 from windlass.engines.protocol import ComputeEngine, JobRef, Stream
 from windlass.errors import ProtocolError
-from windlass.wire.frames import Frame, FrameDecoder, Header, make_hello, refusal, render_head
+from windlass.wire.frames import Frame, FrameDecoder, make_hello, render_head
+from windlass.wire.message import Message
+from windlass.wire.messages.calls import COMPUTE_LEAD_TO_CLIENT, AskInfo, ComputeInfo
+from windlass.wire.messages.computes import PayloadPart
+from windlass.wire.messages.link import Heartbeat, Refused, Welcome
 from windlass.wire.payloads import Segment
 
 _READ_BYTES = 64 << 10  # more is taken from the system and given back each time
@@ -27,6 +31,16 @@ _FRESH_S = 1.0  # a connection that was used so lately is taken to be alive
 _SMALL_BYTES = 64 << 10
 _PIECE_BYTES = 1 << 20
 _PATIENCE_S = 60.0  # to send; to receive, and then again: a change is a call of the system
+
+
+M = TypeVar("M", bound=Message)
+
+
+class Received(NamedTuple):
+    """What the lead said."""
+
+    message: Message
+    body: bytes
 
 
 class LineBroke(OSError):
@@ -47,21 +61,21 @@ class Connection:
         self.profiles: set[str] = set()  # of calls, that were said over it
         try:
             self.send(make_hello(role="client", job_id=job_id))
-            frame = self.receive(_HELLO_S)
+            received = self.receive(_HELLO_S)
         except BaseException:
             connection.close()
             raise
-        if frame is None or frame.type != "welcome":
+        if received is None or not isinstance(received.message, Welcome):
             connection.close()
             raise LineBroke("the lead said no welcome")
 
     def close(self) -> None:
         self._socket.close()
 
-    def send(self, header: Header, segments: Sequence[Segment] = ()) -> None:
+    def send(self, message: Message, segments: Sequence[Segment] = ()) -> None:
         """Say something, whole."""
         size = sum(len(segment) for segment in segments)
-        head = render_head(header, size)
+        head = render_head(message, size)
         try:
             self._set_timeout(_PATIENCE_S)
             if size <= _SMALL_BYTES:
@@ -80,18 +94,16 @@ class Connection:
         for segment in segments:
             view = memoryview(segment)
             for start in range(0, len(view), names.PART_BYTES):
-                self.send(
-                    {"type": names.PART_FRAME, "payload": key},
-                    [view[start : start + names.PART_BYTES]],
-                )
+                part = view[start : start + names.PART_BYTES]
+                self.send(PayloadPart(payload=key), [part])
 
-    def receive(self, timeout_s: float | None) -> Frame | None:
-        """The next frame but heartbeats; None when there is none in time."""
+    def receive(self, timeout_s: float | None) -> Received | None:
+        """The next message but heartbeats; None when there is none in time."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             while self._come:
                 frame = self._come.popleft()
-                if frame.type != "heartbeat":
+                if frame.type != Heartbeat.kind:
                     return self._check(frame)
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:
@@ -104,10 +116,11 @@ class Connection:
             self._timeout_s = timeout_s
 
     @staticmethod
-    def _check(frame: Frame) -> Frame:
-        if refused := refusal(frame.header):
-            raise refused
-        return frame
+    def _check(frame: Frame) -> Received:
+        message = COMPUTE_LEAD_TO_CLIENT.read(frame.header)
+        if isinstance(message, Refused):
+            raise ProtocolError(message.why, hint=message.hint)
+        return Received(message, frame.body)
 
     def _read(self, timeout_s: float | None) -> Iterator[Frame]:
         try:
@@ -121,13 +134,13 @@ class Connection:
             raise LineBroke("the lead hung up")
         return self._decoder.feed(data)
 
-    def ask(self, header: Header, *, timeout_s: float = 30.0) -> Frame:
+    def ask(self, question: Message, *, timeout_s: float = 30.0) -> Received:
         """One question, one answer."""
-        self.send(header)
-        frame = self.receive(timeout_s)
-        if frame is None:
+        self.send(question)
+        received = self.receive(timeout_s)
+        if received is None:
             raise LineBroke(f"no answer in {timeout_s:g} s")
-        return frame
+        return received
 
     def is_alive(self) -> bool:
         """Whether somebody is still at the other end; one that was used just now is not asked."""
@@ -135,9 +148,10 @@ class Connection:
             if time.monotonic() - self.used_s < _FRESH_S:
                 return not self._has_come() or self._drain()
             self._drain()
-            frame = self.ask({"type": "info"}, timeout_s=_PING_S)
-            self.num_calls = int(frame.header.get("num_calls", self.num_calls))
-            return frame.type == "info"
+            info = self.ask(AskInfo(), timeout_s=_PING_S).message
+            if isinstance(info, ComputeInfo):
+                self.num_calls = info.num_calls
+            return isinstance(info, ComputeInfo)
         except (OSError, ProtocolError):
             return False
 
@@ -149,19 +163,28 @@ class Connection:
     def _drain(self) -> bool:
         """Take what has come while nobody listened: heartbeats, or the end."""
         while self._has_come():
-            self._come.extend(frame for frame in self._read(0) if frame.type != "heartbeat")
+            self._come.extend(self._read(0))
         self._come.clear()
         return True
 
 
-def ask_info(connection: Connection) -> dict[str, Any]:
+def expect(kind: type[M], received: Received) -> M:
+    """What was said, if it is what was asked for."""
+    if not isinstance(received.message, kind):
+        raise ProtocolError(
+            f"the lead answered {received.message.kind!r} where {kind.kind!r} was due"
+        )
+    return received.message
+
+
+def ask_info(connection: Connection) -> ComputeInfo:
     """What the lead says of its compute, and of itself."""
-    info = dict(connection.ask({"type": "info"}).header)
-    connection.lead, connection.num_calls = str(info["born"]), int(info["num_calls"])
+    info = expect(ComputeInfo, connection.ask(AskInfo()))
+    connection.lead, connection.num_calls = info.born, info.num_calls
     return info
 
 
-def ask_at(engine: ComputeEngine, ref: JobRef) -> dict[str, Any]:
+def ask_at(engine: ComputeEngine, ref: JobRef) -> ComputeInfo:
     """The same of a compute that is not talked to otherwise."""
     with contextlib.closing(Connection(engine.dial(ref), ref.job_id)) as connection:
         return ask_info(connection)

@@ -24,6 +24,7 @@ from windlass.errors import JobNotFound, WindlassError
 from windlass.near_names import did_you_mean
 from windlass.plan.plan import Plan
 from windlass.wire import payloads
+from windlass.wire.messages.calls import ConfigureCompute
 
 
 class Deployed:
@@ -43,7 +44,7 @@ def record(nodes: LiveNodes, work: Work, about: Mapping[str, Any]) -> None:
     """Leave with the compute what `get` needs to call it; `about` is how it is called."""
     segments = payloads.pack(work.target, name=work.name)
     target = base64.b64encode(b"".join(bytes(s) for s in segments[:1])).decode()
-    nodes.ask({"type": "configure", "record": {work.name: {**about, "target": target}}})
+    nodes.ask(ConfigureCompute(record={work.name: {**about, "target": target}}))
 
 
 def get(name: str, *, engine: str = "", namespace: str = "", context: str = "") -> Remote:
@@ -81,13 +82,12 @@ def _find(name: str, engine: ComputeEngine, context: str) -> Remote:
     raise JobNotFound(f"nothing is deployed under the name {name!r}{whose}", hint=hint)
 
 
-def _ask_record(engine: ComputeEngine, ref: JobRef) -> dict[str, Any]:
+def _ask_record(engine: ComputeEngine, ref: JobRef) -> Mapping[str, dict[str, Any]]:
     """What is deployed on a compute; nothing where it does not answer."""
     try:
-        found: dict[str, Any] = ask_at(engine, ref)["record"]
+        return ask_at(engine, ref).record
     except (OSError, WindlassError):
         return {}
-    return found
 
 
 def _make(name: str, record: dict[str, Any], ref: JobRef, context: str) -> Remote:

@@ -52,8 +52,8 @@ def find_holders(engine: ComputeEngine, ref: JobRef) -> Iterator[IdleCompute]:
             if not _is_own(plan) or (resource and held != resource):
                 continue
             info = ask_at(engine, other)
-            if all(call["state"] not in ("queued", "running") for call in info["calls"]):
-                num_nodes = len(info["here"])
+            if all(call.state not in ("queued", "running") for call in info.calls):
+                num_nodes = len(info.here)
                 yield IdleCompute(name=plan.name, num_nodes=num_nodes, gpus=num_nodes * per_node)
 
 

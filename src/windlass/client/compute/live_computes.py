@@ -21,6 +21,7 @@ from windlass.kube.blocker import CONDITION
 from windlass.near_names import did_you_mean
 from windlass.plan.plan import Plan
 from windlass.settings import Settings, read_settings, start_folder
+from windlass.wire.message import to_plain
 from windlass.wire.status import JobStatus
 
 _HERE = "local"
@@ -93,16 +94,19 @@ def look(found: FoundCompute) -> LiveCompute:
         info = ask_at(where.engine, ref)
     except (OSError, WindlassError) as error:
         return LiveCompute(**about, **_explain(status, error))
-    active = [call for call in info["calls"] if call["state"] in ("queued", "running")]
+    active = [call for call in info.calls if call.state in ("queued", "running")]
     about |= {
-        "num_nodes": info["nodes"],
-        "num_here": len(info["here"]),
+        "num_nodes": info.nodes,
+        "num_here": len(info.here),
         "state": "at work" if active else "idle",
         "num_waiting": max(0, len(active) - 1),
-        "deployed": tuple(info["record"]),
-        "calls": tuple(info["calls"]),
+        "deployed": tuple(info.record),
+        "calls": tuple(to_plain(call) for call in info.calls),
+        "num_calls": info.num_calls,
+        "idle_s": info.idle_s,
+        "ttl_s": info.ttl_s,
     }
-    return LiveCompute(**about, **{key: info[key] for key in ("num_calls", "idle_s", "ttl_s")})
+    return LiveCompute(**about)
 
 
 def _explain(status: JobStatus, error: Exception) -> dict[str, Any]:

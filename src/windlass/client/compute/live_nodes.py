@@ -15,10 +15,16 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from windlass.client.compute.compute_spec import Wanted, describe_change
-from windlass.client.compute.connection import Connection, LineBroke, ask_at, ask_info
+from windlass.client.compute.connection import (
+    Connection,
+    LineBroke,
+    Received,
+    ask_at,
+    ask_info,
+    expect,
+)
 from windlass.client.compute.engine_choice import say
 from windlass.client.compute.find_computes import end_job, find_meant
 from windlass.client.compute.owners import is_own, split_owner
@@ -31,7 +37,8 @@ from windlass.kube.naming import object_name
 from windlass.plan.plan import Plan
 from windlass.spec.work import Calls
 from windlass.trusted import make_own
-from windlass.wire.frames import Frame
+from windlass.wire.message import Message
+from windlass.wire.messages.calls import AskInfo, ComputeInfo, ConfigureCompute, ScaleNodes
 from windlass.wire.payloads import remove_spills
 
 _RETRY_S = 0.1
@@ -145,10 +152,10 @@ class LiveNodes:
     def _is_at_work(self, ref: JobRef) -> bool:
         """Whether calls run or wait there; nodes that do not answer have none to lose."""
         try:
-            calls = ask_at(self.wanted.engine, ref)["calls"]
+            calls = ask_at(self.wanted.engine, ref).calls
         except (OSError, WindlassError):
             return False
-        return any(call["state"] in ("queued", "running") for call in calls)
+        return any(call.state in ("queued", "running") for call in calls)
 
     def _start(self, num_nodes: int) -> None:
         wanted = self.wanted
@@ -189,7 +196,7 @@ class LiveNodes:
         if not is_up:
             raise self._start_wait.make_late(ref)
         connection, info = self._connect()
-        self.num_nodes = info["nodes"]
+        self.num_nodes = info.nodes
         self.give_talk(connection)
         self.wanted.engine.let_go(ref)
 
@@ -199,8 +206,8 @@ class LiveNodes:
         """Tell live nodes what may have changed: variables, steps, secrets, how long they stay."""
         wanted = self.wanted
         env = wanted.compare_env(wanted.engine.plan(self._here()).env)
-        changed = {"env": env, "steps": list(wanted.steps), "ttl_s": wanted.ttl_s}
-        self.ask({"type": "configure", **changed, "hidden": dict(wanted.hidden)})
+        hidden, ttl_s = dict(wanted.hidden), wanted.ttl_s
+        self.ask(ConfigureCompute(env=env, steps=list(wanted.steps), ttl_s=ttl_s, hidden=hidden))
 
     def scale(self, num_nodes: int, *, at_least: bool = False) -> None:
         """So many nodes, or no fewer; node 0 stays in any case."""
@@ -210,9 +217,9 @@ class LiveNodes:
 
         def ask_lead(asked: int | None) -> int:
             if asked is None:
-                return int(self.ask({"type": "info"}).header["nodes"])
-            order = {"type": "scale", "nodes": asked, "at_least": at_least}
-            return int(self.ask(order).header["before"])
+                return expect(ComputeInfo, self.ask(AskInfo())).nodes
+            order = ScaleNodes(nodes=asked, at_least=at_least)
+            return expect(ComputeInfo, self.ask(order)).before or 0
 
         def grow(new: Sequence[int], in_all: int) -> None:
             engine.grow(ref, list(new), in_all, hidden=self.wanted.hidden)
@@ -231,21 +238,21 @@ class LiveNodes:
 
     # -- talking -------------------------------------------------------------------------------
 
-    def ask(self, question: dict[str, Any], *, timeout_s: float | None = None) -> Frame:
+    def ask(self, question: Message, *, timeout_s: float | None = None) -> Received:
         """One question to the lead, one answer; `timeout_s` is for reaching it."""
         connection = self.take_talk(timeout_s)
         answer = connection.ask(question)
         self.give_talk(connection)
         return answer
 
-    def tell(self, what: dict[str, Any]) -> None:
+    def tell(self, message: Message) -> None:
         """Say something to the lead, if it lives: nothing is started to hear it."""
         if self.ref is None or sys.is_finalizing():
             return
         with contextlib.suppress(OSError, WindlassError):
             line = Connection(self.wanted.engine.dial(self.ref), self.ref.job_id)
             with contextlib.closing(line) as connection:
-                connection.ask(what, timeout_s=_TELL_S)
+                connection.ask(message, timeout_s=_TELL_S)
 
     def take_talk(self, timeout_s: float | None) -> Connection:
         """A connection to the lead; nodes that are gone are started anew."""
@@ -263,14 +270,13 @@ class LiveNodes:
         connection.used_s = time.monotonic()
         self._idle.append(connection)
 
-    def _connect(self) -> tuple[Connection, dict[str, Any]]:
+    def _connect(self) -> tuple[Connection, ComputeInfo]:
         """A new connection, and what the lead says of itself."""
         ref = self._here()
         connection = Connection(self.wanted.engine.dial(ref), ref.job_id)
         info = ask_info(connection)
-        self.spill = info["spill"]
-        self.python = info["python"]
-        self.has.update(info["projects"])
+        self.spill, self.python = info.spill, info.python
+        self.has.update(info.projects)
         return connection, info
 
     def _reconnect(self, timeout_s: float | None) -> Connection:
@@ -325,7 +331,7 @@ class LiveNodes:
             return
         ref, engine = self._here(), self.wanted.engine
         with contextlib.suppress(OSError, WindlassError):
-            if ask_at(engine, ref)["nodes"] < self.num_nodes:  # somebody took nodes away since
+            if ask_at(engine, ref).nodes < self.num_nodes:  # somebody took nodes away since
                 self.scale(self.num_nodes, at_least=True)
             if not self.is_remote:
                 self._restart_lost(ref)
@@ -337,11 +343,11 @@ class LiveNodes:
     def _restart_lost(self, ref: JobRef) -> None:
         """Nodes of this machine that died are started again by whoever misses them."""
         info = ask_at(self.wanted.engine, ref)
-        missing = [i for i in range(info["nodes"]) if i not in info["here"]]
+        missing = [i for i in range(info.nodes) if i not in info.here]
         lost = {node.index for node in self.wanted.engine.status(ref).nodes if node.state == "lost"}
         if todo := [index for index in missing if index in lost]:
             say(f"{self.name}: starting node {', '.join(map(str, todo))} again")
-            self.wanted.engine.grow(ref, todo, info["nodes"], hidden=self.wanted.hidden)
+            self.wanted.engine.grow(ref, todo, info.nodes, hidden=self.wanted.hidden)
 
     # -- ending --------------------------------------------------------------------------------
 

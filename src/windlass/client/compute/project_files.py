@@ -13,7 +13,6 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,8 @@ from windlass.client.jobs.job_ids import make_letters
 from windlass.client.jobs.packing import choose_root
 from windlass.client.jobs.target import import_paths
 from windlass.errors import SpecError
+from windlass.wire.messages.calls import ProjectPlace
+from windlass.wire.messages.computes import SyncCode
 
 _KEPT_MANIFESTS = 16
 _projects: dict[tuple[Path, bool], Project] = {}
@@ -62,7 +63,10 @@ class Project:
         self._known: dict[str, Manifest] = {EMPTY.digest: EMPTY}
         self._num_changes = 0
         self.is_edited = False  # a module that this process has loaded is not what it was
-        self._about: tuple[Any, dict[str, Any]] = (None, {})  # of what, and what is said of it
+        self._about: tuple[Any, ProjectPlace] = (
+            None,
+            ProjectPlace(),
+        )  # of what, and what is said of it
 
     def renew(self) -> None:
         """Look with eyes of its own: what the kernel tells would else be shared with a fork's parent."""
@@ -123,31 +127,31 @@ class Project:
                 self._stamps[path] = found
         return folders
 
-    def about(self, cwd: Path, working_dir: str) -> dict[str, Any]:
+    def about(self, cwd: Path, working_dir: str) -> ProjectPlace:
         """What a call says of it: digest, folder and import paths, as the nodes see them."""
         digest = self._manifest.digest if self.travels else ""
         what = (cwd, working_dir, len(sys.path), digest)
         known, about = self._about
         if what != known:
-            about = {**self._place(cwd, working_dir), "digest": digest}
+            about = self._place(cwd, working_dir).replaced(digest=digest)
             self._about = (what, about)  # at once: other threads call, too
         return about
 
-    def _place(self, cwd: Path, working_dir: str) -> dict[str, Any]:
+    def _place(self, cwd: Path, working_dir: str) -> ProjectPlace:
         paths = [*import_paths()]
         if not self.travels:
             here = str(cwd / working_dir)
-            return {"key": "", "root": str(self.root), "cwd": here, "paths": paths}
+            return ProjectPlace(root=str(self.root), cwd=here, paths=paths)
         inside = [self._inside(path) for path in paths]
         here = working_dir or self._inside(str(cwd)) or "."
-        found = [path for path in inside if path is not None]
-        return {"key": self.key, "root": "", "cwd": here, "paths": found or ["."]}
+        own = [path for path in inside if path is not None]
+        return ProjectPlace(key=self.key, cwd=here, paths=own or ["."])
 
     def _inside(self, path: str) -> str | None:
         found = Path(path).resolve()
         return str(found.relative_to(self.root)) if found.is_relative_to(self.root) else None
 
-    def make_sync(self, has: str) -> tuple[dict[str, Any], bytes] | None:
+    def make_sync(self, has: str) -> tuple[SyncCode, bytes] | None:
         """What brings a node that has the digest `has` to the code as it is; None when it is there."""
         if not self.travels or has == self._manifest.digest:
             return None
@@ -155,28 +159,28 @@ class Project:
         delta = make_delta(base, self._manifest)
         packed = io.BytesIO()
         write_archive(self.root, delta, packed, level=1)
-        about = {"type": "sync", "project": self.key, "base": delta.base, "digest": delta.digest}
+        about = SyncCode(project=self.key, base=delta.base, digest=delta.digest)
         return about, packed.getvalue()
 
 
 class PlacedProject:
     """A project that somebody else's calls brought to the nodes: it is there, and nothing of it is here."""
 
-    def __init__(self, place: Mapping[str, Any]) -> None:
+    def __init__(self, place: ProjectPlace) -> None:
         self._place = place
-        self.root = Path(str(place["root"] or "."))
-        self.key = str(place["key"])
+        self.root = Path(place.root or ".")
+        self.key = place.key
         self.version = ""
         self.is_edited = False
 
     def refresh(self) -> None:
         """Whatever is there is what is meant."""
 
-    def about(self, _cwd: Path, _working_dir: str) -> dict[str, Any]:
+    def about(self, _cwd: Path, _working_dir: str) -> ProjectPlace:
         """As it was when it was deployed, with the code that is there now."""
-        return {**self._place, "digest": "as is" if self.key else ""}
+        return self._place.replaced(digest="as is" if self.key else "")
 
-    def make_sync(self, _has: str) -> tuple[dict[str, Any], bytes] | None:
+    def make_sync(self, _has: str) -> tuple[SyncCode, bytes] | None:
         """There is nothing to send."""
         return None
 

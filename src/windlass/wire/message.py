@@ -1,0 +1,275 @@
+"""Messages: one record per kind of thing that one process says to another, checked once, where it is read.
+
+A kind is a class with annotated fields; its reader is made of the annotations when the first one comes. Not
+dataclasses: a process loads all kinds of a conversation and uses few of them, and each dataclass takes as
+long to make as an empty call to run. The records are in `wire.messages`; `docs/protocol.md` is made of them.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from windlass.errors import ProtocolError
+
+TYPE_CHECKING = False  # typing's own; what is imported here delays the import of torch
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any, ClassVar
+
+    from typing_extensions import Self, dataclass_transform
+
+    Check = Callable[[Any], Any]  # the value as the record holds it; ValueError says what it is not
+    Field = tuple[str, type | None, Check, bool]  # name, type that needs no check, check, optional
+    # what annotations may say beside Python's own words
+    Count = int  # not negative
+    Port = int
+    Metric = float | int | str | bool | None
+    JsonObject = dict[str, Any]  # whatever is in it
+    Handlers = dict[type["Message"], Callable[..., Any]]  # what a receiver does with each kind
+else:
+    Count = Port = Metric = JsonObject = Handlers = None
+
+    def dataclass_transform(**_options):
+        return lambda cls: cls
+
+
+_MAX_INT = 1 << 62
+_MAX_PORT = (1 << 16) - 1
+_MISSING = object()
+
+# Records of other modules that messages carry, and where they are; loaded with the first one.
+_CARRIED = {
+    **dict.fromkeys(("ErrorInfo", "Outcome", "ResultHeader"), "wire.results"),
+    **dict.fromkeys(("JobStatus", "Verdict"), "wire.status"),
+    **dict.fromkeys(("LeadHandover", "LostLead", "Seat"), "wire.lead_handover"),
+    "NodePlan": "plan.topology",
+}
+_parts: dict[str, type[Message]] = {}  # messages inside messages, by name
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class Message:
+    """One kind. A field that was not given has its default here, and is not said."""
+
+    kind: ClassVar[str] = ""
+    tag: ClassVar[str] = "type"  # the key under which the kind is said
+    _fields: ClassVar[tuple[Field, ...] | None] = None
+
+    def __init_subclass__(cls, *, kind: str = "") -> None:
+        cls.kind = kind
+        cls._fields = None
+        _parts[cls.__name__] = cls
+
+    def __init__(self, **fields: Any) -> None:
+        self.__dict__.update(fields)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{type(self).__name__}.{name} cannot be changed: use replaced()")
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in field_names(type(self)))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({fields})"
+
+    def to_header(self) -> dict[str, Any]:
+        """What is said: the kind and the fields that were given."""
+        return {self.tag: self.kind, **self.__dict__}
+
+    def says(self, name: str) -> bool:
+        """Whether a field was given, be it None."""
+        return name in self.__dict__
+
+    def replaced(self, **fields: Any) -> Self:
+        """The same with some fields changed."""
+        return type(self)(**{**self.__dict__, **fields})
+
+    @classmethod
+    def read(cls, header: Mapping[str, Any]) -> Self:
+        """The message in a header; keys that it does not know are ignored, all others are checked."""
+        values: dict[str, Any] = {}
+        for name, plain, check, is_optional in cls._fields or cls._find_fields():
+            value = header.get(name, _MISSING)
+            if type(value) is plain:
+                values[name] = value
+            elif value is not _MISSING:
+                try:
+                    values[name] = check(value)
+                except ValueError as error:
+                    raise ProtocolError(f"{cls._describe()}: its {name} is {error}") from error
+            elif not is_optional:
+                raise ProtocolError(f"{cls._describe()}: it has no {name}")
+        message = cls.__new__(cls)
+        message.__dict__.update(values)
+        return message
+
+    @classmethod
+    def _describe(cls) -> str:
+        return f"a malformed message ({cls.kind or cls.__name__})"
+
+    @classmethod
+    def _find_fields(cls) -> tuple[Field, ...]:
+        texts = read_annotations(cls)
+        cls._fields = tuple(
+            (name, _PLAIN.get(text), make_check(text), hasattr(cls, name))
+            for name, text in texts.items()
+        )
+        return cls._fields
+
+
+class Direction:
+    """Who says what to whom: the kinds that may come from one side, by their names."""
+
+    def __init__(self, sender: str, receiver: str, about: str, *kinds: type[Message]) -> None:
+        self.sender = sender
+        self.receiver = receiver
+        self.about = about
+        self.kinds = {cls.kind: cls for cls in kinds}
+        self._tag = kinds[0].tag
+
+    def read(self, header: Any) -> Message:
+        """The message in a header; one that the sender has no business to say is refused."""
+        kind = header.get(self._tag) if isinstance(header, dict) else None
+        cls = self.kinds.get(kind) if isinstance(kind, str) else None
+        if cls is None:
+            raise ProtocolError(
+                f"{kind!r:.40} is nothing that the {self.sender} says to the {self.receiver}",
+                hint="use the same version of Windlass on both sides",
+            )
+        return cls.read(header)
+
+
+def read_annotations(cls: type[Message]) -> dict[str, str]:
+    """The fields of a kind, with the words of their types."""
+    texts: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-2]):  # less Message and object
+        texts.update(base.__annotations__)
+    return {name: text for name, text in texts.items() if not text.startswith("ClassVar")}
+
+
+def field_names(cls: type[Message]) -> tuple[str, ...]:
+    return tuple(read_annotations(cls))
+
+
+def to_plain(value: Any) -> dict[str, Any]:
+    """The fields of a message inside a message: for an encoder of JSON, which knows none."""
+    if isinstance(value, Message):
+        return value.__dict__
+    raise TypeError(f"{value!r:.80} cannot be said in a message")
+
+
+# -- checks ------------------------------------------------------------------------------------
+
+# of these any value will do, so that looking at the type is all
+_PLAIN: dict[str, type] = {"str": str, "bool": bool, "JsonObject": dict}
+
+
+def make_check(text: str) -> Check:
+    """The check of a type, from its words."""
+    if text.endswith(" | None"):
+        inner = make_check(text.removesuffix(" | None"))
+        return lambda value: None if value is None else inner(value)
+    for opening, make in (("Sequence[", _make_list_check), ("Mapping[str, ", _make_dict_check)):
+        if text.startswith(opening):
+            return make(text.removeprefix(opening).removesuffix("]"))
+    if text in _CHECKS:
+        return _CHECKS[text]
+    if text in _PLAIN:
+        return _refuse_but(_PLAIN[text], text)
+    return _make_record_check(text)
+
+
+def _refuse_but(plain: type, text: str) -> Check:
+    def check(value: Any) -> Any:
+        if type(value) is not plain:
+            raise ValueError(f"{value!r:.60}, not a {text}")
+        return value
+
+    return check
+
+
+def _make_list_check(inner_text: str) -> Check:
+    inner = make_check(inner_text)
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, (list, tuple)):
+            raise ValueError(f"{value!r:.60}, not a list")  # noqa: TRY004 - it is the peer's fault
+        return [inner(one) for one in value]
+
+    return check
+
+
+def _make_dict_check(inner_text: str) -> Check:
+    inner = make_check(inner_text)
+
+    def check(value: Any) -> Any:
+        if type(value) is not dict:
+            raise ValueError(f"{value!r:.60}, not an object")
+        return {key: inner(one) for key, one in value.items()}
+
+    return check
+
+
+def _make_record_check(name: str) -> Check:
+    if name in _parts:
+        return _make_part_check(_parts[name])
+    from importlib import import_module
+
+    from windlass import records
+
+    record: type = getattr(import_module(f"windlass.{_CARRIED[name]}"), name)
+    return lambda value: value if type(value) is record else records.read(record, value)
+
+
+def _make_part_check(part: type[Message]) -> Check:
+    def check(value: Any) -> Message:
+        if type(value) is not dict:
+            raise ValueError(f"{value!r:.60}, not a {part.__name__}")
+        return part.read(value)
+
+    return check
+
+
+def _check_int(value: Any) -> int:
+    if type(value) is int and -_MAX_INT < value < _MAX_INT:
+        return value
+    raise ValueError(f"{value!r:.60}, not a whole number")
+
+
+def _check_count(value: Any) -> int:
+    if type(value) is int and 0 <= value < _MAX_INT:
+        return value
+    raise ValueError(f"{value!r:.60}, not a count")
+
+
+def _check_port(value: Any) -> int:
+    if type(value) is int and 0 <= value <= _MAX_PORT:
+        return value
+    raise ValueError(f"{value!r:.60}, not a port")
+
+
+def _check_float(value: Any) -> float:
+    if (type(value) is float or type(value) is int) and isfinite(value):
+        return value
+    raise ValueError(f"{value!r:.60}, not a number")
+
+
+def _check_metric(value: Any) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise ValueError(f"{value!r:.60}, neither a number nor text")
+
+
+_CHECKS: dict[str, Check] = {
+    "int": _check_int,
+    "Count": _check_count,
+    "Port": _check_port,
+    "float": _check_float,
+    "Metric": _check_metric,
+    "Any": lambda value: value,
+}

@@ -1,0 +1,60 @@
+"""What a rank tells its agent by datagrams; all but the outcome goes on to the lead as it is.
+
+Loaded in users' processes, so nothing else is.
+"""
+
+from __future__ import annotations
+
+from windlass.wire.message import Count, Direction, Message, Metric
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from windlass.wire.results import ResultHeader
+
+_NONE: Mapping[str, Metric] = {}
+
+
+class RankRunning(Message, kind="running"):
+    """The rank is about to enter the user's code."""
+
+    rank: Count
+    attempt: Count
+    at_s: float
+
+
+class RankDone(Message, kind="done"):
+    """The rank has returned, and waits for its peers."""
+
+    rank: Count
+    attempt: Count
+    at_s: float
+
+
+class RankFailed(Message, kind="outcome"):
+    """The rank raised or exited: the first line of its result file."""
+
+    rank: Count
+    attempt: Count
+    at_s: float
+    header: ResultHeader
+
+
+class RankReport(Message, kind="report"):
+    """Where the rank is, as it says with `wl.report`."""
+
+    rank: Count
+    attempt: Count
+    at_s: float
+    step: int | None = None
+    total: int | None = None
+    metrics: Mapping[str, Metric] = _NONE
+
+
+RANK_TO_NODE = Direction(
+    "rank",
+    "node",
+    "Datagrams from a rank to the agent of its node.",
+    *(RankRunning, RankDone, RankFailed, RankReport),
+)

@@ -1,0 +1,45 @@
+"""The page that lists all messages is what the records say, and every receiver knows what to do with each."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from windlass.wire.message import Direction
+from windlass.wire.messages import calls, computes, forkserver, jobs, ranks
+
+ROOT = Path(__file__).parents[2]
+TOOLS = ROOT / "tools"
+DIRECTIONS = {
+    name: value
+    for module in (jobs, calls, computes, ranks, forkserver)
+    for name, value in vars(module).items()
+    if isinstance(value, Direction)
+}
+
+
+@pytest.fixture(scope="module")
+def page():
+    spec = importlib.util.spec_from_file_location("write_protocol", TOOLS / "write_protocol.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_made_from_the_records(page):
+    assert (ROOT / "docs/protocol.md").read_text() == page.render(), "make protocol writes it anew"
+
+
+@pytest.mark.parametrize("name", DIRECTIONS)
+def test_every_direction_is_on_the_page(page, name):
+    assert DIRECTIONS[name] in page._DIRECTIONS
+
+
+@pytest.mark.parametrize("name", DIRECTIONS)
+def test_every_kind_can_be_read_and_says_what_it_is(name):
+    for kind, cls in DIRECTIONS[name].kinds.items():
+        assert cls.kind == kind
+        assert cls.__doc__
+        cls._find_fields()  # all words of its annotations are known
