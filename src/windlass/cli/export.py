@@ -19,7 +19,7 @@ from windlass.cli.flags import export_options, given_flags, json_option
 from windlass.cli.prepare import prepare_words
 from windlass.cli.show import print_json
 from windlass.client.jobs.run import Prepared
-from windlass.engines.protocol import Engine
+from windlass.engines.protocol import engine_names
 from windlass.errors import SpecError
 from windlass.settings import start_folder
 
@@ -34,7 +34,7 @@ _MOST_APPLIED_BYTES = 250_000  # an annotation holds 262,144
 def export(words: SplitWords, plain: bool, with_keys: bool, as_json: bool, **options: Any) -> None:
     """Print what the engine would start for TARGET, as YAML documents; start nothing."""
     prepared = prepare_words(words, detach=True, flags=given_flags(options))
-    is_plain_already = not isinstance(prepared.engine, Engine)
+    is_plain_already = prepared.engine.name not in engine_names()
     wants_job = plain and not is_plain_already
     documents = _render_plain(prepared) if wants_job else _render(prepared, with_keys=with_keys)
     if not with_keys:

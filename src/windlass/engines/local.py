@@ -61,7 +61,7 @@ class LocalEngine:
     """Nodes are processes of this machine."""
 
     name = "local"
-    can = frozenset({"detach", "restarts", "timeout"})
+    can = frozenset({"computes", "detach", "restarts", "timeout"})
 
     def __init__(self, settings: Settings) -> None:
         self._home = Path(str(settings.value("home"))).expanduser()

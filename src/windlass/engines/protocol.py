@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast
 
 from windlass.engines.dialects.table import dialect_names, load_dialect
 from windlass.engines.secret_env import NO_HIDDEN
@@ -84,7 +84,6 @@ class Renderer(Protocol):
         """
 
 
-@runtime_checkable
 class Engine(Renderer, Protocol):
     """Runs jobs."""
 
@@ -133,7 +132,6 @@ class Engine(Renderer, Protocol):
         """Forget an ended job and everything it left."""
 
 
-@runtime_checkable
 class ComputeEngine(Engine, Protocol):
     """Runs jobs, and keeps computes: their nodes stay, grow and shrink, and their lead takes calls."""
 
@@ -226,20 +224,20 @@ def make_engine(name: str, settings: Settings) -> Engine:
 def make_compute_engine(name: str, settings: Settings) -> ComputeEngine:
     """The engine of that name, which keeps computes."""
     engine = make_engine(name, settings)
-    if not isinstance(engine, ComputeEngine):
+    if "computes" not in engine.can:
         raise SpecError(
             f"the engine {name} runs jobs, and keeps no computes",
             hint="use engine local or kubernetes",
         )
-    return engine
+    return cast("ComputeEngine", engine)
 
 
 def as_engine(renderer: Renderer) -> Engine:
     """The same, known to run jobs; an error for one that only exports."""
-    if not isinstance(renderer, Engine):
+    if renderer.name in _EXPORTS:
         raise SpecError(
             f"{_KINDS[renderer.name]} is only exported, not run by Windlass",
             hint=f"windlass export -e {renderer.name} ... | kubectl apply -f -, "
             "or run with -e kubernetes",
         )
-    return renderer
+    return cast("Engine", renderer)

@@ -125,7 +125,7 @@ def index_in_name(pod: str, job_id: str) -> int | None:
 KUBERNETES = Dialect(
     name="kubernetes",
     kind=JOBS,  # which every cluster serves: it needs nothing else
-    can=frozenset({"detach", "restarts", "timeout", "pods", "keys", "ends", "losses"}),
+    can=frozenset({"computes", "detach", "restarts", "timeout", "pods", "keys", "ends"}),
     render=make_job,
     start={"spec": {"suspend": False}},
     suspend={"spec": {"suspend": True}},
