@@ -24,12 +24,13 @@ from windlass.kube.kinds import (
     SECRETS,
     SERVICE_ACCOUNTS,
     SERVICES,
+    STATEFUL_SETS,
 )
 from windlass.waiting import wait_until
 
 _CLAIM = "shared"
 _SERVER = "files"
-_KINDS = (JOBS, PODS, SECRETS, SERVICES, NETWORK_POLICIES, PVCS)
+_KINDS = (JOBS, STATEFUL_SETS, PODS, SECRETS, SERVICES, NETWORK_POLICIES, PVCS)
 _START_S = 120.0
 
 

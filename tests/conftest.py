@@ -25,6 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "chaos: takes nodes or the API server away from everybody, so it runs alone",
         "local_only(reason): a contract that cannot hold on a cluster",
         "cluster_only(reason): a contract that means nothing on one machine",
+        "needs_can(capability): a contract about something that not every dialect can",
     ):
         config.addinivalue_line("markers", line)
 

@@ -2,7 +2,7 @@
 
 `on` runs and submits on one engine, `shared` is a folder that the ranks and the test both see. A test that
 cannot hold on a cluster is marked `local_only`, one that means nothing locally `cluster_only`, both with the
-reason.
+reason; one that is about something not every dialect can is marked `needs_can` with what that is.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster_shared import SharedFolder, make_shared
+from stateful_set_dialect import STATEFUL_SET
 from waits import find_left_over
 
 import windlass as wl
 from windlass import names
+from windlass.engines.dialects import table
+from windlass.engines.dialects.kubernetes import KUBERNETES
 
 if TYPE_CHECKING:
     from cluster_space import Space
@@ -33,8 +36,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     engines: list[Any] = []
     if not metafunc.definition.get_closest_marker("cluster_only"):
         engines.append("local")
+    needed = {mark.args[0] for mark in metafunc.definition.iter_markers("needs_can")}
     if not metafunc.definition.get_closest_marker("local_only"):
-        engines.append(pytest.param("kubernetes", marks=pytest.mark.cluster))
+        engines += [
+            pytest.param(dialect.name, marks=pytest.mark.cluster)
+            for dialect in (KUBERNETES, STATEFUL_SET)
+            if needed <= dialect.can
+        ]
     metafunc.parametrize("on", engines, indirect=True)
 
 
@@ -95,9 +103,10 @@ class Runner:
 @pytest.fixture
 def on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
     space = None
-    if request.param == "kubernetes":
+    if request.param != "local":
+        monkeypatch.setitem(table._DIALECTS, STATEFUL_SET.name, "stateful_set_dialect:STATEFUL_SET")
         space = request.getfixturevalue("space")
-        for name, value in space.settings.items():
+        for name, value in {**space.settings, "WINDLASS_ENGINE": request.param}.items():
             monkeypatch.setenv(name, value)
     runner = Runner(request.param, space)
     yield runner

@@ -12,7 +12,10 @@ import windlass as wl
 from windlass.kube.kinds import JOBS
 from windlass.waiting import wait_until
 
-pytestmark = pytest.mark.cluster_only("one machine has one home, and the job's folder is in it")
+pytestmark = [
+    pytest.mark.cluster_only("one machine has one home, and the job's folder is in it"),
+    pytest.mark.needs_can("ends"),
+]
 
 
 @pytest.fixture

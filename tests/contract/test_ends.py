@@ -10,7 +10,10 @@ import windlass as wl
 from windlass import names
 from windlass.kube.kinds import JOBS, PODS
 
-pytestmark = pytest.mark.cluster_only("a local job's folder stays")
+pytestmark = [
+    pytest.mark.cluster_only("a local job's folder stays"),
+    pytest.mark.needs_can("ends"),
+]
 FOLDER = f"{names.JOB_FOLDER}/attempt-0"
 HEADER = '{"rank":0,"attempt":0,"state":"returned","at_s":1.0}'
 

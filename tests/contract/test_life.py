@@ -122,7 +122,8 @@ def test_wait_has_a_deadline_and_the_job_goes_on(on):
 
 
 CLIENT = """
-import sys, windlass as wl, rank_work as work
+import sys, windlass as wl, rank_work as work, stateful_set_dialect
+stateful_set_dialect.install()
 kind, flag, engine = sys.argv[1:]
 if kind == "attached":
     wl.run(work.stubborn, (flag,), quiet=True, engine=engine, lease_s=0.3, grace_s=0.2)

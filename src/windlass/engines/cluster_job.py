@@ -304,7 +304,7 @@ class ClusterJob:
         return end_job(self._plan, status, kind, message, at_s=at_s, node=node)
 
     def _keep(self, status: JobStatus) -> None:
-        """The last status stays here; of a job that was cancelled nothing else does."""
+        """The last status stays here; in the cluster nothing does of a job that was cancelled."""
         data = render_status(status)
         may_be_found_yet = status.phase is Phase.ENDED and bool(self._sight.pods)
         if may_be_found_yet:
@@ -312,7 +312,8 @@ class ClusterJob:
         with keeping(self.folder):
             if not self.folder.status.exists() or self.folder.status.read_bytes() != data:
                 write_atomically(self.folder.status, data, is_durable=True)
-        if status.phase is Phase.CANCELLED:
+        # what never ends by itself is removed by the client that has all it left
+        if status.phase is Phase.CANCELLED or self._dialect.stays_up:
             self._delete()
 
     def _delete(self) -> None:
