@@ -7,7 +7,7 @@ it broke off, and is removed by the client that submits next.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from windlass.engines.abandoned import sweep
 from windlass.engines.dialects.dialect import Dialect
@@ -48,6 +48,9 @@ def create_objects(
                 requests = [
                     pool.submit(_send, api, step, contents, owner, plan.job_id) for step in stage
                 ]
+                wait(
+                    requests
+                )  # what comes after the main object is taken back would stay for a while
                 for request in requests:
                     request.result()
         except BaseException as error:
