@@ -7,6 +7,7 @@ creation of one kind, and lack API versions.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,7 +33,9 @@ class StoringCluster(FakeCluster):
     def next_answer(self, seen: Seen) -> Answer:
         if seen.path.endswith("/selfsubjectrulesreviews"):
             return Answer(body={"status": {"resourceRules": [_EVERYTHING]}})
-        if seen.method == "GET" and "/namespaces/" not in seen.path:
+        if seen.path.endswith("/selfsubjectaccessreviews"):
+            return Answer(body={"status": {"allowed": True}})
+        if seen.method == "GET" and seen.path.startswith("/apis/") and "/space/" not in seen.path:
             return self._answer_version(seen.path)
         with self._writing:
             if seen.method == "GET":
@@ -67,7 +70,8 @@ class StoringCluster(FakeCluster):
         if plural == self.refused:
             return refuse(422, "Invalid", f"{plural} are refused here")
         self._num_made += 1
-        at = f"2026-01-31T12:00:{self._num_made % 60:02}Z"
+        made_s = time.time() + self._num_made  # times are whole seconds, and none is like another
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(made_s))
         meta = {**seen.body["metadata"], "uid": f"uid-{self._num_made}", "creationTimestamp": at}
         body = {**seen.body, "metadata": meta}
         self.objects.setdefault(plural, []).append(body)
