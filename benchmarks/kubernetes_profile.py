@@ -28,8 +28,9 @@ from kubernetes_contestants import (
     run_words,
 )
 
+from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.kube.api import Api
-from windlass.kube.fields import container_of, index_of, split_pod_name
+from windlass.kube.fields import container_of
 from windlass.kube.kinds import EVENTS, PODS, ObjectKind
 
 # name -> seconds since the exec of the command; or of the client's processor time
@@ -175,7 +176,7 @@ def _watch(
 
 
 def _read_pod(pod: Mapping[str, Any]) -> Iterator[str]:
-    index = index_of(pod)
+    index = KUBERNETES.index_of(pod)
     yield f"pod {index}: created"
     if pod["spec"].get("nodeName"):
         yield f"pod {index}: scheduled"
@@ -184,9 +185,10 @@ def _read_pod(pod: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _read_event(event: Mapping[str, Any]) -> Iterator[str]:
-    named = split_pod_name(str(event["involvedObject"].get("name", "")))
-    if named and event.get("reason") in ("Pulled", "Created", "Started"):
-        yield f"pod {named[1]}: event {event['reason']}"
+    name = str(event["involvedObject"].get("name", ""))
+    index = KUBERNETES.index_in_name(name, name.rsplit("-", 2)[0])
+    if index is not None and event.get("reason") in ("Pulled", "Created", "Started"):
+        yield f"pod {index}: event {event['reason']}"
 
 
 # -- showing -------------------------------------------------------------------------------------
