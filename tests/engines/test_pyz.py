@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from windlass.engines.pyz import build_archive, find_archive, local_archive
+from windlass.engines.pyz import _sources, build_archive, find_archive, local_archive
 
 
 def test_it_is_small():
     assert len(build_archive()) <= 256 * 1024
+
+
+def test_lines_are_where_they_were():
+    """Docstrings are left out, and a traceback through the archive names the right lines."""
+    with zipfile.ZipFile(io.BytesIO(build_archive())) as archive:
+        for name, path in _sources():
+            source, shipped = Path(path).read_text(), archive.read(name).decode()
+            assert _find_statements(shipped) == _find_statements(source)
+            module = ast.parse(shipped)
+            if not name.startswith("windlass/"):
+                assert shipped == source
+            elif len(module.body) > 1 and not name.endswith("__main__.py"):
+                assert ast.get_docstring(module) is None
+
+
+def _find_statements(source):
+    """Each statement but texts that stand alone, and where it is."""
+    statements = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
+    is_text = [isinstance(getattr(node, "value", None), ast.Constant) for node in statements]
+    return [
+        (type(node), node.lineno, node.end_lineno)
+        for node, alone in zip(statements, is_text, strict=True)
+        if not (alone and isinstance(node, ast.Expr))
+    ]
 
 
 def test_equal_sources_give_equal_bytes():
