@@ -1,11 +1,10 @@
-"""A project in a namespace of a real cluster for attacks on it, a clean end, and an attacker's pods."""
+"""A project in a namespace of a real cluster for attacks on it, and a clean end."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cluster_space import Space
@@ -50,32 +49,3 @@ def working_in(space: Space, folder: Path, monkeypatch: pytest.MonkeyPatch) -> I
 def wait_until_up(job: wl.Job) -> None:
     """Until it has said so, which it does once its ranks run."""
     wait_for(lambda: any(line.text == "up" for line in job.logs()), f"{job.id} is up")
-
-
-def make_attackers_pod(
-    space: Space, name: str, program: str, *, env: dict[str, str], **metadata: Any
-) -> dict[str, Any]:
-    """A pod that anybody who may create pods can create, with whatever metadata."""
-    container = {
-        "name": names.CONTAINER,
-        "image": space.image,
-        "imagePullPolicy": "IfNotPresent",
-        "command": ["python3", "-u", "-c", program],
-        "env": [{"name": key, "value": value} for key, value in env.items()],
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-    }
-    security = {
-        "runAsNonRoot": True,
-        "runAsUser": 1000,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-    return {
-        "metadata": {"name": name, **metadata},
-        "spec": {
-            "containers": [container],
-            "securityContext": security,
-            "restartPolicy": "Never",
-            "automountServiceAccountToken": False,
-            "terminationGracePeriodSeconds": 0,
-        },
-    }

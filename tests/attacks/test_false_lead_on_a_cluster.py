@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from attacks.cluster_ground import make_attackers_pod, wait_until_up, working_in
+from attacks.cluster_ground import wait_until_up, working_in
 from cluster_space import Space
+from foreign_pod import make_foreign_pod
 from waits import wait_for
 
 import windlass as wl
@@ -68,7 +69,7 @@ def put_false_lead(ground: Space, job_id: str, *, is_forged: bool) -> str:
     owners = [owner] if is_forged else []
     ground.api.create(
         PODS,
-        make_attackers_pod(ground, name, FALSE, env=env, labels=labels, ownerReferences=owners),
+        make_foreign_pod(name, ground.image, FALSE, env=env, labels=labels, ownerReferences=owners),
     )
     wait_for(lambda: is_listening(ground, name), f"{name} listens, or is gone")
     return name

@@ -32,7 +32,7 @@ def _describe(python: str = "3.11.2", **changes: Any) -> dict[str, Check]:
 def test_all_is_well() -> None:
     checks = _describe()
     assert {check.state for check in checks.values()} == {"ok"}
-    assert checks["port 29500"].found == "open between the pods, 40 µs a round trip"
+    assert checks["port 29500"].found == "open between the pods, 40 µs per round trip"
     assert checks["all-reduce"].found == "1.25 GB/s (gloo, 16 MiB, 2 pods)"
     assert checks["image's torch"].found == "2.13.0, here 2.12.0; imported in 1.5 s"
 

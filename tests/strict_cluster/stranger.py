@@ -9,8 +9,8 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
+from foreign_pod import make_foreign_pod
 from strict_cluster.ground import Ground, wait_for
 
 from windlass.kube.api import Api
@@ -79,7 +79,7 @@ def _read_line(sock: socket.socket) -> bytes:
 
 @contextmanager
 def open_stranger(ground: Ground) -> Iterator[Stranger]:
-    ground.api.create(PODS, _make_pod(ground.image))
+    ground.api.create(PODS, make_foreign_pod(NAME, ground.image, PROGRAM))
     try:
         wait_for(lambda: _is_ready(ground.api), f"a stranger is in {ground.api.namespace}")
         yield Stranger(ground.api)
@@ -90,27 +90,3 @@ def open_stranger(ground: Ground) -> Iterator[Stranger]:
 def _is_ready(api: Api) -> bool:
     is_running = api.get(PODS, NAME).get("status", {}).get("phase") == "Running"
     return is_running and b"ready" in api.read_log(NAME)
-
-
-def _make_pod(image: str) -> dict[str, Any]:
-    container = {
-        "name": NAME,
-        "image": image,
-        "imagePullPolicy": "IfNotPresent",
-        "command": ["python3", "-c", PROGRAM],
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-    }
-    security = {
-        "runAsNonRoot": True,
-        "runAsUser": 1000,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-    return {
-        "metadata": {"name": NAME},
-        "spec": {
-            "containers": [container],
-            "securityContext": security,
-            "automountServiceAccountToken": False,
-            "terminationGracePeriodSeconds": 0,
-        },
-    }

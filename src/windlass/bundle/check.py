@@ -116,18 +116,18 @@ def _check_one(
             path, FindingKind.NAME, f"the name {fault}; rename it or add it to {OWN_FILE}"
         )
     try:
-        found = (root / path).lstat()
-        if stat.S_ISLNK(found.st_mode):
+        status = (root / path).lstat()
+        if stat.S_ISLNK(status.st_mode):
             return _check_link(root, path, travelling)
-        if stat.S_ISDIR(found.st_mode):
+        if stat.S_ISDIR(status.st_mode):
             return _refusal(
                 path, FindingKind.UNREADABLE, _unreadable("the folder cannot be listed")
             )
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             message = f"a device, pipe or socket cannot be copied; add it to {OWN_FILE}"
             return _refusal(path, FindingKind.SPECIAL, message)
-        sizes[path] = found.st_size
-        return _check_file(root, path, found.st_size, allow, limits)
+        sizes[path] = status.st_size
+        return _check_file(root, path, status.st_size, allow, limits)
     except OSError as error:
         return _refusal(path, FindingKind.UNREADABLE, _unreadable(error.strerror or str(error)))
 

@@ -127,12 +127,12 @@ class _Machine:
             module, _, name = argument.partition(" ")
         if not isinstance(module, str) or not isinstance(name, str):
             return None
-        found = _Global(module, name)
-        if not found.is_pickler() and module not in _EVERYWHERE:
+        reference = _Global(module, name)
+        if not reference.is_pickler() and module not in _EVERYWHERE:
             self.modules.add(module)
-        elif found.is_pickler() and name in _BY_VALUE:
+        elif reference.is_pickler() and name in _BY_VALUE:
             self.by_value = True
-        return found
+        return reference
 
     def _call(self, function: Any, arguments: Any) -> _Global | None:
         if not isinstance(function, _Global) or not isinstance(arguments, tuple):

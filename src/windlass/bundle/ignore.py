@@ -40,9 +40,9 @@ class Rules:
         """
         for layer in reversed(self.layers):
             if path.startswith(layer.prefix):
-                found = layer.spec.check_file(path[len(layer.prefix) :]).include
-                if found is not None:
-                    return found
+                is_included = layer.spec.check_file(path[len(layer.prefix) :]).include
+                if is_included is not None:
+                    return is_included
         return None
 
 

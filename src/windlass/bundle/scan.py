@@ -33,15 +33,15 @@ class StatCache:
         self.clock = clock
         self._known: dict[str, tuple[tuple[int, ...], str]] = {}
 
-    def find(self, file: Path, found: os.stat_result) -> str | None:
+    def find(self, file: Path, status: os.stat_result) -> str | None:
         """The hash of `file` if its stat is the one it was read with."""
         stamp, sha256 = self._known.get(str(file), ((), ""))
-        return sha256 if stamp == _stamp(found) else None
+        return sha256 if stamp == _stamp(status) else None
 
-    def keep(self, file: Path, found: os.stat_result, sha256: str, *, read_ns: int) -> None:
+    def keep(self, file: Path, status: os.stat_result, sha256: str, *, read_ns: int) -> None:
         """Remember a hash; `found` and `read_ns` are from before the read."""
-        if read_ns - max(found.st_mtime_ns, found.st_ctime_ns) >= RACY_NS:
-            self._known[str(file)] = (_stamp(found), sha256)
+        if read_ns - max(status.st_mtime_ns, status.st_ctime_ns) >= RACY_NS:
+            self._known[str(file)] = (_stamp(status), sha256)
         else:
             self._known.pop(str(file), None)
 
@@ -75,8 +75,8 @@ def open_regular(file: Path) -> BinaryIO:
 
 def _read_entry(root: Path, path: str, cache: StatCache) -> FileEntry:
     try:
-        found = (root / path).lstat()
-        if stat.S_ISLNK(found.st_mode):
+        status = (root / path).lstat()
+        if stat.S_ISLNK(status.st_mode):
             return FileEntry(path=path, link=read_link(root, path))
         return _hash_file(root / path, path, cache)
     except OSError as error:
@@ -89,14 +89,14 @@ def _read_entry(root: Path, path: str, cache: StatCache) -> FileEntry:
 def _hash_file(file: Path, path: str, cache: StatCache) -> FileEntry:
     read_ns = cache.clock()
     with open_regular(file) as opened:
-        found = os.fstat(opened.fileno())
-        sha256, size_bytes = cache.find(file, found), found.st_size
+        status = os.fstat(opened.fileno())
+        sha256, size_bytes = cache.find(file, status), status.st_size
         if sha256 is None:
             # What was read is what is recorded: a file that grows meanwhile has no other size.
             sha256, size_bytes = _hash(opened)
-            if size_bytes == found.st_size:
-                cache.keep(file, found, sha256, read_ns=read_ns)
-    executable = bool(found.st_mode & stat.S_IXUSR)
+            if size_bytes == status.st_size:
+                cache.keep(file, status, sha256, read_ns=read_ns)
+    executable = bool(status.st_mode & stat.S_IXUSR)
     return FileEntry(path=path, size_bytes=size_bytes, sha256=sha256, executable=executable)
 
 
@@ -108,5 +108,5 @@ def _hash(opened: BinaryIO) -> tuple[str, int]:
     return whole.hexdigest(), size_bytes
 
 
-def _stamp(found: os.stat_result) -> tuple[int, ...]:
-    return (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev)
+def _stamp(status: os.stat_result) -> tuple[int, ...]:
+    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev)

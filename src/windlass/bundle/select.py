@@ -111,11 +111,11 @@ def _walk(root: Path, *, hidden: bool = False) -> Iterator[str]:
             # The folder stands for what it hides, so that `check` refuses it by name.
             yield folder.path.rstrip("/") or "."
             continue
-        for found in _look_into(root, folder, entries):
-            if isinstance(found, str):
-                yield found
+        for path_or_folder in _look_into(root, folder, entries):
+            if isinstance(path_or_folder, str):
+                yield path_or_folder
             else:
-                waiting.append(found)
+                waiting.append(path_or_folder)
 
 
 def _look_into(

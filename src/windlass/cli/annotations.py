@@ -85,10 +85,10 @@ ANY = ValueType(name="any")
 
 def make_type(annotation: str, default: object = ...) -> ValueType:
     """The type of a parameter from its annotation, else from its default (`...`: there is none)."""
-    found = _of_text(annotation) if annotation else ANY
-    if found.name == "any" and default is not ...:
-        found = replace(_of_value(default), optional=found.optional)
-    return replace(found, optional=True) if default is None else found
+    kind = _of_text(annotation) if annotation else ANY
+    if kind.name == "any" and default is not ...:
+        kind = replace(_of_value(default), optional=kind.optional)
+    return replace(kind, optional=True) if default is None else kind
 
 
 def _of_text(annotation: str) -> ValueType:

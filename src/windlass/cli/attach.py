@@ -1,8 +1,8 @@
 """`windlass attach`: the live view of a running job, earlier lines included, from any terminal.
 
-Who attaches looks on: Ctrl-C leaves and cancels nothing, since pressing it here must not end what was started
-elsewhere. A job that is not detached lives as long as anybody holds its lease, its `run` or an `attach`; when
-the last one leaves, it ends. A detached job needs nobody.
+Attaching only watches: Ctrl-C leaves and cancels nothing, since pressing it here must not end what was
+started elsewhere. A job that is not detached lives as long as anybody holds its lease, its `run` or an
+`attach`; when the last one leaves, it ends. A detached job needs nobody.
 """
 
 from __future__ import annotations

@@ -32,12 +32,12 @@ from windlass.wire.status import Phase
 def call(name: str, words: tuple[str, ...], as_json: bool) -> int:
     """Call what was deployed under NAME and print what every rank returned.
 
-    Flags of Windlass stand before NAME. After it all is the function's: Python's own values (3, 0.5, [1, 2],
-    None), anything else is text. Exits 0 if it returned, 1 if it failed.
+    Flags of Windlass come before NAME. Everything after it goes to the function: Python values (3, 0.5,
+    [1, 2], None), anything else as text. Exits 0 if it returned, 1 if it failed.
     """
     args, kwargs = read_blind(words)
-    found = _find(name)
-    job = type(found).submit(found, *args, **kwargs)  # not a method of this name that a class has
+    remote = _find(name)
+    job = type(remote).submit(remote, *args, **kwargs)  # not a method of this name that a class has
     try:
         view = LiveView(out=sys.stderr) if as_json else LiveView()  # stdout is JSON then
         status = follow(job, view, lease=False)

@@ -23,7 +23,7 @@ _TIMEOUT_S = 120.0
 def cancel(job_texts: tuple[str, ...], now: bool, as_json: bool) -> int:
     """End each JOB: its ranks get SIGTERM, and SIGKILL after the job's grace.
 
-    Returns when all have ended. Cancelling a job that has ended already is no mistake.
+    Returns when all have ended. Cancelling a job that has ended already is not an error.
     """
     settings = load_settings()
     jobs = [find_job(text, settings) for text in job_texts]  # an unknown one ends nothing

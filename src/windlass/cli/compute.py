@@ -1,4 +1,4 @@
-"""`windlass compute`: the warm nodes that are up: which there are, more or fewer of them, away with them."""
+"""`windlass compute`: list computes and their calls, give them more or fewer nodes, end them."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def compute(ctx: click.Context) -> None:
 @json_option
 def ls(as_json: bool) -> None:
     """List the computes that are up: here, and where a Compute would start now."""
-    found = [living for where in places(place_flags()) for living in list_living(where)]
+    computes = [living for where in places(place_flags()) for living in list_living(where)]
     if as_json:
-        print_json([_make_record(living) for living in found])
+        print_json([_make_record(living) for living in computes])
         return
     header = ("NAME", "ENGINE", "NODES", "STATE", "IDLE", "TTL", "CALLS", "DEPLOYED", "ID")
-    print_table(header, [_make_row(living) for living in found])
-    for living in found:
+    print_table(header, [_make_row(living) for living in computes])
+    for living in computes:
         if living.why:
             say(f"{_name(living)}: {living.why}")
-    if not found:
+    if not computes:
         say("no compute is up; windlass.Compute(...) in Python or windlass deploy brings one up")
 
 
@@ -94,8 +94,8 @@ def _make_record(living: LiveCompute) -> dict[str, Any]:
 @json_option
 def calls(text: str, as_json: bool) -> None:
     """List the last calls on the compute NAME, newest first: windlass logs ID, result ID, cancel ID."""
-    found = look(find_living(text, places(place_flags())))
-    newest = list(reversed(found.calls))
+    living = look(find_living(text, places(place_flags())))
+    newest = list(reversed(living.calls))
     if as_json:
         print_json(newest)
         return
@@ -104,12 +104,14 @@ def calls(text: str, as_json: bool) -> None:
         [(call["id"], shorten(one_line(call["name"]), _WIDEST), call["state"]) for call in newest],
     )
     if not newest:
-        say(found.why or f"nothing was called on {found.name} yet")
+        say(living.why or f"nothing was called on {living.name} yet")
 
 
 @compute.command(short_help="End computes: their calls, their ranks, their nodes.")
 @click.argument("texts", metavar="NAME...", nargs=-1)
-@click.option("--all", "-a", "is_all", is_flag=True, help="all of your own that ls shows")
+@click.option(
+    "--all", "-a", "is_all", is_flag=True, help="all of your own that `windlass compute ls` shows"
+)
 @click.option("--yes", "-y", is_flag=True, help="do not ask")
 @place_options
 @json_option
@@ -120,7 +122,7 @@ def rm(texts: tuple[str, ...], is_all: bool, yes: bool, as_json: bool) -> None:
         raise SpecError("which compute?", hint="windlass compute rm NAME..., or --all")
     if is_all:
         there = [(where, living) for where in wheres for living in list_living(where)]
-        found = [
+        computes = [
             FoundCompute(where=where, ref=living.ref, name=living.name)
             for where, living in there
             if not living.owner
@@ -129,23 +131,23 @@ def rm(texts: tuple[str, ...], is_all: bool, yes: bool, as_json: bool) -> None:
             if living.owner:
                 say(f"{_name(living)} is not yours, and stays: windlass compute rm {_name(living)}")
     else:  # an unknown one ends nothing
-        found = [find_living(text, wheres) for text in texts]
-    if is_all and found and not yes:
-        _ask(found)
-    for one in {str(one.ref): one for one in found}.values():
+        computes = [find_living(text, wheres) for text in texts]
+    if is_all and computes and not yes:
+        _ask(computes)
+    for one in {str(one.ref): one for one in computes}.values():
         end_job(one.where, one.ref)
         if not as_json:
             click.echo(one.ref.job_id)
     if as_json:
-        print_json(sorted({one.ref.job_id for one in found}))
-    if not found:
+        print_json(sorted({one.ref.job_id for one in computes}))
+    if not computes:
         say("no compute is up")
 
 
-def _ask(found: list[FoundCompute]) -> None:
-    names = ", ".join(f"{one.name} ({one.ref})" for one in found)
+def _ask(computes: list[FoundCompute]) -> None:
+    names = ", ".join(f"{one.name} ({one.ref})" for one in computes)
     if not sys.stdin.isatty():
-        raise SpecError(f"this would end {names}", hint="--yes says that it is meant")
+        raise SpecError(f"this would end {names}", hint="--yes does it without asking")
     if not click.confirm(f"end {names}?", err=True):
         raise click.Abort
 
@@ -156,22 +158,22 @@ def _ask(found: list[FoundCompute]) -> None:
 @place_options
 @json_option
 def scale(text: str, num_nodes: int, as_json: bool) -> None:
-    """Give the compute NAME so many nodes. Node 0 stays; the last ones go first.
+    """Resize the compute NAME to N nodes. Node 0 stays; the last ones go first.
 
-    New nodes are on their way when this returns, and join while calls run. On this machine they know no
-    secrets, since those were never written down: call .distribute(workers=N) in Python where there are some.
+    New nodes are on their way when this returns, and join while calls run. On this machine they have no
+    secrets, since those were never written down: if there are any, call .distribute(workers=N) in Python.
     """
-    found = find_living(text, places(place_flags()))
-    before = look(found)
+    living = find_living(text, places(place_flags()))
+    before = look(living)
     if num_nodes < before.num_nodes and before.state == "at work":
         raise SpecError(
-            f"{found.name} is at work, and its calls would lose nodes",
-            hint=f"wait for them (windlass compute ls), or windlass compute rm {found.name}",
+            f"{living.name} is at work, and its calls would lose nodes",
+            hint=f"wait for them (windlass compute ls), or windlass compute rm {living.name}",
         )
-    nodes = LiveNodes(found.name, found.where, launch_timeout_s=_LAUNCH_TIMEOUT_S)
-    nodes.adopt(found.ref)
+    nodes = LiveNodes(living.name, living.where, launch_timeout_s=_LAUNCH_TIMEOUT_S)
+    nodes.adopt(living.ref)
     nodes.scale(num_nodes)
     if as_json:
-        print_json({"ref": str(found.ref), "num_nodes": num_nodes, "before": before.num_nodes})
+        print_json({"ref": str(living.ref), "num_nodes": num_nodes, "before": before.num_nodes})
     elif before.num_nodes == num_nodes:
-        say(f"{found.name} has {num_nodes} node{'s' * (num_nodes > 1)} already")
+        say(f"{living.name} has {num_nodes} node{'s' * (num_nodes > 1)} already")

@@ -14,10 +14,10 @@ from windlass.settings import SETTINGS
 @click.command()
 @json_option
 def config(as_json: bool) -> None:
-    """Show the settings that hold in this folder.
+    """Show the settings that apply in this folder.
 
-    Flags win over variables, those over windlass.toml (or [tool.windlass] in pyproject.toml) here or above,
-    that over the user's config.toml, that over the default.
+    Flags win over variables, variables over windlass.toml (or [tool.windlass] in pyproject.toml) here or
+    above, that over the user's config.toml, and that over the default.
     """
     settings = load_settings()
     if as_json:

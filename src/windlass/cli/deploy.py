@@ -22,7 +22,7 @@ from windlass.settings.table import BY_NAME
 def deploy(script: str, replace: bool, as_json: bool) -> None:
     """Import SCRIPT.py and bring up each decorated function and class and each app in it.
 
-    Each is a line on stdout as it comes up: its name, what it is, where it is. A decorated function can then
+    As each comes up, a line on stdout says its name, what it is and where. A decorated function can then
     be called from anywhere by its name: windlass.get(NAME).
     """
     # imported only now: `--help` needs nothing of it
@@ -32,16 +32,16 @@ def deploy(script: str, replace: bool, as_json: bool) -> None:
     file, _, name = script.partition("::")
     module = import_script(find_script(file, Path.cwd()))
     done = []
-    for found in deploy(find_deployables(module, name), replace=replace):
-        done.append(records.to_json(found))
+    for deployed in deploy(find_deployables(module, name), replace=replace):
+        done.append(records.to_json(deployed))
         if not as_json:
-            click.echo(f"{found.name}\t{found.kind}\t{found.ref}")
+            click.echo(f"{deployed.name}\t{deployed.kind}\t{deployed.ref}")
     if as_json:
         print_json(done)
 
 
 def _set_place() -> None:
-    """Let flags count for all the script makes: it reads its settings from the environment."""
+    """Make flags apply to all that the script makes: it reads its settings from the environment."""
     settings = load_settings()
     for name in ("engine", "namespace", "context"):
         if settings.origin(name).startswith("flag"):

@@ -28,15 +28,15 @@ def read_summary(docstring: str) -> str:
 def read_parameter_help(docstring: str) -> Mapping[str, str]:
     """Each documented parameter's first paragraph, as one line."""
     lines = inspect.cleandoc(docstring).splitlines()
-    found: dict[str, str] = {}
+    help_of: dict[str, str] = {}
     for index, line in enumerate(lines):
         if _GOOGLE_SECTION.fullmatch(line):
-            found.update(_read_google(_block(lines[index + 1 :])))
+            help_of.update(_read_google(_block(lines[index + 1 :])))
         elif _NUMPY_SECTION.fullmatch(line) and _is_underline(lines[index + 1 : index + 2]):
-            found.update(_read_numpy(lines[index + 2 :]))
+            help_of.update(_read_numpy(lines[index + 2 :]))
         elif match := _SPHINX_ITEM.fullmatch(line.strip()):
-            found[match[1]] = _join(match[2], _block(lines[index + 1 :]))
-    return found
+            help_of[match[1]] = _join(match[2], _block(lines[index + 1 :]))
+    return help_of
 
 
 def _read_google(block: Sequence[str]) -> Iterator[tuple[str, str]]:

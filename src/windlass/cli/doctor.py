@@ -24,10 +24,8 @@ _COLOURS = {"ok": 32, "warn": 33, "missing": 31}
 
 @click.command()
 @click.option("-e", "--engine", metavar="NAME", help="look at what this engine runs on")
-@click.option(
-    "--context", metavar="NAME", help="the kubeconfig's context; its current one if left out"
-)
-@click.option("--namespace", metavar="NAME", help="the namespace; the context's own if left out")
+@click.option("--context", metavar="NAME", help="the kubeconfig context; empty: the current one")
+@click.option("--namespace", metavar="NAME", help="the namespace; empty: the context's own")
 @click.option("--image", metavar="NAME:TAG", help="the image for --deep")
 @click.option("--deep", is_flag=True, help="run two small pods: DNS, ports, bandwidth, versions")
 @json_option

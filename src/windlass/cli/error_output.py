@@ -1,6 +1,6 @@
 """What went wrong, as two lines on stderr and an exit code.
 
-The one place where exceptions end: ours with their hint, click's in our words, all others without a
+The one place where exceptions end: ours with their hint, click's in the same form, all others without a
 traceback unless WINDLASS_DEBUG asks for it.
 """
 
@@ -52,7 +52,7 @@ def say_error(message: str, hint: str = "") -> None:
 
 
 def say(text: str) -> None:
-    """One line of talk; stdout stays data."""
+    """One line on stderr; stdout stays data."""
     sys.stderr.write(f"windlass: {clean(text, colour=False)}\n")
     sys.stderr.flush()
 

@@ -105,7 +105,7 @@ def _render_plain(prepared: Prepared) -> list[dict[str, Any]]:
 
 def leave_out_keys(documents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The documents without private keys, and a word about what was left out."""
-    found = []
+    kept = []
     left_out: list[str] = []
     for document in documents:
         if document.get("kind") == "Secret":
@@ -114,10 +114,12 @@ def leave_out_keys(documents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             left_out += keys
             data = {name: value for name, value in data.items() if name not in keys}
             document = {**document, "data": data}
-        found.append(document)
+        kept.append(document)
     if left_out:
-        say(f"left out: {', '.join(left_out)}; pods will not start without; --with-keys prints all")
-    return found
+        say(
+            f"left out: {', '.join(left_out)}; pods will not start without them; --with-keys prints all"
+        )
+    return kept
 
 
 def _is_private(name: str, value: str) -> bool:

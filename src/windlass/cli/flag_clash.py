@@ -42,7 +42,7 @@ def _find_flags(source: Path) -> Iterator[str]:
             continue
         nodes = list(ast.walk(tree))
         yield from _find_texts(nodes)
-        imported = [found for node in nodes for found in list_imports(node)]
+        imported = [module for node in nodes for module in list_imports(node)]
         if any(part in _BY_NAME for name, _ in imported for part in name.split(".")):
             yield from _find_names(nodes)
         for name, level in imported:

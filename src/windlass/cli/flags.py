@@ -1,4 +1,4 @@
-"""Flags and arguments that several verbs share: a job, `--json`, and one flag a setting.
+"""Flags and arguments that several verbs share: a job, `--json`, and one flag per setting.
 
 The flags of a job come from the table of settings, so a new setting is a new flag of `run` and `export` at
 once. Values stay text here: the settings read and check them, and say what was wrong.
@@ -38,6 +38,11 @@ _METAVARS = {
 _SPELT = {"engine": "NAME", "name": "NAME", "python": "PATH"}
 _REPEATED = ("table", "many")
 _PLACE = "windlass.place"
+_PLACE_HELP = {
+    "engine": "the engine to look on",
+    "namespace": "the namespace to look in; empty: the context's own",
+    "context": "the kubeconfig context; empty: the current one",
+}
 
 
 class SettingOption(click.Option):
@@ -58,7 +63,7 @@ def job_settings(*, with_export: bool = False) -> tuple[Setting, ...]:
 
 
 def setting_options(function: F) -> F:
-    """One option a setting; those not given are None."""
+    """One option per setting; those not given are None."""
     return _add_options(function, job_settings())
 
 
@@ -90,7 +95,7 @@ def _make_option(setting: Setting) -> Callable[[F], F]:
         group=setting.group,
         multiple=is_repeated,
         metavar=metavar,
-        help=f"{setting.help}{' (again for more)' if is_repeated else ''}",
+        help=f"{setting.help}{' (may be repeated)' if is_repeated else ''}",
         default=None,
     )
 
@@ -129,7 +134,7 @@ def place_options(function: F) -> F:
             setting.flag,
             setting.name,
             metavar=_SPELT.get(setting.name, "NAME"),
-            help=f"where the job is: {setting.help}",
+            help=_PLACE_HELP[setting.name],
             callback=_keep_place,
             expose_value=False,
             is_eager=True,

@@ -30,31 +30,33 @@ def image(target: str, as_json: bool) -> None:
     Build it in the project's folder: windlass image train.py | docker build -f - -t NAME:TAG .
     """
     file, _, name = target.partition("::")
-    found = find_image(_import(Path(file)), name, file)
-    text = render_dockerfile(found)
+    chosen = find_image(_import(Path(file)), name, file)
+    text = render_dockerfile(chosen)
     if as_json:
-        about = {"image": found.ref, "variables": dict(found.variables)}
-        print_json({**about, "steps": found.plain_steps(), "dockerfile": text})
+        about = {"image": chosen.ref, "variables": dict(chosen.variables)}
+        print_json({**about, "steps": chosen.plain_steps(), "dockerfile": text})
     else:
         click.echo(text, nl=False)
 
 
 def find_image(variables: Mapping[str, Any], name: str, file: str) -> Image:
     """The Image that the file's variable holds; the only one where none is named."""
-    found = {key: image for key, value in variables.items() if (image := _image_of(value))}
+    images = {key: image for key, value in variables.items() if (image := _image_of(value))}
     if name:
-        if name in found:
-            return found[name]
+        if name in images:
+            return images[name]
         if name in variables:
             kind = type(variables[name]).__name__
-            raise SpecError(f"{name} in {file} is a {kind}, and has no image", hint=_list(found))
-        hint = did_you_mean(name, found, _list(found))
+            raise SpecError(f"{name} in {file} is a {kind}, and has no image", hint=_list(images))
+        hint = did_you_mean(name, images, _list(images))
         raise SpecError(f"there is no {name!r} in {file}", hint=hint)
-    several = list({id(image): image for image in found.values()}.values())
+    several = list({id(image): image for image in images.values()}.values())
     if not several:
-        raise SpecError(f"{file} has no Image and no Compute with one", hint=_list(found))
+        raise SpecError(f"{file} has no Image and no Compute with one", hint=_list(images))
     if any(image != several[0] for image in several):
-        raise SpecError(f"{file} has several images", hint=f"name one: {file}::{next(iter(found))}")
+        raise SpecError(
+            f"{file} has several images", hint=f"name one: {file}::{next(iter(images))}"
+        )
     return several[0]
 
 
@@ -69,9 +71,9 @@ def _image_of(value: object) -> Image | None:
     return None
 
 
-def _list(found: Mapping[str, Image]) -> str:
-    if found:
-        return f"there are {', '.join(found)}"
+def _list(images: Mapping[str, Image]) -> str:
+    if images:
+        return f"there are {', '.join(images)}"
     return 'write one: image = windlass.images.pytorch("24.08-py3").pip_install(["NAME"])'
 
 

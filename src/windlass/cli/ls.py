@@ -31,32 +31,32 @@ _WIDEST_WORK = 60
 @json_option
 def ls(show_all: bool, as_json: bool) -> None:
     """List jobs, newest first: all that have not ended, and the last that have."""
-    found = _read_all(list_jobs(load_settings()))
-    shown = found if show_all else _choose(found)
+    jobs = _read_all(list_jobs(load_settings()))
+    shown = jobs if show_all else _choose(jobs)
     if as_json:
         print_json([_make_record(job, status) for job, status in shown])
         return
     header = ("ID", "NAME", "PHASE", "RANKS", "PROGRESS", "AGE", "WORK")
     print_table(header, [_make_row(status) for _, status in shown])
-    if not found:
+    if not jobs:
         say("no jobs here yet; windlass run train.py starts one")
-    elif len(shown) < len(found):
-        say(f"{len(found) - len(shown)} older jobs are not shown; windlass ls --all")
+    elif len(shown) < len(jobs):
+        say(f"{len(jobs) - len(shown)} older jobs are not shown; windlass ls --all")
 
 
 def _read_all(jobs: list[Job]) -> list[tuple[Job, JobStatus]]:
     """All that say where they are, in seconds: one that does not answer holds up no other."""
-    found = []
+    answers = []
     unheard = {job.id for job in jobs}
     for job, status in _ask_all(jobs):
         unheard.discard(job.id)
         if isinstance(status, JobStatus):
-            found.append((job, status))
+            answers.append((job, status))
         elif not isinstance(status, JobNotFound):  # which was removed since
             say(f"{job.id} is left out: {status.message}")
     for job_id in sorted(unheard):
         say(f"{job_id} is left out: nothing was heard of it in {_ALL_S:g} s")
-    return sorted(found, key=lambda pair: pair[1].created_at_s, reverse=True)
+    return sorted(answers, key=lambda pair: pair[1].created_at_s, reverse=True)
 
 
 def _ask_all(jobs: list[Job]) -> Iterator[tuple[Job, JobStatus | WindlassError]]:
@@ -85,9 +85,9 @@ def _ask_all(jobs: list[Job]) -> Iterator[tuple[Job, JobStatus | WindlassError]]
             return
 
 
-def _choose(found: list[tuple[Job, JobStatus]]) -> list[tuple[Job, JobStatus]]:
-    ended = [job for job, status in found if status.phase.is_final][_NUM_ENDED:]
-    return [(job, status) for job, status in found if job not in ended]
+def _choose(jobs: list[tuple[Job, JobStatus]]) -> list[tuple[Job, JobStatus]]:
+    ended = [job for job, status in jobs if status.phase.is_final][_NUM_ENDED:]
+    return [(job, status) for job, status in jobs if job not in ended]
 
 
 def _make_row(status: JobStatus) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ def make_record(
 
 
 def make_rows(status: JobStatus, outcomes: Sequence[ResultHeader | None]) -> list[dict[str, Any]]:
-    """One row a rank: its state, and a value (or its repr) or an error where there is one."""
+    """One row per rank: its state, and a value (or its repr) or an error where there is one."""
     states = {rank.rank: rank.state for rank in status.ranks}
     return [
         _make_row(rank, states.get(rank, "pending"), header) for rank, header in enumerate(outcomes)
@@ -55,7 +55,7 @@ def _make_row(rank: int, state: str, header: ResultHeader | None) -> dict[str, A
 def render_lines(
     status: JobStatus, outcomes: Sequence[ResultHeader | None], *, only: int | None = None
 ) -> list[str]:
-    """One line (or a few) a rank; a single rank's value stands alone."""
+    """One line or a few per rank; a single rank's value stands alone."""
     states = {rank.rank: rank.state for rank in status.ranks}
     if only is not None or len(outcomes) == 1:
         rank = only or 0
@@ -67,7 +67,7 @@ def render_lines(
 
 
 def check_missing(outcomes: Sequence[ResultHeader | None]) -> None:
-    """Raise what is to be said of the first result that a rank left and that is not here."""
+    """Raise the error for the first result that a rank left and that is not here."""
     for header in outcomes:
         if header is not None and header.state == MISSING:
             raise make_missing_error(header)

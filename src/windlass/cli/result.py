@@ -19,8 +19,8 @@ from windlass.observe.verdict import exit_code_of
 def result(job_text: str, rank: int | None, as_json: bool) -> int:
     """Print what each rank of JOB returned or raised; also of a job that failed.
 
-    Nothing is unpickled: values are shown as their repr, with --json as JSON where they are that, in the
-    document that `windlass run --json` prints.
+    Nothing is unpickled: values are shown as their repr, or with --json as JSON where possible, in the form
+    that `windlass run --json` prints.
     Exits 0 if the job succeeded, 1 if it failed.
     """
     job = find_job(job_text, load_settings())

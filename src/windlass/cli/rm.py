@@ -1,4 +1,4 @@
-"""`windlass rm`: forget ended jobs."""
+"""`windlass rm`: remove ended jobs."""
 
 from __future__ import annotations
 

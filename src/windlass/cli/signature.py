@@ -227,9 +227,9 @@ def _read(signature: Signature, parameter: Parameter, label: str, texts: Sequenc
     try:
         return read_values(parameter.type, texts)
     except (ValueError, RecursionError) as error:
-        found = " ".join(map(repr, texts))
+        quoted = " ".join(map(repr, texts))
         raise SpecError(
-            f"{label} must be {_spell(parameter)}, found {found:.200}",
+            f"{label} must be {_spell(parameter)}, found {quoted:.200}",
             hint=render_usage(signature),
         ) from error
 

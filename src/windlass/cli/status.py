@@ -32,54 +32,57 @@ _MAX_NODES = 32
 @job_argument
 @json_option
 def status(job_text: str, as_json: bool) -> None:
-    """Show where JOB is: phase, nodes, ranks, progress, verdict, timeline."""
+    """Show the state of JOB: phase, nodes, ranks, progress, verdict, timeline."""
     job = find_job(job_text, load_settings())
-    found = job.status()
+    known = job.status()
     if as_json:
-        print_json({"ref": str(job.ref), **records.to_json(found)})
+        print_json({"ref": str(job.ref), **records.to_json(known)})
         return
-    print_pairs(_make_pairs(found))
-    for text in (render_verdict(found, folder=str(start_folder())), render_timeline(found)):
+    print_pairs(_make_pairs(known))
+    for text in (render_verdict(known, folder=str(start_folder())), render_timeline(known)):
         if text:
             click.echo(f"\n{text}")
 
 
-def _make_pairs(found: JobStatus) -> Iterator[tuple[str, str]]:
-    yield "job", found.job_id
-    yield "name", one_line(found.name) if found.name != found.job_id else ""
-    yield "phase", f"{found.phase.value}{_render_reason(found)}"
-    yield "work", one_line(found.work)
-    yield "engine", f"{found.engine}, {'detached' if found.detach else 'attached'}"
-    yield "started", f"{render_clock(found.created_at_s)} ({render_age(found.created_at_s)} ago)"
+def _make_pairs(status: JobStatus) -> Iterator[tuple[str, str]]:
+    yield "job", status.job_id
+    yield "name", one_line(status.name) if status.name != status.job_id else ""
+    yield "phase", f"{status.phase.value}{_render_reason(status)}"
+    yield "work", one_line(status.work)
+    yield "engine", f"{status.engine}, {'detached' if status.detach else 'attached'}"
+    yield "started", f"{render_clock(status.created_at_s)} ({render_age(status.created_at_s)} ago)"
     yield (
-        "took" if found.ended_at_s else "so far",
-        render_span(found.created_at_s, found.ended_at_s),
+        "took" if status.ended_at_s else "so far",
+        render_span(status.created_at_s, status.ended_at_s),
     )
-    if found.attempt or found.restarts:
-        yield "attempt", str(found.attempt)
-    yield "ranks", _render_ranks(found)
-    yield "progress", one_line("  ".join(render_progress(found.progress)))
-    yield "nodes", _render_nodes(found)
-    yield "earlier", "\n".join(f"attempt {v.attempt}: {one_line(v.message)}" for v in found.history)
+    if status.attempt or status.restarts:
+        yield "attempt", str(status.attempt)
+    yield "ranks", _render_ranks(status)
+    yield "progress", one_line("  ".join(render_progress(status.progress)))
+    yield "nodes", _render_nodes(status)
+    yield (
+        "earlier",
+        "\n".join(f"attempt {v.attempt}: {one_line(v.message)}" for v in status.history),
+    )
     for label, kind in (("blocked", "blocker"), ("warnings", "warning")):
-        messages = [c.message for c in found.conditions if c.type == kind]
+        messages = [c.message for c in status.conditions if c.type == kind]
         yield label, "\n".join(map(one_line, messages))
 
 
-def _render_reason(found: JobStatus) -> str:
+def _render_reason(status: JobStatus) -> str:
     """Why it is in this phase; a verdict says it better."""
-    if found.verdict is not None or not found.conditions:
+    if status.verdict is not None or not status.conditions:
         return ""
-    last = [c for c in found.conditions if c.type == found.phase.value][-1:]
+    last = [c for c in status.conditions if c.type == status.phase.value][-1:]
     return f" ({last[0].reason}: {one_line(last[0].message)})" if last else ""
 
 
-def _render_ranks(found: JobStatus) -> str:
-    if found.work == Calls().label:  # each call brings its own
+def _render_ranks(status: JobStatus) -> str:
+    if status.work == Calls().label:  # each call brings its own
         return ""
-    states = Counter(rank.state for rank in found.ranks)
+    states = Counter(rank.state for rank in status.ranks)
     counted = ", ".join(f"{count} {state}" for state, count in states.most_common())
-    return f"{found.num_ranks}: {counted}" if counted else str(found.num_ranks)
+    return f"{status.num_ranks}: {counted}" if counted else str(status.num_ranks)
 
 
 def _render_span(ranks: list[int]) -> str:
@@ -88,15 +91,15 @@ def _render_span(ranks: list[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
 
 
-def _render_nodes(found: JobStatus) -> str:
+def _render_nodes(status: JobStatus) -> str:
     lines = []
-    for node in found.nodes[:_MAX_NODES]:
-        ranks = [rank.rank for rank in found.ranks if rank.node == node.index]
-        span = "" if found.work == Calls().label else f", {_render_span(ranks)}"
+    for node in status.nodes[:_MAX_NODES]:
+        ranks = [rank.rank for rank in status.ranks if rank.node == node.index]
+        span = "" if status.work == Calls().label else f", {_render_span(ranks)}"
         python = f", Python {node.python}" if node.python else ""
-        pid = f", pid {node.pid}" if node.pid and not found.phase.is_final else ""
+        pid = f", pid {node.pid}" if node.pid and not status.phase.is_final else ""
         host = f" on {node.host}" if node.host else ""
         lines.append(f"{node.name}: {node.state}{host}{span}{python}{pid}")
-    if len(found.nodes) > _MAX_NODES:
-        lines.append(f"and {len(found.nodes) - _MAX_NODES} more (--json shows all)")
+    if len(status.nodes) > _MAX_NODES:
+        lines.append(f"and {len(status.nodes) - _MAX_NODES} more (--json shows all)")
     return "\n".join(lines)

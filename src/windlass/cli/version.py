@@ -16,7 +16,7 @@ from windlass.cli.show import print_json
 def version(as_json: bool) -> None:
     """Print the version."""
     if as_json:
-        found = {"windlass": __version__, "protocol": names.PROTOCOL_VERSION}
-        print_json({**found, "python": platform.python_version()})
+        versions = {"windlass": __version__, "protocol": names.PROTOCOL_VERSION}
+        print_json({**versions, "python": platform.python_version()})
     else:
         click.echo(f"windlass {__version__}")

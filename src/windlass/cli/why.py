@@ -23,12 +23,12 @@ def why(job_text: str, as_json: bool) -> None:
     settings = load_settings()
     job = find_job(job_text, settings)
     status = explain_by(job.ref, settings)(job.status())
-    found = explain(status, now_s=time.time(), folder=str(start_folder()))
+    explanation = explain(status, now_s=time.time(), folder=str(start_folder()))
     if as_json:
-        print_json({"ref": str(job.ref), **records.to_json(found)})
+        print_json({"ref": str(job.ref), **records.to_json(explanation)})
         return
-    click.echo(found.sentence)
-    for line in found.details:
+    click.echo(explanation.sentence)
+    for line in explanation.details:
         click.echo(f"  {line.strip()}")
-    if found.next:
-        click.echo(f"  next: {one_line(found.next)}")
+    if explanation.next:
+        click.echo(f"  next: {one_line(explanation.next)}")

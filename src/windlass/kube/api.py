@@ -33,8 +33,8 @@ _NUM_LISTS = 3
 _STRICT = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
 
 
-def _keep_all(found: Object) -> Object:
-    return found
+def _keep_all(item: Object) -> Object:
+    return item
 
 
 def connect(
@@ -325,14 +325,14 @@ class Api:
     def _object(self, *args: Any, **options: Any) -> Object:
         data = self._ask(*args, **options).data
         try:
-            found = json.loads(data)
+            answer = json.loads(data)
         except ValueError as error:
             text = " ".join(data[:200].decode(errors="replace").split())
             raise ClusterError(
                 f"{self._transport.where} answered something that is not JSON: {text}",
                 hint="is `server` in the kubeconfig an API server, and no proxy's login page?",
             ) from error
-        return found if isinstance(found, dict) else {}
+        return answer if isinstance(answer, dict) else {}
 
     def _ask(
         self,

@@ -202,11 +202,11 @@ def _certificate_hint(text: str) -> str:
 
 def _causes(error: BaseException) -> list[BaseException]:
     """The error and what it came from, outermost first, each once."""
-    found: list[BaseException] = []
+    causes: list[BaseException] = []
     queue: list[object] = [error]
     while queue:
         item = queue.pop(0)
-        if isinstance(item, BaseException) and item not in found:
-            found.append(item)
+        if isinstance(item, BaseException) and item not in causes:
+            causes.append(item)
             queue += [getattr(item, "reason", None), *item.args, item.__cause__, item.__context__]
-    return found
+    return causes

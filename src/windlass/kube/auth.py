@@ -162,14 +162,14 @@ def _cluster_info(target: ClusterTarget) -> dict[str, Any]:
 def _find_command(plugin: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> str:
     name = str(plugin["command"])
     wanted = str(folder / name) if os.sep in name else name
-    found = shutil.which(wanted, path=environ.get("PATH"))
-    if found is None:
+    command = shutil.which(wanted, path=environ.get("PATH"))
+    if command is None:
         text = " ".join(str(plugin.get("installHint") or "").split())
         raise ConfigError(
             f"the kubeconfig logs in with `{name}`, which is not installed here",
             hint=text or f"install {name}, or put its folder on the PATH",
         )
-    return found
+    return command
 
 
 def _run(command: list[str], *, environ: Mapping[str, str], is_interactive: bool) -> bytes:

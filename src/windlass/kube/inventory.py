@@ -73,7 +73,7 @@ def find_operators(
     """Operators that are there, with what is known of their version, and those that are not."""
     served = {str(group.get("name")): group for group in groups}
     by_name = {name_of(crd): crd for crd in crds}
-    found, absent = {}, []
+    installed, absent = {}, []
     for name, (group, plural, word) in _OPERATORS.items():
         crd = by_name.get(f"{plural}.{group}")
         # Two operators have served kubeflow.org; the CRD, where it may be read, tells which is there.
@@ -83,8 +83,8 @@ def find_operators(
         versions = ", ".join(str(v.get("version")) for v in served[group].get("versions") or ())
         running = [body for body in deployments if word in name_of(body)]
         release = next(filter(None, map(_release, (crd or {}, *running))), "")
-        found[name] = f"{group} {versions}{f', release {release}' if release else ''}"
-    return found, absent
+        installed[name] = f"{group} {versions}{f', release {release}' if release else ''}"
+    return installed, absent
 
 
 def _release(body: Object) -> str:

@@ -171,7 +171,7 @@ def _parse(text: str, path: Path) -> object:
 
 def _entries(table: dict[str, Any], plural: str, key: str, path: Path) -> dict[str, _Entry]:
     items = table.get(plural) or []
-    found: dict[str, _Entry] = {}
+    entries: dict[str, _Entry] = {}
     for item in items if isinstance(items, list) else [None]:
         values = item.get(key) if isinstance(item, dict) else None
         if not isinstance(item, dict) or not isinstance(values or {}, dict) or not item.get("name"):
@@ -179,8 +179,8 @@ def _entries(table: dict[str, Any], plural: str, key: str, path: Path) -> dict[s
                 f"{path} is not a kubeconfig: `{plural}` must be a list of name and {key}",
                 hint=_LOOK,
             )
-        found.setdefault(str(item["name"]), _Entry(values=values or {}, path=path))
-    return found
+        entries.setdefault(str(item["name"]), _Entry(values=values or {}, path=path))
+    return entries
 
 
 def _merge(configs: Iterable[_Config]) -> _Config | None:

@@ -91,12 +91,12 @@ def make_asked_volumes(pod: PodSpec, prefix: str) -> list[Object]:
 
 def make_asked_mounts(pod: PodSpec) -> list[Object]:
     """Where the volumes that were asked for are found."""
-    found = []
+    mounts = []
     for name, mount in named_mounts(pod):
         is_fixed = isinstance(mount, SecretFiles) or getattr(mount, "read_only", False)
         fixed = {"readOnly": True} if is_fixed else {}
-        found.append({"name": name, "mountPath": mount.path, **fixed})
-    return found
+        mounts.append({"name": name, "mountPath": mount.path, **fixed})
+    return mounts
 
 
 def _make_source(pod: PodSpec, prefix: str, name: str, mount: Volume | SecretFiles) -> Object:

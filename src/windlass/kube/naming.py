@@ -48,14 +48,14 @@ def make_labels(plan: Plan) -> dict[str, str]:
 
 def make_annotations(plan: Plan, submit: str = "") -> dict[str, str]:
     """What is worth knowing of a job and too long for a label; arguments may be secrets, and stay out."""
-    found = {
+    annotations = {
         names.ANNOTATION_VERSION: names.VERSION,
         names.ANNOTATION_WORK: plan.work.program[:_MAX_WORK].encode(errors="replace").decode(),
     }
     if isinstance(plan.work, Calls) and plan.work.place_s is not None:
         until_s = plan.created_at_s + plan.work.place_s
-        found[names.ANNOTATION_KEEP_PLACE] = f"{until_s:.0f}"
-    return {**found, names.ANNOTATION_SUBMIT: submit} if submit else found
+        annotations[names.ANNOTATION_KEEP_PLACE] = f"{until_s:.0f}"
+    return {**annotations, names.ANNOTATION_SUBMIT: submit} if submit else annotations
 
 
 def label_value(text: str) -> str:
@@ -74,15 +74,15 @@ def object_name(text: str, most: int) -> str:
 def name_volumes(mounts: Iterable[Volume | SecretFiles], taken: Iterable[str]) -> list[str]:
     """A name for each, after the path it is mounted at, different from all others and `taken`."""
     used = set(taken)
-    found = []
+    volume_names = []
     for mount in mounts:
         stem = re.sub(r"[^a-z0-9]+", "-", mount.path.lower()).strip("-")[:_MAX_VOLUME].strip("-")
         name, count = stem or "volume", 2
         while name in used:
             name, count = f"{stem or 'volume'}-{count}", count + 1
         used.add(name)
-        found.append(name)
-    return found
+        volume_names.append(name)
+    return volume_names
 
 
 def claim_name(prefix: str, volume: str) -> str:

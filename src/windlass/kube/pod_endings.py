@@ -81,17 +81,20 @@ def read_ending(pod: Object) -> Ending | None:
     """How this pod ended or is being ended; None for one that waits or runs undisturbed."""
     terminated = container_of(pod).get("state", {}).get("terminated") or {}
     phase = pod.get("status", {}).get("phase")
-    found = _read_disruption(pod) or _read_status(pod) or _read_terminated(pod, terminated)
-    if found is None and deleted_s(pod) is not None and phase not in ("Succeeded", "Failed"):
-        found = (DELETED, "was deleted")
-    if found is None and phase == "Failed":
-        found = (NODE_STOPPED, f"failed: {pod['status'].get('message') or 'no reason is given'}")
-    if found is None:
+    cause = _read_disruption(pod) or _read_status(pod) or _read_terminated(pod, terminated)
+    if cause is None and deleted_s(pod) is not None and phase not in ("Succeeded", "Failed"):
+        cause = (DELETED, "was deleted")
+    if cause is None and phase == "Failed":
+        cause = (
+            NODE_STOPPED,
+            f"failed: {pod['status'].get('message') or 'no reason is given'}",
+        )
+    if cause is None:
         return None
     code = terminated.get("exitCode")
     at_s = read_time(terminated.get("finishedAt")) or _disrupted_s(pod) or deleted_s(pod)
-    message = f"pod {name_of(pod)}{on_node(pod)} {found[1]}"
-    return Ending(reason=found[0], message=message, exit_code=code, at_s=at_s)
+    message = f"pod {name_of(pod)}{on_node(pod)} {cause[1]}"
+    return Ending(reason=cause[0], message=message, exit_code=code, at_s=at_s)
 
 
 def on_node(pod: Object) -> str:

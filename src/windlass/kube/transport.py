@@ -213,6 +213,6 @@ class Transport:
         return error
 
     def _unreachable(self, error: Exception, request: HttpRequest) -> Unreachable:
-        found = make_unreachable(error, where=self.where, deadline_s=request.timeout_s)
-        found.maybe_done = not isinstance(error, _NEVER_SENT)
-        return found
+        failure = make_unreachable(error, where=self.where, deadline_s=request.timeout_s)
+        failure.maybe_done = not isinstance(error, _NEVER_SENT)
+        return failure

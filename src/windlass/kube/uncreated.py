@@ -40,8 +40,8 @@ def diagnose_create(text: str) -> Diagnosis:
     """What the API server objected to, and whom to ask."""
     plain = _PREFIX.sub("", " ".join(text.split()))
     for read in (_read_quota, _read_unsaid, _read_security, _read_account, _read_denial):
-        if found := read(plain):
-            return found
+        if blocker := read(plain):
+            return blocker
     if _LIMIT.search(plain):
         message = f"the namespace's LimitRange forbids these pods: {plain}"
         return Diagnosis(reason=DENIED, message=message, hint=f"change {_flags_in(plain)}")

@@ -62,8 +62,8 @@ def diagnose(pod: Object, sentence: str, *, nodes: Sequence[Object] = ()) -> Dia
     """What is in the way. `nodes`, where they may be read, tell how much the biggest has."""
     num_nodes, causes = read_causes(sentence)
     for cause in causes:
-        if found := _diagnose_volume(cause.text):
-            return found
+        if blocker := _diagnose_volume(cause.text):
+            return blocker
     lacking = [cause for cause in causes if cause.resource]
     if not lacking:
         return _diagnose_place(pod, num_nodes, causes, nodes)

@@ -1,4 +1,4 @@
-"""What is here and what is missing: one check a thing, each with how to get it.
+"""What is here and what is missing: one check per thing, each with how to get it.
 
 Looks at this machine and at the interpreter that ranks will run in; starts no job and changes nothing
 (but for one file written and removed in the home). Drawing is the command line's.
@@ -71,11 +71,11 @@ def check_all(settings: Settings) -> Iterator[Check]:
 
 def _check_python() -> Check:
     wanted = ".".join(map(str, _MIN_PYTHON))
-    found = f"{platform.python_version()} at {sys.executable}"
+    text = f"{platform.python_version()} at {sys.executable}"
     good = sys.version_info >= _MIN_PYTHON
     hint = "" if good else f"install Python {wanted} or newer"
     return Check(
-        name="python", state="ok" if good else "missing", found=found, hint=hint, needed=True
+        name="python", state="ok" if good else "missing", found=text, hint=hint, needed=True
     )
 
 
@@ -115,9 +115,9 @@ def _check_version(name: str, path: str, version: str) -> Check:
     if numbers >= _MIN_PYTHON:
         return Check(name=name, state="ok", found=f"{version} at {path}", needed=True)
     wanted = ".".join(map(str, _MIN_PYTHON))
-    found = f"{version or 'does not run'} at {path}"
+    text = f"{version or 'does not run'} at {path}"
     return Check(
-        name=name, state="missing", found=found, hint=f"use Python {wanted} or newer", needed=True
+        name=name, state="missing", found=text, hint=f"use Python {wanted} or newer", needed=True
     )
 
 
@@ -150,12 +150,12 @@ def _check_home(home: Path) -> Check:
             raise PermissionError(13, f"cannot be made in {folder}")
         free_bytes = shutil.disk_usage(folder).free
     except OSError as error:
-        found = f"{home}: {error.strerror or error}"
-        return Check(name="home", state="missing", found=found, hint=hint, needed=True)
-    found = f"{home}, {_size(free_bytes)} free"
+        text = f"{home}: {error.strerror or error}"
+        return Check(name="home", state="missing", found=text, hint=hint, needed=True)
+    text = f"{home}, {_size(free_bytes)} free"
     if free_bytes < _MIN_FREE_BYTES:
-        return Check(name="home", state="warn", found=found, hint="windlass rm --ended frees space")
-    return Check(name="home", state="ok", found=found, needed=True)
+        return Check(name="home", state="warn", found=text, hint="windlass rm --ended frees space")
+    return Check(name="home", state="ok", found=text, needed=True)
 
 
 def _check_shared_memory() -> Check:
@@ -163,11 +163,11 @@ def _check_shared_memory() -> Check:
     if not path.is_dir():
         return Check(name="shared memory", state="ok", found="no /dev/shm on this system")
     usage = shutil.disk_usage(path)
-    found = f"{_size(usage.total)} in /dev/shm, {_size(usage.free)} free"
+    text = f"{_size(usage.total)} in /dev/shm, {_size(usage.free)} free"
     if usage.free < _MIN_SHM_BYTES:
         hint = "DataLoader workers need it: mount -o remount,size=2G /dev/shm, or docker --shm-size"
-        return Check(name="shared memory", state="warn", found=found, hint=hint)
-    return Check(name="shared memory", state="ok", found=found)
+        return Check(name="shared memory", state="warn", found=text, hint=hint)
+    return Check(name="shared memory", state="ok", found=text)
 
 
 def _check_git() -> Check:
@@ -180,10 +180,10 @@ def _check_git() -> Check:
 
 def _check_files() -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = f"{soft} (may be raised to {hard})"
+    text = f"{soft} (may be raised to {hard})"
     if 0 <= soft < _MIN_FILES:
-        return Check(name="open files", state="warn", found=found, hint=f"ulimit -n {_MIN_FILES}")
-    return Check(name="open files", state="ok", found=found)
+        return Check(name="open files", state="warn", found=text, hint=f"ulimit -n {_MIN_FILES}")
+    return Check(name="open files", state="ok", found=text)
 
 
 def _check_engines(settings: Settings) -> Iterator[Check]:
@@ -204,9 +204,9 @@ def _check_engines(settings: Settings) -> Iterator[Check]:
 def _check_jobs(settings: Settings) -> Check:
     jobs = list_jobs(settings)
     running = [job.id for job in jobs if not job.status().phase.is_final]
-    found = f"{len(running)} running, {len(jobs) - len(running)} ended"
+    counted = f"{len(running)} running, {len(jobs) - len(running)} ended"
     return Check(
-        name="jobs", state="ok", found=f"{found}{': ' if running else ''}{' '.join(running[:5])}"
+        name="jobs", state="ok", found=f"{counted}{': ' if running else ''}{' '.join(running[:5])}"
     )
 
 

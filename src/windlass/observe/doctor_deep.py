@@ -79,8 +79,8 @@ def _run(api: Api, name: str, image: str) -> Iterator[Check]:
     findings = _read_findings(api, name)
     users = {str(finding["uid"]) for finding in findings.values() if "uid" in finding}
     took = f"took {time.monotonic() - started_s:.0f} s"
-    found = f"ran{f' as user {users.pop()}' if users else ''}, {took}, and are deleted"
-    yield Check(name="two pods", state="ok", found=found)
+    text = f"ran{f' as user {users.pop()}' if users else ''}, {took}, and are deleted"
+    yield Check(name="two pods", state="ok", found=text)
     yield from clocks
     yield from describe_findings(
         findings, python=platform.python_version(), torch=_installed("torch")
@@ -118,11 +118,11 @@ def _is_hopeless(blockers: list[Blocker], waited_s: float) -> bool:
 
 
 def _describe_stuck(blockers: list[Blocker]) -> Check:
-    found = f"not done after {_TIMEOUT_S:.0f} s, and nothing says why"
+    text = f"not done after {_TIMEOUT_S:.0f} s, and nothing says why"
     hint = "try again"
     if blockers:
-        found, hint = blockers[0].message, blockers[0].hint
-    return Check(name="two pods", state="missing", found=found, hint=hint)
+        text, hint = blockers[0].message, blockers[0].hint
+    return Check(name="two pods", state="missing", found=text, hint=hint)
 
 
 def _has_egress_rules(api: Api) -> bool:
@@ -148,11 +148,11 @@ def _check_clock(api: Api, pod: str) -> Check:
             "proxy in between that stops websockets",
         )
     ahead = f"{abs(skew_s) * 1000:.0f} ms {'ahead of' if skew_s >= 0 else 'behind'} ours"
-    found = f"works, {trip_s * 1000:.1f} ms a round trip; the pod's clock is {ahead}"
+    text = f"works, {trip_s * 1000:.1f} ms per round trip; the pod's clock is {ahead}"
     if abs(skew_s) > _MAX_SKEW_S + trip_s:
         hint = "certificates and log times rely on clocks: set them by NTP, here and on the nodes"
-        return Check(name=name, state="warn", found=found, hint=hint)
-    return Check(name=name, state="ok", found=found)
+        return Check(name=name, state="warn", found=text, hint=hint)
+    return Check(name=name, state="ok", found=text)
 
 
 def _ping(peer: socket.socket) -> tuple[float, float]:
@@ -171,15 +171,15 @@ def _ping(peer: socket.socket) -> tuple[float, float]:
 
 def _read_findings(api: Api, name: str) -> dict[int, dict[str, Any]]:
     """What each pod printed; for one that broke, its last line."""
-    found: dict[int, dict[str, Any]] = {}
+    findings: dict[int, dict[str, Any]] = {}
     for index, pod in _pods(api, name).items():
         lines = api.read_log(name_of(pod)).decode(errors="replace").strip().splitlines()
         marked = [line for line in lines if line.startswith(probe.MARK)]
         if marked:
-            found[index] = json.loads(marked[-1].removeprefix(probe.MARK))
+            findings[index] = json.loads(marked[-1].removeprefix(probe.MARK))
         else:
-            found[index] = {"error": lines[-1] if lines else f"{name_of(pod)} printed nothing"}
-    return found
+            findings[index] = {"error": lines[-1] if lines else f"{name_of(pod)} printed nothing"}
+    return findings
 
 
 def _installed(package: str) -> str:

@@ -64,8 +64,8 @@ def check_cluster(settings: Settings, *, deep: bool = False) -> Iterator[Check]:
         )
         return
     context = f" (context {api.context})" if api.context else ""
-    found = f"Kubernetes {version} at {api.server}{context}, answers in {took_s * 1000:.0f} ms"
-    yield Check(name="cluster", state="ok", found=found, needed=True)
+    text = f"Kubernetes {version} at {api.server}{context}, answers in {took_s * 1000:.0f} ms"
+    yield Check(name="cluster", state="ok", found=text, needed=True)
     engine = settings.engine if settings.engine in dialect_names() else "kubernetes"
     rights = load_dialect(engine).rights
     for name, look in _make_checks(rights).items():
@@ -91,13 +91,13 @@ def _look_at_rights(api: Api, rights: Sequence[Right]) -> Iterator[Check]:
     role = render_role(api.namespace, rights=rights)
     hint = "ask an admin of the cluster for the Role below"
     if needed:
-        found = f"missing {where}: {_name_verbs(needed)}"
-        yield Check(name="rights", state="missing", found=found, hint=hint, needed=True, more=role)
+        text = f"missing {where}: {_name_verbs(needed)}"
+        yield Check(name="rights", state="missing", found=text, hint=hint, needed=True, more=role)
     if optional:
         lost = ", ".join(dict.fromkeys(one.right.purpose for one in optional))
-        found = f"missing {where}, not needed to run: {_name_verbs(optional)}; without: {lost}"
+        text = f"missing {where}, not needed to run: {_name_verbs(optional)}; without: {lost}"
         more = "" if needed else role
-        yield Check(name="more rights", state="warn", found=found, hint=hint, more=more)
+        yield Check(name="more rights", state="warn", found=text, hint=hint, more=more)
 
 
 def _name_verbs(missing: Sequence[MissingRight]) -> str:
@@ -127,8 +127,8 @@ def _look_at_namespace(api: Api) -> Iterator[Check]:
         return
     yield Check(name="namespace", state="ok", found=api.namespace)
     level = labels_of(body).get(_LEVEL_LABEL)
-    found = f"level {level}" if level else "no level set: any pod may run"
-    yield Check(name="pod security", state="ok", found=f"{found}; {safe}")
+    text = f"level {level}" if level else "no level set: any pod may run"
+    yield Check(name="pod security", state="ok", found=f"{text}; {safe}")
 
 
 def _look_at_operators(api: Api) -> Iterator[Check]:
@@ -141,8 +141,8 @@ def _look_at_operators(api: Api) -> Iterator[Check]:
         deployments = api.list(_ALL_DEPLOYMENTS)
     except Forbidden:
         deployments = []
-    found, absent = find_operators(groups, crds, deployments)
-    for name, versions in found.items():
+    installed, absent = find_operators(groups, crds, deployments)
+    for name, versions in installed.items():
         yield Check(name=name, state="ok", found=versions)
     if absent:
         text = f"not installed: {', '.join(absent)} (the engine kubernetes needs none)"
@@ -153,8 +153,8 @@ def _look_at_nodes(api: Api) -> Iterator[Check]:
     try:
         nodes = api.list(NODES)
     except Forbidden as error:
-        found = f"not known, nor what is free: {error.message}"
-        yield Check(name="nodes", state="ok", found=found)
+        text = f"not known, nor what is free: {error.message}"
+        yield Check(name="nodes", state="ok", found=text)
         return
     try:
         pods = api.list(_ALL_PODS)
@@ -176,8 +176,8 @@ def _describe_nodes(nodes: Sequence[Object], pods: Sequence[Object] | None) -> I
             free = (
                 f"{gpus.num_total}; how many are free is not known: listing all pods is not allowed"
             )
-        found = f"{resource}: {free}, on {gpus.num_nodes} nodes"
-        yield Check(name="gpus", state="ok" if gpus.num_free else "warn", found=found)
+        text = f"{resource}: {free}, on {gpus.num_nodes} nodes"
+        yield Check(name="gpus", state="ok" if gpus.num_free else "warn", found=text)
 
 
 def _look_at_storage(api: Api) -> Iterator[Check]:
@@ -186,8 +186,8 @@ def _look_at_storage(api: Api) -> Iterator[Check]:
     if default is None:
         others = ", ".join(map(name_of, classes)) or "none at all"
         hint = "claims must name a class; ask an admin which one to use"
-        found = f"no default storage class (there is: {others})"
-        yield Check(name="storage", state="warn", found=found, hint=hint)
+        text = f"no default storage class (there is: {others})"
+        yield Check(name="storage", state="warn", found=text, hint=hint)
         return
     provisioner = str(default.get("provisioner", "?"))
     shared = {
@@ -195,8 +195,8 @@ def _look_at_storage(api: Api) -> Iterator[Check]:
         False: "a claim can be used by one node at a time: no ReadWriteMany",
         None: "whether one claim can be used by all nodes (ReadWriteMany) is not known",
     }[shares_volumes(provisioner)]
-    found = f"default class {name_of(default)} ({provisioner}); {shared}"
-    yield Check(name="storage", state="ok", found=found)
+    text = f"default class {name_of(default)} ({provisioner}); {shared}"
+    yield Check(name="storage", state="ok", found=text)
 
 
 def _look_at_policies(api: Api) -> Iterator[Check]:
@@ -213,8 +213,8 @@ def _look_at_policies(api: Api) -> Iterator[Check]:
 def _look_at_dns(api: Api) -> Iterator[Check]:
     services = [s for s in api.list(SERVICES, namespace=_SYSTEM) if name_of(s) in _DNS_NAMES]
     if not services:
-        found = f"no service {' or '.join(_DNS_NAMES)} in {_SYSTEM}"
-        yield Check(name="dns", state="ok", found=f"not known: {found}", hint=_TRY)
+        text = f"no service {' or '.join(_DNS_NAMES)} in {_SYSTEM}"
+        yield Check(name="dns", state="ok", found=f"not known: {text}", hint=_TRY)
         return
     address = services[0].get("spec", {}).get("clusterIP", "?")
     yield Check(name="dns", state="ok", found=f"service {name_of(services[0])} at {address}")

@@ -107,14 +107,14 @@ def is_enforced(address: str) -> bool | None:
 
 
 def reduce_all(rank: int, address: str) -> dict[str, Any]:
-    """Bytes a second that an all-reduce of the two moves, by gloo."""
+    """Bytes per second that an all-reduce of the two moves, by gloo."""
     started_s = time.monotonic()
     try:
         torch = importlib.import_module("torch")  # the image's, not ours
         dist = importlib.import_module("torch.distributed")
     except ImportError as error:
         return {"torch": "", "torch_error": str(error)}
-    found: dict[str, Any] = {
+    finding: dict[str, Any] = {
         "torch": torch.__version__,
         "import_s": time.monotonic() - started_s,
         "gpus": torch.cuda.device_count(),
@@ -133,11 +133,11 @@ def reduce_all(rank: int, address: str) -> dict[str, Any]:
         started_s = time.monotonic()
         for _ in range(NUM_ROUNDS):
             dist.all_reduce(data)
-        found["bytes_per_s"] = NUM_BYTES * NUM_ROUNDS / (time.monotonic() - started_s)
+        finding["bytes_per_s"] = NUM_BYTES * NUM_ROUNDS / (time.monotonic() - started_s)
         dist.destroy_process_group()
     except Exception as error:  # noqa: BLE001 - whatever it was is the finding
-        found["reduce_error"] = f"{type(error).__name__}: {error}"
-    return found
+        finding["reduce_error"] = f"{type(error).__name__}: {error}"
+    return finding
 
 
 def probe(rank: int, names: list[str]) -> dict[str, Any]:
@@ -145,23 +145,27 @@ def probe(rank: int, names: list[str]) -> dict[str, Any]:
     served = {port: threading.Event() for port in (CLOCK_PORT, PORT, CLOSED_PORT)}
     for port, event in served.items():
         threading.Thread(target=serve_clock, args=(listen(port), event), daemon=True).start()
-    found: dict[str, Any] = {"rank": rank, "python": platform.python_version(), "uid": os.getuid()}
+    finding: dict[str, Any] = {
+        "rank": rank,
+        "python": platform.python_version(),
+        "uid": os.getuid(),
+    }
     time.sleep(FIRST_LOOKUP_S)
     try:
         addresses = [look_up(name, deadline_s) for name in names]
-        found["dns_wait_s"], found["dns_s"] = addresses[1 - rank][1:]
+        finding["dns_wait_s"], finding["dns_s"] = addresses[1 - rank][1:]
         peer = addresses[1 - rank][0]
         retry(lambda: socket.create_connection((peer, PORT), timeout=5), deadline_s).close()
-        found["is_enforced"] = is_enforced(peer)
-        found["skew_s"], found["trip_s"] = ask_clock(peer, deadline_s)
-        found.update(reduce_all(rank, addresses[0][0]))
+        finding["is_enforced"] = is_enforced(peer)
+        finding["skew_s"], finding["trip_s"] = ask_clock(peer, deadline_s)
+        finding.update(reduce_all(rank, addresses[0][0]))
     except OSError as error:
-        found["error"] = f"{type(error).__name__}: {error}"
+        finding["error"] = f"{type(error).__name__}: {error}"
     # The peer may be slower, and the client asks the first pod alone: stay until both have had an answer.
     served[PORT].wait(max(0.0, deadline_s - time.monotonic()))
     if rank == 0:
         served[CLOCK_PORT].wait(max(0.0, min(CLIENT_S, deadline_s - time.monotonic())))
-    return found
+    return finding
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ def make_rows(status: JobStatus) -> tuple[Row, ...]:
     before the submit came with it, and an end that seems to come before another moment came with that.
     """
     # of the same time those stay in order that are
-    found = sorted(status.timeline, key=lambda moment: (moment.name != SUBMITTED, moment.at_s))
-    moments = [(moment.at_s, moment.name) for moment in found]
+    in_order = sorted(status.timeline, key=lambda moment: (moment.name != SUBMITTED, moment.at_s))
+    moments = [(moment.at_s, moment.name) for moment in in_order]
     if status.ended_at_s is not None:
         moments.append((status.ended_at_s, status.phase.value))
     if not moments:

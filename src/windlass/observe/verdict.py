@@ -80,7 +80,7 @@ def _render_others(verdict: Verdict) -> str:
 
 
 def _shorten(path: str, folder: str) -> str:
-    """As its user would write it: from his folder, or from the project on the nodes."""
+    """As users would write it: from their own folder, or from the project on the nodes."""
     path = path.removeprefix(f"{names.CODE_FOLDER}/")
     return path.removeprefix(folder.rstrip("/") + "/") if folder else path
 

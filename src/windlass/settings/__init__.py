@@ -1,7 +1,7 @@
 """Settings: flags > environment > project file > user file > default, and where each came from.
 
-`table` is what may be set, `reading` finds it, `values` checks it. Every command imports this, so parsers
-are loaded on use.
+`table` is what may be set, `reading` finds it, `parse_values` checks it. Every command imports this, so
+parsers are loaded on use.
 """
 
 from __future__ import annotations

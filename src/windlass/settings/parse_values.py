@@ -110,10 +110,10 @@ def _read_many(setting: Setting, raw: object, layer: Source) -> tuple[str, ...]:
     """A list whose flag is given again for more, each perhaps with several behind commas."""
     if layer.is_text and isinstance(raw, str):
         raw = [raw]
-    found = _read_list(setting, raw, layer)
+    texts = _read_list(setting, raw, layer)
     if not layer.is_text:
-        return found
-    items = [item.strip() for text in found for item in text.split(",")]
+        return texts
+    items = [item.strip() for text in texts for item in text.split(",")]
     return () if items == ["none"] else tuple(item for item in items if item)
 
 
@@ -139,7 +139,7 @@ def _read_bool(setting: Setting, raw: object, layer: Source) -> bool:
 
 
 def _read_quantity(setting: Setting, raw: object, layer: Source) -> str:
-    """Text as it will be sent; what it must look like is known to who uses it."""
+    """Text as it will be sent; what it must look like is checked where it is used."""
     if isinstance(raw, bool) or not isinstance(raw, (str, int, float)):
         layer.refuse(setting, "a number, or text like 500m or 512Gi", raw)
     return raw.strip() if isinstance(raw, str) else f"{raw:.9f}".rstrip("0").rstrip(".")
@@ -155,11 +155,11 @@ def _read_nodes(setting: Setting, raw: object, layer: Source) -> int | NodeRange
 
 
 def _check_range(
-    setting: Setting, found: NodeRange, raw: object, layer: Source
+    setting: Setting, nodes: NodeRange, raw: object, layer: Source
 ) -> int | NodeRange | None:
-    if not 1 <= found.min <= found.max:
+    if not 1 <= nodes.min <= nodes.max:
         layer.refuse(setting, "MIN:MAX with 1 <= MIN <= MAX", raw)
-    return found.max if found.min == found.max else found
+    return nodes.max if nodes.min == nodes.max else nodes
 
 
 def _read_patch(setting: Setting, raw: object, layer: Source) -> str | dict[str, object]:

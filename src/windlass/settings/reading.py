@@ -62,9 +62,9 @@ def read_settings(
         if table is not None:
             _check_keys(path, table)
             layers.append(Source(values=table, source=str(path), folder=path.parent))
-    found = {s.name: _resolve(s, layers, environ) for s in SETTINGS}
-    values: dict[str, Any] = {name: value for name, (value, _) in found.items()}
-    return Settings(**values, origins={name: origin for name, (_, origin) in found.items()})
+    resolved = {s.name: _resolve(s, layers, environ) for s in SETTINGS}
+    values: dict[str, Any] = {name: value for name, (value, _) in resolved.items()}
+    return Settings(**values, origins={name: origin for name, (_, origin) in resolved.items()})
 
 
 def _resolve(

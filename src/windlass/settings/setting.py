@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRange:
-    """So many nodes at least, so many at most: `MIN:MAX`."""
+    """The fewest and the most nodes: `MIN:MAX`."""
 
     min: int
     max: int

@@ -1,7 +1,7 @@
-"""The one table, a line a setting: flags, variables, file keys and checks all come from it.
+"""The one table, one line per setting: flags, variables, file keys and checks all come from it.
 
 A record of values and where each came from. How they are read is `settings.reading`; what a setting means
-to a job is no matter of this package.
+to a job is decided elsewhere.
 """
 
 from __future__ import annotations

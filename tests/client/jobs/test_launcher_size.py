@@ -78,7 +78,7 @@ def test_other_commands_are_one_a_rank(words):
 @pytest.mark.parametrize(
     ("words", "flags", "message"),
     [
-        ("torchrun --nproc-per-node=4 t.py", {"procs": 2}, "starts 4 processes a node, and 2"),
+        ("torchrun --nproc-per-node=4 t.py", {"procs": 2}, "starts 4 processes per node, and 2"),
         ("torchrun --node_rank=0 t.py", {"nodes": 2}, "on node 0, and 2 nodes would run it"),
     ],
 )

@@ -199,7 +199,7 @@ class App:
         launcher = find_launcher(argv)
         asked = self._procs or wanted.settings.procs or 0
         says_so = launcher is not None and launcher.num_procs is not None
-        # one process a GPU, unless the line says how many
+        # one process per GPU, unless the line says how many
         work = Command(
             argv=argv, procs=asked or (0 if says_so else int(self._keywords["gpus"] or 0))
         )

@@ -1,6 +1,6 @@
 """The keywords of an app, and the settings they mean; flags in texts, as keywords of Python.
 
-Names only: what a value must look like is known to the settings.
+Names only: values are checked by the settings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from windlass.settings.table import BY_NAME
 
 # a compute's word for it -> the setting's
 _SPELT = {"launch_timeout": "join_timeout_s", "pod_patch": "patch"}
-_NOT_FLAGS = ("working_dir", "root", "image", "volumes", "secrets")  # read by whoever asks
+_NOT_FLAGS = ("working_dir", "root", "image", "volumes", "secrets")  # read elsewhere
 KEYWORDS = frozenset(keyword.name for keyword in APP)
 
 

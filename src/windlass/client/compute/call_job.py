@@ -96,7 +96,7 @@ class CallJob(Job):
             return error
 
     def verdict(self) -> Verdict | None:
-        """Who failed first, and why; None while nobody did."""
+        """Which rank failed first, and why; None while none did."""
         return self.status().verdict
 
     def cancel(self, *, now: bool = False, why: str = "", interrupt: bool = False) -> None:

@@ -37,10 +37,10 @@ class Options:
                 shown = ", ".join(repr(word) for word in known if word)
                 raise SpecError(f"{name} cannot be {value!r}", hint=f"there is {shown}")
         if self.timeout is not None:
-            found = read_duration(self.timeout)
-            if not found > 0:
+            timeout_s = read_duration(self.timeout)
+            if not timeout_s > 0:
                 raise SpecError(f"timeout must be more than 0, not {self.timeout}")
-            object.__setattr__(self, "timeout", found)
+            object.__setattr__(self, "timeout", timeout_s)
 
 
 def make_options(given: Mapping[str, Any], before: Options | None = None) -> Options:
@@ -50,11 +50,11 @@ def make_options(given: Mapping[str, Any], before: Options | None = None) -> Opt
         if name not in known:
             hint = did_you_mean(name, known, show=repr)
             raise SpecError(f"there is no option {name!r}", hint=hint)
-    found = dict(given)
-    if found.get("ranks") is not None:
-        found["ranks"] = _read_ranks(found["ranks"])
-    found["keep"] = found.get("keep") or (before.keep if before else "")
-    return replace(before or Options(), **found)
+    options = dict(given)
+    if options.get("ranks") is not None:
+        options["ranks"] = _read_ranks(options["ranks"])
+    options["keep"] = options.get("keep") or (before.keep if before else "")
+    return replace(before or Options(), **options)
 
 
 def _read_ranks(given: Any) -> tuple[int, ...]:

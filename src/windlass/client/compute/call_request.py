@@ -232,8 +232,8 @@ class Requests:
             return payloads.pack(value, name=name)
         except BundleError:
             if method:
-                found: Any = getattr(self._work.target, method, None)
-                own = read_signature(found)
+                function: Any = getattr(self._work.target, method, None)
+                own = read_signature(function)
                 blame_argument(own, (None, *args), kwargs, f"{name}.{method}")  # None: its self
             else:
                 blame_argument(self._signature, args, kwargs, name)
@@ -305,8 +305,8 @@ def _as_defined_now(target: Any) -> Any:
     main = sys.modules["__main__"]
     if not _is_of_main(target) or hasattr(main, "__file__"):
         return target
-    found = vars(main).get(target.__name__)
-    return found if _is_of_main(found) else target
+    defined = vars(main).get(target.__name__)
+    return defined if _is_of_main(defined) else target
 
 
 def _is_of_main(thing: Any) -> bool:

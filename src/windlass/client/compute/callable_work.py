@@ -56,10 +56,10 @@ class Work:
         """The names of the parameters that are the work's own."""
         target = getattr(self.target, method, None) if method else self.target
         try:
-            found = inspect.signature(target).parameters  # type: ignore[arg-type]
+            parameters = inspect.signature(target).parameters  # type: ignore[arg-type]
         except (TypeError, ValueError):
             return ()
-        return tuple(found)
+        return tuple(parameters)
 
 
 def make_work(
@@ -120,8 +120,8 @@ def _find_early(plain: Any, source: Path | None) -> str:
     if source is None or not source.is_file():
         return ""
     name = plain.__name__ if travels_alone(plain) else ""
-    found = find_early_write([source], source.parent, function=name)
-    return str(found) if found else ""
+    early = find_early_write([source], source.parent, function=name)
+    return str(early) if early else ""
 
 
 def _choose_preload(source: Path | None) -> tuple[str, ...]:
@@ -132,6 +132,6 @@ def _choose_preload(source: Path | None) -> tuple[str, ...]:
 
 def first_method(target: Any) -> str:
     """A method of a class, to name one in a hint."""
-    found = vars(target).items() if inspect.isclass(target) else ()
-    names = [name for name, value in found if callable(value) and not name.startswith("_")]
+    members = vars(target).items() if inspect.isclass(target) else ()
+    names = [name for name, value in members if callable(value) and not name.startswith("_")]
     return names[0] if names else "method"

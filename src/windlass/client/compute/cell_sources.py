@@ -17,18 +17,18 @@ _MAX_CHARACTERS = 256 << 10
 
 def find_sources(target: Any, *, is_remote: bool) -> dict[str, str]:
     """The text of each file or cell that holds code of `__main__` which the target leads to."""
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     left = _MAX_CHARACTERS
     for code in _find_code(target):
         name = code.co_filename
-        if name in found or (not is_remote and os.path.exists(name)):
+        if name in sources or (not is_remote and os.path.exists(name)):
             continue
         text = "".join(linecache.getlines(name))
         left -= len(text)
         if left < 0:
             break
-        found[name] = text
-    return found
+        sources[name] = text
+    return sources
 
 
 def _find_code(target: Any) -> Iterator[types.CodeType]:

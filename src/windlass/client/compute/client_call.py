@@ -180,7 +180,7 @@ class ClientCall:
         return self._request.id
 
     def say(self, *, timeout_s: float | None = None) -> None:
-        """Ask for it; over a line that breaks meanwhile it is said again by who follows it."""
+        """Ask for it; if the line breaks meanwhile, `follow` asks again."""
         connection = self._take_talk(timeout_s)
         try:
             self._say()
@@ -383,7 +383,7 @@ class ClientCall:
             self.reply.verdict = of_call(message.verdict, self.id)
 
     def let_go(self, *, is_broken: bool = False) -> None:
-        """The line is free for another call; one in the middle of a story is not."""
+        """Give the line back for another call, unless it is in the middle of an answer."""
         waiting_line.end()
         if self._connection is not None:
             if is_broken:

@@ -82,12 +82,12 @@ class Wanted:
 
     def compare_env(self, there: Mapping[str, str]) -> dict[str, str | None]:
         """Variables to set, or with None to take away, on nodes that were planned with `there`."""
-        found: dict[str, str | None] = {
+        changed: dict[str, str | None] = {
             key: value for key, value in self.env.items() if there.get(key) != value
         }
         # neither what every plan sets by itself, nor what it leaves out since it is set here
         kept = {*self.env, *replace(self, env={}).make_plan("nodes", 1, ()).env, *os.environ}
-        return found | dict.fromkeys(key for key in there if key not in kept)
+        return changed | dict.fromkeys(key for key in there if key not in kept)
 
     def make_plan(
         self,
@@ -210,14 +210,14 @@ def _read_tolerations(given: Any) -> tuple[Toleration, ...]:
     """Texts as on the command line, or tables as Kubernetes has them."""
     from windlass.spec.placement import read_toleration
 
-    found = []
+    tolerations = []
     for one in given or ():
         if isinstance(one, Mapping):
             keys = ("key", "value", "effect")
-            found.append(Toleration(**{key: str(one.get(key) or "") for key in keys}))
+            tolerations.append(Toleration(**{key: str(one.get(key) or "") for key in keys}))
         else:
-            found.append(read_toleration(str(one)))
-    return tuple(found)
+            tolerations.append(read_toleration(str(one)))
+    return tuple(tolerations)
 
 
 def read_ttl(given: Any) -> float | None:
@@ -225,12 +225,12 @@ def read_ttl(given: Any) -> float | None:
     if given is None or given == "none":
         return None
     try:
-        found = read_duration(given)
+        ttl_s = read_duration(given)
     except SpecError as error:
         raise SpecError(f"inactivity_ttl: {error.message}", hint=error.hint) from None
-    if found <= 0:
+    if ttl_s <= 0:
         raise SpecError(f"inactivity_ttl must be more than 0, not {given}", hint="None: for ever")
-    return found
+    return ttl_s
 
 
 def _place(volumes: list[Volume], home: Path, *, has_pods: bool) -> dict[str, str]:

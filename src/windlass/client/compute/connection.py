@@ -1,6 +1,6 @@
 """A client's connection to the lead of a compute: frames out, frames in, one conversation at a time.
 
-Blocking, and as thin as can be: an empty call spends most of its time here. Who talks about what is
+Blocking, and as thin as can be: an empty call spends most of its time here. What is said over it is
 `client.compute.client_call`.
 """
 

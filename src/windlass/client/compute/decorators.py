@@ -185,11 +185,13 @@ class Decorated:
         """Methods of a decorated class, and what any remote can do: submit, acall."""
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        found = getattr(self.remote, name)
+        attribute = getattr(self.remote, name)
         own = inspect.getattr_static(self._target, name, None)
         # a method knows its own signature
         return (
-            functools.update_wrapper(found, own, updated=()) if inspect.isfunction(own) else found
+            functools.update_wrapper(attribute, own, updated=())
+            if inspect.isfunction(own)
+            else attribute
         )
 
     def __mro_entries__(self, _bases: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -197,10 +199,10 @@ class Decorated:
 
     def __reduce__(self) -> Any:
         """To ranks it travels as what it is there: the plain function, by name where it has one."""
-        found: Any = sys.modules.get(self.__module__)
+        here: Any = sys.modules.get(self.__module__)
         for part in self.__qualname__.split("."):
-            found = getattr(found, part, None)
-        if found is self and self.__module__ != "__main__":
+            here = getattr(here, part, None)
+        if here is self and self.__module__ != "__main__":
             return self.__qualname__
         return leave_plain, (self._target,)
 

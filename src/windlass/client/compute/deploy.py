@@ -35,14 +35,14 @@ class DeployedObject:
 def find_deployables(module: ModuleType, name: str = "") -> list[Decorated | App]:
     """What a module holds that can be brought up, in the order it was written; one of it by its name."""
     held = vars(module).items()
-    found = {key: value for key, value in held if isinstance(value, (Decorated, App))}
-    if not found:
+    deployables = {key: value for key, value in held if isinstance(value, (Decorated, App))}
+    if not deployables:
         raise SpecError(f"there is nothing to deploy in {module.__name__}.py", hint=_NOTHING)
-    wanted = [value for key, value in found.items() if name in ("", key, value.name)]
+    wanted = [value for key, value in deployables.items() if name in ("", key, value.name)]
     if not wanted:
         raise SpecError(
             f"{module.__name__}.py holds no decorated function, class or app {name!r}",
-            hint=did_you_mean(name, found),
+            hint=did_you_mean(name, deployables),
         )
     return list({id(value): value for value in wanted}.values())
 
@@ -51,14 +51,14 @@ def deploy(
     deployables: list[Decorated | App], *, replace: bool = False
 ) -> Iterator[DeployedObject]:
     """Bring them up one after the other; each is told of as it comes up."""
-    for found in deployables:
-        if isinstance(found, App):
-            job = found.deploy(replace=replace)
-            yield DeployedObject(name=found.name, kind="app", ref=str(job.ref))
+    for deployable in deployables:
+        if isinstance(deployable, App):
+            job = deployable.deploy(replace=replace)
+            yield DeployedObject(name=deployable.name, kind="app", ref=str(job.ref))
         else:
-            found.deploy()
-            kind = "class" if found.is_class else "function"
-            yield DeployedObject(name=found.name, kind=kind, ref=str(found.ref))
+            deployable.deploy()
+            kind = "class" if deployable.is_class else "function"
+            yield DeployedObject(name=deployable.name, kind=kind, ref=str(deployable.ref))
 
 
 def import_script(path: Path) -> ModuleType:

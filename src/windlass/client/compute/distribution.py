@@ -1,6 +1,6 @@
 """How a callable is spread over nodes: the framework, how many nodes, how many ranks on each.
 
-`workers="2:4"` are four nodes, or fewer where more are not to be had, but never fewer than two.
+`workers="2:4"` are four nodes, or fewer if there are no more, but never fewer than two.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _RANGE = re.compile(r"\s*(\d{1,6})\s*:\s*(\d{1,6})\s*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """So many nodes, so many ranks on each (None: one a GPU, else one)."""
+    """How many nodes, and how many ranks on each (None: one per GPU, else one)."""
 
     framework: str = "pytorch"
     workers: int = 1
@@ -32,7 +32,7 @@ class Distribution:
 def make_spread(
     framework: str = "pytorch", *, workers: int | str = 1, procs: int | None = None, **more: Any
 ) -> Distribution:
-    """What `.distribute` was told, checked; the words of others mean the same. Pure."""
+    """What `.distribute` was told, checked; other tools' words mean the same. Pure."""
     for name, value in more.items():
         if ALSO.get(name) == "workers":
             workers = value

@@ -51,7 +51,7 @@ def _find_paths(step: PipStep | RunStep) -> list[str]:
     """Files of the project that pip is told to read."""
     if not isinstance(step, PipStep):
         return []
-    found, last = [], ""
+    paths, last = [], ""
     for word in step.packages:
         option, equals, value = word.partition("=")
         if word.startswith("-"):
@@ -62,8 +62,8 @@ def _find_paths(step: PipStep | RunStep) -> list[str]:
             text = ""
         last = word
         if text and "://" not in text and not text.startswith("/"):
-            found.append(text.partition("[")[0].removeprefix("./") or ".")
-    return found
+            paths.append(text.partition("[")[0].removeprefix("./") or ".")
+    return paths
 
 
 def _is_local(word: str) -> bool:

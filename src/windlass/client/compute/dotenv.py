@@ -12,7 +12,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
 def read_dotenv(text: str, where: str) -> dict[str, str]:
     """The variables of a file; `where` is its name, for messages."""
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.strip()
         if not line or line.startswith("#"):
@@ -23,10 +23,10 @@ def read_dotenv(text: str, where: str) -> dict[str, str]:
                 f"{where}, line {number}: this is not NAME=value",
                 hint='with env="NAME" the whole file becomes one variable',
             )
-        found[match[1]] = _read_value(match[2], f"{where}, line {number}")
-    if not found:
+        variables[match[1]] = _read_value(match[2], f"{where}, line {number}")
+    if not variables:
         raise SpecError(f"{where} has no variable in it", hint="write lines of NAME=value")
-    return found
+    return variables
 
 
 def _read_value(text: str, where: str) -> str:

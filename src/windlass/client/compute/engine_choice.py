@@ -33,17 +33,17 @@ def choose_where(
     if settings.origin("engine") != "default":
         return EngineChoice(engine=settings.engine, why=settings.origin("engine"))
     try:
-        found = read_target(
+        cluster = read_target(
             context=settings.context, environ=os.environ if environ is None else environ
         )
     except ConfigError as error:
         return EngineChoice(engine="local", why=error.message)
-    why = f"the kubeconfig's context {found.context}" if found.context else "this is a pod"
+    why = f"the kubeconfig's context {cluster.context}" if cluster.context else "this is a pod"
     return EngineChoice(engine="kubernetes", why=why)
 
 
 def say(text: str) -> None:
-    """One line of talk on stderr; stdout is the user's."""
+    """One line on stderr; stdout is the user's."""
     waiting_line.erase()
     sys.stderr.write(f"windlass: {clean(text, colour=False)}\n")
     sys.stderr.flush()

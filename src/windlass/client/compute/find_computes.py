@@ -49,7 +49,7 @@ def is_live(engine: ComputeEngine, ref: JobRef) -> bool:
 
 
 def find_computes(wanted: Wanted) -> list[tuple[JobRef, Plan]]:
-    """The computes that live, whoever made them."""
+    """The computes that live, of every user."""
     engine = wanted.engine
     return [(ref, plan) for ref, plan in list_computes(engine) if is_live(engine, ref)]
 
@@ -60,14 +60,14 @@ def find_meant(wanted: Wanted, text: str) -> list[tuple[JobRef, Plan]]:
     owner, name = read_owner(engine, text)
     named = list(list_computes(engine, name))
     meant = [one for one in named if is_meant(engine, *one, owner)]
-    found = [one for one in meant if is_live(engine, one[0])]
+    living = [one for one in meant if is_live(engine, one[0])]
     others = [name_for(engine, *one) for one in named if one not in meant]
-    if owner and not found:
+    if owner and not living:
         hint = f"there is {others[0]}" if others else "windlass compute ls shows what is up"
         raise JobNotFound(f"{owner} has no compute {name} here", hint=hint)
-    if others and not found:
+    if others and not living:
         raise make_refusal(name, others[0])
-    return found
+    return living
 
 
 def read_owner(engine: ComputeEngine, text: str) -> tuple[str, str]:

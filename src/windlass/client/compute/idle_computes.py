@@ -101,7 +101,7 @@ class IdleComputes:
 
 
 def explain_by(ref: JobRef, settings: Settings) -> Callable[[JobStatus], JobStatus]:
-    """What names the holders in a job's status, for those who type commands."""
+    """What names the holders in a job's status, for the command line."""
     holders = IdleComputes(make_compute_engine(ref.engine, settings), remove_by_command(settings))
     return lambda status: holders.name_in(status, ref)
 

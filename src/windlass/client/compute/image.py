@@ -181,7 +181,7 @@ def _check_command(command: object) -> str:
 
 
 def _check_variables(given: Mapping[str, Any]) -> dict[str, str]:
-    found = {}
+    variables = {}
     for name, value in given.items():
         if not isinstance(name, str) or not _VARIABLE.match(name):
             raise SpecError(
@@ -199,8 +199,8 @@ def _check_variables(given: Mapping[str, Any]) -> dict[str, str]:
                 f"the value of {name} must be text or a number, not {type(value).__name__}",
                 hint=f'{name}="1"',
             )
-        found[name] = str(value)
-    return found
+        variables[name] = str(value)
+    return variables
 
 
 class Images:

@@ -1,4 +1,4 @@
-"""Computes that live, whoever started them: what each says of itself, and the one that a name means.
+"""Computes that live, of every user: what each says of itself, and the one that a name means.
 
 What `windlass compute` shows and works on. Reads; what is done to one is `client.compute.live_nodes`.
 """
@@ -79,13 +79,13 @@ def _make_found(where: Wanted, ref: JobRef, plan: Plan) -> FoundCompute:
     return FoundCompute(where=where, ref=ref, name=name, owner=owner)
 
 
-def look(found: FoundCompute) -> LiveCompute:
+def look(compute: FoundCompute) -> LiveCompute:
     """What one says of itself."""
-    where, ref = found.where, found.ref
+    where, ref = compute.where, compute.ref
     status = where.engine.status(ref)
     about: dict[str, Any] = {
         "name": status.name,
-        "owner": found.owner,
+        "owner": compute.owner,
         "ref": ref,
         "created_at_s": status.created_at_s,
         "num_nodes": status.num_nodes,
@@ -124,20 +124,20 @@ def find_living(text: str, wheres: Sequence[Wanted]) -> FoundCompute:
     for where in wheres:
         owner, name = read_owner(where.engine, text)
         for ref, plan in find_computes(where):
-            found = _make_found(where, ref, plan)
+            one = _make_found(where, ref, plan)
             if text in (ref.job_id, str(ref)):
-                return found
+                return one
             is_one = is_meant(where.engine, ref, plan, owner)
-            (meant if is_one else others).setdefault(str(ref), found)
-    named = [found for found in meant.values() if found.name == name]
+            (meant if is_one else others).setdefault(str(ref), one)
+    named = [one for one in meant.values() if one.name == name]
     if len(named) == 1:
         return named[0]
     if named:
-        shown = ", ".join(str(found.ref) for found in named)
+        shown = ", ".join(str(one.ref) for one in named)
         raise SpecError(f"{text!r} could be any of {shown}", hint="write the one you mean")
-    for found in others.values():
-        if found.name == text:
-            raise make_refusal(text, f"{found.owner}/{found.name}")
+    for one in others.values():
+        if one.name == text:
+            raise make_refusal(text, f"{one.owner}/{one.name}")
     known = [compute.name for compute in meant.values()]
     hint = did_you_mean(name, known, "windlass compute ls shows them")
     raise JobNotFound(f"there is no compute {text!r:.80}", hint=hint)

@@ -111,7 +111,7 @@ class LiveNodes:
             yield
 
     def _find(self) -> bool:
-        """Use nodes of this name that live already: one's own, or those of whom it was asked for by name."""
+        """Use nodes of this name that live already: one's own, or those of an owner who was named."""
         for ref, plan in find_meant(self.wanted, self.asked_as):
             if not is_own(self.wanted.engine, ref, plan):
                 say(f"{self.asked_as}: using its live nodes as they are ({ref})")
@@ -341,7 +341,7 @@ class LiveNodes:
         waiting_line.show(f"{self.name}: {what}{f': {blocked}' if blocked else ''}")
 
     def _restart_lost(self, ref: JobRef) -> None:
-        """Nodes of this machine that died are started again by whoever misses them."""
+        """Nodes of this machine that died are started again by the client that misses them."""
         info = ask_at(self.wanted.engine, ref)
         missing = [i for i in range(info.nodes) if i not in info.here]
         lost = {node.index for node in self.wanted.engine.status(ref).nodes if node.state == "lost"}

@@ -1,4 +1,4 @@
-"""Whose a compute is. Who says only a name means one's own; another's is asked for as `owner/name`.
+"""Whose a compute is. A name alone means one's own; another user's is asked for as `owner/name`.
 
 A compute gets secrets, and what it answers is unpickled. So one that somebody else made is not used since it
 carries a name. It is one's own if its keys were made on this machine, or else if it says that the same user
@@ -38,7 +38,7 @@ def owners_of(plan: Plan) -> tuple[str, ...]:
 
 
 def is_meant(engine: ComputeEngine, ref: JobRef, plan: Plan, owner: str) -> bool:
-    """Whether who names that owner, or none, may mean this compute."""
+    """Whether a request that names that owner, or none, may mean this compute."""
     return owner in owners_of(plan) if owner else is_own(engine, ref, plan)
 
 

@@ -73,8 +73,8 @@ def _is_path(word: str) -> bool:
 
 
 def _guess(word: str) -> str:
-    if found := _ONE_EQUALS.match(word):
-        return f"did you mean {found[1]}=={found[3]}?"
+    if match := _ONE_EQUALS.match(word):
+        return f"did you mean {match[1]}=={match[3]}?"
     parts = word.replace(",", " ").split()
     if len(parts) > 1 and all(_PACKAGE.match(part) for part in parts):
         return f"give each on its own: {parts}"

@@ -38,8 +38,8 @@ _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
 
 def project_at(root: Path, *, travels: bool) -> Project:
     """The project of a folder: one for all that is called from here, so that all see the same edits."""
-    found = _projects.get((root, travels))
-    return found or _projects.setdefault((root, travels), Project(root, travels=travels))
+    project = _projects.get((root, travels))
+    return project or _projects.setdefault((root, travels), Project(root, travels=travels))
 
 
 def _renew_all() -> None:
@@ -119,12 +119,12 @@ class Project:
             if not path.startswith(prefix) and not real.startswith(prefix):
                 continue
             folders |= {os.path.dirname(path), os.path.dirname(real)}
-            found = stamp(path)
-            if self._stamps.get(path) != found:
+            stamped = stamp(path)
+            if self._stamps.get(path) != stamped:
                 if path in self._stamps:
                     self.is_edited = True
                     compile(Path(path).read_bytes(), path, "exec")
-                self._stamps[path] = found
+                self._stamps[path] = stamped
         return folders
 
     def about(self, cwd: Path, working_dir: str) -> ProjectPlace:
@@ -148,8 +148,8 @@ class Project:
         return ProjectPlace(key=self.key, cwd=here, paths=own or ["."])
 
     def _inside(self, path: str) -> str | None:
-        found = Path(path).resolve()
-        return str(found.relative_to(self.root)) if found.is_relative_to(self.root) else None
+        resolved = Path(path).resolve()
+        return str(resolved.relative_to(self.root)) if resolved.is_relative_to(self.root) else None
 
     def make_sync(self, has: str) -> tuple[SyncCode, bytes] | None:
         """What brings a node that has the digest `has` to the code as it is; None when it is there."""
@@ -188,10 +188,10 @@ class PlacedProject:
 def find_project(source: Path | None, cwd: Path, root: str) -> Path:
     """The folder that travels: the one named, else the project of the source, else that of here."""
     if root:
-        found = Path(root).expanduser().resolve()
-        if not found.is_dir():
+        folder = Path(root).expanduser().resolve()
+        if not folder.is_dir():
             raise SpecError(f"root={root!r} is not a folder", hint="name the project's folder")
-        return found
+        return folder
     return find_root(cwd) if source is None else choose_root(source, cwd)
 
 
@@ -206,14 +206,14 @@ def _find_folders(root: Path) -> set[str]:
     Links are not followed: a link may lead to data of any size. Ranks look themselves at what they
     loaded through one.
     """
-    found: set[str] = set()
+    folders: set[str] = set()
     todo = [str(root)]
-    while todo and len(found) <= MAX_FOLDERS:
+    while todo and len(folders) <= MAX_FOLDERS:
         folder = todo.pop()
-        found.add(folder)
+        folders.add(folder)
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
             todo += [entry.path for entry in entries if _is_own_folder(entry)]
-    return found
+    return folders
 
 
 def _is_own_folder(entry: os.DirEntry[str]) -> bool:

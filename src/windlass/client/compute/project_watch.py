@@ -1,7 +1,7 @@
 """Whether anything in a project may have changed since somebody last looked.
 
 On Linux the kernel tells (inotify), so that a call after no edit looks at no file. Where it cannot tell, the
-answer is always yes. What did change is for whoever reads the files.
+answer is always yes. What did change is found by reading the files.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class Watch:
         """Whether something may have changed since the last time this was asked."""
         if self._fd is None:
             return True
-        found, self._is_dirty = self._is_dirty, False
+        is_dirty, self._is_dirty = self._is_dirty, False
         try:
             while os.read(self._fd, _READ_BYTES):
-                found = True
+                is_dirty = True
         except BlockingIOError:
-            return found
+            return is_dirty
         return True
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
     remote = fn(train).to(compute).distribute("pytorch", workers=4)
     results = remote(lr=1e-3)
 
-What is said to whom is `client.compute.client_call`, what a call is made of `client.compute.call_request`.
+What is said to the lead is `client.compute.client_call`; a call is made in `client.compute.call_request`.
 """
 
 from __future__ import annotations
@@ -123,21 +123,21 @@ class Remote:
         }
 
     @staticmethod
-    def rebuild(target: Any, name: str, found: Mapping[str, Any], compute: Compute) -> Remote:
+    def rebuild(target: Any, name: str, record: Mapping[str, Any], compute: Compute) -> Remote:
         """One that was described, perhaps by another process, on the nodes it was deployed on."""
         work = Work(
             target=target,
             name=name,
-            is_class=found["is_class"],
-            is_command=found.get("is_command", False),
-            instance=found["instance"],
-            early=found.get("early", ""),
-            clashes=tuple(found.get("clashes", ())),
-            has_call=found.get("has_call", False),
+            is_class=record["is_class"],
+            is_command=record.get("is_command", False),
+            instance=record["instance"],
+            early=record.get("early", ""),
+            clashes=tuple(record.get("clashes", ())),
+            has_call=record.get("has_call", False),
         )
-        made = _make_remote(work, Options(**found["options"]))
-        spread = None if found["spread"] is None else Distribution(**found["spread"])
-        return Remote._with(made, compute=compute, spread=spread, deployed=found)
+        made = _make_remote(work, Options(**record["options"]))
+        spread = None if record["spread"] is None else Distribution(**record["spread"])
+        return Remote._with(made, compute=compute, spread=spread, deployed=record)
 
     @property
     def compute(self) -> Compute:
@@ -193,10 +193,10 @@ class Remote:
         return self._with(options=make_options(options, self._options))
 
     def _with(self, **changed: Any) -> Remote:
-        found = copy.copy(self)
+        other = copy.copy(self)
         for name, value in {"requests": None, **changed}.items():
-            setattr(found, f"_{name}", value)
-        return found
+            setattr(other, f"_{name}", value)
+        return other
 
     def deploy(self) -> Remote:
         """Bring it up under its name, so that `get(name)` finds it from anywhere.

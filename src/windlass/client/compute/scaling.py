@@ -1,8 +1,8 @@
 """How many nodes a compute has: the lead counts them, the engine starts and ends them, and both must agree.
 
-Several clients may ask at the same time. The lead's word counts, since it hears them one after another: who
-has told the engine a number looks once more whether it is still the lead's, and if not, tells the engine that
-one. So whoever comes last to the engine brings what the lead says.
+Several clients may ask at the same time. The lead's word counts, since it hears them one after another: a
+client that has told the engine a number looks once more whether it is still the lead's, and if not, tells the
+engine that one. So the client that reaches the engine last brings what the lead says.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def scale_to(ask_lead: AskLead, grow: Grow, num_nodes: int) -> tuple[int, int]:
         told = ask_lead(None)
         if told == num_nodes:
             return before, told
-        new, num_nodes = (), told  # who asked for more starts those himself
+        new, num_nodes = (), told  # the client that asked for more starts those
     raise EngineError(
         f"others change the number of nodes all the time: it is {told} now",
         hint="windlass compute ls shows it",

@@ -200,17 +200,17 @@ def resolve_secrets(
                     hint="Secret.from_env([...]) and Secret.from_file(...) work on both",
                 )
             records.append(secret.record)
-        found = secret.resolve(environ)
+        values = secret.resolve(environ)
         if isinstance(secret.record, storage.SecretVariable):
-            found = {secret.record.variable: ""}
-        for variable in found:
+            values = {secret.record.variable: ""}
+        for variable in values:
             if variable in owners:
                 raise SpecError(
                     f"{variable} is set by {owners[variable]} and by {secret}", hint="leave one out"
                 )
             owners[variable] = secret
         if secret.record is None:
-            hidden |= found
+            hidden |= values
     return Resolved(records=tuple(records), hidden=hidden)
 
 

@@ -35,13 +35,13 @@ class Provider:
     def find(self, environ: Environ) -> dict[str, str]:
         """The variables for ranks."""
         also = {name: environ[name] for name in self.also if environ.get(name)}
-        found = {}
+        values = {}
         for spellings in self.wanted:
             value = next((environ[name] for name in spellings if environ.get(name)), "")
             if value:
-                found[spellings[0]] = value
-        if len(found) == len(self.wanted):
-            return {**also, **found}
+                values[spellings[0]] = value
+        if len(values) == len(self.wanted):
+            return {**also, **values}
         path = self.where(environ)
         try:
             kept = self.read(path, environ)

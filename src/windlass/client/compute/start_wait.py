@@ -1,7 +1,7 @@
 """The wait for a compute's first node: what keeps it, said once; how long, and how the cluster is told.
 
 A compute that is not up keeps its place while somebody waits, and for as long afterwards as it would stay
-idle; then it is abandoned, and whoever lists jobs next removes it.
+idle; then it is abandoned, and the next client that lists jobs removes it.
 """
 
 from __future__ import annotations
@@ -84,6 +84,6 @@ class StartWait:
         return "" if ttl_s is None else f" for {ttl_s:g} s more (inactivity_ttl)"
 
     def explain(self, status: JobStatus, ref: JobRef) -> str:
-        """What keeps its nodes, and who of the user's own."""
+        """What keeps its nodes, and which of the user's own computes."""
         told = self._holders.name_in(status, ref)
         return speak_python("; ".join(c.message for c in told.conditions if c.type == CONDITION))

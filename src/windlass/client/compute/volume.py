@@ -75,11 +75,11 @@ class Volume:
             raise SpecError(f"volume {self.name} needs a mount_path", hint=_HINT)
         try:
             # under another name, since some names are words in the form of `--volume`
-            found = read_volume(f"claim:{self.mount_path}")
+            mount = read_volume(f"claim:{self.mount_path}")
         except SpecError as error:
             why = error.message.rpartition(": ")[2]
             raise SpecError(f"mount_path of volume {self.name}: {why}", hint=_HINT) from None
-        return Claim(claim=self.name, path=found.path)
+        return Claim(claim=self.name, path=mount.path)
 
     def variable(self) -> str:
         """The variable that tells ranks where it is."""
@@ -87,13 +87,13 @@ class Volume:
 
     def check_nodes(self, num_nodes: int, modes: tuple[str, ...] = ()) -> None:
         """Refuse what fewer can mount than will want to; `modes` are those of a claim that is there."""
-        found = modes or (self.access_mode,)
-        if num_nodes < 2 or any(mode not in _ALONE for mode in found):
+        allowed = modes or (self.access_mode,)
+        if num_nodes < 2 or any(mode not in _ALONE for mode in allowed):
             return
-        who = "one pod" if _ONE_POD in found else "the pods of one Kubernetes node"
+        who = "one pod" if _ONE_POD in allowed else "the pods of one Kubernetes node"
         whose = "is there as" if modes else "is"
         raise SpecError(
-            f"volume {self.name} {whose} {found[0]}: {who} can mount it at a time, "
+            f"volume {self.name} {whose} {allowed[0]}: {who} can mount it at a time, "
             f"and {num_nodes} nodes of the compute would",
             hint='access_mode="ReadWriteMany" with a storage class that can (NFS, CephFS, JuiceFS, Lustre)'
             + (f", under another name: {self.name} exists" if modes else "")
@@ -120,8 +120,8 @@ class Volume:
         from windlass.kube.api_errors import Conflict
         from windlass.kube.kinds import PVCS
 
-        found = self._find(api)
-        if found is None:
+        claim = self._find(api)
+        if claim is None:
             self.check_nodes(num_nodes)
             if not self.size:
                 raise SpecError(
@@ -131,10 +131,10 @@ class Volume:
             try:
                 api.create(PVCS, self.make_claim_manifest())
             except Conflict:  # somebody was faster
-                found = self._find(api)
-        if found is None:
+                claim = self._find(api)
+        if claim is None:
             return [f"made the claim {self.name}, {self.size}, in namespace {api.namespace}"]
-        return self._compare(found, api.namespace, num_nodes)
+        return self._compare(claim, api.namespace, num_nodes)
 
     def _find(self, api: Api) -> dict[str, Any] | None:
         """The claim of this name; by a list, which the documented Role allows, as `get` is not in it."""
@@ -142,14 +142,14 @@ class Volume:
 
         return next(iter(api.list(PVCS, fields=f"metadata.name={self.name}")), None)
 
-    def _compare(self, found: dict[str, Any], namespace: str, num_nodes: int) -> list[str]:
+    def _compare(self, claim: dict[str, Any], namespace: str, num_nodes: int) -> list[str]:
         """What is different about a claim that is there."""
-        if found["metadata"].get("deletionTimestamp"):
+        if claim["metadata"].get("deletionTimestamp"):
             raise EngineError(
                 f"the claim {self.name} in namespace {namespace} is being deleted",
                 hint="wait until the last pod that uses it has ended, or use another name",
             )
-        spec = found["spec"]
+        spec = claim["spec"]
         modes = tuple(spec.get("accessModes") or ())
         self.check_nodes(num_nodes, modes)
         size = str(((spec.get("resources") or {}).get("requests") or {}).get("storage", ""))

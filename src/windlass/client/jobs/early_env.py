@@ -187,13 +187,13 @@ class _Writes:
 
 def _find_environs(tree: ast.Module) -> set[str]:
     """What a file calls os.environ besides."""
-    found: set[str] = set()
+    environs: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "os":
-            found.update(a.asname or a.name for a in node.names if a.name in _ENVIRONS)
+            environs.update(a.asname or a.name for a in node.names if a.name in _ENVIRONS)
         elif isinstance(node, ast.Assign) and _is_environ(node.value):
-            found.update(target.id for target in node.targets if isinstance(target, ast.Name))
-    return found
+            environs.update(target.id for target in node.targets if isinstance(target, ast.Name))
+    return environs
 
 
 def _is_environ(node: ast.expr) -> bool:

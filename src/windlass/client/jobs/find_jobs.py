@@ -46,7 +46,7 @@ def list_jobs(settings: Settings) -> list[Job]:
 
     An engine that was asked for by a flag is asked alone.
     """
-    found: dict[str, Job] = {}
+    jobs_by_ref: dict[str, Job] = {}
     check_engine_name(settings.engine)
     is_asked = settings.origin("engine").startswith("flag")
     for name in engine_names():
@@ -54,8 +54,8 @@ def list_jobs(settings: Settings) -> list[Job]:
             continue
         engine = make_engine(name, settings)
         refs = engine.jobs() if name == settings.engine else engine.jobs_here()
-        found |= {str(ref): Job(engine, ref) for ref in refs}
-    return list(found.values())
+        jobs_by_ref |= {str(ref): Job(engine, ref) for ref in refs}
+    return list(jobs_by_ref.values())
 
 
 def list_jobs_here(settings: Settings) -> list[Job]:
@@ -69,9 +69,9 @@ def find_job(text: str, settings: Settings) -> Job:
     name, separator, job_id = text.rpartition("://")
     if not job_id:
         raise SpecError("which job?", hint="windlass ls shows them")
-    found = None if separator else _find_here(job_id, settings)
-    if found is not None:
-        return found
+    job_here = None if separator else _find_here(job_id, settings)
+    if job_here is not None:
+        return job_here
     compute, call = split_call(text)
     if call:
         from windlass.client.compute.call_job import attach_call

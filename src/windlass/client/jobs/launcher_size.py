@@ -49,10 +49,10 @@ def _find_in(command: str) -> LauncherLine | None:
 
 def read_num_nodes(command: str) -> NodeRange | None:
     """How many nodes a command says there are, at least and at most; None where it says nothing."""
-    found = _NNODES.search(command)
-    if found is None or _STANDALONE in command or not is_torchrun(command):
+    match = _NNODES.search(command)
+    if match is None or _STANDALONE in command or not is_torchrun(command):
         return None
-    return NodeRange(min=int(found[1]), max=int(found[2] or found[1]))
+    return NodeRange(min=int(match[1]), max=int(match[2] or match[1]))
 
 
 def check_num_nodes(command: str, num_nodes: int, keyword: str) -> None:
@@ -75,7 +75,7 @@ def describe_worlds(work: Work, num_nodes: int) -> tuple[str, ...]:
 
 
 def fit_command(work: Work, settings: Settings) -> tuple[Work, Settings]:
-    """Work and settings as a launcher's line wants them: one command a node, told what it does not say."""
+    """Work and settings as a launcher's line wants them: one command per node, told what it does not say."""
     line = find_launcher(work.argv) if isinstance(work, Command) else None
     if not isinstance(work, Command) or line is None:
         return work, settings
@@ -89,7 +89,7 @@ def fit_command(work: Work, settings: Settings) -> tuple[Work, Settings]:
     asked = work.procs or settings.procs
     if line.num_procs is not None and asked and asked != line.num_procs:
         raise SpecError(
-            f"the command starts {line.num_procs} processes a node, and {asked} were asked for",
+            f"the command starts {line.num_procs} processes per node, and {asked} were asked for",
             hint=f"leave the number out of the command, or write --procs {line.num_procs}",
         )
     procs = line.num_procs or asked or settings.gpus or 1

@@ -100,10 +100,10 @@ def _move(spec: JobSpec, target: WorkTarget, *, root: Path, cwd: Path, code_fold
     there = PurePosixPath(code_folder)
 
     def move(path: str) -> str | None:
-        found = Path(path).resolve()
-        if not found.is_relative_to(root):
+        resolved = Path(path).resolve()
+        if not resolved.is_relative_to(root):
             return None
-        return str(there / found.relative_to(root))
+        return str(there / resolved.relative_to(root))
 
     here = move(str(cwd)) or code_folder
 
@@ -128,13 +128,13 @@ def check_modules(modules: Iterable[str], root: Path, paths: Iterable[str]) -> N
         file = getattr(sys.modules.get(name), "__file__", None)
         if file is None or top == "windlass":
             continue
-        found = Path(file).resolve()
-        if _is_installed(found):
+        module_path = Path(file).resolve()
+        if _is_installed(module_path):
             continue
-        is_ours = any(found.is_relative_to(Path(path).resolve()) for path in paths)
-        if is_ours and not found.is_relative_to(root):
+        is_ours = any(module_path.is_relative_to(Path(path).resolve()) for path in paths)
+        if is_ours and not module_path.is_relative_to(root):
             raise SpecError(
-                f"the module {name} lies in {found.parent}, outside the project {root}",
+                f"the module {name} lies in {module_path.parent}, outside the project {root}",
                 hint="move it into the project, or install it in the image",
             )
 
@@ -153,8 +153,8 @@ def _pack_root(root: Path, folder: Path) -> Path:
 
 
 def _forget_old(folder: Path) -> None:
-    found = sorted(folder.glob("*.tar.gz"), key=lambda path: path.stat().st_mtime)
-    for path in found[:-_KEPT_BUNDLES]:
+    bundles = sorted(folder.glob("*.tar.gz"), key=lambda path: path.stat().st_mtime)
+    for path in bundles[:-_KEPT_BUNDLES]:
         path.unlink(missing_ok=True)
 
 

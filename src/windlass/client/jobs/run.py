@@ -122,19 +122,19 @@ def prepare(
     cwd = current_folder()
     settings = read_settings(flags=flags, environ=os.environ, start=cwd)
     if settings.in_image:
-        found = read_in_image(target, args, kwargs)
+        work_target = read_in_image(target, args, kwargs)
     else:
         is_local = settings.engine == "local"
-        found = read_target(target, args, kwargs, cwd=cwd, is_local=is_local)
-        _check_declares(found, cwd)
-    return prepare_target(found, settings, cwd=cwd, detach=detach)
+        work_target = read_target(target, args, kwargs, cwd=cwd, is_local=is_local)
+        _check_declares(work_target, cwd)
+    return prepare_target(work_target, settings, cwd=cwd, detach=detach)
 
 
-def _check_declares(found: WorkTarget, cwd: Path) -> None:
+def _check_declares(target: WorkTarget, cwd: Path) -> None:
     """A script that only declares apps, named itself or behind `python`, would start nothing."""
-    work = found.work
+    work = target.work
     if isinstance(work, Script):
-        check_script(found.source, (work.path,))
+        check_script(target.source, (work.path,))
     elif isinstance(work, Command) and len(work.argv) > 1 and "python" in work.argv[0]:
         words = [word for word in work.argv[1:] if not word.startswith("-")]
         if words and words[0].endswith(".py"):
@@ -142,7 +142,7 @@ def _check_declares(found: WorkTarget, cwd: Path) -> None:
 
 
 def prepare_target(
-    found: WorkTarget,
+    target: WorkTarget,
     settings: Settings,
     *,
     cwd: Path,
@@ -154,15 +154,15 @@ def prepare_target(
 
     `pod` and `root`, the project's folder, are given where settings and files do not tell.
     """
-    work, settings = fit_command(found.work, settings)
-    found = replace(found, work=work)
+    work, settings = fit_command(target.work, settings)
+    target = replace(target, work=work)
     engine = make_renderer(settings.engine, settings)
     has_pods = "pods" in engine.can
     settings = forget_own_python(settings) if has_pods else settings
     framework = choose_framework(settings.framework, is_command=isinstance(work, Command))
-    preload, notes = _choose_preload(found, settings, framework)
+    preload, notes = _choose_preload(target, settings, framework)
     spec = make_spec(
-        found,
+        target,
         settings,
         cwd=cwd,
         detach=detach,
@@ -171,12 +171,12 @@ def prepare_target(
         framework=framework,
     )
     spec = spec if pod is None else replace(spec, pod=pod)
-    job_id = make_job_id(found.work, settings.name)
+    job_id = make_job_id(target.work, settings.name)
     facts = engine.facts()
     packed = Packed(spec=spec)
     if facts.code_folder:
         home = Path(str(settings.value("home"))).expanduser()
-        packed = pack(spec, found, cwd=cwd, code_folder=facts.code_folder, home=home, root=root)
+        packed = pack(spec, target, cwd=cwd, code_folder=facts.code_folder, home=home, root=root)
     plan = make_plan(
         packed.spec,
         job_id=job_id,
@@ -189,7 +189,7 @@ def prepare_target(
     return Prepared(
         engine=engine,
         plan=plan,
-        payload=found.payload,
+        payload=target.payload,
         bundle=packed.bundle,
         settings=settings,
         notes=(

@@ -260,11 +260,11 @@ def _read_module(words: Sequence[str], cwd: Path) -> WorkTarget:
     if not names:
         raise SpecError("-m needs the name of a module", hint="windlass run -m package.module")
     work = Module(name=names[0], args=tuple(names[1:]))
-    found = list(find_imported(names[0], 0, cwd, cwd))
+    files = list(find_imported(names[0], 0, cwd, cwd))
     if main := list(find_module(f"{names[0]}.__main__", cwd)):
-        found += main
-    source = found.pop() if found else None
-    return WorkTarget(work=work, source=source, preload=TORCH, root=cwd, packages=tuple(found))
+        files += main
+    source = files.pop() if files else None
+    return WorkTarget(work=work, source=source, preload=TORCH, root=cwd, packages=tuple(files))
 
 
 def find_script(name: str, cwd: Path) -> Path:
