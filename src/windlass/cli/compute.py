@@ -49,7 +49,7 @@ def ls(as_json: bool) -> None:
     print_table(header, [_make_row(living) for living in computes])
     for living in computes:
         if living.why:
-            say(f"{_name(living)}: {living.why}")
+            say(f"{living.asked_as}: {living.why}")
     if not computes:
         say("no compute is up; windlass.Compute(...) in Python or windlass deploy brings one up")
 
@@ -59,7 +59,7 @@ def _make_row(living: LiveCompute) -> tuple[str, ...]:
     place = f"{living.ref.engine}/{living.ref.place}" if living.ref.place else living.ref.engine
     waiting = f", {living.num_waiting} waiting" if living.num_waiting else ""
     return (
-        shorten(one_line(_name(living)), _WIDEST),
+        shorten(one_line(living.asked_as), _WIDEST),
         place,
         f"{here}/{living.num_nodes}",
         f"{living.state}{waiting}",
@@ -69,11 +69,6 @@ def _make_row(living: LiveCompute) -> tuple[str, ...]:
         shorten(one_line(", ".join(living.deployed)), _WIDEST) or "-",
         living.ref.job_id,
     )
-
-
-def _name(living: LiveCompute) -> str:
-    """What to ask for it by."""
-    return f"{living.owner}/{living.name}" if living.owner else living.name
 
 
 def _render_ttl(living: LiveCompute) -> str:
@@ -129,7 +124,9 @@ def rm(texts: tuple[str, ...], is_all: bool, yes: bool, as_json: bool) -> None:
         ]
         for _, living in there:
             if living.owner:
-                say(f"{_name(living)} is not yours, and stays: windlass compute rm {_name(living)}")
+                say(
+                    f"{living.asked_as} is not yours, and stays: windlass compute rm {living.asked_as}"
+                )
     else:  # an unknown one ends nothing
         computes = [find_living(text, wheres) for text in texts]
     if is_all and computes and not yes:

@@ -17,7 +17,7 @@ from windlass.client.compute.compute_spec import decide
 from windlass.client.compute.connection import ask_at
 from windlass.client.compute.find_computes import list_computes, read_owner
 from windlass.client.compute.live_nodes import LiveNodes
-from windlass.client.compute.owners import is_meant, make_refusal, name_for, split_owner
+from windlass.client.compute.owners import is_meant, join_owner, make_refusal, name_for, split_owner
 from windlass.client.compute.remote import Remote
 from windlass.engines.protocol import ComputeEngine, JobRef
 from windlass.errors import JobNotFound, WindlassError
@@ -76,7 +76,7 @@ def _find(name: str, engine: ComputeEngine, context: str) -> Remote:
     for ref, plan in () if owner else others:
         if name in _ask_record(engine, ref):
             maker, _ = split_owner(name_for(engine, ref, plan))
-            raise make_refusal(name, f"{maker}/{name}", what="deployed name")
+            raise make_refusal(name, join_owner(maker, name), what="deployed name")
     hint = did_you_mean(name, known, "windlass deploy SCRIPT.py brings it up")
     whose = f" by {owner}" if owner else ""
     raise JobNotFound(f"nothing is deployed under the name {name!r}{whose}", hint=hint)

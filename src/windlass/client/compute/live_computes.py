@@ -14,7 +14,7 @@ from windlass.client.compute.compute_spec import Wanted, decide
 from windlass.client.compute.connection import ask_at
 from windlass.client.compute.engine_choice import choose_where
 from windlass.client.compute.find_computes import find_computes, read_owner
-from windlass.client.compute.owners import is_meant, make_refusal, name_for, split_owner
+from windlass.client.compute.owners import is_meant, join_owner, make_refusal, name_for, split_owner
 from windlass.engines.protocol import JobRef
 from windlass.errors import JobNotFound, SpecError, WindlassError
 from windlass.kube.blocker import CONDITION
@@ -45,6 +45,11 @@ class LiveCompute:
     ttl_s: float | None = None
     deployed: tuple[str, ...] = ()
     calls: tuple[Mapping[str, str], ...] = ()  # the last ones: id, name, state
+
+    @property
+    def asked_as(self) -> str:
+        """What to ask for it by: its name, and before it its owner if that is somebody else."""
+        return join_owner(self.owner, self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +142,7 @@ def find_living(text: str, wheres: Sequence[Wanted]) -> FoundCompute:
         raise SpecError(f"{text!r} could be any of {shown}", hint="write the one you mean")
     for one in others.values():
         if one.name == text:
-            raise make_refusal(text, f"{one.owner}/{one.name}")
+            raise make_refusal(text, join_owner(one.owner, one.name))
     known = [compute.name for compute in meant.values()]
     hint = did_you_mean(name, known, "windlass compute ls shows them")
     raise JobNotFound(f"there is no compute {text!r:.80}", hint=hint)

@@ -20,6 +20,11 @@ def split_owner(text: str) -> tuple[str, str]:
     return owner, name
 
 
+def join_owner(owner: str, name: str) -> str:
+    """The text that `split_owner` reads."""
+    return f"{owner}/{name}" if owner else name
+
+
 def is_own(engine: ComputeEngine, ref: JobRef, plan: Plan) -> bool:
     """Whether this user made it, as far as that can be known."""
     if engine.is_made_here(ref):
@@ -49,7 +54,7 @@ def name_for(engine: ComputeEngine, ref: JobRef, plan: Plan) -> str:
     # of two users of one name the cluster's own name tells which
     own = (name_user(), engine.identity())
     owners = [owner for owner in owners_of(plan) if owner not in own]
-    return f"{owners[0]}/{plan.name}" if owners else plan.name
+    return join_owner(owners[0] if owners else "", plan.name)
 
 
 def check_own(engine: ComputeEngine, ref: JobRef) -> None:
