@@ -58,7 +58,9 @@ def travel(message):
             nodes=[],
             preload=["torch"],
             env={"A": "é"},
-            about=CallRankSetup(keep=True, start="", cwd="/", root="/", paths=["/a"]),
+            about=CallRankSetup(
+                framework="spmd", keep=True, start="", cwd="/", root="/", paths=["/a"]
+            ),
         ),
     ],
     ids=lambda message: message.kind,

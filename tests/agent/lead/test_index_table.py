@@ -32,8 +32,8 @@ async def ask_once(scene, agent, lead=""):
     """The index that the lead gives now."""
     place = place_of(scene.files, scene.port)
     answer = await index_request._ask(place, JOB, agent, lead, timeout_s=20.0)
-    assert answer["type"] == "index"
-    return answer["index"]
+    assert answer.kind == "index"
+    return answer.index
 
 
 async def ask(scene, agent):

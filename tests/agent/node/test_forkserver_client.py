@@ -36,7 +36,9 @@ def ask(agent, request, fds=()):
 
 
 def make_request(rank, text):
-    return ForkRank(rank=rank, attempt=0, env={"A": text}, plan="plan.json", forget=[])
+    return ForkRank(
+        framework="spmd", rank=rank, attempt=0, env={"A": text}, plan="plan.json", forget=[]
+    )
 
 
 def test_a_request_brings_its_descriptors(ends, tmp_path):
