@@ -32,6 +32,7 @@ from windlass.settings import read_settings
 from windlass.spec.work import Calls
 from windlass.wire.initial_status import make_first_status, render_status
 from windlass.wire.job_folder import JobFolder, write_atomically
+from windlass.wire.last_word import render_last_word
 from windlass.wire.status import Phase
 
 DIALECTS = [KUBERNETES, STATEFUL_SET]
@@ -316,6 +317,37 @@ def test_what_never_ends_by_itself_is_removed_by_the_client_that_saw_the_end(
     is_there = bool(cluster.objects[dialect.kind.plural])
     assert is_there is not dialect.stays_up
     assert engine.status(ref).phase is Phase.SUCCEEDED
+
+
+def test_one_that_was_seen_to_end_and_stayed_goes_when_jobs_are_listed(
+    engine, cluster, dialect, tmp_path
+) -> None:
+    """Its client was killed before it could remove it; its status is here, and answers as before."""
+    ref = submit(engine, dialect)
+    folder = JobFolder(tmp_path / "home" / dialect.name / ref.job_id)
+    last = replace(make_first_status(engine.plan(ref)), phase=Phase.SUCCEEDED, ended_at_s=1.0)
+    write_atomically(folder.status, render_status(last))
+    with closing_engine(dialect, tmp_path) as next_client:
+        assert next_client.jobs() == [ref]
+        assert bool(cluster.objects[dialect.kind.plural]) is not dialect.stays_up
+        assert next_client.status(ref).phase is Phase.SUCCEEDED
+
+
+def test_one_whose_lead_answers_no_more_is_known_by_its_last_word(cluster, tmp_path) -> None:
+    """A lead that stays up answers for the job's time to live; its log keeps what it said last."""
+    with closing_engine(STATEFUL_SET, tmp_path) as engine:
+        ref = submit(engine, STATEFUL_SET, ttl_s=60.0)
+        last = replace(make_first_status(engine.plan(ref)), phase=Phase.SUCCEEDED, ended_at_s=1.0)
+        pod = make_pod(cluster, STATEFUL_SET)
+        running = {"running": {"startedAt": "2026-01-31T12:00:00Z"}}
+        state = [{"name": names.CONTAINER, "state": running}]
+        cluster.logs[pod["metadata"]["name"]] = render_last_word(
+            {"status.json": render_status(last)}
+        )
+        cluster.put("pods", {**pod, "status": {"phase": "Running", "containerStatuses": state}})
+        status = wait_for_status(engine, ref, lambda status: status.phase.is_final, "it has ended")
+        assert status.phase is Phase.SUCCEEDED
+        assert cluster.objects["statefulsets"] == []
 
 
 # -- computes --------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from windlass.engines.submit_steps import render_documents
 from windlass.errors import EngineError, SpecError
 from windlass.kube.access import read_identity
 from windlass.kube.api import Api, connect
+from windlass.kube.api_errors import ClusterError
 from windlass.kube.blocker import HALF_SUBMITTED
 from windlass.kube.fields import Object, name_of
 from windlass.plan.plan import Facts, Plan, read_plan, render_plan
@@ -234,8 +235,18 @@ class ClusterEngine:
 
     def _list_jobs(self, api: Api) -> Sequence[Object]:
         bodies = api.list(self._dialect.kind, labels=names.LABEL_JOB)
-        kept = remove_abandoned(api, self._dialect, bodies)
-        return sorted(kept, key=lambda body: str(body["metadata"]["creationTimestamp"]))[::-1]
+        bodies = remove_abandoned(api, self._dialect, bodies)
+        if self._dialect.stays_up:
+            bodies = [body for body in bodies if not self._remove_ended(api, name_of(body))]
+        return sorted(bodies, key=lambda body: str(body["metadata"]["creationTimestamp"]))[::-1]
+
+    def _remove_ended(self, api: Api, job_id: str) -> bool:
+        """Whether a job was seen to end from here, and what never ends by itself could be removed."""
+        if self._kept(JobRef(self.name, job_id, api.namespace)) is None:
+            return False
+        with contextlib.suppress(ClusterError):
+            return api.delete(self._dialect.kind, job_id)
+        return False
 
     def computes(self) -> list[JobRef]:
         api = self._api()

@@ -27,8 +27,9 @@ from windlass.engines.untold_end import end_job, show_ending
 from windlass.kube.api import Api
 from windlass.kube.api_errors import ClusterError, Forbidden
 from windlass.kube.blocker import CONDITION, Blocker
-from windlass.kube.fields import name_of
+from windlass.kube.fields import name_of, started_s
 from windlass.kube.job_pods import PodIndexes, PodSeen, read_pods, timeline
+from windlass.kube.mounts import pod_of
 from windlass.plan.plan import Plan
 from windlass.spec.work import Calls
 from windlass.waiting import wait_until
@@ -180,6 +181,11 @@ class ClusterJob:
             return self._judge_deleted(status)
         if self._sight.has_ended and self._sight.error is None:
             return self._judge_ended(status)
+        if self._dialect.stays_up and self._is_past_answering():
+            self._take_leftovers()
+            status = self._read_status()
+            if status.phase.is_final:
+                return status
         if self._is_past_cancelling():
             self._delete()
             return self._judge_deleted(status)
@@ -217,6 +223,13 @@ class ClusterJob:
         has_lead = self._sight.find_lead() is not None
         return not has_lead or time.monotonic() - self._cancelled_s > _CANCEL_S
 
+    def _is_past_answering(self) -> bool:
+        """Whether a lead that runs may have ended its job so long ago that it answers nobody any more."""
+        ttl_s, leads = pod_of(self._plan).ttl_s, self._sight.find_leads()
+        if ttl_s is None or not leads or self._line.is_up or self._has_leftovers:
+            return False
+        return time.time() - (started_s(leads[-1]) or time.time()) > ttl_s
+
     def _is_late(self, status: JobStatus) -> bool:
         """Whether its lead should have been there: one that never starts cannot keep the limit itself."""
         limit_s = self._start_timeout_s
@@ -249,11 +262,7 @@ class ClusterJob:
     def _judge_ended(self, status: JobStatus) -> JobStatus:
         """The Job is over: its last word, or else what its pods show."""
         if not self._has_leftovers:
-            with keeping(self.folder):
-                self._read_leftovers()
-                if self.wants_lines:
-                    read_unread(self._api, self.folder)
-            self._has_leftovers = True
+            self._take_leftovers()
             status = self._read_status()
         at_s = self._sight.ended_at_s
         if status.phase.is_final:
@@ -273,9 +282,14 @@ class ClusterJob:
         node = last.index if last else None
         return self._end(status, kind, message, node=node, at_s=at_s)
 
-    def _read_leftovers(self) -> None:
+    def _take_leftovers(self) -> None:
+        """What pods' logs keep of the job: its last word and, where it is asked for, its lines."""
         pods, leads = self._sight.pods, self._sight.list_leads()
-        read_leftovers(self._api, self._plan, pods, self.folder, leads=leads)
+        with keeping(self.folder):
+            read_leftovers(self._api, self._plan, pods, self.folder, leads=leads)
+            if self.wants_lines or self._dialect.stays_up:  # whose pods go with it
+                read_unread(self._api, self.folder)
+        self._has_leftovers = True
 
     def _describe_lost_outcome(self) -> str:
         leads = self._sight.list_leads()

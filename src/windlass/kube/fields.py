@@ -74,6 +74,13 @@ def container_of(pod: Object) -> Object:
     return _ours(pod.get("status", {}).get("containerStatuses") or ())
 
 
+def started_s(pod: Object) -> float | None:
+    """When its container was started that runs, or ran last."""
+    state = container_of(pod).get("state", {})
+    inside = state.get("running") or state.get("terminated") or {}
+    return read_time(inside.get("startedAt"))
+
+
 def container_spec_of(pod: Object) -> Object:
     return _ours(pod.get("spec", {}).get("containers") or ())
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from windlass.kube.fields import (
     Object,
     condition_of,
-    container_of,
     created_s,
     event_first_s,
     event_last_s,
@@ -21,6 +20,7 @@ from windlass.kube.fields import (
     is_true,
     name_of,
     read_time,
+    started_s,
 )
 from windlass.kube.pod_endings import EVICTED, NODE_LOST, PREEMPTED, Ending, read_ending
 from windlass.wire.status import Moment
@@ -129,7 +129,7 @@ def _read_pod(pod: Object, index: int, events: Sequence[Object]) -> PodSeen:
         created_s=created_s(pod) or None,
         scheduled_s=_scheduled_s(pod),
         image_s=_image_s(pod, events),
-        started_s=_started_s(pod),
+        started_s=started_s(pod),
         ended_s=ending.at_s if ending else None,
         ending=ending,
     )
@@ -140,16 +140,10 @@ def _scheduled_s(pod: Object) -> float | None:
     return read_time(condition.get("lastTransitionTime")) if is_true(condition) else None
 
 
-def _started_s(pod: Object) -> float | None:
-    state = container_of(pod).get("state", {})
-    inside = state.get("running") or state.get("terminated") or {}
-    return read_time(inside.get("startedAt"))
-
-
 def _image_s(pod: Object, events: Sequence[Object]) -> float | None:
     """When the image was there: an event says it; without one, by the container's start at the latest."""
     pulled = events_of(events, "Pod", name_of(pod), "Pulled")
-    return event_first_s(pulled[0]) if pulled else _started_s(pod)
+    return event_first_s(pulled[0]) if pulled else started_s(pod)
 
 
 def _read_moments(
@@ -161,8 +155,8 @@ def _read_moments(
         moments = (
             ("queued", created_s(pod)),
             ("scheduled", _scheduled_s(pod)),
-            ("image", _started_s(pod)),
-            ("container", _started_s(pod)),
+            ("image", started_s(pod)),
+            ("container", started_s(pod)),
         )
         yield from ((moment, index, at_s) for moment, at_s in moments if at_s)
     names = {reason: moment for moment, reason in _STEPS}
