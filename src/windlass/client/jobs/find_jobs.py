@@ -106,7 +106,7 @@ def _find_at(engine: Engine, job_id: str) -> Job:
         for label in (place, inside):
             if not _LABEL.fullmatch(label):
                 raise SpecError(
-                    f"{label!r:.80} cannot be in a reference", hint="kubernetes://NAMESPACE/ID"
+                    f"{label!r:.80} cannot be in a reference", hint=f"{engine.name}://NAMESPACE/ID"
                 )
         return Job(engine, JobRef(engine.name, inside, place))
     return _choose(engine, _match(engine, engine.jobs(), job_id), job_id)
