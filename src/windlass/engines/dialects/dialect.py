@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from windlass import names
 from windlass.kube.access import Right, make_rights
-from windlass.kube.blocker import Blocker
-from windlass.kube.blockers import PodMaker, find_pod_blockers
 from windlass.kube.fields import Object, created_s, is_controlled_by, name_of
 from windlass.kube.kinds import ObjectKind
 from windlass.kube.needs import Need
 from windlass.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from windlass.kube.blocker import Blocker
 
 Patch = dict[str, Any]
 
@@ -120,6 +121,9 @@ class Dialect:
         hold = self.read_hold(body, workloads=workloads, events=events, queues=queues)
         if hold is not None:
             return [hold]
+        # imported only now: nothing that starts a job needs it
+        from windlass.kube.blockers import PodMaker, find_pod_blockers
+
         maker = PodMaker(
             kind=self.kind.name,
             name=name_of(body),

@@ -9,12 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windlass import names
 from windlass.engines.dialects.dialect import Dialect, ObjectEnd, ObjectPhase
-from windlass.kube import blocker as reasons
-from windlass.kube.blocker import Blocker
 from windlass.kube.fields import (
     Object,
     condition_of,
@@ -29,8 +27,10 @@ from windlass.kube.manifests import make_metadata
 from windlass.kube.mounts import pod_of
 from windlass.kube.naming import make_annotations
 from windlass.kube.pod_template import make_template
-from windlass.kube.queues import read_waiting
 from windlass.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from windlass.kube.blocker import Blocker
 
 LABEL_INDEX = "batch.kubernetes.io/job-completion-index"
 INDEX_VARIABLE = "JOB_COMPLETION_INDEX"  # in every container
@@ -106,10 +106,13 @@ def read_hold(
     """Why it is suspended: its submit broke off, or its queue has not let it in."""
     if not job.get("spec", {}).get("suspend"):
         return None
+    from windlass.kube.blocker import HALF_SUBMITTED, Blocker
+    from windlass.kube.queues import read_waiting
+
     since_s = read_time(condition_of(job, "Suspended").get("lastTransitionTime")) or created_s(job)
     if labels_of(job).get(names.LABEL_QUEUE) is None:
         return Blocker(
-            reason=reasons.HALF_SUBMITTED,
+            reason=HALF_SUBMITTED,
             message="the job was made but never started: its submit did not finish, or it was suspended",
             hint="windlass rm JOB removes it; then submit it again",
             since_s=since_s,
