@@ -138,7 +138,6 @@ LEAD_SOCKET = "lead.sock"
 # Reasons in a status: what programs match on, never the text.
 REASON_WAITING_FOR_NODES = "WaitingForNodes"
 REASON_ONE_WORLD = "OneWorld"  # another attempt of the job might be running out of sight
-REASON_WAITING_FOR_INPUTS = "WaitingForInputs"
 REASON_IMPORTING = "Importing"
 REASON_RANKS_RUNNING = "RanksRunning"
 REASON_RANK_FAILED = "RankFailed"

@@ -40,6 +40,11 @@ def test_half_a_frame_is_no_frame(first, second):
     assert decode(decoder, stream[-1:]) == [second]
 
 
+def count_buffered(decoder):
+    """Bytes that are held of frames that are not complete."""
+    return len(decoder._head) + sum(map(len, decoder._pieces)) + len(decoder._rest)
+
+
 @settings(deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=10))
 def test_garbage_is_refused_or_waited_for_but_never_crashes(chunks):
@@ -49,7 +54,7 @@ def test_garbage_is_refused_or_waited_for_but_never_crashes(chunks):
     except ProtocolError:
         pass
     else:
-        assert decoder.num_buffered <= sum(map(len, chunks))
+        assert count_buffered(decoder) <= sum(map(len, chunks))
 
 
 @pytest.mark.parametrize(
@@ -79,13 +84,13 @@ def test_a_large_body_in_pieces_small_and_large(cut):
     got = decode(decoder, *(stream[at : at + cut] for at in range(0, len(stream), cut)))
     assert got == [Frame({"n": 1}, body), Frame({"n": 2}), Frame({"n": 3}, b"end")]
     assert decoder.is_between_frames
-    assert decoder.num_buffered == 0
+    assert count_buffered(decoder) == 0
 
 
 def test_what_is_announced_takes_no_memory_before_it_comes():
     decoder = FrameDecoder()
     assert decode(decoder, struct.pack(">II", 2, names.MAX_BODY_BYTES) + b"{}" + b"x" * 100) == []
-    assert decoder.num_buffered == 10 + 100
+    assert count_buffered(decoder) == 10 + 100
     assert not decoder.is_between_frames
 
 

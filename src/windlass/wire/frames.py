@@ -79,11 +79,6 @@ class FrameDecoder:
         """Whether all that came was whole frames."""
         return self._header is None and not self._head and not self._rest
 
-    @property
-    def num_buffered(self) -> int:
-        """Bytes held of frames that are not complete."""
-        return len(self._head) + sum(map(len, self._pieces)) + len(self._rest)
-
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Add bytes, yield each frame that is now complete."""
         self._rest = memoryview(bytes(self._rest) + data if self._rest else data)

@@ -28,6 +28,7 @@ Segment = bytes | bytearray | memoryview
 
 SPILL_BYTES = 1 << 20  # more than this goes by file
 _IN_BAND_BYTES = 32 << 10  # less than this is not worth a segment of its own
+_NEEDED_BYTES = 64 << 20  # of shared memory, or it is not used
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108
 _PLAIN = frozenset({type(None), bool, int, float, str})
 _numbers = itertools.count()
@@ -103,11 +104,11 @@ def map_file(path: str) -> mmap.mmap | bytes:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
-def make_spill(name: str, fallback: Path, *, needed_bytes: int = 64 << 20) -> Path:
+def make_spill(name: str, fallback: Path) -> Path:
     """The folder for a node's payloads: in shared memory where that is large enough, else beside it."""
     path = fallback / "payloads"
     with contextlib.suppress(OSError):
-        if _has_room(needed_bytes):
+        if _has_room(_NEEDED_BYTES):
             _make_shared_parent()
             path = _shared_parent() / name
     make_private(path)

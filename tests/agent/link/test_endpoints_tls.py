@@ -242,7 +242,7 @@ def test_a_lead_that_stops_taking_keeps_its_guests(files):
         link = await join(files, listener.port)
         port = listener.port
         strangers = await asyncio.open_connection("127.0.0.1", port)
-        await until(lambda: listener.num_strangers == 1, "the stranger was taken")
+        await until(lambda: len(listener._strangers) == 1, "the stranger was taken")
         listener.close()
         assert await asyncio.wait_for(strangers[0].read(), 10) == b""
         strangers[1].close()

@@ -79,7 +79,7 @@ def refuse(files, capture, *chunks, **how):
     async def visit(listener):
         before = await join(files, listener.port, node=7)
         answer = await intrude(listener.port, *chunks, **how)
-        await until(lambda: listener.num_strangers == 0, "the stranger is gone")
+        await until(lambda: len(listener._strangers) == 0, "the stranger is gone")
         after = await join(files, listener.port, node=8)
         for link in (before, after):
             assert (await ask(link))[-1].type == "echo"
@@ -231,7 +231,7 @@ def test_a_crowd_that_says_nothing_does_not_keep_an_honest_peer_out(files, caplo
         try:
             joining = asyncio.ensure_future(join(files, listener.port, timeout_s=50))
             while not joining.done():
-                most = max(most, listener.num_strangers)
+                most = max(most, len(listener._strangers))
                 await asyncio.sleep(0.005)
             link = joining.result()
             assert (await ask(link))[-1].type == "echo"
@@ -239,7 +239,7 @@ def test_a_crowd_that_says_nothing_does_not_keep_an_honest_peer_out(files, caplo
         finally:
             for one in crowd:
                 one.close()
-        await until(lambda: listener.num_strangers == 0, "the crowd is gone")
+        await until(lambda: len(listener._strangers) == 0, "the crowd is gone")
         await until(lambda: open_files() <= before + 3, "their sockets are closed")
 
     run_with_lead(files, visit)

@@ -89,10 +89,6 @@ class Listener:
     def port(self) -> int:
         return int(self._socket.getsockname()[1])
 
-    @property
-    def num_strangers(self) -> int:
-        return len(self._strangers)
-
     def close(self) -> None:
         """Take no more; who was welcomed stays, who was not is sent away."""
         self._accepting.cancel()

@@ -37,11 +37,9 @@ def client_context(folder: Path, cert: Literal["node", "client"] = "node") -> ss
     return context
 
 
-def client_context_from(
-    files: Mapping[str, bytes], cert: Literal["node", "client"] = "client"
-) -> ssl.SSLContext:
-    """The same from memory: the certificate and its key touch the disk only while they are read."""
-    wanted = (identity.CA_CRT, f"{cert}.crt", f"{cert}.key")
+def client_context_from(files: Mapping[str, bytes]) -> ssl.SSLContext:
+    """A client's from memory: the certificate and its key touch the disk only while they are read."""
+    wanted = (identity.CA_CRT, identity.CLIENT_CRT, identity.CLIENT_KEY)
     if missing := [name for name in wanted if name not in files]:
         raise EngineError(
             f"the job's certificates lack {', '.join(missing)}",
@@ -55,7 +53,7 @@ def client_context_from(
             opened = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(opened, "wb") as file:
                 file.write(files[name])
-        return client_context(folder, cert)
+        return client_context(folder, "client")
 
 
 def read_role(peercert: Mapping[str, Any] | None) -> tuple[str, str]:
