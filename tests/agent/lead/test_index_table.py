@@ -15,6 +15,7 @@ from windlass.agent.node import index_request
 from windlass.agent.node.index_request import GivenIndex, ask_index
 from windlass.agent.silence_limits import SilenceLimits
 from windlass.wire.job_folder import JobFolder
+from windlass.wire.messages.link import GiveIndex
 
 SHORT = SilenceLimits(silence_s=0.4, fence_s=0.6, cut_grace_s=0.3, slack_s=0.1)
 
@@ -32,7 +33,7 @@ async def ask_once(scene, agent, lead=""):
     """The index that the lead gives now."""
     place = place_of(scene.files, scene.port)
     answer = await index_request._ask(place, JOB, agent, lead, timeout_s=20.0)
-    assert answer.kind == "index"
+    assert isinstance(answer, GiveIndex)
     return answer.index
 
 

@@ -40,10 +40,11 @@ async def ask_index(
             answer = await _ask(place, job_id, agent, lead, timeout_s)
             if isinstance(answer, EndAgent):
                 return None
-            lead = answer.lead if isinstance(answer, GiveIndex) else ""
-            if isinstance(answer, GiveIndex) and answer.index is not None:
-                return GivenIndex(index=answer.index, lead=lead)
-            logger.info("there are nodes enough: waiting until one is lost")
+            if isinstance(answer, GiveIndex):
+                lead = answer.lead
+                if answer.index is not None:
+                    return GivenIndex(index=answer.index, lead=lead)
+                logger.info("there are nodes enough: waiting until one is lost")
         except ProtocolError as error:
             logger.warning("%s", error)
         except asyncio.TimeoutError:
