@@ -220,8 +220,6 @@ class AppKeywords(TypedDict, total=False):
     """the project's folder; empty: found from the code's"""
     launch_timeout: float | str | None
     """how long to wait for all nodes; none: the engine's own"""
-    framework: str
-    """how the work is spread over ranks; empty: pytorch, or command for a command"""
     python: str
     """the nodes' interpreter; empty: this one"""
     restarts: int

@@ -105,7 +105,9 @@ COMPUTE_MORE = (
     *_settings("start", "procs"),
 )
 # decided by the app, never by the user
-_DECIDED = frozenset({"nodes", "procs", "engine", "start", "preload", "rdzv_backend", "in_image"})
+_DECIDED = frozenset(
+    ("nodes", "procs", "engine", "framework", "start", "preload", "rdzv_backend", "in_image")
+)
 APP = (
     *_OF_NODES,
     _is("launch_timeout", "float | str | None", None, BY_NAME["join_timeout_s"].help),
