@@ -59,12 +59,12 @@ def find_pod_blockers(
     last_lines: Mapping[str, str],
 ) -> list[Blocker]:
     """What is in the way of pods that may run, most important first."""
-    found = [
+    blockers = [
         *_find_uncreated(maker, pods, events, quotas),
         *_find_in_pods(_by_index(pods, index_of), events, nodes, claims),
         *_find_crashes(_by_index(pods, index_of), last_lines),
     ]
-    return sorted(_merge(found), key=lambda blocker: (blocker.rank, blocker.since_s))
+    return sorted(_merge(blockers), key=lambda blocker: (blocker.rank, blocker.since_s))
 
 
 def _make(said: Diagnosis, *, pod: str = "", since_s: float = 0.0) -> Blocker:
@@ -73,10 +73,10 @@ def _make(said: Diagnosis, *, pod: str = "", since_s: float = 0.0) -> Blocker:
     )
 
 
-def _merge(found: Sequence[Blocker]) -> Iterator[Blocker]:
+def _merge(blockers: Sequence[Blocker]) -> Iterator[Blocker]:
     """Pods in the same trouble are told once, with their number."""
     groups: dict[tuple[str, str], list[Blocker]] = {}
-    for blocker in found:
+    for blocker in blockers:
         groups.setdefault((blocker.reason, blocker.message), []).append(blocker)
     for (reason, message), same in groups.items():
         first = min(same, key=lambda blocker: (blocker.since_s, blocker.pod))
@@ -176,8 +176,8 @@ def _find_in_pods(
             hint = "a queue like Kueue lifts it; kubectl describe pod shows which gate"
             said = Diagnosis(reason=reasons.GATED, message=message, hint=hint)
             yield _make(said, pod=name, since_s=since_s)
-        elif (found := diagnose_container(pod)) is not None:
-            yield _make(found, pod=name, since_s=since_s)
+        elif (diagnosis := diagnose_container(pod)) is not None:
+            yield _make(diagnosis, pod=name, since_s=since_s)
         elif told := list(_read_events(pod, by_name.get(name, ())) if phase == "Pending" else ()):
             yield from told
         elif phase in ("Pending", "Failed"):

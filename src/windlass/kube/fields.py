@@ -112,21 +112,21 @@ def _first_time(body: Object, *keys: str) -> float | None:
 
 def events_of(events: Iterable[Object], kind: str, name: str, *reasons: str) -> list[Object]:
     """The events of one object, oldest first; of some reasons, where any are given."""
-    found = [
+    events_here = [
         event
         for event in events
         if event.get("involvedObject", {}).get("kind") == kind
         and event["involvedObject"].get("name") == name
         and (not reasons or event.get("reason") in reasons)
     ]
-    return sorted(found, key=event_last_s)
+    return sorted(events_here, key=event_last_s)
 
 
 def group_events(events: Iterable[Object], kind: str) -> Mapping[str, Sequence[Object]]:
     """The events of all objects of a kind, by name: who looks at a thousand pods reads them once."""
-    found: dict[str, list[Object]] = {}
+    by_name: dict[str, list[Object]] = {}
     for event in events:
         involved = event.get("involvedObject", {})
         if involved.get("kind") == kind:
-            found.setdefault(str(involved.get("name", "")), []).append(event)
-    return found
+            by_name.setdefault(str(involved.get("name", "")), []).append(event)
+    return by_name

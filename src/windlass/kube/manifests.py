@@ -42,14 +42,14 @@ def make_metadata(
 ) -> Object:
     """Metadata of one object of a job."""
     pod = pod_of(plan)
-    found = {
+    metadata = {
         "name": name,
         "namespace": pod.namespace,
         "labels": {**make_labels(plan), **pod.labels},
         "annotations": annotations,
         "ownerReferences": [owner] if owner else None,
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in metadata.items() if value}
 
 
 def make_headless(plan: Plan, owner: Object | None = None) -> Object:

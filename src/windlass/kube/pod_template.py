@@ -155,8 +155,8 @@ def make_resources(pod: PodSpec) -> Object:
     limits = {name: value for name, value in limits.items() if value}
     keys = {"cpus": "cpu", "ephemeral_storage": "ephemeral-storage"}
     asked = {keys.get(name, name): value for name, value in pod.requests.items()}
-    found = {"limits": limits, "requests": {**limits, **asked}}
-    return {name: values for name, values in found.items() if values}
+    resources = {"limits": limits, "requests": {**limits, **asked}}
+    return {name: values for name, values in resources.items() if values}
 
 
 def make_pod_security(pod: PodSpec) -> Object:
@@ -179,7 +179,7 @@ CONTAINER_SECURITY: Object = {
 
 def make_placement(pod: PodSpec, selector: Mapping[str, str], *, num_pods: int) -> Object:
     """Where the pods that `selector` selects may run, with which rights and how urgent they are."""
-    found = {
+    placement = {
         "nodeSelector": _make_node_selector(pod),
         "affinity": _make_affinity(pod, selector),
         "topologySpreadConstraints": _make_spread(pod, selector) if num_pods > 1 else [],
@@ -188,7 +188,7 @@ def make_placement(pod: PodSpec, selector: Mapping[str, str], *, num_pods: int) 
         "serviceAccountName": pod.service_account,
         "imagePullSecrets": [{"name": name} for name in pod.pull_secrets],
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in placement.items() if value}
 
 
 def _wanted_labels(pod: PodSpec) -> dict[str, str]:
@@ -201,11 +201,11 @@ def _make_node_selector(pod: PodSpec) -> dict[str, str]:
 
 def _make_affinity(pod: PodSpec, selector: Mapping[str, str]) -> Object:
     either = {key: value.split("|") for key, value in _wanted_labels(pod).items() if "|" in value}
-    found: Object = {}
+    affinity: Object = {}
     if either:
         terms = [{"key": key, "operator": "In", "values": values} for key, values in either.items()]
         required = {"nodeSelectorTerms": [{"matchExpressions": terms}]}
-        found["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": required}
+        affinity["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": required}
     for key, topology in (
         ("podAffinity", pod.pack),
         ("podAntiAffinity", _HOST if pod.spread == "hard" else ""),
@@ -215,8 +215,8 @@ def _make_affinity(pod: PodSpec, selector: Mapping[str, str]) -> Object:
                 "topologyKey": topology,
                 "labelSelector": {"matchLabels": dict(selector)},
             }
-            found[key] = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
-    return found
+            affinity[key] = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+    return affinity
 
 
 def _make_spread(pod: PodSpec, selector: Mapping[str, str]) -> list[Object]:
@@ -248,10 +248,10 @@ def _make_tolerations(pod: PodSpec) -> list[Object]:
 
 
 def _make_toleration(taint: Toleration) -> Object:
-    found = {
+    fields = {
         "key": taint.key,
         "operator": "Equal" if taint.value else "Exists",
         "value": taint.value,
         "effect": taint.effect,
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in fields.items() if value}
