@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def run_agent(order_fd: str, *guess: str) -> int:
-    """One agent a node, which finds out who it is from its order.
+    """One agent per node; it learns which node it is from its order.
 
     `guess`, if any, starts the fork server at once: both ends of its socket, what to import, variables.
     """

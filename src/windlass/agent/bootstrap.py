@@ -18,12 +18,12 @@ _MAX_ORDER_BYTES = 64 << 10
 
 
 def send_order(control: socket.socket, order: dict[str, Any], fds: list[int]) -> None:
-    """Tell an agent who it is."""
+    """Tell an agent which node it is."""
     socket.send_fds(control, [json.dumps(order).encode() + b"\n"], fds)
 
 
 def receive_order(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Who this agent is; None when the client went away before it said."""
+    """Which node this agent is; None when the client went away before it said."""
     text, fds = b"", []
     while not text.endswith(b"\n"):
         data, more, _, _ = socket.recv_fds(control, _MAX_ORDER_BYTES, 4)

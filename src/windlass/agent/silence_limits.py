@@ -30,12 +30,12 @@ class SilenceLimits:
 
     @property
     def node_gone_s(self) -> float:
-        """Who hung up on a silent node knows that its ranks are dead after so long."""
+        """A lead that hung up on a silent node knows that its ranks are dead after so long."""
         return self.fence_s + self.cut_grace_s + self.slack_s
 
     @property
     def world_gone_s(self) -> float:
-        """Who has not heard its lead knows that all ranks of that lead are dead after so long.
+        """A node that has not heard its lead knows that all ranks of that lead are dead after so long.
 
         The lead may have heard this node until it hung up, missed it after its silence, and lost another
         node at that moment, which then ends its own ranks.

@@ -57,8 +57,10 @@ def import_module(name: str) -> None:
 
 def _prune(cache: Path, name: str) -> None:
     """Snapshots of environments that are no longer used would stay for ever, and torch's have 20 MB."""
-    found = sorted(cache.glob(f"import-{name}-????????.bin"), key=lambda path: path.stat().st_mtime)
-    for path in found[:-_MOST]:
+    snapshots = sorted(
+        cache.glob(f"import-{name}-????????.bin"), key=lambda path: path.stat().st_mtime
+    )
+    for path in snapshots[:-_MOST]:
         path.unlink(missing_ok=True)
 
 
@@ -77,10 +79,10 @@ class _Finder:
             return None
         origin, is_package, mtime_ns, size_bytes, code = entry
         try:
-            found = os.stat(origin)
+            info = os.stat(origin)
         except OSError:
-            found = None
-        if found is None or (found.st_mtime_ns, found.st_size) != (mtime_ns, size_bytes):
+            info = None
+        if info is None or (info.st_mtime_ns, info.st_size) != (mtime_ns, size_bytes):
             self.num_misses += 1
             return None
         spec = ModuleSpec(name, _Loader(name, origin, code), origin=origin, is_package=is_package)
@@ -118,11 +120,11 @@ def _read(path: Path) -> dict[str, _Entry]:
 
 def _folders() -> list[tuple[str, int]]:
     """Where modules are looked for, and when anything was last added or removed there."""
-    found = []
+    stamps = []
     for path in sys.path:
         with contextlib.suppress(OSError):
-            found.append((path, os.stat(path).st_mtime_ns))
-    return found
+            stamps.append((path, os.stat(path).st_mtime_ns))
+    return stamps
 
 
 def _collect(modules: list[str]) -> dict[str, _Entry]:
@@ -135,8 +137,8 @@ def _collect(modules: list[str]) -> dict[str, _Entry]:
         if spec.name == name and (
             folders is None or list(folders) == [os.path.dirname(spec.origin)]
         ):
-            found = os.stat(spec.origin)
+            info = os.stat(spec.origin)
             code = marshal.dumps(spec.loader.get_code(name))
             is_package = folders is not None
-            entries[name] = (spec.origin, is_package, found.st_mtime_ns, found.st_size, code)
+            entries[name] = (spec.origin, is_package, info.st_mtime_ns, info.st_size, code)
     return entries

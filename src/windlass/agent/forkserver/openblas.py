@@ -43,9 +43,9 @@ def _choose(env: Mapping[str, str]) -> int:
     """As OpenBLAS reads its variables: the first that begins with a number, of cores at most."""
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     for name in (names.OPENBLAS_NUM_THREADS, "GOTO_NUM_THREADS", names.OMP_NUM_THREADS):
-        found = re.match(r"\s*\+?(\d+)", env.get(name, ""))
-        if found and int(found[1]) > 0:
-            return min(int(found[1]), num_cores)
+        number = re.match(r"\s*\+?(\d+)", env.get(name, ""))
+        if number and int(number[1]) > 0:
+            return min(int(number[1]), num_cores)
     return num_cores
 
 
@@ -56,7 +56,7 @@ def _find_setters() -> list[Any]:
         return []
     paths = {line.split()[-1] for line in maps.splitlines() if "openblas" in line}
     libraries = [ctypes.CDLL(path) for path in paths]
-    found = [
+    setters_of_each = [
         [getattr(library, n) for n in _SETTERS if hasattr(library, n)] for library in libraries
     ]
-    return [setters[0] for setters in found if setters]
+    return [setters[0] for setters in setters_of_each if setters]

@@ -1,4 +1,4 @@
-"""The ledger of calls: those that ran lately stay, so that a client which went away can ask again.
+"""Calls that ran lately: they stay, so that a client that went away can ask again.
 
 Of older ones it keeps that they were, so that no client is ever told that a call which ran was not heard of.
 """

@@ -242,7 +242,7 @@ class CallLead(WorldPool):
 
     def _send_back(self, call: Call) -> None:
         """Have the client say it again with what makes its object; one that nobody listens to fails."""
-        if not call.listeners or call.asked.detach:  # who listens to that one cannot
+        if not call.listeners or call.asked.detach:  # those that listen to that one cannot
             why = f"the object of {call.asked.name} is gone with the processes that held it"
             kind = FailureKind.START_FAILED
             call.stop = make_job_verdict(self.plan, kind, why, at_s=time.time())
@@ -367,7 +367,7 @@ class CallLead(WorldPool):
         self._end_call(call, verdict)
 
     async def _hear_cause(self, call: Call, attempt: Attempt) -> None:
-        """While all that failed have only lost a peer, wait for who failed before them, as any lead does."""
+        """While all that failed have only lost a peer, wait for those that failed before, as any lead."""
 
         def is_over() -> bool:
             is_known = not attempt.has_only_consequences

@@ -148,13 +148,13 @@ class Call:
         self.on_trouble = None  # whoever starts it again waits for it
 
     def yielded(self, answer: RankAnswer) -> None:
-        """A rank has yielded something; who comes later finds the last of them, as much as is kept."""
+        """A rank has yielded something; a client that comes later gets the last ones, as many as are kept."""
         self.items.append(answer)
         self.item_bytes += answer.num_bytes
         while self.item_bytes > _KEPT_ITEM_BYTES and len(self.items) > 1:
             oldest = self.items.pop(0)
             self.item_bytes -= oldest.num_bytes
-            if oldest.file:  # who listens may be slow: who reads it removes it
+            if oldest.file:  # a listener may be slow: the one that reads it removes it
                 self.unread = [path for path in (*self.unread, oldest.file) if exists(path)]
 
     def answered(self, answer: RankAnswer) -> None:
@@ -233,7 +233,7 @@ class Call:
         listener.tell(result, answer.body, answer.file)
 
     def pass_on(self, answer: RankAnswer, *, at_once: bool) -> None:
-        """Tell all who listen, small ones together at the end."""
+        """Tell all listeners, small ones together at the end."""
         if at_once or answer.file or len(answer.body) > _SMALL_BYTES:
             for listener in self.listeners:
                 self.tell_answer(listener, answer)

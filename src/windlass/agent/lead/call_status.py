@@ -62,7 +62,7 @@ def read_call_logs(
     """New records of each rank, one after another: rank, node and length of each, and the bytes."""
     if call.attempt is None:
         return [], b""
-    found, pieces = [], []
+    files, pieces = [], []
     for node in call.attempt.world.nodes:
         for rank in node.ranks:
             try:
@@ -72,6 +72,6 @@ def read_call_logs(
             except FileNotFoundError:
                 continue
             whole = data[: data.rfind(b"\n") + 1]
-            found.append((rank, node.index, len(whole)))
+            files.append((rank, node.index, len(whole)))
             pieces.append(whole)
-    return found, b"".join(pieces)
+    return files, b"".join(pieces)

@@ -331,7 +331,7 @@ class Lead(LeadInbox):
         return last if verdict.rank in (None, last.rank) else verdict
 
     async def _hear_cause(self, is_in_vain: Callable[[], bool], *, timeout_s: float) -> None:
-        """While all that failed have only lost a peer, wait for who failed before them.
+        """While all that failed have only lost a peer, wait for those that failed before them.
 
         First before anything is stopped: a rank that is stopped now could not say any more what it raised.
         """
@@ -350,12 +350,12 @@ class Lead(LeadInbox):
         )
 
     def _make_verdict(self) -> Verdict:
-        found = self._attempt.make_verdict()
-        if self._stop is not None and (found is None or found.at_s > self._stop.at_s):
+        verdict = self._attempt.make_verdict()
+        if self._stop is not None and (verdict is None or verdict.at_s > self._stop.at_s):
             return self._stop
-        if found is None:
+        if verdict is None:
             raise RuntimeError("an attempt was stopped without a reason")
-        return found
+        return verdict
 
     # -- orders --------------------------------------------------------------------------------
 

@@ -142,7 +142,7 @@ class LeadInbox:
             self._changed.set()
 
     def _hurry(self, *, is_cut: bool) -> None:
-        """Who is out of sight may get another lead: the ranks here have less time than their grace."""
+        """Nodes out of sight may get another lead: the ranks here have less time than their grace."""
         self._is_cut |= is_cut
         if is_cut and self._is_stopping:
             self._tell_to_stop(now=False)

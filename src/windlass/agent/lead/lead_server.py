@@ -1,4 +1,4 @@
-"""Who connects to the lead: nodes that join, clients that hold a lease, want files or have something to say.
+"""The lead's server: nodes that join, clients that hold a lease, want files or have something to say.
 
 Knows who is on which link, who holds a lease and who reads files. What a node says is taken by
 `agent.lead.node_link`, what a client says by `agent.lead.client_link`.
@@ -42,7 +42,7 @@ _FIRST_HELLO_S = 60.0
 
 
 class LeadServer:
-    """Who comes to the lead."""
+    """Takes every link to the lead."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The nodes of a warm lead: who is here, what each has, and how many there should be.
+"""The nodes of a warm lead: which are here, what each has, and how many there should be.
 
 A base of its world pool. Worlds and calls are not known here.
 """

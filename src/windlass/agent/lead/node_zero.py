@@ -1,4 +1,4 @@
-"""Who works on node 0 of a compute: its lead, its node, and what clients ask."""
+"""What runs on node 0 of a compute: its lead, its node, and the server of its clients."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class OneWorld:
         self._wake = wake
         self._loop = asyncio.get_running_loop()
         self._leaving: dict[int, Seat] = {}  # nodes that said so; their ranks have their grace
-        self._until_s: dict[Seat, float] = {}  # who was cut off: when its ranks are dead
+        self._until_s: dict[Seat, float] = {}  # nodes that were cut off: when their ranks are dead
         self._world_until_s = 0.0  # when all ranks of an earlier lead are dead
         self._lead_until_s = 0.0  # when its own are, where it alone is missing
         self.gone: set[Seat] = set()  # have ended for good
@@ -52,7 +52,7 @@ class OneWorld:
         self._until_s.pop(seat, None)
 
     def find_leaving(self, index: int) -> Seat | None:
-        """Who leaves as node `index` and has not told yet that its ranks are gone."""
+        """The agent that leaves as node `index` and has not told yet that its ranks are gone."""
         return self._leaving.get(index)
 
     def hear_of_lost_lead(self, last: LeadHandover, lost: LostLead) -> None:
@@ -107,7 +107,9 @@ class OneWorld:
         if late:
             return _name(late)
         missing = set(last.seats) - set(here)
-        if not missing or self.own in last.seats:  # who led it itself has missed them one by one
+        if (
+            not missing or self.own in last.seats
+        ):  # the lead of that attempt has missed them one by one
             return ""
         is_lead_alone = all(seat.index == 0 for seat in missing)
         until_s = self._lead_until_s if is_lead_alone else self._world_until_s

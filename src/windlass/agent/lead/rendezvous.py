@@ -37,7 +37,7 @@ class WorldRendezvous:
         raise NotImplementedError
 
     def _meet_at_once(self, world: World, *, wants_store: bool) -> bool:
-        """Give a world its meeting; False when the store is not open yet."""
+        """Give a world its meeting point; False when the store is not open yet."""
         if wants_store:
             store = self._stores.get(world.plan.framework)
             if store is None or store.port is None:
@@ -86,7 +86,7 @@ class WorldRendezvous:
         self._held.add(meeting.port)
 
     def _prefer_port(self) -> int:
-        """The usual port, unless it is held for another: who asks for it by its number would get it."""
+        """The usual port, unless it is held for another: a rank that asks for its number would get it."""
         return self.plan.master_port if self.plan.master_port not in self._held else 0
 
     def _leave_meeting(self, world: World) -> None:

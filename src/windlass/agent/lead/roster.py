@@ -72,8 +72,8 @@ class Roster:
     @property
     def is_enough(self) -> bool:
         """Whether an attempt may start without the others."""
-        found = self.prepared()
-        return len(found) >= self._plan.min_nodes and 0 in found
+        prepared = self.prepared()
+        return len(prepared) >= self._plan.min_nodes and 0 in prepared
 
     @property
     def have_all_imported(self) -> bool:

@@ -52,9 +52,9 @@ def _make_last_word(status: JobStatus, folder: JobFolder) -> bytes:
         sizes = _measure(status, folder)
         kept = choose_files(sizes)
         read = {path: _read(folder.path / path, sizes[path]) for path in sizes if path in kept}
-        found = {path: data for path, data in read.items() if data is not None}
-        omitted = {path: size for path, size in sizes.items() if path not in found}
-        return render_last_word({**files, **found}, omitted=omitted)
+        kept_files = {path: data for path, data in read.items() if data is not None}
+        omitted = {path: size for path, size in sizes.items() if path not in kept_files}
+        return render_last_word({**files, **kept_files}, omitted=omitted)
     except Exception:  # memory that ran out, most of all: the status alone is small
         logger.exception("the last word is the status alone")
         return render_last_word(files)

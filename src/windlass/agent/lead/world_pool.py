@@ -1,4 +1,4 @@
-"""The nodes and worlds of a warm lead: who is here, what code each has, which ranks wait where.
+"""The nodes and worlds of a warm lead: which are here, what code each has, which ranks wait where.
 
 Makes worlds when asked, keeps them, ends them. Which call runs on which world, and when, is
 `agent.lead.call_lead`.

@@ -90,10 +90,10 @@ def _choose(nodes: Sequence[NodePlan], chosen: Sequence[int]) -> tuple[NodePlan,
             f"ranks={list(chosen)} cannot be chosen of {num_ranks} rank(s)",
             hint=f"name some of 0 to {num_ranks - 1}",
         )
-    found: list[NodePlan] = []
+    nodes_of_world: list[NodePlan] = []
     for node in nodes:
         count = len(set(chosen) & set(node.ranks))
         if count:
-            first = found[-1].ranks.stop if found else 0
-            found.append(replace(node, first_rank=first, num_ranks=count))
-    return tuple(found)
+            first = nodes_of_world[-1].ranks.stop if nodes_of_world else 0
+            nodes_of_world.append(replace(node, first_rank=first, num_ranks=count))
+    return tuple(nodes_of_world)

@@ -95,7 +95,7 @@ class Link(asyncio.Protocol):
     def eof_received(self) -> bool:
         self.is_closed = not self._has_left
         self._end()
-        return self.certificate is None  # what is still to be said reaches who listens
+        return self.certificate is None  # what is still to be said reaches a peer that listens
 
     def connection_lost(self, error: Exception | None) -> None:
         if isinstance(error, ssl.SSLError):
@@ -125,7 +125,7 @@ class Link(asyncio.Protocol):
     async def drain(self, *, timeout_s: float = _DRAIN_TIMEOUT_S) -> None:
         """Wait while more than a little is unsent. ConnectionError when the peer will never take it.
 
-        Who drains after each piece has a few pieces in memory at most. (TLS may let one more go than
+        Draining after each piece keeps a few pieces in memory at most. (TLS may let one more go than
         the socket's own buffer asks for, so a single huge frame is not waited for.)
         """
         if self._writable.is_set():

@@ -1,7 +1,7 @@
 """How links between agents, and between a client and the lead, come to be.
 
 On one machine a link is a Unix socket in a folder of mode 0700; between machines it is TCP with mutual TLS.
-The first frame is a hello; who speaks another version or for another job, or is not who its
+The first frame is a hello; a peer that speaks another version or for another job, or is not what its
 certificate says, is told so and hung up on. What is said afterwards is nobody's business here.
 """
 
@@ -29,7 +29,7 @@ _HELLO_TIMEOUT_S = 5.0  # from the first packet to the hello, a TLS handshake in
 _RETRY_S = 0.02
 # Between machines, tries come ever slower, and each is given ever more time: the first packet to a node
 # whose rules are just being made is dropped, and TCP itself would wait a second before it sends another.
-# Who is not trusted may be the last owner of an address.
+# A peer that is not trusted may be the last owner of an address.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 0.5
 _DISTRUST_S = 5.0
 

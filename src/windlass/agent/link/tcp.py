@@ -1,7 +1,7 @@
 """TCP with mutual TLS: how the machines of a job reach each other.
 
 Connects protocols with peers whose certificate is of the job's own CA. Strangers are reckoned with: each
-must introduce itself in time, few may be about it at once, and who does not is named in the log. What is
+must introduce itself in time, few may be about it at once, and one that does not is named in the log. What is
 said is `agent.link.agent_link`'s business. Standard library only.
 """
 
@@ -90,7 +90,7 @@ class Listener:
         return int(self._socket.getsockname()[1])
 
     def close(self) -> None:
-        """Take no more; who was welcomed stays, who was not is sent away."""
+        """Take no more; a guest that was welcomed stays, any other is sent away."""
         self._accepting.cancel()
         self._socket.close()
         for task in list(self._strangers):
@@ -215,9 +215,9 @@ async def _connect(host: str, port: int, timeout_s: float) -> socket.socket:
     """A TCP connection to the first address of `host` that answers; each is given the time."""
     loop = asyncio.get_running_loop()
     asked = loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    found = await asyncio.wait_for(asked, max(timeout_s, _NAME_TIMEOUT_S))
+    addresses = await asyncio.wait_for(asked, max(timeout_s, _NAME_TIMEOUT_S))
     trouble: Exception = OSError(f"{host} has no address")
-    for family, kind, protocol, _, address in found:
+    for family, kind, protocol, _, address in addresses:
         connection = socket.socket(family, kind, protocol)
         try:
             connection.setblocking(False)

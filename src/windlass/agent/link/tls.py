@@ -31,7 +31,7 @@ def server_context(folder: Path) -> ssl.SSLContext:
 
 
 def client_context(folder: Path, cert: Literal["node", "client"] = "node") -> ssl.SSLContext:
-    """For who connects to a node; `server_hostname` must be the job's `server_name`."""
+    """For a process that connects to a node; `server_hostname` must be the job's `server_name`."""
     context = _context(ssl.PROTOCOL_TLS_CLIENT, _read(folder / identity.CA_CRT))
     _show(context, folder / f"{cert}.crt", folder / f"{cert}.key")
     return context

@@ -1,4 +1,4 @@
-"""The pump: sends what is new in a folder over a link, for as long as the link lives.
+"""Sends what is new in a folder over a link, for as long as the link lives.
 
 One of them for each peer that wants files. What is new is `wire.file_sync`'s business.
 """

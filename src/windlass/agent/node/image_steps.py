@@ -89,20 +89,20 @@ def label(step: Plain) -> str:
 
 def make_chain(steps: Sequence[Plain], cwd: Path) -> list[str]:
     """What each step is known by: its content and that of all before it."""
-    found, last = [], b""
+    digests, last = [], b""
     for step in steps:
         label(step)  # which refuses what is unknown
         digest = hashlib.sha256(last + json.dumps(step, sort_keys=True).encode())
         for path in _local_files(step, cwd):
             digest.update(str(path.relative_to(cwd)).encode() + b"\0" + path.read_bytes())
         last = digest.digest()
-        found.append(digest.hexdigest())
-    return found
+        digests.append(digest.hexdigest())
+    return digests
 
 
 def _local_files(step: Plain, cwd: Path) -> list[Path]:
     """Files of the project that a pip step names: wheels, requirements, folders."""
-    found: list[Path] = []
+    files: list[Path] = []
     last = ""
     for word in step.get("packages", ()):
         text = word.partition("=")[2] if word.startswith("--") else word.partition("[")[0]
@@ -112,20 +112,20 @@ def _local_files(step: Plain, cwd: Path) -> list[Path]:
         path, last = cwd / text, word
         if text and path.resolve().is_relative_to(cwd.resolve()):
             if path.is_file():
-                found.append(path)
+                files.append(path)
             elif path.is_dir() and is_path:
-                found += _find_files(path)
-    return found
+                files += _find_files(path)
+    return files
 
 
 def _find_files(folder: Path) -> list[Path]:
-    found = []
+    files = []
     for path in sorted(folder.rglob("*")):
         parts = path.relative_to(folder).parts
         is_noise = any(part.startswith(".") or part == "__pycache__" for part in parts)
         if path.is_file() and not is_noise:
-            found.append(path)
-    return found
+            files.append(path)
+    return files
 
 
 def _read_done(folder: Path, python: str) -> list[dict[str, str]] | None:

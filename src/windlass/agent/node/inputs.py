@@ -50,8 +50,8 @@ class Inputs:
         return wanted is not None and self.is_ready
 
     def _take(self, wanted: Input, path: Path) -> None:
-        found = _hash(path)
-        if found != wanted.sha256:
+        sha256 = _hash(path)
+        if sha256 != wanted.sha256:
             raise BundleError(f"{wanted.name} is not the one that was planned", hint="submit again")
         if wanted.name == names.BUNDLE_FILE:
             # tarfile and more, of which local nodes have no need

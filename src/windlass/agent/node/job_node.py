@@ -288,7 +288,7 @@ class Node:
     ) -> None:
         """End every rank: ask with `signum`, and after the grace, make it so. `now` leaves the asking out.
 
-        `within_s` bounds the grace: who has lost sight of another node must not keep ranks for longer.
+        `within_s` bounds the grace: a node that has lost sight of another must not keep ranks for longer.
         """
         self._reports.drain()  # a rank that is done already ends by itself, and loses nothing
         if self._stopped_at_s is None:

@@ -1,7 +1,7 @@
 """The master port where rank 0 opens the store itself: nobody else's until rank 0 binds it.
 
 The lead binds a free port with SO_REUSEADDR and does not listen. While it is held the kernel gives the
-port to nobody who asks for any free one; but rank 0, whose store asks for it by number and with
+port to no process that asks for any free one; but rank 0, whose store asks for it by number and with
 SO_REUSEADDR too, gets it. So there is no moment at which a neighbour can take it.
 """
 

@@ -57,14 +57,14 @@ import importlib.metadata, os, re
 site, mark = sys.argv[1:]
 def known(name): return re.sub("[-_.]+", "-", name).lower()
 own = {known(name.split("-")[0]) for name in os.listdir(site) if name.endswith(".dist-info")}
-for found in importlib.metadata.distributions():
-    name = found.metadata["Name"]
+for distribution in importlib.metadata.distributions():
+    name = distribution.metadata["Name"]
     if not name or known(name) in own:
         continue
     own.add(known(name))
-    lent = "%s-%s.dist-info" % (re.sub("[-_.]+", "_", name), found.version)
+    lent = "%s-%s.dist-info" % (re.sub("[-_.]+", "_", name), distribution.version)
     os.mkdir(os.path.join(site, lent))
-    about = found.read_text("METADATA") or found.read_text("PKG-INFO") or ""
+    about = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
     files = {"METADATA": about, "INSTALLER": mark}
     files["RECORD"] = "".join(f"{lent}/{file},,\\n" for file in (*files, "RECORD"))
     for file, text in files.items():
@@ -98,11 +98,11 @@ class Overlay:
         site = self._site
         if site is None:
             return []
-        found = [str(site)]
+        folders = [str(site)]
         for file in sorted(site.glob("*.pth")):
             lines = file.read_text(errors="replace").splitlines()
-            found += [line for line in lines if line.startswith("/") and Path(line).is_dir()]
-        return found
+            folders += [line for line in lines if line.startswith("/") and Path(line).is_dir()]
+        return folders
 
     def environ(self, env: Mapping[str, str]) -> dict[str, str]:
         """The environment steps run in: `python` and `pip` are the overlay's."""

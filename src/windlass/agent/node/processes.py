@@ -1,4 +1,4 @@
-"""Processes of this machine: who descends from whom, and how to end them all.
+"""Processes of this machine: which descend from which, and how to end them all.
 
 The kernel's tools only: subreaper, parent-death signal, /proc. Where they are missing (macOS) process
 groups do what they can. Knows nothing of ranks or jobs.
@@ -67,14 +67,14 @@ def find_descendants(root: int) -> set[int]:
     children: dict[int, list[int]] = {}
     for pid, parent in read_parents().items():
         children.setdefault(parent, []).append(pid)
-    found: set[int] = set()
+    descendants: set[int] = set()
     todo = [root]
     while todo:
         for child in children.get(todo.pop(), ()):
-            if child not in found:
-                found.add(child)
+            if child not in descendants:
+                descendants.add(child)
                 todo.append(child)
-    return found
+    return descendants
 
 
 def read_session(pid: int) -> int:

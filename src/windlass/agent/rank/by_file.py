@@ -26,7 +26,7 @@ class ByFile:
 
 def find(module: str, name: str) -> Any:
     """What a module of the project defines under this name."""
-    found: Any = importlib.import_module(module)
+    value: Any = importlib.import_module(module)
     for part in name.split("."):
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value

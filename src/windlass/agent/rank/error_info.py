@@ -93,7 +93,7 @@ def _find_line(error: BaseException, root: str) -> tuple[str, int]:
     ]
     own = [(n, line) for n, line in frames if not n.startswith(_LIBRARIES)]
     in_project = [(n, line) for n, line in own if _is_below(n, root)]
-    return next((found[-1] for found in (in_project, own, frames) if found), ("", 0))
+    return next((lines[-1] for lines in (in_project, own, frames) if lines), ("", 0))
 
 
 def _is_below(name: str, root: str) -> bool:

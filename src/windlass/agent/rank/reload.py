@@ -82,7 +82,7 @@ class Reloader:
 
         All of it, since a module that took a name from a changed one holds the old thing. Python keeps
         modules in the order in which their loading ended, so that what others import comes first. Those whose
-        files are gone are forgotten: who still wants one finds it elsewhere, or not at all.
+        files are gone are forgotten: code that still wants one gets it elsewhere, or not at all.
         """
         own = self._own()
         if not self.is_broken and all(_loaded[path] == stamp(path) for _, path in own):
@@ -102,10 +102,10 @@ class Reloader:
         return [name for name, _ in own]
 
     def _own(self) -> list[tuple[str, str]]:
-        found = [(name, _files[name]) for name in list(sys.modules) if name in _files]
+        loaded = [(name, _files[name]) for name in list(sys.modules) if name in _files]
         return [
             (name, path)
-            for name, path in found
+            for name, path in loaded
             if self._is_own(path) and getattr(sys.modules[name], "__file__", None) == path
         ]
 
@@ -136,10 +136,10 @@ def _forget_listings() -> None:
 def stamp(path: str) -> _Stamp:
     """What changes when a file does; zeros for one that is gone."""
     try:
-        found = os.stat(path)
+        info = os.stat(path)
     except OSError:
         return (0, 0)
-    return (found.st_mtime_ns, found.st_size)
+    return (info.st_mtime_ns, info.st_size)
 
 
 def renew_class(thing: Any, find: Callable[[str], Any]) -> None:
