@@ -38,8 +38,8 @@ def make_nodes(num_nodes: int, num_procs: int, *, job_name: str) -> tuple[NodePl
 
 def renumber(nodes: Iterable[NodePlan]) -> tuple[NodePlan, ...]:
     """The ranks of an attempt on some of the nodes only: counted anew, in the order of the nodes."""
-    found: list[NodePlan] = []
+    renumbered: list[NodePlan] = []
     for node in nodes:
-        first_rank = found[-1].ranks.stop if found else 0
-        found.append(replace(node, first_rank=first_rank))
-    return tuple(found)
+        first_rank = renumbered[-1].ranks.stop if renumbered else 0
+        renumbered.append(replace(node, first_rank=first_rank))
+    return tuple(renumbered)

@@ -74,8 +74,8 @@ class LauncherLine:
     @property
     def program(self) -> tuple[str, ...]:
         """What it starts, from the script on."""
-        found = [i for i, word in enumerate(self.words) if word.endswith(".py")]
-        return self.words[found[0] :] if found else ()
+        scripts = [i for i, word in enumerate(self.words) if word.endswith(".py")]
+        return self.words[scripts[0] :] if scripts else ()
 
 
 def find_launcher(argv: Sequence[str]) -> LauncherLine | None:
@@ -85,14 +85,14 @@ def find_launcher(argv: Sequence[str]) -> LauncherLine | None:
         text = argv[flags[0] + 1] if flags and len(argv) > flags[0] + 1 else ""
         for part in _ENDS_COMMAND.split(text):
             try:
-                found = _find(shlex.split(part))
+                line = _find(shlex.split(part))
             except ValueError:  # a quote is open: no line of ours
                 continue
-            if found is not None:
-                return LauncherLine(launcher=found[0], head=found[1], words=found[2], is_shell=True)
+            if line is not None:
+                return LauncherLine(launcher=line[0], head=line[1], words=line[2], is_shell=True)
         return None
-    found = _find(argv)
-    return None if found is None else LauncherLine(launcher=found[0], head=found[1], words=found[2])
+    line = _find(argv)
+    return None if line is None else LauncherLine(launcher=line[0], head=line[1], words=line[2])
 
 
 def _find(argv: Sequence[str]) -> tuple[str, tuple[str, ...], tuple[str, ...]] | None:
@@ -123,7 +123,7 @@ def insert_flags(command: Command, line: LauncherLine, flags: Sequence[str]) -> 
     if line.is_shell:
         head = r"\s+".join(map(re.escape, line.head[-2:] if len(line.head) > 1 else line.head))
         at = next(i for i, word in enumerate(command.argv) if re.search(head, word))
-        text = re.sub(head, lambda found: f"{found[0]} {told}", command.argv[at], count=1)
+        text = re.sub(head, lambda match: f"{match[0]} {told}", command.argv[at], count=1)
         argv = (*command.argv[:at], text, *command.argv[at + 1 :])
     else:
         words = f"exec {shlex.join(line.head)} {told} {shlex.join(line.words)}"

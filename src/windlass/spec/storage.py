@@ -191,7 +191,7 @@ def read_secret(text: str) -> Secret:
     if equals:
         secret, _, key = reference.partition(":")
         if not re.fullmatch(_OBJECT_NAME, secret):
-            # never repeated: who wrote the value itself must not find it in a log
+            # never repeated: a value that was written out by mistake must not stand in a log
             raise _no_secret(text, "what is after = does not name a Secret")
         if not re.fullmatch(_VARIABLE, variable) or variable in names.SET_PER_RANK:
             raise _no_secret(text, f"{variable!r} cannot be set as a variable")

@@ -2,7 +2,7 @@
 
 Logs only grow: a piece says at which offset it belongs, and a reader that comes back says how much it
 has, so nothing is lost or repeated. Other files appear whole or not at all. The status goes last in every
-round and is read first: who has seen a final status has everything it speaks of. Files only; links are
+round and is read first: after a final status there is nothing more to come. Files only; links are
 elsewhere.
 """
 
@@ -138,8 +138,8 @@ class Sender:
             return
 
     def _is_new(self, path: str, fd: int) -> bool:
-        found = os.fstat(fd)
-        stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
+        info = os.fstat(fd)
+        stamp = (info.st_ino, info.st_mtime_ns, info.st_size)
         is_new = self._stamps.get(path) != stamp
         self._stamps[path] = stamp
         return is_new
@@ -224,10 +224,10 @@ def find_files(folder: JobFolder) -> Iterator[str]:
     for attempt in folder.attempts():
         prefix = folder.attempt(attempt).name
         try:
-            found = sorted(entry.name for entry in os.scandir(folder.attempt(attempt)))
+            file_names = sorted(entry.name for entry in os.scandir(folder.attempt(attempt)))
         except FileNotFoundError:
             continue
-        yield from (f"{prefix}/{name}" for name in found if is_from_ranks(f"{prefix}/{name}"))
+        yield from (f"{prefix}/{name}" for name in file_names if is_from_ranks(f"{prefix}/{name}"))
 
 
 def measure_files(folder: JobFolder, wants: Choice) -> dict[str, int]:

@@ -53,7 +53,7 @@ def render_frame(said: Message | Header, body: bytes = b"") -> bytes:
 
 
 def render_head(said: Message | Header, num_body_bytes: int) -> bytes:
-    """The bytes of one frame up to its body, for who sends a large body without copying it."""
+    """The bytes of one frame up to its body, for a sender of a large body that does not copy it."""
     text = _encode(said.to_header() if isinstance(said, Message) else said).encode()
     return LENGTHS.pack(len(text), num_body_bytes) + text
 
@@ -63,7 +63,7 @@ class FrameDecoder:
     """Cuts a stream of bytes into frames; refuses what is too long before it is buffered.
 
     A body is kept in the pieces it came in and put together once: so it is copied once, and takes no
-    more memory than what has really arrived of it. Who stops reading `feed` halfway loses nothing.
+    more memory than what has really arrived of it. A caller that stops reading `feed` halfway loses nothing.
     """
 
     max_header_bytes: int = names.MAX_HEADER_BYTES

@@ -1,6 +1,6 @@
 """Who may speak for a job: the names in its certificates, and the files that hold them.
 
-Read by who makes the certificates and by who checks them, so that both mean the same. Pure: nothing of
+Read where certificates are made and where they are checked, so that both mean the same. Pure: nothing of
 keys, sockets or TLS.
 """
 

@@ -70,8 +70,8 @@ class JobFolder:
 
     def attempts(self) -> list[int]:
         """The attempts that have a folder, oldest first."""
-        found = (_ATTEMPT.fullmatch(entry.name) for entry in self.path.glob("attempt-*"))
-        return sorted(int(attempt[1]) for attempt in found if attempt)
+        matches = (_ATTEMPT.fullmatch(entry.name) for entry in self.path.glob("attempt-*"))
+        return sorted(int(attempt[1]) for attempt in matches if attempt)
 
     def world(self, attempt: int) -> Path:
         return self.attempt(attempt) / names.WORLD_FILE

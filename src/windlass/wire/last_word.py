@@ -85,9 +85,9 @@ def read_last_word(log: bytes) -> LastWord | None:
     parts: dict[int, bytes] = {}
     total = 0
     for line in log.splitlines():
-        if found := _LINE.match(line):
-            number, total = int(found[1]), int(found[2])
-            parts[number] = found[3]
+        if line_match := _LINE.match(line):
+            number, total = int(line_match[1]), int(line_match[2])
+            parts[number] = line_match[3]
     if not 0 < total <= _MAX_PARTS or set(parts) != set(range(1, total + 1)):
         return None
     try:
@@ -99,8 +99,8 @@ def read_last_word(log: bytes) -> LastWord | None:
 def num_lines(log: bytes) -> int:
     """How many lines the last word has, by the last line of a log; 0 when it does not end with one."""
     for line in reversed(log.splitlines()):
-        if found := _LINE.match(line):
-            return min(int(found[2]), _MAX_PARTS)
+        if line_match := _LINE.match(line):
+            return min(int(line_match[2]), _MAX_PARTS)
     return 0
 
 

@@ -26,10 +26,10 @@ def read_world(folder: JobFolder, plan: Plan, attempt: int) -> tuple[NodePlan, .
             text = file.read(records.MAX_JSON_BYTES + 1)
     except FileNotFoundError:
         return plan.nodes
-    found = records.parse(text, f"the world of attempt {attempt}")
-    if not isinstance(found, list):
+    world = records.parse(text, f"the world of attempt {attempt}")
+    if not isinstance(world, list):
         raise ProtocolError(f"the world of attempt {attempt} is no list of nodes")
-    nodes = tuple(records.read(NodePlan, node) for node in found)
+    nodes = tuple(records.read(NodePlan, node) for node in world)
     is_sane = all(min(node.index, node.first_rank, node.num_ranks) >= 0 for node in nodes)
     if not is_sane or sum(node.num_ranks for node in nodes) > names.MAX_RANKS:
         raise ProtocolError(f"the world of attempt {attempt} has more than {names.MAX_RANKS} ranks")

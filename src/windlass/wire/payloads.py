@@ -68,11 +68,11 @@ def unpack(segments: Sequence[Segment]) -> Any:
 
 def cut(body: Segment | mmap.mmap, sizes: Sequence[int]) -> list[memoryview]:
     """The segments that lie in one body, one after another."""
-    view, found = memoryview(body), []
+    view, segments = memoryview(body), []
     for size in sizes:
-        found.append(view[:size])
+        segments.append(view[:size])
         view = view[size:]
-    return found
+    return segments
 
 
 def write_file(folder: str, segments: Iterable[Segment]) -> str:

@@ -32,11 +32,11 @@ def read_pod_log(log: bytes) -> Iterator[tuple[int, int, bytes]]:
     """Each rank's line as (rank, attempt, record of a log file), from a pod's log with times."""
     for line in log.splitlines():
         when, _, text = line.partition(b" ")
-        found = _LINE.match(text)
+        line_match = _LINE.match(text)
         at_s = _read_time(when)
-        if found and at_s is not None:
-            prefix = render_prefix(at_s, "stderr" if found[3] else "stdout", FULL)
-            yield int(found[1]), int(found[2] or 0), prefix + found[4] + b"\n"
+        if line_match and at_s is not None:
+            prefix = render_prefix(at_s, "stderr" if line_match[3] else "stdout", FULL)
+            yield int(line_match[1]), int(line_match[2] or 0), prefix + line_match[4] + b"\n"
 
 
 def _read_time(when: bytes) -> float | None:

@@ -49,8 +49,8 @@ class StatusFile:
 
     def read(self) -> JobStatus:
         with open(self._path, "rb", opener=open_now) as file:
-            found = os.fstat(file.fileno())
-            stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
+            info = os.fstat(file.fileno())
+            stamp = (info.st_ino, info.st_mtime_ns, info.st_size)
             if self._status is None or stamp != self._stamp:
                 self._status = read_status(file.read(records.MAX_JSON_BYTES + 1))
                 self._stamp = stamp
