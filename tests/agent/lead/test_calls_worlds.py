@@ -1,0 +1,388 @@
+"""The worlds of a compute: forked for a call, for the next one, or kept; which ranks, and where they meet."""
+
+from __future__ import annotations
+
+import pytest
+from calling import STORE_PORT, make_profile, serve_calls, shorten
+
+from windlass.wire.messages.calls import CallAgain, ComputeInfo, ScaleNodes
+from windlass.wire.messages.computes import (
+    CloseSharedStore,
+    EndWorld,
+    ForkWorld,
+    MakeObject,
+    OpenSharedStore,
+    RunCall,
+    SharedStoreGone,
+)
+from windlass.wire.messages.jobs import EndAgent
+from windlass.wire.status import FailureKind
+
+KEPT = make_profile(slot="kept")
+OBJECT = make_profile(slot="kept", instance="object-1")
+TORCH = make_profile(framework="pytorch", store=True, preload=["torch"])
+
+
+# -- spare worlds --------------------------------------------------------------------------------
+
+
+def test_while_a_call_runs_the_ranks_of_the_next_one_are_forked():
+    async def story(compute):
+        client = await compute.visit()
+        call = client.call()
+        run = await compute.given(call)
+        node = compute.nodes[0]
+        await node.hear(ForkWorld, world=run.world)
+        spare = await node.hear(ForkWorld)
+        run.finish()
+        await compute.rest(client)
+        assert node.find(EndWorld, world=spare.world) == []
+        again = await compute.given(client.call())
+        assert again.world == spare.world
+        again.finish()
+
+    serve_calls(story)
+
+
+def test_spare_ranks_take_a_call_that_differs_in_nothing_they_were_forked_with():
+    async def story(compute):
+        client = await compute.visit()
+        await compute.run(client, make_profile())
+        spare = compute.nodes[0].worlds()[-1]
+        other = make_profile(name="other", method="step", timeout_s=1000.0, version="2")
+        run = await compute.given(client.call(other))
+        assert run.world == spare
+        assert (run.order.name, run.order.method) == ("other", "step")
+        run.finish()
+
+    serve_calls(story)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"nodes": 1},
+        {"procs": 2},
+        {"ranks": [1]},
+        {"env": {"A": "1"}},
+        {"preload": ["json"]},
+        {"start": "spawn"},
+        {"framework": "command"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_spare_ranks_that_do_not_fit_a_call_make_room(changes):
+    async def story(compute):
+        client = await compute.visit()
+        await compute.run(client, make_profile())
+        spare = compute.nodes[0].worlds()[-1]
+        run = await compute.given(client.call(make_profile(**changes)))
+        assert run.world > spare
+        for node in compute.nodes.values():
+            assert node.find(RunCall, world=spare) == []
+            assert [order.now for order in node.find(EndWorld, world=spare)] == [True]
+        run.finish()
+
+    serve_calls(story)
+
+
+# -- which ranks ---------------------------------------------------------------------------------
+
+
+def test_ranks_are_counted_over_the_nodes():
+    async def story(compute):
+        client = await compute.visit()
+        run = await compute.given(client.call(make_profile(nodes=2, procs=3)))
+        assert compute.layout(run.world) == {0: [0, 1, 2], 1: [3, 4, 5]}
+        assert compute.nodes[2].worlds() == []
+        run.finish()
+
+    serve_calls(story, nodes=3)
+
+
+def test_chosen_ranks_are_a_world_of_their_own():
+    async def story(compute):
+        client = await compute.visit()
+        run = await compute.given(client.call(make_profile(nodes=3, procs=2, ranks=[3, 4, 5])))
+        assert compute.layout(run.world) == {1: [0], 2: [1, 2]}
+        assert compute.nodes[0].find(ForkWorld) == []
+        run.finish()
+        assert (await client.end_of(run.call)).state == "returned"
+        assert client.values(run.call) == {0: b"", 1: b"", 2: b""}
+
+    serve_calls(story, nodes=3)
+
+
+def test_ranks_that_are_not_there_fail_the_call_and_the_next_one_runs():
+    async def story(compute):
+        client = await compute.visit()
+        end = await client.end_of(client.call(make_profile(ranks=[7])))
+        assert end.state == "failed"
+        assert end.verdict.kind is FailureKind.START_FAILED
+        assert "ranks=[7] cannot be chosen of 2 rank(s)" in end.verdict.message
+        await compute.run(client)
+
+    serve_calls(story)
+
+
+def test_ranks_find_what_the_client_says():
+    async def story(compute):
+        client = await compute.visit()
+        profile = make_profile(env={"A": "1"}, preload=["json"], start="spawn", slot="kept")
+        run = await compute.given(client.call(profile))
+        for node in compute.nodes.values():
+            [order] = node.find(ForkWorld)
+            assert (order.env, order.preload) == ({"A": "1"}, ["json"])
+            assert (order.about.start, order.about.keep) == ("spawn", True)
+        run.finish()
+
+    serve_calls(story)
+
+
+# -- kept worlds ---------------------------------------------------------------------------------
+
+
+def test_kept_ranks_of_another_shape_are_gone_before_others_are_forked_in_their_place():
+    async def story(compute):
+        client = await compute.visit()
+        kept = await compute.run(client, KEPT)
+        wider = await compute.given(client.call(KEPT.replaced(env={"A": "1"})))
+        assert wider.world != kept.world
+        for node in compute.nodes.values():
+            kinds = [m.kind for m, _ in node.heard if m.world in (kept.world, wider.world)]
+            assert kinds == ["muster", "call", "dismiss", "muster", "call"]
+        wider.finish()
+
+    serve_calls(story)
+
+
+def test_worlds_in_different_slots_stay_beside_each_other():
+    async def story(compute):
+        client = await compute.visit()
+        worlds = {}
+        for slot in ("one", "other", "one", "other"):
+            run = await compute.run(client, KEPT.replaced(slot=slot))
+            assert worlds.setdefault(slot, run.world) == run.world
+        assert len(set(worlds.values())) == 2
+
+    serve_calls(story)
+
+
+def test_kept_ranks_are_told_when_the_code_has_changed():
+    async def story(compute):
+        client = await compute.visit()
+        reloads = []
+        for version in ("1", "1", "2", "2"):
+            run = await compute.run(client, KEPT.replaced(version=version))
+            reloads.append(run.order.reload)
+        assert reloads == [False, False, True, False]
+
+    serve_calls(story)
+
+
+# -- objects -------------------------------------------------------------------------------------
+
+
+def make_and_call(client, call, body=b"what makes it"):
+    client.say(MakeObject(sizes=[len(body)]), body)
+    client.call(OBJECT, again=call)
+
+
+def test_an_object_is_made_once_and_then_called():
+    async def story(compute):
+        client = await compute.visit()
+        call = client.call(OBJECT)
+        assert (await client.hear(CallAgain, id=call)).make
+        make_and_call(client, call)
+        run = await compute.given(call)
+        for node in compute.nodes.values():
+            kinds = [(message.kind, body) for message, body in node.heard]
+            made = ("make", b"what makes it")
+            assert kinds == [("muster", b""), made, ("call", b"")]
+            assert node.find(MakeObject)[0].world == run.world
+        run.finish()
+        await client.end_of(call)
+        again = await compute.run(client, OBJECT)
+        assert again.world == run.world
+        assert len(compute.nodes[0].find(MakeObject)) == 1
+
+    serve_calls(story)
+
+
+def test_an_object_that_is_made_anew_takes_the_place_of_the_one_before():
+    async def story(compute):
+        client = await compute.visit()
+        worlds = []
+        for number in range(2):
+            call = f"made-{number}"
+            make_and_call(client, call)
+            run = await compute.given(call)
+            run.finish()
+            await client.end_of(call)
+            await compute.rest(client)
+            worlds.append(run.world)
+        assert worlds[0] < worlds[1]
+        assert [order.world for order in compute.nodes[0].find(EndWorld)] == [worlds[0]]
+
+    serve_calls(story)
+
+
+def test_an_object_that_went_with_its_ranks_is_asked_for_again():
+    async def story(compute):
+        client = await compute.visit()
+        make_and_call(client, "first")
+        run = await compute.given("first")
+        run.finish()
+        await client.end_of("first")
+        run.lose(1, given="first", answered="first")
+        await compute.nodes[1].hear(MakeObject)
+        call = client.call(OBJECT)
+        assert (await client.hear(CallAgain, id=call)).make
+        make_and_call(client, call)
+        again = await compute.given(call)
+        assert again.world != run.world
+        again.finish()
+        assert (await client.end_of(call)).state == "returned"
+
+    serve_calls(story)
+
+
+def test_an_object_that_goes_while_a_call_waits_is_asked_for_when_its_turn_comes():
+    async def story(compute):
+        client = await compute.visit()
+        make_and_call(client, "first")
+        kept = await compute.given("first")
+        kept.finish()
+        await client.end_of("first")
+        other = await compute.given(client.call(make_profile()))
+        call = client.call(OBJECT)
+        await client.info()
+        kept.lose(1, given="first", answered="first")
+        other.finish()
+        assert (await client.hear(CallAgain, id=call)).make
+        make_and_call(client, call)
+        (await compute.given(call)).finish()
+        assert (await client.end_of(call)).state == "returned"
+
+    serve_calls(story)
+
+
+# -- where ranks meet ----------------------------------------------------------------------------
+
+
+def test_the_ranks_of_all_worlds_meet_in_one_store_each_call_in_a_part_of_its_own():
+    async def story(compute):
+        client = await compute.visit()
+        first, second = await compute.run(client, TORCH), await compute.run(client, TORCH)
+        [order] = compute.nodes[0].find(OpenSharedStore)
+        assert (order.framework, order.preload) == ("pytorch", ["torch"])
+        assert compute.nodes[1].find(OpenSharedStore) == []
+        for run in (first, second):
+            assert run.order.meeting["MASTER_ADDR"] == "127.0.0.1"
+            assert run.order.meeting["MASTER_PORT"] == str(STORE_PORT)
+        assert first.order.part != second.order.part
+
+    serve_calls(story)
+
+
+def test_kept_ranks_are_told_where_they_meet_once():
+    async def story(compute):
+        client = await compute.visit()
+        kept = TORCH.replaced(slot="kept")
+        first, second = await compute.run(client, kept), await compute.run(client, kept)
+        assert first.order.meeting["MASTER_PORT"] == str(STORE_PORT)
+        assert second.order.meeting == {}
+
+    serve_calls(story)
+
+
+def test_a_store_that_has_served_for_long_is_renewed_when_nobody_uses_it(monkeypatch):
+    shorten(monkeypatch, calls_per_store=2)
+
+    async def story(compute):
+        client, node = await compute.visit(), compute.nodes[0]
+        first = (await compute.run(client, TORCH)).order
+        second = (await compute.run(client, TORCH)).order
+        assert [m.kind for m, _ in node.heard].count("close_store") == 1
+        opened, renewed = node.find(OpenSharedStore)
+        assert [order.number for order in node.find(CloseSharedStore)] == [opened.number]
+        assert renewed.number > opened.number
+        third = (await compute.run(client, TORCH)).order
+        assert [order.part for order in (first, second, third)] == [1, 2, 1]
+
+    serve_calls(story)
+
+
+def test_a_store_whose_process_is_gone_is_opened_again():
+    async def story(compute):
+        client, node = await compute.visit(), compute.nodes[0]
+        await compute.run(client, TORCH)
+        [opened] = node.find(OpenSharedStore)
+        node.say(SharedStoreGone(number=opened.number))
+        await compute.run(client, TORCH.replaced(env={"A": "1"}))
+        assert [o.number > opened.number for o in node.find(OpenSharedStore)] == [False, True]
+
+    serve_calls(story)
+
+
+def test_ranks_without_a_store_meet_at_ports_of_their_own():
+    """The port of a world that is kept is nobody else's."""
+
+    async def story(compute):
+        client = await compute.visit()
+        kept = await compute.run(client, KEPT)
+        other = await compute.run(client, KEPT.replaced(slot="other"))
+        ports = [run.order.meeting["MASTER_PORT"] for run in (kept, other)]
+        assert len(set(ports)) == 2
+
+    serve_calls(story)
+
+
+# -- more and fewer nodes ------------------------------------------------------------------------
+
+
+def test_a_compute_grows_and_the_next_call_uses_all_of_it():
+    async def story(compute):
+        client = await compute.visit()
+        client.say(ScaleNodes(nodes=3))
+        assert (await client.hear(ComputeInfo)).before == 2
+        call = client.call(make_profile(nodes=3))
+        await compute.join(2)
+        run = await compute.given(call)
+        assert compute.layout(run.world) == {0: [0], 1: [1], 2: [2]}
+        run.finish()
+        info = await client.info()
+        assert (info.nodes, info.here) == (3, [0, 1, 2])
+        assert compute.status.num_nodes == 3
+
+    serve_calls(story)
+
+
+def test_a_compute_shrinks_and_those_beyond_are_told_to_end():
+    async def story(compute):
+        client = await compute.visit()
+        client.say(ScaleNodes(nodes=1))
+        await compute.nodes[2].hear(EndAgent)
+        await compute.nodes[1].hear(EndAgent)
+        assert compute.nodes[0].find(EndAgent) == []
+        info = await client.info()
+        assert (info.nodes, info.here) == (1, [0])
+        run = await compute.run(client, make_profile(nodes=1))
+        assert compute.layout(run.world) == {0: [0]}
+
+    serve_calls(story, nodes=3)
+
+
+def test_a_call_for_more_nodes_than_the_lead_knows_of_makes_room_for_them():
+    """An earlier lead of the compute knew of them."""
+
+    async def story(compute):
+        client = await compute.visit()
+        call = client.call(make_profile(nodes=3))
+        while (await client.info()).nodes < 3:
+            pass
+        await compute.join(2)
+        (await compute.given(call)).finish()
+        assert (await client.end_of(call)).state == "returned"
+
+    serve_calls(story)
