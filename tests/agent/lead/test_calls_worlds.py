@@ -14,6 +14,7 @@ from windlass.wire.messages.computes import (
     OpenSharedStore,
     RunCall,
     SharedStoreGone,
+    SharedStoreOpened,
 )
 from windlass.wire.messages.jobs import EndAgent
 from windlass.wire.status import FailureKind
@@ -321,6 +322,36 @@ def test_a_store_whose_process_is_gone_is_opened_again():
         node.say(SharedStoreGone(number=opened.number))
         await compute.run(client, TORCH.replaced(env={"A": "1"}))
         assert [o.number > opened.number for o in node.find(OpenSharedStore)] == [False, True]
+
+    serve_calls(story)
+
+
+def test_where_there_can_be_no_store_rank_0_opens_one_at_a_port_that_is_held_for_it():
+    async def story(compute):
+        node = compute.nodes[0]
+        node.acts[OpenSharedStore] = lambda order: SharedStoreOpened(number=order.number, port=0)
+        client = await compute.visit()
+        run = await compute.run(client, TORCH)
+        assert 0 < int(run.order.meeting["MASTER_PORT"]) < 65536
+        assert run.order.meeting["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+
+    serve_calls(story)
+
+
+@pytest.mark.parametrize("how", ["it is renewed", "it is gone"])
+def test_a_port_that_was_held_in_place_of_a_store_is_let_go_with_it(monkeypatch, how):
+    """`serve_calls` finds what is left open."""
+    shorten(monkeypatch, calls_per_store=1 if how == "it is renewed" else 1000)
+
+    async def story(compute):
+        node = compute.nodes[0]
+        node.acts[OpenSharedStore] = lambda order: SharedStoreOpened(number=order.number, port=0)
+        client = await compute.visit()
+        await compute.run(client, TORCH)
+        if how == "it is gone":
+            node.say(SharedStoreGone(number=node.find(OpenSharedStore)[0].number))
+        await compute.run(client, TORCH.replaced(env={"A": "1"}))
+        assert len(node.find(OpenSharedStore)) >= 2
 
     serve_calls(story)
 

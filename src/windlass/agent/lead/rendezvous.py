@@ -69,8 +69,16 @@ class WorldRendezvous:
         if old is None or old.num_calls < _MAX_CALLS or any(w.meeting is old for w in worlds):
             return
         self._order_node_0(CloseSharedStore(number=old.number))
-        del self._stores[framework]
+        self._drop_store(framework)
         self.open_store(framework, preload)
+
+    def _drop_store(self, framework: str) -> None:
+        self._release(self._stores.pop(framework))
+
+    def drop_stores(self) -> None:
+        """No store serves any more, nor a port that is held in place of one."""
+        for framework in list(self._stores):
+            self._drop_store(framework)
 
     def _take_store(self, meeting: MeetingPoint, port: int) -> None:
         """A store is open; where there can be none, rank 0 opens one at a port that is held for it."""
@@ -91,7 +99,11 @@ class WorldRendezvous:
 
     def _leave_meeting(self, world: World) -> None:
         meeting, world.meeting = world.meeting, None
-        if meeting is not None and meeting.held is not None and not meeting.is_shared:
+        if meeting is not None and not meeting.is_shared:
+            self._release(meeting)
+
+    def _release(self, meeting: MeetingPoint) -> None:
+        if meeting.held is not None:
             meeting.held.release()
             self._held.discard(meeting.held.number)
 
@@ -109,4 +121,4 @@ class WorldRendezvous:
         """Node 0 says that a store is gone."""
         for framework, store in list(self._stores.items()):
             if store.number == message.number:
-                del self._stores[framework]
+                self._drop_store(framework)

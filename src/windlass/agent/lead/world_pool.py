@@ -304,7 +304,7 @@ class WorldPool(NodeTable):
         for world in self.worlds.values():
             world.is_alive = False
         self._spare = None
-        self._stores.clear()
+        self.drop_stores()
 
     async def _make_room(self, call: Call) -> None:
         """End the ranks that those of a new world would stand beside."""
@@ -419,3 +419,4 @@ class WorldPool(NodeTable):
         await self._changed.until(
             lambda: all(world.is_cleared for world in live), timeout_s=limit_s
         )
+        self.drop_stores()
