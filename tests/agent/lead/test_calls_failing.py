@@ -1,0 +1,292 @@
+"""Calls that fail: one rank ends the others, the verdict names the first, and the next call runs."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from calling import make_profile, serve_calls, shorten
+from tls_peers import until
+
+from windlass.wire.messages.calls import CallResults, CallWaiting
+from windlass.wire.messages.computes import EndWorld, WorldAbsent, WorldCleared
+from windlass.wire.messages.jobs import NodeLeaving
+from windlass.wire.status import FailureKind
+
+KEPT = make_profile(slot="kept")
+BOTH = pytest.mark.parametrize("profile", [make_profile(), KEPT], ids=["fresh", "kept"])
+
+
+def name_rank(verdict):
+    return verdict.kind, verdict.rank, verdict.node
+
+
+# -- ranks ---------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_a_rank_that_fails_ends_the_others(profile):
+    async def story(compute):
+        client = await compute.visit()
+        call = client.call(profile)
+        run = await compute.given(call)
+        run.fail(1, "nothing to read")
+        for node in compute.nodes.values():
+            assert not (await node.hear(EndWorld, world=run.world)).now
+        end = await client.end_of(call)
+        assert end.state == "failed"
+        assert name_rank(end.verdict) == (FailureKind.USER_ERROR, 1, 1)
+        assert end.verdict.exception == "ValueError: nothing to read"
+        assert end.verdict.others == {"running": 1}
+        await compute.run(client, profile)
+
+    serve_calls(story)
+
+
+def test_what_a_rank_raised_reaches_the_client_before_the_end():
+    async def story(compute):
+        client = await compute.visit()
+        call = client.call()
+        run = await compute.given(call)
+        run.fail(1)
+        await client.end_of(call)
+        message, body = await client.hear_whole(CallResults, id=call)
+        [answer] = message.answers
+        assert (answer.rank, answer.state, answer.error.text) == (1, "raised", "ValueError: no")
+        assert (body, message.ends) == (b"pickled", False)
+        assert client.kinds(call) == ["results", "done"]
+
+    serve_calls(story)
+
+
+def test_the_verdict_names_the_rank_that_failed_first_whoever_is_heard_first():
+    async def story(compute):
+        client = await compute.visit()
+        call = client.call()
+        run = await compute.given(call)
+        now_s = time.time()
+        run.fail(1, "later", at_s=now_s)
+        run.fail(0, "earlier", at_s=now_s - 1)
+        end = await client.end_of(call)
+        assert name_rank(end.verdict) == (FailureKind.USER_ERROR, 0, 0)
+        assert end.verdict.others == {"raised": 1}
+
+    serve_calls(story)
+
+
+def test_a_rank_that_lost_its_peer_is_not_blamed_for_it():
+    """It is heard first, and it failed first by its clock; the cause is waited for."""
+
+    async def story(compute):
+        client = await compute.visit()
+        call = client.call()
+        run = await compute.given(call)
+        run.fail(0, "Connection closed by peer", kind="RuntimeError", at_s=time.time() - 1)
+        await client.info()
+        run.lose(1)
+        end = await client.end_of(call)
+        assert name_rank(end.verdict) == (FailureKind.KILLED, 1, 1)
+
+    serve_calls(story, grace_s=30.0)
+
+
+def test_kept_ranks_that_all_failed_stay():
+    async def story(compute):
+        client = await compute.visit()
+        call = client.call(KEPT)
+        run = await compute.given(call)
+        run.fail(0)
+        run.fail(1)
+        assert (await client.end_of(call)).state == "failed"
+        again = await compute.run(client, KEPT)
+        assert again.world == run.world
+        assert compute.nodes[0].find(EndWorld) == []
+
+    serve_calls(story)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("ending", "kind", "text"),
+    [
+        ({"state": "killed", "signal": 9}, FailureKind.KILLED, "killed by SIGKILL"),
+        (
+            {"state": "killed", "signal": 9, "out_of_memory": True},
+            FailureKind.OUT_OF_MEMORY,
+            "ran out of memory",
+        ),
+        (
+            {"state": "exited", "signal": None, "exit_code": 3},
+            FailureKind.USER_ERROR,
+            "exited with code 3",
+        ),
+        ({"state": "exited", "signal": None}, FailureKind.START_FAILED, "never started"),
+    ],
+    ids=["killed", "memory", "exited", "unborn"],
+)
+def test_a_rank_that_dies_before_it_has_answered(profile, ending, kind, text):
+    async def story(compute):
+        client = await compute.visit()
+        call = client.call(profile)
+        run = await compute.given(call)
+        run.answer(0)
+        run.lose(1, **ending)
+        end = await client.end_of(call)
+        assert name_rank(end.verdict) == (kind, 1, 1)
+        assert text in end.verdict.message
+        assert end.verdict.others == {"returned": 1}
+        await compute.run(client, profile)
+
+    serve_calls(story)
+
+
+def test_the_answer_of_a_call_that_has_ended_is_nobodys():
+    async def story(compute):
+        client = await compute.visit()
+        call = client.call()
+        run = await compute.given(call)
+        run.fail(1)
+        assert (await client.end_of(call)).state == "failed"
+        run.answer(0, b"late")
+        await compute.run(client)
+        assert client.values(call) == {1: b"pickled"}
+
+    serve_calls(story)
+
+
+def test_ranks_that_do_not_end_are_ended_by_force_and_their_node_is_given_up(monkeypatch):
+    shorten(monkeypatch, clear_s=0.1)
+
+    async def story(compute):
+        client, node = await compute.visit(), compute.nodes[1]
+        del node.acts[EndWorld]
+        run = await compute.given(client.call())
+        run.finish()
+        assert not (await node.hear(EndWorld, world=run.world)).now
+        assert (await node.hear(EndWorld, world=run.world)).now
+        await until(lambda: compute.status.nodes[1].state == "lost", "node 1 is lost")
+
+    serve_calls(story)
+
+
+# -- nodes ---------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_a_node_that_is_lost_during_a_call_fails_it(profile):
+    async def story(compute):
+        client = await compute.visit()
+        call = client.call(profile)
+        await compute.given(call)
+        await compute.drop(1)
+        end = await client.end_of(call)
+        assert name_rank(end.verdict) == (FailureKind.LOST_NODE, 1, 1)
+        assert "its link broke" in end.verdict.message
+        again = client.call(profile)
+        assert (await client.hear(CallWaiting, id=again)).what == "waiting for node 1"
+        await compute.join(1)
+        (await compute.given(again)).finish()
+        assert (await client.end_of(again)).state == "returned"
+
+    serve_calls(story)
+
+
+def test_a_node_that_is_lost_after_its_ranks_answered_is_not_missed():
+    async def story(compute):
+        client = await compute.visit()
+        call = client.call()
+        run = await compute.given(call)
+        run.answer(1, b"safe")
+        await compute.drop(1)
+        run.answer(0)
+        assert (await client.end_of(call)).state == "returned"
+        assert client.values(call) == {0: b"", 1: b"safe"}
+
+    serve_calls(story)
+
+
+def test_a_node_that_leaves_fails_the_call_and_says_why():
+    async def story(compute):
+        client = await compute.visit()
+        call = client.call()
+        await compute.given(call)
+        compute.nodes[1].say(NodeLeaving(why="its machine is needed"))
+        end = await client.end_of(call)
+        assert name_rank(end.verdict) == (FailureKind.LOST_NODE, 1, 1)
+        assert "its machine is needed" in end.verdict.message
+
+    serve_calls(story)
+
+
+def test_a_node_without_the_ranks_of_a_call_fails_it():
+    async def story(compute):
+        client = await compute.visit()
+        await compute.run(client, KEPT)
+        call = client.call(KEPT)
+        run = await compute.given(call)
+        compute.nodes[1].say(WorldAbsent(world=run.world))
+        end = await client.end_of(call)
+        assert name_rank(end.verdict) == (FailureKind.LOST_NODE, 1, 1)
+        assert "its ranks were gone before the call came" in end.verdict.message
+
+    serve_calls(story)
+
+
+def test_a_call_waits_for_a_node_that_is_not_there_and_fails_after_its_time():
+    async def story(compute):
+        client = await compute.visit()
+        call = client.call(make_profile(launch_timeout_s=0.2))
+        assert (await client.hear(CallWaiting, id=call)).what == "waiting for node 1"
+        end = await client.end_of(call)
+        assert end.verdict.kind is FailureKind.START_FAILED
+        assert "node 1 did not join within 0.2 s (launch_timeout)" in end.verdict.message
+        await compute.run(client, make_profile(nodes=1))  # others need no such node
+
+    serve_calls(story, here=(0,))
+
+
+def test_calls_wait_for_node_0_too():
+    """Its lead is there before it."""
+
+    async def story(compute):
+        client = await compute.visit()
+        call = client.call()
+        assert (await client.hear(CallWaiting, id=call)).what == "waiting for node 0, node 1"
+        for index in (1, 0):
+            await compute.join(index)
+        (await compute.given(call)).finish()
+        assert client.kinds(call)[0] == "waiting"
+        await client.end_of(call)
+        assert client.kinds(call) == ["waiting", "started", "results"]
+
+    serve_calls(story, here=())
+
+
+def test_a_node_that_comes_again_has_none_of_the_ranks_that_waited_there():
+    async def story(compute):
+        client = await compute.visit()
+        await compute.run(client)
+        spare = compute.nodes[0].worlds()[-1]
+        await compute.drop(1)
+        await compute.join(1)
+        run = await compute.given(client.call())
+        assert run.world != spare
+        assert run.world in compute.nodes[1].worlds()
+        run.finish()
+
+    serve_calls(story)
+
+
+def test_word_of_a_world_that_is_long_gone_changes_nothing():
+    async def story(compute):
+        client = await compute.visit()
+        old = await compute.run(client)
+        call = client.call()
+        run = await compute.given(call)
+        old.lose(1, given=old.call, answered=old.call)
+        compute.nodes[1].say(WorldCleared(world=old.world))
+        compute.nodes[1].say(WorldAbsent(world=old.world))
+        run.finish()
+        assert (await client.end_of(call)).state == "returned"
+
+    serve_calls(story)
