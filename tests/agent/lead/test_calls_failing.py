@@ -9,7 +9,7 @@ from calling import make_profile, serve_calls, shorten
 from tls_peers import until
 
 from windlass.wire.messages.calls import CallResults, CallWaiting
-from windlass.wire.messages.computes import EndWorld, WorldAbsent, WorldCleared
+from windlass.wire.messages.computes import EndWorld, RunCall, WorldAbsent, WorldCleared
 from windlass.wire.messages.jobs import NodeLeaving
 from windlass.wire.status import FailureKind
 
@@ -214,6 +214,24 @@ def test_a_node_that_leaves_fails_the_call_and_says_why():
         end = await client.end_of(call)
         assert name_rank(end.verdict) == (FailureKind.LOST_NODE, 1, 1)
         assert "its machine is needed" in end.verdict.message
+
+    serve_calls(story)
+
+
+def test_no_call_starts_while_a_node_that_leaves_may_still_have_ranks():
+    async def story(compute):
+        client, leaving = await compute.visit(), compute.nodes[1]
+        first = client.call()
+        await compute.given(first)
+        leaving.say(NodeLeaving(why="it was told to stop"))
+        assert (await client.end_of(first)).state == "failed"
+        second = client.call(make_profile(nodes=1))
+        what = (await client.hear(CallWaiting, id=second)).what
+        assert what == "waiting for the ranks of node 1, out of sight, to have ended"
+        assert compute.nodes[0].find(RunCall, id=second) == []
+        await leaving.hang_up()
+        (await compute.given(second)).finish()
+        assert (await client.end_of(second)).state == "returned"
 
     serve_calls(story)
 

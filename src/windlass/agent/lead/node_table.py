@@ -104,12 +104,12 @@ class NodeTable(WorldRendezvous):
     def lose(self, index: int, why: str = "", *, parting: Parting = Parting.CLOSED) -> None:
         """A node is gone, and with it its ranks of every world; where it was cut off, a little later."""
         self._lose_sight(index, parting)
+        self._changed.set()  # also of one that had left: a call may wait for its ranks to be gone
         if self._members.pop(index, None) is None:
             return
         logger.warning("node %s is gone%s", index, f": {why}" if why else "")
         if self.knows(index):
             self._status_writer.set_node(index, state="lost")
-        self._changed.set()
 
     def _lose_sight(self, index: int, parting: Parting) -> None:
         if parting is Parting.LEAVING and index in self._members:
