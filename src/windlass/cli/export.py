@@ -88,7 +88,7 @@ def render_manifests(documents: Sequence[dict[str, Any]]) -> str:
 
 def _render_plain(prepared: Prepared) -> list[dict[str, Any]]:
     from windlass.engines.exports.single_script import read_solo
-    from windlass.kube.plain import make_plain
+    from windlass.engines.exports.torchrun_job import make_plain
     from windlass.kube.torchrun_pods import Rendezvous, unwrap_plan
 
     if prepared.plan.pod is None:

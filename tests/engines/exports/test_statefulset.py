@@ -13,6 +13,7 @@ from waits import wait_for
 
 from windlass.cli.export import render_manifests
 from windlass.engines.exports import statefulset
+from windlass.engines.exports.torchrun_job import make_plain
 from windlass.engines.protocol import (
     as_engine,
     make_compute_engine,
@@ -20,7 +21,6 @@ from windlass.engines.protocol import (
     make_renderer,
 )
 from windlass.errors import SpecError
-from windlass.kube.plain import make_plain
 from windlass.kube.torchrun_pods import Rendezvous
 from windlass.settings import read_settings
 from windlass.spec.storage import read_secret, read_volume
