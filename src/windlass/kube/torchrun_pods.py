@@ -1,6 +1,6 @@
 """Pods that run torchrun and nothing of ours: what exports without Windlass have in common. Pure.
 
-A `Crew` says what differs: names, labels, where a pod's index is found, whether pods stay when they are done.
+A `TorchrunPods` says what differs: names, labels, where a pod finds its index, whether pods stay when done.
 Pod 0 opens the store at its own address, the others find it by its name: torchrun asks for the name again
 until it is there, so a name that a DNS server remembers as missing costs time and not the training.
 """
@@ -17,6 +17,7 @@ from typing import Any
 
 from windlass import names
 from windlass.errors import SpecError
+from windlass.kube.manifests import make_claim_spec
 from windlass.kube.mounts import (
     CODE,
     SHM,
@@ -25,7 +26,9 @@ from windlass.kube.mounts import (
     make_asked_mounts,
     make_asked_volumes,
     make_shm,
+    named_mounts,
 )
+from windlass.kube.naming import claim_name
 from windlass.kube.patching import apply_patch
 from windlass.kube.pod_template import (
     CONTAINER_SECURITY,
@@ -39,6 +42,7 @@ from windlass.kube.pod_template import (
 from windlass.plan.plan import Plan
 from windlass.spec.launchers import unwrap_torchrun
 from windlass.spec.pod_spec import PodSpec
+from windlass.spec.storage import NewClaim
 from windlass.spec.work import Calls, Command, Function, Module, Script
 
 Object = dict[str, Any]
@@ -289,6 +293,20 @@ def make_torchrun_code(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> list[Obj
             "metadata": make_torchrun_metadata(pod, pods, f"{pods.name}-code"),
             "data": {PurePosixPath(plan.work.path).name: pods.script},
         }
+    ]
+
+
+def make_torchrun_claims(pod: PodSpec, pods: TorchrunPods, *, num_pods: int) -> list[Object]:
+    """The claims that are made with the training; they stay when it is deleted."""
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": make_torchrun_metadata(pod, pods, claim_name(pods.name, name)),
+            "spec": make_claim_spec(mount, num_pods=num_pods),
+        }
+        for name, mount in named_mounts(pod)
+        if isinstance(mount, NewClaim)
     ]
 
 

@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from windlass.engines.exports.single_script import read_solo
-from windlass.engines.exports.torchrun_job import make_torchrun_claims
 from windlass.kube.mounts import pod_of
 from windlass.kube.naming import object_name
 from windlass.kube.torchrun_pods import (
     Rendezvous,
     TorchrunPods,
+    make_torchrun_claims,
     make_torchrun_code,
     make_torchrun_metadata,
     make_torchrun_service,

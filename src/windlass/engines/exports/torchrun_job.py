@@ -9,13 +9,13 @@ import math
 from typing import Any
 
 from windlass import names
-from windlass.kube.manifests import make_claim_spec
-from windlass.kube.mounts import named_mounts, pod_of
-from windlass.kube.naming import claim_name, headless_name
+from windlass.kube.mounts import pod_of
+from windlass.kube.naming import headless_name
 from windlass.kube.torchrun_pods import (
     CONTAINER,
     Rendezvous,
     TorchrunPods,
+    make_torchrun_claims,
     make_torchrun_code,
     make_torchrun_metadata,
     make_torchrun_service,
@@ -23,7 +23,6 @@ from windlass.kube.torchrun_pods import (
 )
 from windlass.plan.plan import Plan
 from windlass.spec.pod_spec import PodSpec
-from windlass.spec.storage import NewClaim
 
 Object = dict[str, Any]
 
@@ -50,20 +49,6 @@ def make_plain(
         *make_torchrun_claims(pod, pods, num_pods=len(plan.nodes)),
         make_torchrun_service(pod, pods),
         _make_job(plan, pod, pods),
-    ]
-
-
-def make_torchrun_claims(pod: PodSpec, pods: TorchrunPods, *, num_pods: int) -> list[Object]:
-    """The claims that are made with the training; they stay when it is deleted."""
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": make_torchrun_metadata(pod, pods, claim_name(pods.name, name)),
-            "spec": make_claim_spec(mount, num_pods=num_pods),
-        }
-        for name, mount in named_mounts(pod)
-        if isinstance(mount, NewClaim)
     ]
 
 
