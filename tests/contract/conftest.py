@@ -21,6 +21,7 @@ import windlass as wl
 from windlass import names
 from windlass.engines.dialects import table
 from windlass.engines.dialects.kubernetes import KUBERNETES
+from windlass.kube.kinds import ObjectKind
 
 if TYPE_CHECKING:
     from cluster_space import Space
@@ -72,6 +73,11 @@ class Runner:
     def there(self, path: Path, *, project: Path = PROJECT) -> Path:
         """Where the ranks find a file or folder of a project."""
         return path if self.space is None else CODE / path.relative_to(project)
+
+    @property
+    def kind(self) -> ObjectKind:
+        """Of the main object of a job."""
+        return table.load_dialect(self.engine).kind
 
     @property
     def own_moments(self) -> set[str]:
