@@ -276,7 +276,8 @@ def test_a_pod_on_a_node_that_does_not_answer() -> None:
 def test_as_a_condition_the_hint_follows_the_message() -> None:
     condition = make_condition(Blocker(reason="R", message="so it is", hint="do this", since_s=5.0))
     assert (condition.type, condition.reason) == ("blocker", "R")
-    assert condition.message == "so it is -> do this"
+    assert (condition.message, condition.hint) == ("so it is", "do this")
+    assert condition.text == "so it is -> do this"
     assert condition.since_s == 5.0
 
 

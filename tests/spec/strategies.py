@@ -19,6 +19,7 @@ from windlass.spec.storage import (
 )
 from windlass.spec.work import Command, Function, Module, Script
 from windlass.wire import results, status
+from windlass.wire.states import MomentName
 
 texts = st.text(max_size=20)
 words = st.lists(texts, max_size=4).map(tuple)
@@ -166,7 +167,9 @@ job_statuses = st.builds(
     ),
     verdict=st.none() | verdicts,
     history=st.lists(verdicts, max_size=2).map(tuple),
-    timeline=st.lists(st.builds(status.Moment, name=texts, at_s=times), max_size=3).map(tuple),
+    timeline=st.lists(
+        st.builds(status.Moment, name=st.sampled_from(MomentName), at_s=times), max_size=3
+    ).map(tuple),
 )
 plain_json = st.recursive(
     st.none()

@@ -29,7 +29,7 @@ def explain(holders: IdleComputes, waiting: kt.Compute, blocker: Blocker = FULL)
     assert nodes.ref is not None
     status: JobStatus = nodes.wanted.engine.status(nodes.ref)
     told = holders.name_in(replace(status, conditions=(make_condition(blocker),)), nodes.ref)
-    return told.conditions[0].message
+    return told.conditions[0].text
 
 
 @pytest.fixture

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import json
 
-from windlass import records
-from windlass.wire.status import FailureKind, JobStatus, Phase, RankStatus, Verdict
+import pytest
+
+from windlass import names, records
+from windlass.wire.states import MomentName, NodeState, RankState
+from windlass.wire.status import (
+    Condition,
+    FailureKind,
+    JobStatus,
+    Moment,
+    NodeStatus,
+    Phase,
+    RankStatus,
+    Verdict,
+)
 
 
 def test_the_words_are_frozen():
@@ -47,3 +59,49 @@ def test_where():
     verdict = Verdict(kind=FailureKind.USER_ERROR, message="m", file="/a.py", line=3)
     assert verdict.where == "/a.py:3"
     assert Verdict(kind=FailureKind.TIMEOUT, message="m").where == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "reason"),
+    [
+        (FailureKind.USER_ERROR, 3, names.REASON_RANK_FAILED),
+        (FailureKind.OUT_OF_MEMORY, 3, names.REASON_RANK_FAILED),
+        (FailureKind.OUT_OF_MEMORY, None, names.REASON_NODE_LOST),
+        (FailureKind.LOST_NODE, 3, names.REASON_NODE_LOST),
+        (FailureKind.LOST_NODE, None, names.REASON_NODE_LOST),
+        (FailureKind.CANCELLED, None, names.REASON_CANCELLED),
+        (FailureKind.TIMEOUT, None, names.REASON_TIMEOUT),
+        (FailureKind.START_FAILED, None, names.REASON_START_FAILED),
+        (FailureKind.UNKNOWN, None, names.REASON_OUTCOME_UNKNOWN),
+    ],
+)
+def test_the_reason_of_a_verdict_follows_from_it(kind, rank, reason):
+    assert Verdict(kind=kind, message="m", rank=rank).reason == reason
+
+
+def test_the_hint_of_a_condition_is_its_own():
+    condition = Condition(type="blocker", reason="R", message="a -> b", hint="do", since_s=1.0)
+    again = records.read(Condition, json.loads(json.dumps(records.to_json(condition))))
+    assert (again.message, again.hint, again.text) == ("a -> b", "do", "a -> b -> do")
+
+
+def test_a_condition_of_an_older_writer_has_no_hint():
+    old = {"type": "blocker", "reason": "R", "message": "it is -> do this", "since_s": 1.0}
+    assert records.read(Condition, old).text == "it is -> do this"
+
+
+def test_states_and_moments_are_plain_text_in_json():
+    status = JobStatus(
+        job_id="j",
+        name="n",
+        engine="local",
+        work="w",
+        nodes=(NodeStatus(index=0, name="a", state=NodeState.READY),),
+        ranks=(RankStatus(rank=0, node=0, state=RankState.RETURNED),),
+        timeline=(Moment(name=MomentName.SUBMITTED, at_s=1.0),),
+    )
+    data = json.loads(json.dumps(records.to_json(status)))
+    assert data["nodes"][0]["state"] == "ready"
+    assert data["ranks"][0]["state"] == "returned"
+    assert data["timeline"][0]["name"] == "submitted"
+    assert records.read(JobStatus, data) == status

@@ -37,6 +37,7 @@ from windlass.wire.job_folder import JobFolder
 from windlass.wire.lead_handover import make_memory
 from windlass.wire.message import Message
 from windlass.wire.messages.jobs import EndAgent, FilesFlushed, FlushFiles, JoinLead
+from windlass.wire.states import MomentName
 from windlass.wire.status import FailureKind
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class LeadAgent:
         self._inputs = inputs
         plan, folder = context.plan, context.folder
         self.status_writer = StatusWriter(plan, folder)
-        self.status_writer.mark("agent up")
+        self.status_writer.mark(MomentName.AGENT_UP)
         self.lead: Lead | CallLead
         self.node: Node | CallNode
         if isinstance(plan.work, Calls):

@@ -11,6 +11,7 @@ from windlass.cli.show import print_json
 from windlass.client.jobs.find_jobs import find_job
 from windlass.client.jobs.job import Job
 from windlass.errors import WaitTimeout
+from windlass.wire.states import RankState
 from windlass.wire.status import JobStatus
 
 _TIMEOUT_S = 120.0
@@ -51,5 +52,5 @@ def _wait(job: Job) -> JobStatus:
 
 
 def _say_waiting(job: Job, waited_s: float) -> None:
-    left = job.status().count("running")
+    left = job.status().count(RankState.RUNNING)
     say(f"waiting {waited_s:.0f} s for {left} rank(s) of {job.id} to stop; --now kills them")

@@ -17,6 +17,7 @@ from windlass.client.jobs.find_jobs import list_jobs
 from windlass.client.jobs.job import Job
 from windlass.errors import JobNotFound, WindlassError
 from windlass.spec.work import Calls
+from windlass.wire.states import RankState
 from windlass.wire.status import JobStatus, Progress
 
 _NUM_ENDED = 20
@@ -116,7 +117,7 @@ def _render_ranks(status: JobStatus) -> str:
         return f"{status.num_nodes} node{'s' * (status.num_nodes > 1)}"
     if status.phase.is_final:
         return str(status.num_ranks)
-    return f"{status.count('running')}/{status.num_ranks}"
+    return f"{status.count(RankState.RUNNING)}/{status.num_ranks}"
 
 
 def _make_record(job: Job, status: JobStatus) -> dict[str, Any]:

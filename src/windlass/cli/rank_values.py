@@ -12,6 +12,7 @@ from windlass.client.jobs.load_values import make_missing_error
 from windlass.client.terminal import clean
 from windlass.observe import timeline
 from windlass.wire.results import MISSING, ResultHeader
+from windlass.wire.states import RankState
 from windlass.wire.status import JobStatus
 
 
@@ -39,7 +40,8 @@ def make_rows(status: JobStatus, outcomes: Sequence[ResultHeader | None]) -> lis
     """One row per rank: its state, and a value (or its repr) or an error where there is one."""
     states = {rank.rank: rank.state for rank in status.ranks}
     return [
-        _make_row(rank, states.get(rank, "pending"), header) for rank, header in enumerate(outcomes)
+        _make_row(rank, states.get(rank, RankState.PENDING), header)
+        for rank, header in enumerate(outcomes)
     ]
 
 
@@ -47,7 +49,7 @@ def _make_row(rank: int, state: str, header: ResultHeader | None) -> dict[str, A
     if header is None:
         return {"rank": rank, "state": state, "error": None}
     row: dict[str, Any] = {"rank": rank, "state": header.state}
-    if header.state == "returned":
+    if header.state == RankState.RETURNED:
         row |= {"value": header.json} if header.is_json else {"repr": header.repr}
     return row | {"error": header.error}
 
@@ -59,7 +61,7 @@ def render_lines(
     states = {rank.rank: rank.state for rank in status.ranks}
     if only is not None or len(outcomes) == 1:
         rank = only or 0
-        return [_render_one(outcomes[rank], states.get(rank, "pending"), in_full=True)]
+        return [_render_one(outcomes[rank], states.get(rank, RankState.PENDING), in_full=True)]
     return [
         f"rank {rank}: {_render_one(header, states.get(rank, 'pending'), in_full=False)}"
         for rank, header in enumerate(outcomes)
@@ -75,8 +77,12 @@ def check_missing(outcomes: Sequence[ResultHeader | None]) -> None:
 
 def _render_one(header: ResultHeader | None, state: str, *, in_full: bool) -> str:
     if header is None:
-        return "no result (a command has none)" if state == "returned" else f"no result ({state})"
-    if header.state == "returned":
+        return (
+            "no result (a command has none)"
+            if state == RankState.RETURNED
+            else f"no result ({state})"
+        )
+    if header.state == RankState.RETURNED:
         return clean(header.repr, colour=False)
     if header.state == MISSING:
         return clean(make_missing_error(header).message, colour=False)

@@ -65,7 +65,7 @@ def _make_pairs(status: JobStatus) -> Iterator[tuple[str, str]]:
         "\n".join(f"attempt {v.attempt}: {one_line(v.message)}" for v in status.history),
     )
     for label, kind in (("blocked", "blocker"), ("warnings", "warning")):
-        messages = [c.message for c in status.conditions if c.type == kind]
+        messages = [c.text for c in status.conditions if c.type == kind]
         yield label, "\n".join(map(one_line, messages))
 
 

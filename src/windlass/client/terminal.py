@@ -11,8 +11,6 @@ import re
 import textwrap
 from typing import TextIO
 
-from windlass.kube.blocker import ARROW
-
 _SGR = re.compile(r"\x1b\[[0-9;:]*m")
 _ESCAPES = re.compile(
     r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC: titles, clipboards, links
@@ -38,12 +36,11 @@ def paint(text: str, code: int | str, *, colour: bool) -> str:
     return f"\x1b[{code}m{text}{_RESET}" if colour else text
 
 
-def wrap_advice(text: str, width: int) -> str:
+def wrap_advice(message: str, hint: str, width: int) -> str:
     """In lines that end at spaces, so that names can be copied; what to do about it begins one of its own."""
-    message, arrow, hint = text.partition(ARROW)
     lines = _wrap(message, width, indent="  ")
     if hint:
-        lines += _wrap(f"  {arrow.strip()} {hint}", width, indent="     ")
+        lines += _wrap(f"  -> {hint}", width, indent="     ")
     return "\n".join(lines)
 
 

@@ -35,6 +35,7 @@ from windlass.spec.work import Calls
 from windlass.waiting import wait_until
 from windlass.wire.initial_status import make_first_status, render_status
 from windlass.wire.job_folder import JobFolder, write_atomically
+from windlass.wire.states import MomentName, NodeState
 from windlass.wire.status import Condition, FailureKind, JobStatus, Moment, Phase
 from windlass.wire.status_file import StatusFile
 
@@ -47,9 +48,7 @@ _JOB_GRACE_S = 3.0  # a Job may end a moment before its last word has been read
 
 
 # For moments of the same second, which is as fine as the API server's clock is.
-_ORDER = {
-    name: at for at, name in enumerate(("submitted", "queued", "scheduled", "image", "container"))
-}
+_ORDER = {name: at for at, name in enumerate(MomentName)}
 
 
 class ClusterJob:
@@ -209,7 +208,9 @@ class ClusterJob:
     def _lacks_nodes(self, status: JobStatus) -> bool:
         """Whether a compute, which is up with its first node, has others that are not there."""
         is_compute = isinstance(self._plan.work, Calls)
-        return is_compute and any(node.state in ("pending", "lost") for node in status.nodes)
+        return is_compute and any(
+            node.state in (NodeState.PENDING, NodeState.LOST) for node in status.nodes
+        )
 
     def _check_sight(self) -> None:
         """Blind for good, and nobody tells: saying so beats waiting for ever."""
@@ -238,11 +239,19 @@ class ClusterJob:
 
     def _judge_late(self, status: JobStatus) -> JobStatus:
         self._delete()
-        blocked = [c.message for c in status.conditions if c.type == CONDITION]
+        blocked = next((c for c in status.conditions if c.type == CONDITION), None)
         message = f"it had no nodes after {self._start_timeout_s:g} s (--join-timeout)"
-        if blocked:
-            message = f"{message}: {blocked[0]}"
-        return self._end(status, FailureKind.START_FAILED, message)
+        if blocked is None:
+            return self._end(status, FailureKind.START_FAILED, message)
+        text = f"{message}: {blocked.message}"
+        return self._advise(self._end(status, FailureKind.START_FAILED, text), blocked.hint)
+
+    @staticmethod
+    def _advise(status: JobStatus, hint: str) -> JobStatus:
+        """The last status of a job that was blocked: its verdict says what to do about that."""
+        if status.verdict is None or not hint:
+            return status
+        return replace(status, verdict=replace(status.verdict, next=hint))
 
     def _judge_unstartable(self, status: JobStatus, blocker: Blocker) -> JobStatus:
         """Its image lacks the interpreter, so every pod will: no use in trying until its budget is spent."""
@@ -255,9 +264,8 @@ class ClusterJob:
                 self._delete()
         except ClusterError as error:
             logger.debug("no more tries: %s", error)
-        status = self._end(status, FailureKind.START_FAILED, blocker.message)
-        verdict = status.verdict and replace(status.verdict, next=blocker.hint)
-        return replace(status, verdict=verdict)
+        ended = self._end(status, FailureKind.START_FAILED, blocker.message)
+        return self._advise(ended, blocker.hint)
 
     def _judge_ended(self, status: JobStatus) -> JobStatus:
         """The Job is over: its last word, or else what its pods show."""
@@ -354,7 +362,7 @@ class ClusterJob:
             for moment in passed
             if moment.name not in known
         ]
-        moments = sorted((*new, *status.timeline), key=lambda m: (m.at_s, _ORDER.get(m.name, 9)))
+        moments = sorted((*new, *status.timeline), key=lambda m: (m.at_s, _ORDER[m.name]))
         return replace(status, timeline=tuple(moments))
 
     def _add_blockers(self, status: JobStatus) -> JobStatus:

@@ -50,6 +50,7 @@ from windlass.wire.log_lines import LogQuery
 from windlass.wire.messages.jobs import CancelJob
 from windlass.wire.payloads import check_spill, remove_spills
 from windlass.wire.results import ResultHeader
+from windlass.wire.states import NodeState
 from windlass.wire.status import FailureKind, JobStatus, Phase
 from windlass.wire.status_file import StatusFile
 
@@ -222,7 +223,7 @@ class LocalEngine:
             plan, kind, f"{message}: {last_words}" if last_words else message, at_s=at_s, node=0
         )
         verdict = replace(verdict, next=f"cat {folder.agent_log(0)}", attempt=status.attempt)
-        nodes = (replace(node, state="lost") for node in status.nodes)
+        nodes = (replace(node, state=NodeState.LOST) for node in status.nodes)
         return replace(
             status,
             phase=Phase.FAILED,

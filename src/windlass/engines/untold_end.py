@@ -14,13 +14,6 @@ from windlass.agent.lead.failure import make_job_verdict
 from windlass.plan.plan import Plan
 from windlass.wire.status import Condition, FailureKind, JobStatus, Phase
 
-# Whatever else ended it took its nodes away.
-_REASONS: Mapping[FailureKind, str] = {
-    FailureKind.CANCELLED: names.REASON_CANCELLED,
-    FailureKind.TIMEOUT: names.REASON_TIMEOUT,
-    FailureKind.START_FAILED: names.REASON_START_FAILED,
-    FailureKind.UNKNOWN: names.REASON_OUTCOME_UNKNOWN,
-}
 _PHASES: Mapping[FailureKind, Phase] = {
     FailureKind.CANCELLED: Phase.CANCELLED,
     FailureKind.UNKNOWN: Phase.ENDED,
@@ -41,11 +34,11 @@ def end_job(
     node: int | None = None,
 ) -> JobStatus:
     """The last status of a job that ended like this."""
-    phase, reason = _PHASES.get(kind, Phase.FAILED), _REASONS.get(kind, names.REASON_NODE_LOST)
+    phase = _PHASES.get(kind, Phase.FAILED)
     verdict = make_job_verdict(plan, kind, message, at_s=at_s, attempt=status.attempt, node=node)
     if kind is FailureKind.UNKNOWN:
         verdict = replace(verdict, next=_KEEP)
-    condition = Condition(type=phase.value, reason=reason, message=message, since_s=at_s)
+    condition = Condition(type=phase.value, reason=verdict.reason, message=message, since_s=at_s)
     return replace(
         status,
         phase=phase,

@@ -11,7 +11,6 @@ from windlass.wire.status import Condition
 
 CONDITION = "blocker"
 WHEN_OTHERS_END = "it starts when others end"
-ARROW = " -> "  # between what is so and what to do, where there is room for one text only
 
 QUOTA = "QuotaExceeded"
 POD_SECURITY = "PodSecurity"
@@ -87,6 +86,11 @@ def needs_room(condition: Condition) -> bool:
 
 
 def make_condition(blocker: Blocker) -> Condition:
-    """The blocker as it stands in a job's status: the hint follows the message, behind an arrow."""
-    text = f"{blocker.message}{ARROW}{blocker.hint}" if blocker.hint else blocker.message
-    return Condition(type=CONDITION, reason=blocker.reason, message=text, since_s=blocker.since_s)
+    """The blocker as it stands in a job's status."""
+    return Condition(
+        type=CONDITION,
+        reason=blocker.reason,
+        message=blocker.message,
+        hint=blocker.hint,
+        since_s=blocker.since_s,
+    )

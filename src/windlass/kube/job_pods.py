@@ -23,6 +23,7 @@ from windlass.kube.fields import (
     started_s,
 )
 from windlass.kube.pod_endings import EVICTED, NODE_LOST, PREEMPTED, Ending, read_ending
+from windlass.wire.states import MomentName
 from windlass.wire.status import Moment
 
 # Events that tell how a pod ended which is no longer there.
@@ -32,7 +33,11 @@ _LAST_WORDS: Mapping[str, tuple[str, str]] = {
     "TaintManagerEviction": (NODE_LOST, "was removed from its node"),
     "NodeNotReady": (NODE_LOST, "was lost: its node does not answer"),
 }
-_STEPS = (("scheduled", "Scheduled"), ("image", "Pulled"), ("container", "Started"))
+_STEPS = (
+    (MomentName.SCHEDULED, "Scheduled"),
+    (MomentName.IMAGE, "Pulled"),
+    (MomentName.CONTAINER, "Started"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +108,13 @@ def timeline(
     A moment that some node has not passed is left out. A node that lost its pod keeps the time of its first
     one. `num_nodes` is how many nodes are needed; 0: as many as there are pods.
     """
-    passed: dict[str, dict[int, float]] = {"queued": {}}
+    passed: dict[MomentName, dict[int, float]] = {MomentName.QUEUED: {}}
     for moment, index, at_s in _read_moments(pods, events, indexes):
         times = passed.setdefault(moment, {})
         times[index] = min(at_s, times.get(index, at_s))
-    needed = num_nodes or len(passed["queued"])
+    needed = num_nodes or len(passed[MomentName.QUEUED])
     found: list[Moment] = []
-    for moment in ("queued", *(name for name, _ in _STEPS)):
+    for moment in (MomentName.QUEUED, *(name for name, _ in _STEPS)):
         times = passed.get(moment, {})
         if not times or len(times) < needed:
             break
@@ -148,15 +153,15 @@ def _image_s(pod: Object, events: Sequence[Object]) -> float | None:
 
 def _read_moments(
     pods: Sequence[Object], events: Sequence[Object], indexes: PodIndexes
-) -> Iterator[tuple[str, int, float]]:
+) -> Iterator[tuple[MomentName, int, float]]:
     for pod in pods:
         if (index := indexes.of_pod(pod)) is None:
             continue
         moments = (
-            ("queued", created_s(pod)),
-            ("scheduled", _scheduled_s(pod)),
-            ("image", started_s(pod)),
-            ("container", started_s(pod)),
+            (MomentName.QUEUED, created_s(pod)),
+            (MomentName.SCHEDULED, _scheduled_s(pod)),
+            (MomentName.IMAGE, started_s(pod)),
+            (MomentName.CONTAINER, started_s(pod)),
         )
         yield from ((moment, index, at_s) for moment, at_s in moments if at_s)
     names = {reason: moment for moment, reason in _STEPS}

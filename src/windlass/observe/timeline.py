@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from windlass.wire.states import MomentName
 from windlass.wire.status import JobStatus
-
-SUBMITTED = "submitted"  # the moment all others are counted from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +28,10 @@ def make_rows(status: JobStatus) -> tuple[Row, ...]:
     before the submit came with it, and an end that seems to come before another moment came with that.
     """
     # of the same time those stay in order that are
-    in_order = sorted(status.timeline, key=lambda moment: (moment.name != SUBMITTED, moment.at_s))
-    moments = [(moment.at_s, moment.name) for moment in in_order]
+    in_order = sorted(
+        status.timeline, key=lambda moment: (moment.name != MomentName.SUBMITTED, moment.at_s)
+    )
+    moments: list[tuple[float, str]] = [(moment.at_s, moment.name) for moment in in_order]
     if status.ended_at_s is not None:
         moments.append((status.ended_at_s, status.phase.value))
     if not moments:

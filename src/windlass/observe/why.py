@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from windlass import names
 from windlass.client.jobs.live_view import render_progress, render_seconds
 from windlass.client.terminal import clean
-from windlass.kube.blocker import ARROW, CONDITION
-from windlass.observe.timeline import SUBMITTED, make_rows
+from windlass.kube.blocker import CONDITION
+from windlass.observe.timeline import make_rows
 from windlass.observe.verdict import render_verdict
+from windlass.wire.states import MomentName, NodeState, RankState
 from windlass.wire.status import Condition, JobStatus, Phase
 
 _SILENT_S = 60.0
@@ -49,19 +50,18 @@ def explain(status: JobStatus, *, now_s: float, folder: str = "") -> Why:
 
 def _explain_blocked(status: JobStatus, blockers: list[Condition], now_s: float) -> Why:
     first, *others = blockers
-    message, _, hint = first.message.partition(ARROW)
     is_so = f"is {status.phase.value}"
     if first.since_s:
         is_so = f"has been {status.phase.value} for {render_seconds(now_s - first.since_s)}"
-    details = [f"also: {c.message}" for c in others]
+    details = [f"also: {c.text}" for c in others]
     details += _describe_nodes(status)
     return _make(
         status,
         reason=first.reason,
-        sentence=f"{_name(status)} {is_so}: {message}",
+        sentence=f"{_name(status)} {is_so}: {first.message}",
         since_s=first.since_s,
         details=[*details, *_describe_road(status, now_s)],
-        hint=hint,
+        hint=first.hint,
     )
 
 
@@ -111,8 +111,8 @@ def _waits_for(status: JobStatus, now_s: float) -> str:
         return last.message
     if all(moment.name != "imports done" for moment in status.timeline):
         return f"importing{f' ({last.message})' if last and last.message else ''}"
-    running = [rank.rank for rank in status.ranks if rank.state == "running"]
-    done = [rank.rank for rank in status.ranks if rank.state == "returned"]
+    running = [rank.rank for rank in status.ranks if rank.state == RankState.RUNNING]
+    done = [rank.rank for rank in status.ranks if rank.state == RankState.RETURNED]
     if done and running:
         return (
             f"{len(done)} of {status.num_ranks} ranks have returned; it waits for {_ranks(running)}"
@@ -192,7 +192,11 @@ def _last_condition(status: JobStatus) -> Condition | None:
 
 def _describe_nodes(status: JobStatus) -> list[str]:
     """Nodes that are not there; nothing when all are."""
-    missing = [node for node in status.nodes if node.state in ("pending", "left", "lost")]
+    missing = [
+        node
+        for node in status.nodes
+        if node.state in (NodeState.PENDING, NodeState.LEFT, NodeState.LOST)
+    ]
     if not missing:
         return []
     named = ", ".join(f"{node.name} {node.state}" for node in missing[:_MAX_NAMED])
@@ -202,7 +206,7 @@ def _describe_nodes(status: JobStatus) -> list[str]:
 
 def _describe_road(status: JobStatus, now_s: float) -> Iterator[str]:
     """How far it came, and how long ago."""
-    rows = [row for row in make_rows(status) if row.name != SUBMITTED]
+    rows = [row for row in make_rows(status) if row.name != MomentName.SUBMITTED]
     road = ", ".join(f"{row.name} {row.since_submit_s:.1f} s" for row in rows)
     age = render_seconds(now_s - status.created_at_s)
     yield f"submitted {age} ago{f'; since submit: {road}' if road else ''}"

@@ -9,6 +9,7 @@ import json
 
 from windlass import records
 from windlass.plan.plan import Plan
+from windlass.wire.states import MomentName
 from windlass.wire.status import JobStatus, Moment, NodeStatus, RankStatus
 
 
@@ -26,7 +27,7 @@ def make_first_status(plan: Plan) -> JobStatus:
         created_at_s=plan.created_at_s,
         nodes=tuple(NodeStatus(index=node.index, name=node.name) for node in plan.nodes),
         ranks=make_ranks(plan),
-        timeline=(Moment(name="submitted", at_s=plan.created_at_s),),
+        timeline=(Moment(name=MomentName.SUBMITTED, at_s=plan.created_at_s),),
     )
 
 

@@ -43,6 +43,7 @@ _CARRIED = {
     **dict.fromkeys(("JobStatus", "Verdict"), "wire.status"),
     **dict.fromkeys(("LeadHandover", "LostLead", "Seat"), "wire.lead_handover"),
     "NodePlan": "plan.topology",
+    "RankState": "wire.states",
 }
 _parts: dict[str, type[Message]] = {}  # messages inside messages, by name
 
@@ -222,8 +223,21 @@ def _make_record_check(name: str) -> Check:
 
     from windlass import records
 
-    record: type = getattr(import_module(f"windlass.{_CARRIED[name]}"), name)
+    record: Any = getattr(import_module(f"windlass.{_CARRIED[name]}"), name)
+    if hasattr(record, "__members__"):
+        return _make_enum_check(record)
     return lambda value: value if type(value) is record else records.read(record, value)
+
+
+def _make_enum_check(enum: Any) -> Check:
+    members = {member.value: member for member in enum}
+
+    def check(value: Any) -> Any:
+        if type(value) is not str or value not in members:
+            raise ValueError(f"{value!r:.60}, not a {enum.__name__}")
+        return members[value]
+
+    return check
 
 
 def _make_part_check(part: type[Message]) -> Check:

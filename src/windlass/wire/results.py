@@ -16,6 +16,7 @@ from windlass import records
 from windlass.errors import ProtocolError
 from windlass.trusted import open_now
 from windlass.wire.job_folder import JobFolder, write_atomically
+from windlass.wire.states import FAILED, RankState
 
 MISSING = "missing"
 MAX_NAME, MAX_MESSAGE, MAX_TRACEBACK = 200, 4_000, 20_000
@@ -58,7 +59,7 @@ class Outcome:
 
     rank: int
     attempt: int
-    state: str  # returned, raised, exited, killed, stopped, lost
+    state: RankState
     at_s: float
     exit_code: int | None = None
     signal: int | None = None
@@ -68,7 +69,7 @@ class Outcome:
 
     @property
     def is_failure(self) -> bool:
-        return self.state in ("raised", "exited", "killed", "lost")
+        return self.state in FAILED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +91,19 @@ class ResultHeader:
         return Outcome(
             rank=self.rank,
             attempt=self.attempt,
-            state=self.state[:MAX_NAME],
+            state=_read_state(self.state),
             at_s=self.at_s,
             exit_code=self.exit_code,
             error=self.error.clip() if self.error else None,
         )
+
+
+def _read_state(word: str) -> RankState:
+    """Anybody may have written the file it is from: a word of their own is no success."""
+    try:
+        return RankState(word)
+    except ValueError:
+        return RankState.EXITED
 
 
 def write_result(path: Path, header: ResultHeader, payload: bytes) -> None:

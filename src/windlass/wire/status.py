@@ -9,6 +9,9 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from windlass import names
+from windlass.wire.states import NOT_ENDED, MomentName, NodeState, RankState
+
 
 class Phase(str, enum.Enum):
     """Where a job is; the last four are final."""
@@ -41,14 +44,33 @@ class FailureKind(str, enum.Enum):
     UNKNOWN = "outcome not known"
 
 
+def add_hint(message: str, hint: str) -> str:
+    """What is so and what to do about it, where there is room for one text only."""
+    return f"{message} -> {hint}" if hint else message
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """One thing that is so, since when, and why. Programs match on `reason`, people read `message`."""
+    """One thing that is so, since when, and why. Programs match on `reason`, people read the rest."""
 
     type: str
     reason: str
     message: str
     since_s: float
+    hint: str = ""  # what to do about it
+
+    @property
+    def text(self) -> str:
+        return add_hint(self.message, self.hint)
+
+
+_REASONS: Mapping[FailureKind, str] = {
+    FailureKind.LOST_NODE: names.REASON_NODE_LOST,
+    FailureKind.TIMEOUT: names.REASON_TIMEOUT,
+    FailureKind.CANCELLED: names.REASON_CANCELLED,
+    FailureKind.START_FAILED: names.REASON_START_FAILED,
+    FailureKind.UNKNOWN: names.REASON_OUTCOME_UNKNOWN,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +97,12 @@ class Verdict:
     def where(self) -> str:
         return f"{self.file}:{self.line}" if self.file else ""
 
+    @property
+    def reason(self) -> str:
+        """What the job's conditions say of it, for programs."""
+        own = names.REASON_NODE_LOST if self.rank is None else names.REASON_RANK_FAILED
+        return _REASONS.get(self.kind, own)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
@@ -94,7 +122,7 @@ class RankStatus:
 
     rank: int
     node: int
-    state: str = "pending"  # pending, running, returned, raised, exited, killed, stopped, lost
+    state: RankState = RankState.PENDING
     pid: int | None = None
     step: int | None = None
 
@@ -105,7 +133,7 @@ class NodeStatus:
 
     index: int
     name: str
-    state: str = "pending"  # pending, joined, ready, left, lost
+    state: NodeState = NodeState.PENDING
     pid: int | None = None
     python: str = ""
     host: str = ""  # the machine it is on, where that has a name of its own
@@ -115,7 +143,7 @@ class NodeStatus:
 class Moment:
     """One line of the timeline from submit to the end."""
 
-    name: str
+    name: MomentName
     at_s: float
 
 
@@ -146,9 +174,9 @@ class JobStatus:
     def lose_ranks(self) -> tuple[RankStatus, ...]:
         """The ranks when all that had not ended are lost."""
         return tuple(
-            replace(rank, state="lost") if rank.state in ("pending", "running") else rank
+            replace(rank, state=RankState.LOST) if rank.state in NOT_ENDED else rank
             for rank in self.ranks
         )
 
-    def count(self, state: str) -> int:
+    def count(self, state: RankState) -> int:
         return sum(rank.state == state for rank in self.ranks)

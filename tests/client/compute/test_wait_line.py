@@ -83,12 +83,12 @@ def test_a_terminal_has_one_line_that_is_rewritten(terminal, monkeypatch):
 def test_what_is_too_long_for_a_terminal_is_said_whole_once(terminal, monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal.stream)
     line = WaitLine()
-    text = f"c: {'each pod wants more than there is, ' * 4}-> ask for less"
+    message = f"c: {'each pod wants more than there is, ' * 4}".rstrip()
     for _ in range(3):
-        line.show(text)
+        line.show(message, "ask for less")
     sent = terminal.read()
     *whole, below = sent.split("\r\n")
-    assert " ".join(line.strip() for line in whole) == f"windlass: {text}"
+    assert " ".join(line.strip() for line in whole) == f"windlass: {message} -> ask for less"
     assert whole[-1] == "  -> ask for less", "what to do begins a line"
     assert all(len(line) < 80 for line in whole), "and no word is torn"
     assert below.count("windlass: waiting (0.0s)") == 3

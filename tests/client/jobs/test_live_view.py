@@ -274,13 +274,14 @@ def test_the_quiet_view_is_quiet(capsys):
 
 
 def test_what_blocks_is_told_in_whole_words_and_what_to_do_begins_a_line():
-    text = f"{'each pod wants more than there is, ' * 4}-> windlass compute rm my-idle-compute"
-    blocker = Condition(type="blocker", reason="X", message=text, since_s=1.0)
+    message = ("each pod wants more than there is, " * 4).rstrip()
+    hint = "windlass compute rm my-idle-compute"
+    blocker = Condition(type="blocker", reason="X", message=message, hint=hint, since_s=1.0)
     blocked = status(Phase.PENDING, conditions=(blocker,))
     for messages in (Tty(), io.StringIO()):
         LiveView(out=io.StringIO(), messages=messages).show(blocked, [])
         *whole, _ = messages.getvalue().split("\n")
-        assert " ".join(one.strip() for one in whole) == f"windlass: {text}"
+        assert " ".join(one.strip() for one in whole) == f"windlass: {message} -> {hint}"
         if messages.isatty():
             assert whole[-1] == "  -> windlass compute rm my-idle-compute"
             assert max(map(len, whole)) < 100

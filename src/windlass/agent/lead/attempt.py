@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from windlass.agent.lead.failure import choose_first, is_consequence, make_verdict
 from windlass.plan.plan import Plan
 from windlass.wire.results import Outcome
+from windlass.wire.states import RankState
 from windlass.wire.status import Verdict
 
 
@@ -58,7 +59,7 @@ class Attempt:
                     yield Outcome(
                         rank=rank,
                         attempt=self.number,
-                        state="lost",
+                        state=RankState.LOST,
                         at_s=time.time(),
                         note=note,
                     )

@@ -47,6 +47,7 @@ from windlass.wire.messages.computes import (
 )
 from windlass.wire.messages.ranks import RankReport
 from windlass.wire.payloads import forget
+from windlass.wire.states import RankState
 from windlass.wire.status import FailureKind, Phase, Verdict
 
 logger = logging.getLogger(__name__)
@@ -294,7 +295,7 @@ class CallLead(WorldPool):
         else:
             call.answered(answer)
         has_ended = call.has_returned and call.stop is None
-        is_raised = isinstance(message, CallAnswer) and message.state == "raised"
+        is_raised = isinstance(message, CallAnswer) and message.state == RankState.RAISED
         if is_raised or call.asked.collect == "all" or message.rank == 0:
             call.pass_on(answer, at_once=is_item)
         if has_ended:

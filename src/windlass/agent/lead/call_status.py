@@ -10,6 +10,7 @@ from windlass.agent.lead.call_state import Call
 from windlass.plan.plan import Plan
 from windlass.wire.initial_status import make_ranks
 from windlass.wire.job_folder import JobFolder
+from windlass.wire.states import RankState
 from windlass.wire.status import Condition, JobStatus, Phase, RankStatus
 
 _PHASES = {
@@ -52,7 +53,8 @@ def _explain(call: Call, ahead: int) -> tuple[Condition, ...]:
 
 def _see(rank: RankStatus, call: Call) -> RankStatus:
     outcome = call.attempt.outcomes.get(rank.rank) if call.attempt else None
-    state = outcome.state if outcome else "stopped" if call.is_final else "running"
+    unheard = RankState.STOPPED if call.is_final else RankState.RUNNING
+    state = outcome.state if outcome else unheard
     return replace(rank, state=state)
 
 

@@ -9,11 +9,11 @@ import signal
 from collections import Counter
 from collections.abc import Iterable
 
-from windlass import names
 from windlass.agent.frameworks.framework_table import load_framework
 from windlass.errors import StepFailed
 from windlass.plan.plan import Plan
 from windlass.wire.results import ErrorInfo, Outcome
+from windlass.wire.states import RankState
 from windlass.wire.status import FailureKind, Verdict
 
 _STEP_FAILED = f"{StepFailed.__module__}.{StepFailed.__qualname__}"
@@ -40,9 +40,9 @@ def make_verdict(
     if first is None:
         return None
     node = plan.node_of(first.rank)
-    others = Counter(outcome.state for outcome in outcomes if outcome.rank != first.rank)
+    others: Counter[str] = Counter(o.state for o in outcomes if o.rank != first.rank)
     if running:
-        others["running"] += running
+        others[RankState.RUNNING] += running
     error = first.error
     return Verdict(
         kind=_classify(first),
@@ -64,11 +64,11 @@ def make_verdict(
 
 
 def _classify(outcome: Outcome) -> FailureKind:
-    if outcome.state == "lost":
+    if outcome.state == RankState.LOST:
         return FailureKind.LOST_NODE
     if outcome.out_of_memory or (outcome.error and _is_memory_error(outcome.error.type)):
         return FailureKind.OUT_OF_MEMORY
-    if outcome.state == "killed":
+    if outcome.state == RankState.KILLED:
         return FailureKind.KILLED
     if _never_started(outcome):
         return FailureKind.START_FAILED
@@ -78,7 +78,7 @@ def _classify(outcome: Outcome) -> FailureKind:
 
 
 def _never_started(outcome: Outcome) -> bool:
-    return outcome.state == "exited" and outcome.exit_code is None and outcome.error is None
+    return outcome.state == RankState.EXITED and outcome.exit_code is None and outcome.error is None
 
 
 def _is_memory_error(type_name: str) -> bool:
@@ -92,7 +92,7 @@ def _memory_limit(plan: Plan) -> str:
 
 def _describe(outcome: Outcome, node_name: str, memory: str) -> str:
     who = f"rank {outcome.rank} on {node_name}"
-    if outcome.state == "lost":
+    if outcome.state == RankState.LOST:
         why = f": {outcome.note}" if outcome.note else ""
         return f"{node_name} was lost with rank {outcome.rank} on it{why}"
     if outcome.out_of_memory:
@@ -156,13 +156,3 @@ def make_job_verdict(
         at_s=at_s,
         next=f"windlass logs {plan.job_id}",
     )
-
-
-def reason_of(verdict: Verdict) -> str:
-    """What a status says of it."""
-    return {
-        FailureKind.LOST_NODE: names.REASON_NODE_LOST,
-        FailureKind.TIMEOUT: names.REASON_TIMEOUT,
-        FailureKind.CANCELLED: names.REASON_CANCELLED,
-        FailureKind.START_FAILED: names.REASON_START_FAILED,
-    }.get(verdict.kind, names.REASON_RANK_FAILED)

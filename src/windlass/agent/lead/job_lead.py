@@ -14,7 +14,7 @@ from dataclasses import replace
 from windlass import names
 from windlass.agent.frameworks.framework_table import load_framework
 from windlass.agent.lead.attempt import Attempt
-from windlass.agent.lead.failure import make_job_verdict, reason_of
+from windlass.agent.lead.failure import make_job_verdict
 from windlass.agent.lead.lead_inbox import LeadInbox
 from windlass.agent.lead.missing_nodes import judge_missing
 from windlass.agent.lead.owed_results import find_owing, render_missing
@@ -32,6 +32,7 @@ from windlass.wire.messages.jobs import (
     ReleaseRanks,
     StartAttempt,
 )
+from windlass.wire.states import MomentName
 from windlass.wire.status import FailureKind, Phase, Verdict
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class Lead(LeadInbox):
             self._status_writer.set_phase(Phase.SUCCEEDED, names.REASON_ALL_RETURNED, message)
             return
         phase = Phase.CANCELLED if verdict.kind is FailureKind.CANCELLED else Phase.FAILED
-        self._status_writer.set_phase(phase, reason_of(verdict), verdict.message)
+        self._status_writer.set_phase(phase, verdict.reason, verdict.message)
 
     async def _run_attempts(self) -> Verdict | None:
         verdict = await self._gather() or self._take_over()
@@ -112,7 +113,7 @@ class Lead(LeadInbox):
             return self._stop
         if is_late:
             return self._judge_missing()
-        self._status_writer.mark("nodes joined")
+        self._status_writer.mark(MomentName.NODES_JOINED)
         return None
 
     @property
@@ -313,7 +314,7 @@ class Lead(LeadInbox):
     async def _stop_attempt(self) -> Verdict:
         """End the attempt everywhere at once; the verdict does not wait for the slowest rank."""
         why = self._stop.message if self._stop else "a rank failed"
-        self._status_writer.set_phase(Phase.STOPPING, reason_of(self._make_verdict()), why)
+        self._status_writer.set_phase(Phase.STOPPING, self._make_verdict().reason, why)
         await self._hear_cause(lambda: self._attempt.are_all_done, timeout_s=self._plan.grace_s)
         self._is_stopping = True
         self._order(self._make_stop(now=self._now))

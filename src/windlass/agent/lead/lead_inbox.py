@@ -37,6 +37,7 @@ from windlass.wire.messages.jobs import (
 from windlass.wire.messages.link import FilePiece, Heartbeat
 from windlass.wire.messages.ranks import RankDone, RankReport, RankRunning
 from windlass.wire.results import Outcome
+from windlass.wire.states import MomentName, NodeState, RankState
 from windlass.wire.status import FailureKind, Phase, Verdict
 
 logger = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ class LeadInbox:
             if about.lost_lead is not None:
                 self._one_world.hear_of_lost_lead(about.memory, about.lost_lead)
         self._status_writer.set_node(
-            index, state="joined", pid=about.pid, python=about.python, host=about.host
+            index, state=NodeState.JOINED, pid=about.pid, python=about.python, host=about.host
         )
         self._check_python(index, about.python)
         self._changed.set()
@@ -125,7 +126,7 @@ class LeadInbox:
         if may_run or parting is not Parting.CUT:
             self._one_world.lose(Seat(index=index, incarnation=member.incarnation), parting)
         logger.warning("%s is gone%s", name, f": {why}" if why else "")
-        self._status_writer.set_node(index, state="lost")
+        self._status_writer.set_node(index, state=NodeState.LOST)
         note = "; ".join(
             part for part in (why, f"it was on {member.host}" * bool(member.host)) if part
         )
@@ -185,17 +186,17 @@ class LeadInbox:
 
     def _take_started(self, _index: int, message: RankStarted) -> None:
         if message.rank < self._attempt.num_ranks:
-            self._status_writer.set_rank(message.rank, pid=message.pid, state="running")
+            self._status_writer.set_rank(message.rank, pid=message.pid, state=RankState.RUNNING)
 
     def _take_running(self, _index: int, message: RankRunning) -> None:
         self._attempt.running.add(message.rank)
         if len(self._attempt.running) == self._attempt.num_ranks:
-            self._status_writer.mark("ranks running", message.at_s)
+            self._status_writer.mark(MomentName.RANKS_RUNNING, message.at_s)
 
     def _take_done(self, _index: int, message: RankDone) -> None:
         if message.rank < self._attempt.num_ranks:
             self._attempt.done.add(message.rank)
-            self._status_writer.set_rank(message.rank, state="returned")
+            self._status_writer.set_rank(message.rank, state=RankState.RETURNED)
 
     def _take_report(self, _index: int, message: RankReport) -> None:
         self._status_writer.report(message)
@@ -224,9 +225,9 @@ class LeadInbox:
     def _take_ready(self, index: int, message: ImportsReady) -> None:
         if message.is_complete and index in self._roster:
             self._roster[index].has_imported = True
-            self._status_writer.set_node(index, state="ready")
+            self._status_writer.set_node(index, state=NodeState.READY)
         if self._roster.have_all_imported:
-            self._status_writer.mark("imports done")
+            self._status_writer.mark(MomentName.IMPORTS_DONE)
         if message.culprit:
             self._status_writer.add_condition(
                 "warning",

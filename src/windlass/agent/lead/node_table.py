@@ -29,6 +29,7 @@ from windlass.wire.lead_handover import LeadHandover, Seat
 from windlass.wire.message import Message
 from windlass.wire.messages.computes import SetUpNode
 from windlass.wire.messages.jobs import EndAgent, JoinLead
+from windlass.wire.states import NodeState
 from windlass.wire.status import FailureKind, Verdict
 
 logger = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ class NodeTable(WorldRendezvous):
             send=send, ship=ship, host=about.host, address=about.address
         )
         self._status_writer.set_node(
-            index, state="joined", pid=about.pid, python=about.python, host=about.host
+            index, state=NodeState.JOINED, pid=about.pid, python=about.python, host=about.host
         )
         self._changed.set()
 
@@ -109,7 +110,7 @@ class NodeTable(WorldRendezvous):
             return
         logger.warning("node %s is gone%s", index, f": {why}" if why else "")
         if self.knows(index):
-            self._status_writer.set_node(index, state="lost")
+            self._status_writer.set_node(index, state=NodeState.LOST)
 
     def _lose_sight(self, index: int, parting: Parting) -> None:
         if parting is Parting.LEAVING and index in self._members:

@@ -19,6 +19,7 @@ from windlass.wire.initial_status import make_first_status, make_ranks, render_s
 from windlass.wire.job_folder import JobFolder, write_atomically
 from windlass.wire.messages.ranks import RankReport
 from windlass.wire.partial_world import render_world
+from windlass.wire.states import MomentName
 from windlass.wire.status import Condition, Moment, Phase, Progress, Verdict
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class StatusWriter:
         condition = Condition(type=kind, reason=reason, message=message, since_s=time.time())
         self._set(conditions=(*self.status.conditions, condition))
 
-    def mark(self, name: str, at_s: float | None = None) -> None:
+    def mark(self, name: MomentName, at_s: float | None = None) -> None:
         """The first time something happened."""
         if all(moment.name != name for moment in self.status.timeline):
             moments = (*self.status.timeline, Moment(name=name, at_s=at_s or time.time()))
@@ -128,7 +129,7 @@ class StatusWriter:
         self._reports[rank] = report.replaced(metrics=dict(metrics))
         if step is not None:
             self.set_rank(rank, step=step)
-            self.mark("first step", report.at_s)
+            self.mark(MomentName.FIRST_STEP, report.at_s)
         self._set(progress=self._make_progress(report.at_s))
 
     def _make_progress(self, at_s: float) -> Progress:

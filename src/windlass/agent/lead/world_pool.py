@@ -41,6 +41,7 @@ from windlass.wire.messages.computes import (
 from windlass.wire.messages.forkserver import CallRankSetup
 from windlass.wire.messages.jobs import ImportsReady, NodeTrouble
 from windlass.wire.messages.link import Heartbeat
+from windlass.wire.states import NodeState
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class WorldPool(NodeTable):
             SharedStoreGone: self.hear_of_lost_store,
             CodeSynced: self._take_synced,
             NodeSetUp: self._take_set_up,
-            ImportsReady: lambda index, *_: status_writer.set_node(index, state="ready"),
+            ImportsReady: lambda index, *_: status_writer.set_node(index, state=NodeState.READY),
             NodeTrouble: self._take_trouble,
             Heartbeat: lambda *_: None,
         }

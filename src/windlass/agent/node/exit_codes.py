@@ -14,6 +14,7 @@ from windlass import records
 from windlass.errors import ProtocolError
 from windlass.trusted import open_now
 from windlass.wire.results import ErrorInfo, Outcome, ResultHeader
+from windlass.wire.states import RankState
 
 _MAX_ERROR_BYTES = 4 << 20
 
@@ -35,10 +36,14 @@ def judge_exit(
 
     A rank that owes no result (a script, a command) has done its work when it exits with 0, however it did.
     """
-    outcome = Outcome(rank=rank, attempt=attempt, state="stopped", at_s=at_s)
-    if code == 0 and (not owes_result or (header is not None and header.state == "returned")):
-        return replace(outcome, state="returned", at_s=header.at_s if header else at_s, exit_code=0)
-    if header is not None and header.state != "returned":
+    outcome = Outcome(rank=rank, attempt=attempt, state=RankState.STOPPED, at_s=at_s)
+    if code == 0 and (
+        not owes_result or (header is not None and header.state == RankState.RETURNED)
+    ):
+        return replace(
+            outcome, state=RankState.RETURNED, at_s=header.at_s if header else at_s, exit_code=0
+        )
+    if header is not None and header.state != RankState.RETURNED:
         was_first = stopped_at_s is None or header.at_s < stopped_at_s
         return header.outcome() if was_first else replace(outcome, exit_code=code)
     # a SIGKILL that was not ours came before our order to stop, even if we hear of it after
@@ -47,11 +52,11 @@ def judge_exit(
     if code < 0:
         return replace(
             outcome,
-            state="killed",
+            state=RankState.KILLED,
             signal=-code,
             out_of_memory=out_of_memory and code == -signal.SIGKILL,
         )
-    return replace(outcome, state="exited", exit_code=code, error=error)
+    return replace(outcome, state=RankState.EXITED, exit_code=code, error=error)
 
 
 def read_error_file(path: Path) -> ErrorInfo | None:

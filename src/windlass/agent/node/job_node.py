@@ -58,6 +58,7 @@ from windlass.wire.messages.jobs import (
 from windlass.wire.messages.link import Heartbeat, Welcome
 from windlass.wire.messages.ranks import RankDone, RankFailed, RankReport, RankRunning
 from windlass.wire.results import Outcome, ResultHeader, read_header
+from windlass.wire.states import RankState
 
 logger = logging.getLogger(__name__)
 
@@ -274,7 +275,9 @@ class Node:
     def _on_never_started(self, rank: _Rank) -> None:
         del self._ranks[rank.number]
         rank.streams.close()
-        outcome = Outcome(rank=rank.number, attempt=self._attempt, state="exited", at_s=time.time())
+        outcome = Outcome(
+            rank=rank.number, attempt=self._attempt, state=RankState.EXITED, at_s=time.time()
+        )
         self._send(RankEnded(outcome=outcome, exited=True))
         self._check_stopped()
 

@@ -35,6 +35,7 @@ from windlass.wire.messages.computes import (
     RunCall,
 )
 from windlass.wire.messages.forkserver import CallRankSetup
+from windlass.wire.states import RankState
 
 _AHEAD_BYTES = 4 << 20  # of a stream, before its readers must have caught up
 _ITEM_BYTES = 1 << 10  # what an item costs besides its own bytes
@@ -110,7 +111,7 @@ class _Callee:
                 value = self._stream(order, value)
             is_wanted = order.collect == "all" or self._rank == 0
             packed = payloads.pack(value, name="result") if is_wanted else []
-            self._answer(order, packed, state="returned")
+            self._answer(order, packed, state=RankState.RETURNED)
         except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is the answer
             raised = error
         else:
@@ -191,23 +192,23 @@ class _Callee:
         except BundleError:
             packed = []
         info = make_error(error, root=self._about.root)
-        self._answer(order, packed, state="raised", error=info)
+        self._answer(order, packed, state=RankState.RAISED, error=info)
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
     def _exited(self, order: RunCall, error: SystemExit) -> int:
         """As Python does it: no code is success, a text is printed and a failure."""
         code = read_exit_code(error)
         if code == 0:
-            self._answer(order, payloads.pack(None, name="result"), state="returned")
+            self._answer(order, payloads.pack(None, name="result"), state=RankState.RETURNED)
             return 0
         if not isinstance(error.code, int):
             sys.stderr.write(f"{error.code}\n")
         info = make_error(error, root=self._about.root)
-        self._answer(order, [], state="exited", exit_code=code, error=info)
+        self._answer(order, [], state=RankState.EXITED, exit_code=code, error=info)
         return code
 
     def _answer(
-        self, order: RunCall, segments: list[payloads.Segment], *, state: str, **fields: Any
+        self, order: RunCall, segments: list[payloads.Segment], *, state: RankState, **fields: Any
     ) -> None:
         sizes = [len(segment) for segment in segments]
         answer = CallAnswer(call=order.id, sizes=sizes, at_s=time.time(), state=state, **fields)
@@ -216,7 +217,7 @@ class _Callee:
         except OSError as error:
             what = f"the result of {sum(sizes)} bytes could not be kept: {error.strerror}"
             info = make_error(OSError(error.errno, what), root=self._about.root)
-            self._say(answer.replaced(state="raised", error=info, sizes=[]), [])
+            self._say(answer.replaced(state=RankState.RAISED, error=info, sizes=[]), [])
 
     def _say(self, message: CallAnswer | CallItem, segments: list[payloads.Segment]) -> None:
         """What came of a call; OSError where it is large, and there is no room for it."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from windlass import names
 from windlass.errors import StepFailed
 from windlass.wire.job_folder import JobFolder
+from windlass.wire.states import RankState
 
 
 def run_prelude(job: JobFolder, *, rank: int, attempt: int) -> None:
@@ -47,7 +48,9 @@ def _leave_error(path: Path, error: Exception, *, rank: int, attempt: int) -> No
     from windlass.wire.results import ResultHeader, write_result
 
     about = make_error(error, root="")
-    header = ResultHeader(rank=rank, attempt=attempt, at_s=time.time(), state="raised", error=about)
+    header = ResultHeader(
+        rank=rank, attempt=attempt, at_s=time.time(), state=RankState.RAISED, error=about
+    )
     with contextlib.suppress(OSError):  # a full disk: the log has it
         write_result(path, header, b"")
 

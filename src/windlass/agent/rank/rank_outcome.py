@@ -27,6 +27,7 @@ from windlass.wire import pickling
 from windlass.wire.message import Message
 from windlass.wire.messages.ranks import RankDone, RankFailed, RankRunning
 from windlass.wire.results import ResultHeader, write_result
+from windlass.wire.states import RankState
 
 _MAX_TEXT = 10_000
 
@@ -86,7 +87,7 @@ class RankOutcome:
             return self._raised(error)
         try:
             text, is_json, plain = describe(value)
-            self._write(payload, state="returned", repr=text, is_json=is_json, json=plain)
+            self._write(payload, state=RankState.RETURNED, repr=text, is_json=is_json, json=plain)
         except OSError as error:
             if not self._owes_result:  # a script that ends well has ended well, on a full disk too
                 return self._done()
@@ -107,7 +108,7 @@ class RankOutcome:
             print(error.code, file=sys.stderr)  # noqa: T201 - as Python does
         if not self._is_fork:
             info = make_error(error, root=self._root)
-            self._tell(b"", state="exited", exit_code=code, error=info)
+            self._tell(b"", state=RankState.EXITED, exit_code=code, error=info)
         return code
 
     def _raised(self, error: BaseException) -> int:
@@ -118,7 +119,7 @@ class RankOutcome:
                 payload = pickling.dump(error, name="exception")
             except BundleError:
                 payload = b""
-            self._tell(payload, state="raised", error=info)
+            self._tell(payload, state=RankState.RAISED, error=info)
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
     # -- telling it ----------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from windlass.wire.messages.calls import (
     EndCall,
 )
 from windlass.wire.results import ResultHeader
+from windlass.wire.states import RankState
 from windlass.wire.status import JobStatus, Verdict
 
 _SKEW_S = 1.0  # that clocks of nodes may differ by
@@ -125,8 +126,9 @@ class CallJob(Job):
     @staticmethod
     def _describe(reply: Reply, rank: int) -> ResultHeader:
         said = reply.results[rank][0]
-        header = ResultHeader(rank=rank, attempt=0, state=said.state, at_s=said.at_s)
-        if said.state != "returned":
+        state = said.state or RankState.RETURNED
+        header = ResultHeader(rank=rank, attempt=0, state=state, at_s=said.at_s)
+        if said.state != RankState.RETURNED:
             return replace(header, error=said.error)
         try:
             text, is_json, plain = describe(reply.value(rank))

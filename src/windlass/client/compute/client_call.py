@@ -43,6 +43,7 @@ from windlass.wire.messages.calls import (
 from windlass.wire.messages.computes import CallAnswer, MakeObject, PayloadPart, SyncCode
 from windlass.wire.payloads import Segment, forget
 from windlass.wire.results import ResultHeader
+from windlass.wire.states import RankState
 from windlass.wire.status import Verdict
 
 RankSaid = CallAnswer | CallResult
@@ -116,11 +117,11 @@ class Reply:
         if verdict is None:
             return None
         result = self.results.get(verdict.rank) if verdict.rank is not None else None
-        if result is None or result[0].state != "raised" or result[0].error is None:
+        if result is None or result[0].state != RankState.RAISED or result[0].error is None:
             return make_failure(verdict)
         said, segments = result
         about = ResultHeader(
-            rank=said.rank, attempt=0, state="raised", at_s=said.at_s, error=said.error
+            rank=said.rank, attempt=0, state=RankState.RAISED, at_s=said.at_s, error=said.error
         )
         error = load_error(about, b"".join(segments[:1]))
         if isinstance(error, SystemExit):  # which would end this process as well

@@ -13,11 +13,11 @@ from windlass import records
 from windlass.client.user import name_user
 from windlass.engines.protocol import ComputeEngine, JobRef, make_compute_engine
 from windlass.errors import WindlassError
-from windlass.kube.blocker import ARROW, needs_room
+from windlass.kube.blocker import needs_room
 from windlass.plan.plan import Plan
 from windlass.settings import Settings
 from windlass.spec.work import Calls
-from windlass.wire.status import JobStatus
+from windlass.wire.status import Condition, JobStatus
 
 _MAX_NAMED = 3
 
@@ -83,21 +83,21 @@ class IdleComputes:
             self._found[ref] = ()
             with contextlib.suppress(OSError, WindlassError):
                 self._found[ref] = tuple(find_holders(self._engine, ref))
-        named = tuple(
-            replace(c, message=self.add_to(c.message, ref)) if needs_room(c) else c
-            for c in status.conditions
-        )
-        return replace(status, conditions=named)
+        named = (self._name(c, ref) if needs_room(c) else c for c in status.conditions)
+        return replace(status, conditions=tuple(named))
 
-    def add_to(self, text: str, ref: JobRef) -> str:
-        """A text on what a job lacks, and the holders that were found for it, if any."""
+    def _name(self, condition: Condition, ref: JobRef) -> Condition:
+        message, hint = self.add_to(condition.message, condition.hint, ref)
+        return replace(condition, message=message, hint=hint)
+
+    def add_to(self, message: str, hint: str, ref: JobRef) -> tuple[str, str]:
+        """What a job lacks and what to do about it, with the holders that were found for it, if any."""
         shown = self._found.get(ref, ())[:_MAX_NAMED]
         if not shown:
-            return text
+            return message, hint
         held = "; ".join(map(str, shown))
         remedy = " or ".join(self._remove(holder.name) for holder in shown)
-        message, _, hint = text.partition(ARROW)
-        return f"{message}; {held}{ARROW}{remedy}{f'; or {hint}' if hint else ''}"
+        return f"{message}; {held}", f"{remedy}; or {hint}" if hint else remedy
 
 
 def explain_by(ref: JobRef, settings: Settings) -> Callable[[JobStatus], JobStatus]:

@@ -22,6 +22,7 @@ from windlass.near_names import did_you_mean
 from windlass.plan.plan import Plan
 from windlass.settings import Settings, read_settings, start_folder
 from windlass.wire.message import to_plain
+from windlass.wire.states import NodeState
 from windlass.wire.status import JobStatus
 
 _HERE = "local"
@@ -116,8 +117,8 @@ def look(compute: FoundCompute) -> LiveCompute:
 
 def _explain(status: JobStatus, error: Exception) -> dict[str, Any]:
     """Why its lead cannot be asked: it is not up yet, or it does not answer."""
-    blocked = [c.message for c in status.conditions if c.type == CONDITION]
-    if blocked or any(node.state == "pending" for node in status.nodes[:1]):
+    blocked = [c.text for c in status.conditions if c.type == CONDITION]
+    if blocked or any(node.state == NodeState.PENDING for node in status.nodes[:1]):
         return {"state": "starting", "why": "; ".join(blocked)}
     return {"state": "silent", "why": str(error)}
 

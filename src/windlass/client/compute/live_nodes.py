@@ -40,6 +40,7 @@ from windlass.trusted import make_own
 from windlass.wire.message import Message
 from windlass.wire.messages.calls import AskInfo, ComputeInfo, ConfigureCompute, ScaleNodes
 from windlass.wire.payloads import remove_spills
+from windlass.wire.states import NodeState
 
 _RETRY_S = 0.1
 _TELL_S = 5.0
@@ -337,14 +338,18 @@ class LiveNodes:
                 self._restart_lost(ref)
         if not self.is_remote:
             return
-        blocked = self._start_wait.explain(engine.status(ref), ref)
-        waiting_line.show(f"{self.name}: {what}{f': {blocked}' if blocked else ''}")
+        blocked, hint = self._start_wait.explain(engine.status(ref), ref)
+        waiting_line.show(f"{self.name}: {what}{f': {blocked}' if blocked else ''}", hint)
 
     def _restart_lost(self, ref: JobRef) -> None:
         """Nodes of this machine that died are started again by the client that misses them."""
         info = ask_at(self.wanted.engine, ref)
         missing = [i for i in range(info.nodes) if i not in info.here]
-        lost = {node.index for node in self.wanted.engine.status(ref).nodes if node.state == "lost"}
+        lost = {
+            node.index
+            for node in self.wanted.engine.status(ref).nodes
+            if node.state == NodeState.LOST
+        }
         if todo := [index for index in missing if index in lost]:
             say(f"{self.name}: starting node {', '.join(map(str, todo))} again")
             self.wanted.engine.grow(ref, todo, info.nodes, hidden=self.wanted.hidden)

@@ -15,7 +15,7 @@ from windlass.client.compute.idle_computes import IdleComputes, remove_by_call
 from windlass.client.compute.wait_line import waiting_line
 from windlass.engines.protocol import JobRef
 from windlass.errors import EngineError, WindlassError
-from windlass.kube.blocker import ARROW, CONDITION
+from windlass.kube.blocker import CONDITION
 from windlass.waiting import wait_until
 from windlass.wire.status import JobStatus, Phase
 
@@ -60,19 +60,21 @@ class StartWait:
         status = self._wanted.engine.status(ref)
         if status.phase.is_final:
             said = status.verdict.message if status.verdict else "it ended"
-            message, _, advice = speak_python(self._holders.add_to(said, ref)).partition(ARROW)
-            hint = advice or f"windlass why {ref.job_id}"
-            raise EngineError(f"{self._name} did not start: {message}", hint=hint)
+            advice = next((c.hint for c in status.conditions if c.type == CONDITION), "")
+            message, hint = map(speak_python, self._holders.add_to(said, advice, ref))
+            why = f"windlass why {ref.job_id}"
+            raise EngineError(f"{self._name} did not start: {message}", hint=hint or why)
         if status.phase is Phase.RUNNING:
             return True
-        if blocked := self.explain(status, ref):
-            waiting_line.show(f"{self._name}: {blocked}")
+        blocked, hint = self.explain(status, ref)
+        if blocked:
+            waiting_line.show(f"{self._name}: {blocked}", hint)
         return False
 
     def make_late(self, ref: JobRef) -> EngineError:
         """That it is not up in time, why, and what can be done."""
         status = self._wanted.engine.status(ref)
-        blocked, _, advice = self.explain(status, ref).partition(ARROW)
+        blocked, advice = self.explain(status, ref)
         message = f"node 0 of {self._name} is not up after {self._timeout_s:g} s (launch_timeout)"
         return EngineError(
             f"{message}: {blocked}" if blocked else message,
@@ -83,7 +85,9 @@ class StartWait:
         ttl_s = self._wanted.ttl_s
         return "" if ttl_s is None else f" for {ttl_s:g} s more (inactivity_ttl)"
 
-    def explain(self, status: JobStatus, ref: JobRef) -> str:
-        """What keeps its nodes, and which of the user's own computes."""
+    def explain(self, status: JobStatus, ref: JobRef) -> tuple[str, str]:
+        """What keeps its nodes, and which of the user's own computes; what to do about it."""
         told = self._holders.name_in(status, ref)
-        return speak_python("; ".join(c.message for c in told.conditions if c.type == CONDITION))
+        blockers = [c for c in told.conditions if c.type == CONDITION]
+        hints = dict.fromkeys(c.hint for c in blockers if c.hint)
+        return speak_python("; ".join(c.message for c in blockers)), speak_python("; ".join(hints))

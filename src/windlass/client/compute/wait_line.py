@@ -11,6 +11,7 @@ import time
 
 from windlass.client.jobs.live_view import render_seconds
 from windlass.client.terminal import can_draw, clean, paint, wants_colour, wrap_advice
+from windlass.wire.status import add_hint
 
 _REDRAW_S = 0.5
 
@@ -24,9 +25,10 @@ class WaitLine:
         self._drawn_s = 0.0
         self._is_drawn = False
 
-    def show(self, text: str) -> None:
+    def show(self, message: str, hint: str = "") -> None:
         """This is waited for. What was said already is not said again, only for how long by now."""
-        text, now_s = clean(" ".join(text.split()), colour=False), time.monotonic()
+        message, hint = _flatten(message), _flatten(hint)
+        text, now_s = add_hint(message, hint), time.monotonic()
         is_new = text != self._text
         if is_new:
             self._text, self._since_s = text, now_s
@@ -35,7 +37,8 @@ class WaitLine:
                 self._write(f"windlass: {text}\n")
             return
         if is_new and len(self._render(text, now_s)) > _width():  # then whole, and above the line
-            self._write(f"{self._begin()}{wrap_advice(f'windlass: {text}', _width())}\n")
+            lines = wrap_advice(f"windlass: {message}", hint, _width())
+            self._write(f"{self._begin()}{lines}\n")
             self._is_drawn = False
         if is_new or now_s - self._drawn_s >= _REDRAW_S:
             self._draw(now_s)
@@ -68,6 +71,10 @@ class WaitLine:
         """What was waited for has come: the same is news when it is waited for again."""
         self.erase()
         self._text = ""
+
+
+def _flatten(text: str) -> str:
+    return clean(" ".join(text.split()), colour=False)
 
 
 def _width() -> int:

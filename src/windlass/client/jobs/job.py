@@ -20,6 +20,7 @@ from windlass.errors import RankFailed, SpecError, WaitTimeout
 from windlass.waiting import wait_until
 from windlass.wire.log_lines import LogLine, LogQuery
 from windlass.wire.results import MISSING, ResultHeader
+from windlass.wire.states import RankState
 from windlass.wire.status import JobStatus, Phase, Verdict
 
 _POLL_S = 0.05
@@ -137,7 +138,7 @@ class Job:
         error: BaseException | None = None
         if verdict.rank is not None and verdict.exception:
             result = self._engine.results(self.ref)[verdict.rank]
-            if result is not None and result[0].state == "raised":
+            if result is not None and result[0].state == RankState.RAISED:
                 error = load_error(*result)
         if error is None:
             error = make_failure(verdict)
@@ -177,6 +178,6 @@ class Job:
             return None
         if result[0].state == MISSING:
             raise make_missing_error(result[0])
-        if result[0].state != "returned":
+        if result[0].state != RankState.RETURNED:
             raise RankFailed(f"rank {rank} left no result")
         return load_value(*result)

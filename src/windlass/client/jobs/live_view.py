@@ -14,17 +14,18 @@ from typing import Protocol, TextIO
 
 from windlass.client.terminal import can_draw, clean, paint, rank_colour, wants_colour, wrap_advice
 from windlass.wire.log_lines import LogLine
+from windlass.wire.states import NOT_ENDED, MomentName, RankState
 from windlass.wire.status import Condition, JobStatus, Phase, Progress
 
 _REDRAW_S = 0.1
 _BAR_WIDTH = 20
 # What a job that has not started waits for, by the last moment it passed.
 _WAITING_FOR = {
-    "queued": "waiting for a node for each pod",
-    "scheduled": "waiting for the image",
-    "image": "waiting for the containers",
-    "container": "waiting for the agents",
-    "agent up": "waiting for all nodes",
+    MomentName.QUEUED: "waiting for a node for each pod",
+    MomentName.SCHEDULED: "waiting for the image",
+    MomentName.IMAGE: "waiting for the containers",
+    MomentName.CONTAINER: "waiting for the agents",
+    MomentName.AGENT_UP: "waiting for all nodes",
 }
 
 
@@ -108,7 +109,7 @@ class LiveView:
             return
         # a rank that has just started may still be called pending
         ranks = self._status.ranks if self._status else ()
-        left = sum(rank.state in ("pending", "running") for rank in ranks)
+        left = sum(rank.state in NOT_ENDED for rank in ranks)
         self.say(f"windlass: stopping {left} rank(s); Ctrl-C again to kill them now")
 
     def close(self) -> None:
@@ -124,8 +125,9 @@ class LiveView:
             if condition.type == "warning":
                 self.say(f"windlass: {condition.message}")
             elif self._is_news(condition):
-                text = f"windlass: {condition.message}"
-                self.say(wrap_advice(text, _width()) if self._draws else text)
+                message = f"windlass: {condition.message}"
+                lines = wrap_advice(message, condition.hint, _width())
+                self.say(lines if self._draws else f"windlass: {condition.text}")
         for verdict in status.history[self._num_restarts :]:
             self.say(f"windlass: {verdict.message}; restarted, attempt {verdict.attempt + 1}")
         self._num_restarts = len(status.history)
@@ -182,12 +184,13 @@ def render_status_line(status: JobStatus, *, now_s: float, bar: str = "") -> str
 def _phase_text(status: JobStatus) -> str:
     names = [moment.name for moment in status.timeline]
     if status.phase in (Phase.PENDING, Phase.STARTING):
-        return _WAITING_FOR.get(names[-1] if names else "", str(status.phase.value))
+        last = names[-1] if names else MomentName.SUBMITTED
+        return _WAITING_FOR.get(last, str(status.phase.value))
     if status.phase is not Phase.RUNNING:
         return str(status.phase.value)
-    if "imports done" not in names:
+    if MomentName.IMPORTS_DONE not in names:
         return "importing"
-    running, returned = status.count("running"), status.count("returned")
+    running, returned = status.count(RankState.RUNNING), status.count(RankState.RETURNED)
     done = f", {returned} done" if returned else ""
     return f"{running}/{status.num_ranks} ranks running{done}"
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from windlass.wire.results import ErrorInfo
+    from windlass.wire.states import RankState
     from windlass.wire.status import JobStatus, Verdict
 
 # -- a call ------------------------------------------------------------------------------------
@@ -235,7 +236,7 @@ class CallResult(Message, kind="result"):
 
     id: str
     rank: Count
-    state: str = ""
+    state: RankState | None = None
     sizes: Sequence[Count] = ()
     at_s: float = 0.0
     error: ErrorInfo | None = None

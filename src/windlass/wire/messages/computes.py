@@ -11,6 +11,7 @@ from windlass.wire.messages.forkserver import CallRankSetup
 from windlass.wire.messages.jobs import EndAgent, ImportsReady, JoinLead, NodeLeaving, NodeTrouble
 from windlass.wire.messages.link import GiveIndex, Heartbeat, Hello, Refused, Welcome
 from windlass.wire.messages.ranks import RankReport
+from windlass.wire.states import RankState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class CallAnswer(Message, kind="answer"):
 
     call: str = ""
     rank: Count = 0  # said by its node
-    state: str = "returned"
+    state: RankState = RankState.RETURNED
     sizes: Sequence[Count] = ()
     at_s: float = 0.0
     error: ErrorInfo | None = None

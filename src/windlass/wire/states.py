@@ -1,0 +1,57 @@
+"""The words for where a rank, a node and a job's timeline are: programs match on them, people read them.
+
+In JSON, and wherever they are printed, they are plain text. Imports next to nothing: ranks load it.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class _Word(str, enum.Enum):
+    """A word that prints as itself."""
+
+    __str__ = str.__str__
+    __format__ = str.__format__  # type: ignore[assignment]
+
+
+class RankState(_Word):
+    """Where a rank is, or how it ended."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    RETURNED = "returned"
+    RAISED = "raised"
+    EXITED = "exited"  # by itself, and with an error
+    KILLED = "killed"  # by a signal
+    STOPPED = "stopped"  # by us, since another failed or somebody ended the job
+    LOST = "lost"  # with its node
+
+
+FAILED = frozenset({RankState.RAISED, RankState.EXITED, RankState.KILLED, RankState.LOST})
+NOT_ENDED = frozenset({RankState.PENDING, RankState.RUNNING})
+
+
+class NodeState(_Word):
+    """Where a node is."""
+
+    PENDING = "pending"
+    JOINED = "joined"
+    READY = "ready"  # its imports are done
+    LEFT = "left"
+    LOST = "lost"
+
+
+class MomentName(_Word):
+    """What a line of the timeline tells of, in the order in which it happens."""
+
+    SUBMITTED = "submitted"
+    QUEUED = "queued"
+    SCHEDULED = "scheduled"
+    IMAGE = "image"
+    CONTAINER = "container"
+    AGENT_UP = "agent up"
+    NODES_JOINED = "nodes joined"
+    IMPORTS_DONE = "imports done"
+    RANKS_RUNNING = "ranks running"
+    FIRST_STEP = "first step"
