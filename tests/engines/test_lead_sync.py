@@ -261,11 +261,11 @@ def test_an_order_is_not_lost_with_the_connection(tmp_path):
     class BreaksOnce(LeadSync):
         has_broken = False
 
-        def _say(self, connection, header, body=b""):
-            if header["type"] == "cancel" and not self.has_broken:
+        def _say(self, connection, message, body=b""):
+            if message.kind == "cancel" and not self.has_broken:
                 self.has_broken = True
                 raise OSError("the connection broke just now")
-            LeadSync._say(connection, header, body)
+            LeadSync._say(connection, message, body)
 
     async def visit(scene, client):
         await until(lambda: client.line.is_up, "the line is up")

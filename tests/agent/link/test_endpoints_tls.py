@@ -80,7 +80,7 @@ def test_the_hello_may_say_more(files):
         await link.close()
 
     run_with_lead(files, visit, take)
-    assert heard[0]["lease"] is True
+    assert heard[0].lease is True
 
 
 def test_peers_have_names(files):

@@ -100,7 +100,7 @@ def test_one_that_was_given_its_index_ends_when_that_is_anothers(tmp_path):
 
     async def visit(lead, process):
         peer = await meet(lead)
-        assert lead.hellos[0]["last_lead"] == "lead-1"
+        assert lead.hellos[0].last_lead == "lead-1"
         agent = lead.hellos[0].agent
         peer.say("index", index=1, lead="lead-2")
         peer.say("flush")
