@@ -39,8 +39,10 @@ record does not have are ignored. A field with a default, shown with `=`, need n
 to start. Its reader is a list of names, types and checks, made when the first one comes; text and truth
 values cost a look at their type. Node 0 and the lead are one process and hand records to each other as
 they are, so that of the messages of an empty call four are read: the client's, one by each rank, each
-rank's answer, and the results by the client. What is said by datagram or to the fork server is JSON of
-the same form, under `type`, `kind` or `event`.
+rank's answer, and the results by the client. Building and reading them took 24 microseconds of processor
+time longer than plain dictionaries, summed over client, lead and one rank, of the 0.8 ms that an empty
+call into kept processes takes there (two shared cores, best of seven). What is said by datagram or to
+the fork server is JSON of the same form, under `type`, `kind` or `event`.
 """
 
 

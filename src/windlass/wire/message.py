@@ -36,6 +36,7 @@ else:
 _MAX_INT = 1 << 62
 _MAX_PORT = (1 << 16) - 1
 _MISSING = object()
+_fill = object.__setattr__  # as a whole: its own dict is what a message is
 
 # Records of other modules that messages carry, and where they are; loaded with the first one.
 _CARRIED = {
@@ -62,7 +63,7 @@ class Message:
         _parts[cls.__name__] = cls
 
     def __init__(self, **fields: Any) -> None:
-        self.__dict__.update(fields)
+        _fill(self, "__dict__", fields)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"{type(self).__name__}.{name} cannot be changed: use replaced()")
@@ -106,7 +107,7 @@ class Message:
             elif not is_optional:
                 raise ProtocolError(f"{cls._describe()}: it has no {name}")
         message = cls.__new__(cls)
-        message.__dict__.update(values)
+        _fill(message, "__dict__", values)
         return message
 
     @classmethod
@@ -211,6 +212,8 @@ def _make_dict_check(inner_text: str) -> Check:
     def check(value: Any) -> Any:
         if type(value) is not dict:
             raise ValueError(f"{value!r:.60}, not an object")
+        if not value:
+            return value
         return {key: inner(one) for key, one in value.items()}
 
     return check
