@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import io
 import itertools
 import tempfile
 import time
@@ -28,6 +29,9 @@ from windlass.agent.link import endpoints
 from windlass.agent.node.inputs import Inputs
 from windlass.agent.node.projects import Projects
 from windlass.agent.silence_limits import SIGHT, SilenceLimits
+from windlass.bundle.archive import write_archive
+from windlass.bundle.manifest import EMPTY, Manifest, make_delta
+from windlass.bundle.scan import scan
 from windlass.plan.plan import Facts, make_plan
 from windlass.plan.topology import NodePlan
 from windlass.spec.job_spec import JobSpec
@@ -469,3 +473,25 @@ def shorten(monkeypatch: Any, **limits: float) -> None:
     }
     for name, limit in limits.items():
         monkeypatch.setattr(*places[name], limit)
+
+
+@dataclass
+class CodeFolder:
+    """A project's folder on a client's machine."""
+
+    root: Path
+    manifest: Manifest = EMPTY
+
+    def write(self, **files: str) -> tuple[SyncCode, bytes]:
+        """Change files: what a client says of it, against what it had before."""
+        before = self.manifest
+        for name, text in files.items():
+            (self.root / f"{name}.py").write_text(text)
+        self.manifest = scan(self.root, sorted(path.name for path in self.root.iterdir()))
+        return self.render(before)
+
+    def render(self, base: Manifest = EMPTY) -> tuple[SyncCode, bytes]:
+        packed = io.BytesIO()
+        write_archive(self.root, make_delta(base, self.manifest), packed)
+        order = SyncCode(project=PROJECT, base=base.digest, digest=self.manifest.digest)
+        return order, packed.getvalue()

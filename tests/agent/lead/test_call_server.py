@@ -1,0 +1,341 @@
+"""What clients ask of a compute's lead, over its socket, and what they are answered."""
+
+from __future__ import annotations
+
+import pytest
+from calling import make_profile, serve_calls, shorten
+from tls_peers import until
+
+from windlass import names
+from windlass.wire.messages.calls import (
+    AskCall,
+    AskCallLogs,
+    AskCallStatus,
+    AttendCall,
+    CallAccepted,
+    CallEnded,
+    CallForgotten,
+    CallLogsTold,
+    CallPrinted,
+    CallResult,
+    CallUnknown,
+    ComputeInfo,
+    ConfigureCompute,
+    ScaleNodes,
+    SetProfile,
+)
+from windlass.wire.messages.computes import RankPrinted, RunCall
+from windlass.wire.messages.jobs import NodeTrouble
+from windlass.wire.messages.link import Refused
+from windlass.wire.status import FailureKind
+
+KEPT = make_profile(slot="kept")
+DETACHED = make_profile(detach=True)
+
+
+# -- coming back to a call -----------------------------------------------------------------------
+
+
+def test_a_detached_call_is_accepted_and_tells_nobody_until_somebody_attends():
+    async def story(compute):
+        client = await compute.visit()
+        call = client.call(DETACHED)
+        await client.hear(CallAccepted, id=call)
+        run = await compute.given(call)
+        run.finish()
+        await compute.rest(client)
+        assert client.kinds(call) == ["accepted"]
+        client.say(AttendCall(id=call))
+        assert (await client.hear(CallEnded, id=call)).state == "returned"
+        assert client.kinds(call) == ["accepted", "accepted", "result", "result", "done"]
+
+    serve_calls(story)
+
+
+def test_who_attends_to_a_call_is_told_its_answers_so_far_and_then_the_rest():
+    async def story(compute):
+        client, other = await compute.visit(), await compute.visit()
+        call = client.call()
+        run = await compute.given(call)
+        run.answer(0, b"early")
+        await client.info()
+        other.say(AttendCall(id=call))
+        message, body = await other.hear_whole(CallResult, id=call)
+        assert (message.rank, message.state, body) == (0, "returned", b"early")
+        run.answer(1, b"late")
+        for one in (client, other):
+            assert (await one.end_of(call)).state == "returned"
+        assert other.values(call)[1] == b"late"
+
+    serve_calls(story)
+
+
+def test_who_attends_to_a_call_that_failed_is_told_how():
+    async def story(compute):
+        client, other = await compute.visit(), await compute.visit()
+        call = client.call()
+        (await compute.given(call)).fail(1)
+        first = await client.end_of(call)
+        other.say(AttendCall(id=call))
+        assert await other.hear(CallEnded, id=call) == first
+        assert other.kinds(call) == ["accepted", "result", "done"]
+
+    serve_calls(story)
+
+
+@pytest.mark.parametrize("profile", [make_profile(), KEPT], ids=["fresh", "kept"])
+def test_a_call_that_is_said_twice_runs_once(profile):
+    """A client whose line broke while it spoke cannot know how much was heard."""
+
+    async def story(compute):
+        client, again = await compute.visit(), await compute.visit()
+        call = client.call(profile)
+        run = await compute.given(call)
+        await client.hang_up()
+        again.call(profile, again=call)
+        await again.hear(CallAccepted, id=call)
+        run.finish()
+        assert (await again.end_of(call)).state == "returned"
+        again.call(profile, again=call)  # also when it has ended
+        await again.hear(CallEnded, id=call)
+        assert len(compute.nodes[0].find(RunCall)) == 1
+
+    serve_calls(story)
+
+
+def test_a_call_that_never_came_is_unknown():
+    async def story(compute):
+        client = await compute.visit()
+        await compute.run(client)
+        for question in (
+            AttendCall(id="never", since=1),
+            AskCallStatus(id="never"),
+            AskCallLogs(id="never", seen={}),
+        ):
+            client.say(question)
+            assert (await client.hear(CallUnknown)).id == "never"
+
+    serve_calls(story)
+
+
+def test_a_call_that_is_not_kept_any_more_is_forgotten_and_never_run_again(monkeypatch):
+    shorten(monkeypatch, kept_calls=1)
+
+    async def story(compute):
+        client = await compute.visit()
+        old = (await compute.run(client, KEPT)).call
+        await compute.run(client, KEPT)
+        client.call(KEPT, again=old)
+        assert (await client.hear(CallForgotten)).id == old
+        for question in (AttendCall(id=old), AskCallStatus(id=old), AskCallLogs(id=old, seen={})):
+            client.say(question)
+            assert (await client.hear(CallForgotten)).id == old
+        assert len(compute.nodes[0].find(RunCall, id=old)) == 1
+
+    serve_calls(story)
+
+
+def test_what_may_have_been_here_is_not_called_unknown(monkeypatch):
+    """Where even traces are gone: one that was said before them may have run."""
+    shorten(monkeypatch, kept_calls=1, kept_ids=2)
+
+    async def story(compute):
+        client = await compute.visit()
+        for _ in range(8):
+            await compute.run(client, KEPT)
+        client.say(AttendCall(id="perhaps", since=0))
+        await client.hear(CallForgotten)
+        client.say(AttendCall(id="surely not", since=8))
+        await client.hear(CallUnknown)
+
+    serve_calls(story)
+
+
+# -- profiles, and what is malformed -------------------------------------------------------------
+
+
+def test_a_profile_is_said_once_per_link():
+    async def story(compute):
+        client, other = await compute.visit(), await compute.visit()
+        client.say(SetProfile(key="mine", profile=KEPT))
+        for number in range(2):
+            client.say(AskCall(id=f"call-{number}", profile="mine"))
+            (await compute.given(f"call-{number}")).finish()
+            await client.end_of(f"call-{number}")
+        other.say(AskCall(id="call-2", profile="mine"))
+        why = (await other.hear(Refused)).why
+        assert why == "the call 'call-2' names a profile that was never said"
+        await until(lambda: other.has_hung_up, "the other client is hung up on")
+        assert (await client.info()).num_calls == 2
+
+    serve_calls(story)
+
+
+def test_a_profile_may_be_said_anew():
+    async def story(compute):
+        client = await compute.visit()
+        client.say(SetProfile(key="mine", profile=KEPT))
+        client.say(SetProfile(key="mine", profile=KEPT.replaced(method="step")))
+        client.say(AskCall(id="call", profile="mine"))
+        run = await compute.given("call")
+        assert run.order.method == "step"
+        run.finish()
+
+    serve_calls(story)
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        ({"type": "muster"}, "'muster' is nothing that the client says to the compute's lead"),
+        ({"type": "answer", "call": "x"}, "'answer' is nothing that the client says"),
+        ({"kind": "call"}, "None is nothing that the client says"),
+        ({"type": "call", "profile": "p"}, "a malformed message (call): it has no id"),
+        ({"type": "call", "id": 7, "profile": "p"}, "its id is 7, not a str"),
+        ({"type": "call", "id": "x", "profile": "p", "sizes": [-1]}, "its sizes is -1"),
+        ({"type": "scale", "nodes": "many"}, "its nodes is 'many', not a count"),
+        ({"type": "attend"}, "a malformed message (attend): it has no id"),
+        ({"type": "profile", "key": "p", "profile": {"name": "x"}}, "it has no framework"),
+        ({"type": "configure", "env": {"A": 1}}, "its env is 1, not a str"),
+    ],
+)
+def test_what_is_malformed_is_refused_and_hurts_nobody_else(header, why):
+    async def story(compute):
+        client, wrong = await compute.visit(), await compute.visit()
+        call = client.call()
+        run = await compute.given(call)
+        wrong.link.send(header)
+        assert why in (await wrong.hear(Refused)).why
+        await until(lambda: wrong.has_hung_up, "it is hung up on")
+        run.finish()
+        assert (await client.end_of(call)).state == "returned"
+
+    serve_calls(story)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"type": "call", "id": "x"},
+        {"type": "gone", "world": 0, "given": "", "answered": "", "outcome": {"rank": 0}},
+        {"type": "cleared", "world": -1},
+    ],
+)
+def test_a_node_that_says_something_malformed_is_lost(header):
+    async def story(compute):
+        client, node = await compute.visit(), compute.nodes[1]
+        call = client.call()
+        await compute.given(call)
+        node.link.send(header)
+        await node.hear(Refused)
+        end = await client.end_of(call)
+        assert (end.verdict.kind, end.verdict.node) == (FailureKind.LOST_NODE, 1)
+
+    serve_calls(story)
+
+
+# -- what ranks print ----------------------------------------------------------------------------
+
+
+def test_what_ranks_print_is_told_to_those_who_listen():
+    async def story(compute):
+        client = await compute.visit()
+        call = client.call()
+        run = await compute.given(call)
+        compute.nodes[1].say(RankPrinted(world=run.world, rank=1, call=call), b"lines\n")
+        message, body = await client.hear_whole(CallPrinted, id=call)
+        assert (message.rank, body) == (1, b"lines\n")
+        compute.nodes[1].say(RankPrinted(world=run.world, rank=1, call="another"), b"stray\n")
+        run.finish()
+        await client.end_of(call)
+        assert len(client.find(CallPrinted)) == 1
+
+    serve_calls(story)
+
+
+def test_logs_are_read_from_where_a_client_has_read_to():
+    async def story(compute):
+        client = await compute.visit()
+        call = client.call()
+        run = await compute.given(call)
+        lines = [b"one\n", b"two\n"]
+        for line in lines:
+            compute.nodes[1].say(RankPrinted(world=run.world, rank=1, call=call), line)
+        await client.hear(CallPrinted)
+        await client.hear(CallPrinted)
+        for seen, left in (({}, b"one\ntwo\n"), ({"1": 4}, b"two\n"), ({"1": 8}, b"")):
+            client.say(AskCallLogs(id=call, seen=seen))
+            message, body = await client.hear_whole(CallLogsTold, id=call)
+            assert (message.files, body) == ([[1, 1, len(left)]], left)
+        run.finish()
+
+    serve_calls(story, is_pod=True)
+
+
+# -- the compute ---------------------------------------------------------------------------------
+
+
+def test_the_lead_says_what_it_knows():
+    async def story(compute):
+        client = await compute.visit()
+        before = await client.info()
+        assert (before.job_id, before.version) == ("warm-ab2cd", names.VERSION)
+        assert (before.nodes, before.here, before.num_calls) == (3, [0, 1], 0)
+        assert before.spill == str(compute.spill)
+        run = await compute.given(client.call())
+        during = await client.info()
+        assert during.idle_s == 0
+        assert [(call.id, call.state) for call in during.calls] == [(run.call, "running")]
+        run.finish()
+        await compute.rest(client)
+        after = await client.info()
+        assert after.num_calls == 1
+        assert after.born == before.born
+
+    serve_calls(story, nodes=3, here=(0, 1))
+
+
+def test_what_was_deployed_is_told_to_others():
+    async def story(compute):
+        client, other = await compute.visit(), await compute.visit()
+        client.say(ConfigureCompute(record={"train": {"slot": "a"}}))
+        client.say(ConfigureCompute(record={"serve": {"slot": "b"}}))
+        await client.hear(ComputeInfo)
+        await client.hear(ComputeInfo)
+        record = (await other.info()).record
+        assert record == {"train": {"slot": "a"}, "serve": {"slot": "b"}}
+
+    serve_calls(story)
+
+
+@pytest.mark.parametrize(
+    ("order", "there"),
+    [
+        (ScaleNodes(nodes=5), 5),
+        (ScaleNodes(nodes=1), 1),
+        (ScaleNodes(nodes=5, at_least=True), 5),
+        (ScaleNodes(nodes=1, at_least=True), 3),
+    ],
+)
+def test_how_many_nodes_there_are_and_were_is_answered(order, there):
+    async def story(compute):
+        client = await compute.visit()
+        client.say(order)
+        info = await client.hear(ComputeInfo)
+        assert (info.before, info.nodes) == (3, there)
+
+    serve_calls(story, nodes=3)
+
+
+def test_what_troubles_a_node_is_in_the_status():
+    async def story(compute):
+        compute.nodes[1].say(NodeTrouble(reason="LogTruncated", message="rank-1.log is incomplete"))
+        await until(
+            lambda: (
+                ("LogTruncated", "rank-1.log is incomplete")
+                in [(c.reason, c.message) for c in compute.status.conditions]
+            ),
+            "the trouble is told",
+        )
+
+    serve_calls(story)

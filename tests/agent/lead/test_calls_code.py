@@ -1,0 +1,204 @@
+"""The code of calls, where it travels: brought once, as a difference where one is known, never assumed."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from calling import PROJECT, CodeFolder, make_profile, serve_calls
+
+from windlass.bundle.extract import extract
+from windlass.bundle.manifest import EMPTY
+from windlass.wire.messages.calls import CallAgain, CallQueued
+from windlass.wire.messages.computes import CodeSynced, ForkWorld, RunCall, SyncCode
+from windlass.wire.status import FailureKind
+
+
+@pytest.fixture
+def code(tmp_path):
+    (tmp_path / "code").mkdir()
+    return CodeFolder(tmp_path / "code")
+
+
+def make_code_profile(code, **changes):
+    return make_profile(digest=code.manifest.digest, **changes)
+
+
+async def bring(compute, client, sync, code, **changes):
+    """Say what has changed, and a call that needs it, which goes well."""
+    client.say(*sync)
+    return await compute.run(client, make_code_profile(code, **changes))
+
+
+def test_code_that_is_not_there_is_asked_for(code):
+    code.write(work="x = 1\n")
+
+    async def story(compute):
+        client = await compute.visit()
+        call = client.call(make_code_profile(code))
+        again = await client.hear(CallAgain, id=call)
+        assert (again.has, again.make) == (EMPTY.digest, False)
+        client.say(*code.render())
+        client.call(make_code_profile(code), again=call)
+        run = await compute.given(call)
+        kinds = [message.kind for message, _ in compute.nodes[1].heard]
+        assert kinds[:3] == ["sync", "muster", "call"]
+        assert (compute.folder.code / PROJECT / "work.py").read_text() == "x = 1\n"
+        assert compute.nodes[0].find(SyncCode) == []  # it has what the lead has
+        run.finish()
+        assert (await client.info()).projects == {PROJECT: code.manifest.digest}
+
+    serve_calls(story)
+
+
+def test_code_that_is_there_is_not_sent_again_whoever_calls(code):
+    sync = code.write(work="x = 1\n")
+
+    async def story(compute):
+        client, other = await compute.visit(), await compute.visit()
+        await bring(compute, client, sync, code)
+        for one in (client, other):
+            run = await compute.run(one, make_code_profile(code))
+            assert one.find(CallAgain, id=run.call) == []
+        assert len(compute.nodes[1].find(SyncCode)) == 1
+
+    serve_calls(story)
+
+
+def test_what_has_changed_is_sent_on_to_nodes_as_it_came(code):
+    first = code.write(work="x = 1\n", other="y = 1\n")
+    second = code.write(work="x = 2\n")
+
+    async def story(compute):
+        client, node = await compute.visit(), compute.nodes[1]
+        digest = second[0].base
+        client.say(*first)
+        await compute.run(client, make_profile(digest=digest))
+        await bring(compute, client, second, code)
+        sent = [(message, body) for message, body in node.heard if isinstance(message, SyncCode)]
+        assert sent == [first, second]
+        assert (compute.folder.code / PROJECT / "work.py").read_text() == "x = 2\n"
+
+    serve_calls(story)
+
+
+def test_a_node_that_comes_later_gets_all_of_it(code, tmp_path):
+    first = code.write(work="x = 1\n", other="y = 1\n")
+
+    async def story(compute):
+        client = await compute.visit()
+        await bring(compute, client, first, code)
+        second = code.write(work="x = 2\n")
+        await compute.drop(1)
+        node = await compute.join(1)
+        await bring(compute, client, second, code)
+        [(order, body)] = [one for one in node.heard if isinstance(one[0], SyncCode)]
+        assert (order.base, order.digest) == (EMPTY.digest, code.manifest.digest)
+        extract(io.BytesIO(body), tmp_path / "unpacked", base=EMPTY, expected=order.digest)
+        assert (tmp_path / "unpacked" / "other.py").read_text() == "y = 1\n"
+
+    serve_calls(story)
+
+
+def test_a_difference_from_something_else_is_asked_for_again(code):
+    first = code.write(work="x = 1\n")
+
+    async def story(compute):
+        client, stale = await compute.visit(), await compute.visit()
+        await bring(compute, client, first, code)
+        here = code.manifest.digest
+        code.write(work="x = 2\n")
+        unknown = code.manifest
+        code.write(work="x = 3\n")
+        stale.say(*code.render(unknown))
+        call = stale.call(make_code_profile(code))
+        assert (await stale.hear(CallAgain, id=call)).has == here
+        stale.say(*code.render())
+        stale.call(make_code_profile(code), again=call)
+        (await compute.given(call)).finish()
+        assert (await stale.end_of(call)).state == "returned"
+
+    serve_calls(story)
+
+
+def test_calls_that_wait_each_run_with_their_own_code(code):
+    """What comes with a call is put in place when its turn comes, not under the feet of the one before."""
+    first = code.write(work="x = 1\n")
+
+    async def story(compute):
+        client = await compute.visit()
+        file = compute.folder.code / PROJECT / "work.py"
+        client.say(*first)
+        one = client.call(make_code_profile(code))
+        run = await compute.given(one)
+        client.say(*code.write(work="x = 2\n"))
+        two = client.call(make_code_profile(code))
+        await client.hear(CallQueued, id=two)
+        assert file.read_text() == "x = 1\n"
+        run.finish()
+        (await compute.given(two)).finish()
+        assert file.read_text() == "x = 2\n"
+        await client.end_of(two)
+
+    serve_calls(story)
+
+
+def test_code_that_is_damaged_fails_its_call_alone(code):
+    order, body = code.write(work="x = 1\n")
+
+    async def story(compute):
+        client = await compute.visit()
+        client.say(order, body[: len(body) // 2])
+        end = await client.end_of(client.call(make_code_profile(code)))
+        assert end.verdict.kind is FailureKind.START_FAILED
+        assert "the code could not be unpacked" in end.verdict.message
+        assert compute.nodes[1].find(RunCall) == []
+        await compute.run(client, make_profile())
+
+    serve_calls(story)
+
+
+def test_a_node_that_could_not_unpack_the_code_is_sent_all_of_it_with_the_next_call(code):
+    sync = code.write(work="x = 1\n")
+
+    async def story(compute):
+        client, node = await compute.visit(), compute.nodes[1]
+        node.acts[SyncCode] = lambda order: CodeSynced(
+            project=order.project, digest=order.digest, error="no space left"
+        )
+        await bring(compute, client, sync, code)
+        del node.acts[SyncCode]
+        await compute.run(client, make_code_profile(code))
+        assert len(node.find(SyncCode, digest=code.manifest.digest)) == 2
+
+    serve_calls(story)
+
+
+def test_a_callable_by_name_runs_whatever_code_is_there(code):
+    sync = code.write(work="x = 1\n")
+
+    async def story(compute):
+        client, other = await compute.visit(), await compute.visit()
+        await bring(compute, client, sync, code)
+        run = await compute.run(other, make_profile(digest="as is"))
+        assert other.kinds(run.call) == ["results"]
+
+    serve_calls(story)
+
+
+def test_ranks_find_code_where_the_nodes_have_it(code):
+    sync = code.write(work="x = 1\n")
+
+    async def story(compute):
+        client = await compute.visit()
+        profile = make_code_profile(code)
+        place = profile.project.replaced(cwd="sub", paths=[".", "lib"], root="/home/a/project")
+        client.say(*sync)
+        run = await compute.given(client.call(profile.replaced(project=place)))
+        about = compute.nodes[1].find(ForkWorld)[0].about
+        root = f"{compute.folder.code}/{PROJECT}"
+        assert (about.root, about.cwd) == (root, f"{root}/sub")
+        assert about.paths == [root, f"{root}/lib"]
+        run.finish()
+
+    serve_calls(story)
