@@ -1,0 +1,199 @@
+"""A lead that says what a test has written down, on a real socket; and what a call needs of a compute.
+
+Each script plays one line, in the order in which lines come. What goes wrong in one fails the test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from calling import JOB, WAIT_S, make_profile
+
+from windlass import names
+from windlass.client.compute.client_call import CallRequest, ClientCall
+from windlass.client.compute.connection import Connection, ask_info
+from windlass.wire.frames import FrameDecoder, render_frame
+from windlass.wire.message import Message
+from windlass.wire.messages.calls import (
+    CLIENT_TO_COMPUTE_LEAD,
+    AskCall,
+    AskInfo,
+    ComputeInfo,
+)
+from windlass.wire.messages.link import Hello, Welcome
+from windlass.wire.payloads import pack
+
+
+def make_info(*, born: str = "lead-1", num_calls: int = 0, spill: str = "") -> ComputeInfo:
+    """What a lead says of itself."""
+    return ComputeInfo(
+        job_id=JOB,
+        spill=spill,
+        nodes=1,
+        here=[0],
+        projects={},
+        calls=[],
+        num_calls=num_calls,
+        idle_s=0.0,
+        ttl_s=None,
+        setup="",
+        env={},
+        steps=[],
+        record={},
+        version=names.VERSION,
+        python="3.12",
+        born=born,
+    )
+
+
+class Line:
+    """The lead's end of one line."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(WAIT_S)
+        self.socket = connection
+        self._decoder = FrameDecoder()
+        self._come: list[tuple[Message, bytes]] = []
+
+    def say(self, message: Message | dict[str, Any], body: bytes = b"") -> None:
+        self.socket.sendall(render_frame(message, body))
+
+    def hear(self, kind: type[Message]) -> Any:
+        """The next message, which has to be of this kind."""
+        return self.hear_whole(kind)[0]
+
+    def hear_whole(self, kind: type[Message]) -> tuple[Any, bytes]:
+        """The same, and its body."""
+        while not self._come:
+            data = self.socket.recv(1 << 16)
+            assert data, f"the client hung up where {kind.__name__} was due"
+            for frame in self._decoder.feed(data):
+                self._come.append((CLIENT_TO_COMPUTE_LEAD.read(frame.header), frame.body))
+        message, body = self._come.pop(0)
+        assert type(message) is kind, f"{message} where {kind.__name__} was due"
+        return message, body
+
+    def hear_end(self) -> None:
+        """The client hangs up, and has said nothing else."""
+        assert not self._come
+        assert self.socket.recv(1) == b""
+
+    def welcome(self, **about: Any) -> None:
+        """As every lead greets, and says who it is."""
+        self.hear(Hello)
+        self.say(Welcome())
+        self.hear(AskInfo)
+        self.say(make_info(**about))
+
+
+Script = Callable[[Line], None]
+
+
+class ScriptedLead:
+    """A socket, and a thread that plays a script for each line that comes."""
+
+    def __init__(self, path: Path, scripts: tuple[Script, ...]) -> None:
+        self.path = path
+        self._scripts = scripts
+        self._errors: list[BaseException] = []
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._listener.settimeout(WAIT_S)
+        self._thread = threading.Thread(target=self._play, daemon=True)
+        self._thread.start()
+
+    def _play(self) -> None:
+        try:
+            for script in self._scripts:
+                connection, _ = self._listener.accept()
+                with connection:
+                    script(Line(connection))
+        except BaseException as error:
+            self._errors.append(error)
+        finally:
+            self._listener.close()
+
+    def raise_error(self) -> None:
+        """What went wrong in a script."""
+        if self._errors:
+            raise self._errors[0]
+
+    def finish(self) -> None:
+        """All scripts have been played to their end."""
+        self._thread.join(WAIT_S)
+        self.raise_error()
+        assert not self._thread.is_alive(), "a script is still played"
+
+
+@dataclass
+class ScriptedHome:
+    """A compute as a call needs it: lines to its lead, and what it was asked to do."""
+
+    path: Path
+    spill: str
+    is_remote: bool = False
+    idle: list[Connection] = field(default_factory=list)
+    looked_after: list[str] = field(default_factory=list)
+    logs: list[tuple[int, bytes]] = field(default_factory=list)
+
+    def dial(self) -> Connection:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(str(self.path))
+        return Connection(connection, JOB)
+
+    def take_talk(self, _timeout_s: float | None) -> Connection:
+        if self.idle:
+            return self.idle.pop()
+        connection = self.dial()
+        ask_info(connection)
+        return connection
+
+    def give_talk(self, connection: Connection) -> None:
+        self.idle.append(connection)
+
+    def tell(self, message: Message) -> None:
+        with contextlib.closing(self.dial()) as connection:
+            connection.ask(message)
+
+    def look_after(self, what: str) -> None:
+        self.looked_after.append(what)
+
+    def make_call(self, value: Any = None, **request: Any) -> ClientCall:
+        """One call, with a payload unless it is taken up from elsewhere."""
+        about = {
+            "message": AskCall(id=f"{JOB}.1", profile="profile-1"),
+            "segments": pack(value, name="value"),
+            "profile": make_profile(),
+            "make_sync": lambda _has: None,
+            **request,
+        }
+        return ClientCall(
+            self, CallRequest(**about), lambda rank, data: self.logs.append((rank, data))
+        )
+
+
+@contextlib.contextmanager
+def scripted(*scripts: Script, is_remote: bool = False) -> Iterator[ScriptedHome]:
+    """A compute whose lead plays these scripts, each on one line."""
+    with tempfile.TemporaryDirectory(prefix="wl") as folder:  # tmp_path is too long for a socket
+        spill = Path(folder, "payloads")
+        spill.mkdir()
+        lead = ScriptedLead(Path(folder, "lead.sock"), scripts)
+        home = ScriptedHome(lead.path, str(spill), is_remote)
+        try:
+            yield home
+        except BaseException:
+            lead.raise_error()  # which is the cause, if there is one
+            raise
+        finally:
+            for connection in home.idle:
+                connection.close()
+        lead.finish()
