@@ -65,20 +65,28 @@ class Line:
     def say(self, message: Message | dict[str, Any], body: bytes = b"") -> None:
         self.socket.sendall(render_frame(message, body))
 
+    def say_all(self, *messages: Message) -> None:
+        """Several at once."""
+        self.socket.sendall(b"".join(render_frame(message) for message in messages))
+
     def hear(self, kind: type[Message]) -> Any:
         """The next message, which has to be of this kind."""
         return self.hear_whole(kind)[0]
 
     def hear_whole(self, kind: type[Message]) -> tuple[Any, bytes]:
         """The same, and its body."""
-        while not self._come:
-            data = self.socket.recv(1 << 16)
-            assert data, f"the client hung up where {kind.__name__} was due"
-            for frame in self._decoder.feed(data):
-                self._come.append((CLIENT_TO_COMPUTE_LEAD.read(frame.header), frame.body))
-        message, body = self._come.pop(0)
+        message, body = self.hear_any()
         assert type(message) is kind, f"{message} where {kind.__name__} was due"
         return message, body
+
+    def hear_any(self) -> tuple[Any, bytes]:
+        """The next message, whatever it is, and its body."""
+        while not self._come:
+            data = self.socket.recv(1 << 16)
+            assert data, "the client hung up"
+            for frame in self._decoder.feed(data):
+                self._come.append((CLIENT_TO_COMPUTE_LEAD.read(frame.header), frame.body))
+        return self._come.pop(0)
 
     def hear_end(self) -> None:
         """The client hangs up, and has said nothing else."""
