@@ -1,4 +1,4 @@
-"""The pump: what is new in a folder goes over a real link, round by round, until the link ends."""
+"""What is new in a folder goes over a real link, round by round, until the link ends."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from tls_peers import join, run_with_lead, until, write_certificates
 
 from windlass import names
 from windlass.agent.node.folder_sender import FolderSender
-from windlass.wire.file_sync import PIECE, Sender, is_from_lead
+from windlass.wire.file_sync import Sender, is_from_lead
 from windlass.wire.job_folder import JobFolder, write_atomically
+from windlass.wire.messages.link import FilePiece
 
 LOG = "attempt-0/rank-0.log"
 
@@ -31,13 +32,13 @@ def add(folder, data):
         file.write(data)
 
 
-def pump_to(files, folder, visit):
-    """Let `visit(pump, pieces)` see what a pump sends to a peer."""
+def send_to(files, folder, visit):
+    """Let `visit(sender, pieces)` see what a sender sends to a peer."""
     pieces = []
 
     async def take(_link, _hello, frames):
         async for frame in frames:
-            assert frame.type == PIECE
+            assert frame.type == FilePiece.kind
             pieces.append((frame.header["path"], frame.header["offset"], frame.body))
 
     async def run(listener):
@@ -54,7 +55,7 @@ def pump_to(files, folder, visit):
 
 
 def test_what_is_new_is_sent_by_itself(files, folder):
-    async def visit(_pump, pieces):
+    async def visit(_sender, pieces):
         add(folder, b"one\n")
         await until(lambda: len(pieces) == 1, "the first line")
         add(folder, b"two\n")
@@ -63,7 +64,7 @@ def test_what_is_new_is_sent_by_itself(files, folder):
         await until(lambda: len(pieces) == 3, "the status")
         assert pieces == [(LOG, 0, b"one\n"), (LOG, 4, b"two\n"), (names.STATUS_FILE, 0, b"{}")]
 
-    pump_to(files, folder, visit)
+    send_to(files, folder, visit)
 
 
 def test_a_round_that_is_asked_for_sends_all_and_no_piece_twice(files, folder):
@@ -75,7 +76,7 @@ def test_a_round_that_is_asked_for_sends_all_and_no_piece_twice(files, folder):
         assert [offset for _, offset, _ in pieces] == [0, 1 << 20, 2 << 20, 3 << 20]
         assert b"".join(body for _, _, body in pieces) == b"x" * 3_500_000
 
-    pump_to(files, folder, visit)
+    send_to(files, folder, visit)
 
 
 def test_it_ends_with_its_link(files, folder):
@@ -104,19 +105,19 @@ def test_closing_ends_it_at_once(files, folder):
         await asyncio.wait({sender._task}, timeout=20)
         assert sender._task.done()
 
-    pump_to(files, folder, visit)
+    send_to(files, folder, visit)
 
 
 def test_a_file_that_cannot_be_read_is_tried_again(files, folder, caplog):
     folder.log(0, 0).mkdir()  # nobody can read a folder as a log
 
-    async def visit(_pump, pieces):
+    async def visit(_sender, pieces):
         await until(lambda: "Is a directory" in caplog.text, "a warning")
         folder.log(0, 0).rmdir()
         add(folder, b"one\n")
         await until(lambda: pieces == [(LOG, 0, b"one\n")], "the line")
 
-    pump_to(files, folder, visit)
+    send_to(files, folder, visit)
 
 
 def test_a_file_that_cannot_be_read_keeps_no_other_back(files, folder, caplog):
@@ -133,4 +134,4 @@ def test_a_file_that_cannot_be_read_keeps_no_other_back(files, folder, caplog):
         assert sender.troubles == {"attempt-0/rank-0.result": "Is a directory"}
         assert caplog.text.count("Is a directory") == 1
 
-    pump_to(files, folder, visit)
+    send_to(files, folder, visit)

@@ -48,18 +48,18 @@ def test_only_what_changed_travels(root):
     project = travel(root)
     before = project.version
     about, whole = project.make_sync("")
-    assert about["base"] == EMPTY.digest
+    assert about.base == EMPTY.digest
     (root / "a.py").write_text("A = 2")
     project.refresh()
     about, changed = project.make_sync(before)
-    assert about["base"] == before
-    assert about["digest"] == project.version
+    assert about.base == before
+    assert about.digest == project.version
     assert len(changed) < 1000 < len(whole)
 
 
 def test_a_node_with_something_unknown_is_sent_all_of_it(root):
     about, _ = travel(root).make_sync("of another life")
-    assert about["base"] == EMPTY.digest
+    assert about.base == EMPTY.digest
 
 
 def test_same_size_and_same_second(root):
@@ -95,9 +95,9 @@ def test_paths_are_those_of_the_nodes(root, monkeypatch):
     (root / "src").mkdir()
     monkeypatch.syspath_prepend(str(root / "src"))
     about = travel(root).about(root / "src", "")
-    assert about["cwd"] == "src"
-    assert "src" in about["paths"]
-    assert Project(root, travels=False).about(root, "deep")["cwd"] == str(root / "deep")
+    assert about.cwd == "src"
+    assert "src" in about.paths
+    assert Project(root, travels=False).about(root, "deep").cwd == str(root / "deep")
 
 
 def test_which_folder_travels(root, tmp_path):
