@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import subprocess
@@ -18,6 +19,7 @@ from windlass import names
 from windlass.client.compute.connection import ask_at
 from windlass.kube.api import Api
 from windlass.kube.kinds import PODS
+from windlass.wire.message import to_plain
 
 if TYPE_CHECKING:
     from cluster_space import Space
@@ -67,7 +69,8 @@ class Ground:
         """What its lead says of it."""
         nodes = compute.nodes()
         assert nodes.ref is not None
-        return ask_at(nodes.wanted.engine, nodes.ref).to_header()
+        info = ask_at(nodes.wanted.engine, nodes.ref).to_header()
+        return dict(json.loads(json.dumps(info, default=to_plain)))
 
     def pod_uids(self, compute: kt.Compute) -> dict[int, str]:
         """The pods of a compute's nodes, by index."""

@@ -82,7 +82,7 @@ def needs_room(condition: Condition) -> bool:
     """Whether it would help that somebody else ends: nodes, the quota or the queue are full."""
     if condition.type != CONDITION:
         return False
-    return condition.reason in (QUOTA, NOT_ADMITTED) or WHEN_OTHERS_END in condition.message
+    return condition.reason in (QUOTA, NOT_ADMITTED) or WHEN_OTHERS_END in condition.text
 
 
 def make_condition(blocker: Blocker) -> Condition:
