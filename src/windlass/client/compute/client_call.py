@@ -158,6 +158,7 @@ class ClientCall:
         self._has_attended = False
         self._payloads: dict[str, bytearray] = {}
         self._waiting = ""  # for what
+        self._refusal = ""  # why the lead hung up on it last
         self.reply = Reply()
         self._handlers: Handlers = {
             CallResults: self._take_results,
@@ -182,12 +183,8 @@ class ClientCall:
 
     def say(self, *, timeout_s: float | None = None) -> None:
         """Ask for it; if the line breaks meanwhile, `follow` asks again."""
-        connection = self._take_talk(timeout_s)
-        try:
-            self._say()
-        except LineBroke:
-            connection.close()
-            self._connection = None
+        self._take_talk(timeout_s)
+        self._say()
 
     def attend(self, *, timeout_s: float | None = None) -> None:
         """Take up one that was asked for before, perhaps by another process."""
@@ -203,6 +200,18 @@ class ClientCall:
         return connection
 
     def _say(self) -> None:
+        """Say it; where the line breaks meanwhile, it is attended to over the next one."""
+        try:
+            self._send_request()
+        except LineBroke:
+            self._drop_line()
+
+    def _drop_line(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _send_request(self) -> None:
         request, connection = self._request, self._connection
         if connection is None:
             raise LineBroke("there is no line")
@@ -280,22 +289,34 @@ class ClientCall:
                 if self._connection is None:
                     raise LineBroke("there is no line")
                 received = self._connection.receive(_LOOK_S if is_waiting else left_s)
-            except (LineBroke, ProtocolError):
+            except LineBroke:
+                self._reconnect(left_s)
+                continue
+            except ProtocolError as error:
+                self._check_refusal(error)
                 self._reconnect(left_s)
                 continue
             if received is not None or is_waiting:
                 return received
 
+    def _check_refusal(self, error: ProtocolError) -> None:
+        """What was refused twice in the same words would be refused for ever."""
+        if error.message == self._refusal:
+            self._drop_line()
+            raise error
+        self._refusal = error.message
+
     def _reconnect(self, timeout_s: float | None) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._drop_line()
         before, connection = self._lead, self._take_talk(timeout_s)
         if before and self._lead != before:
             raise self._lost()
         self._payloads.clear()
         self._has_attended = True
-        connection.send(AttendCall(id=self._request.id, since=self._since))
+        try:
+            connection.send(AttendCall(id=self._request.id, since=self._since))
+        except LineBroke:
+            self._drop_line()
 
     def _leave_lead(self, _message: LeadEnding, _body: bytes) -> None:
         """It did not take the call, and is about to hang up."""
