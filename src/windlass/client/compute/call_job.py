@@ -12,7 +12,8 @@ from typing import Any
 
 from windlass.agent.rank.rank_outcome import describe
 from windlass.client.compute.call_logs import CallLogs
-from windlass.client.compute.client_call import KEEPS, CallRequest, ClientCall, Reply, of_call
+from windlass.client.compute.call_reply import Reply, of_call
+from windlass.client.compute.client_call import KEEPS, CallRequest, ClientCall
 from windlass.client.compute.connection import Received, expect
 from windlass.client.compute.live_nodes import LiveNodes
 from windlass.client.jobs.job import Job

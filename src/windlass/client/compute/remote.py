@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from windlass.agent.rank import command_call
 from windlass.client.compute.call_options import Options, make_options
+from windlass.client.compute.call_reply import Reply
 from windlass.client.compute.call_request import Requests
 from windlass.client.compute.callable_work import Work, make_work
-from windlass.client.compute.client_call import ClientCall, Reply
+from windlass.client.compute.client_call import ClientCall
 from windlass.client.compute.compute_handle import Compute
 from windlass.client.compute.distribution import Distribution, default_framework, make_spread
 from windlass.client.compute.live_nodes import LiveNodes
