@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from calling import JOB, WAIT_S, make_profile
+from call_parties import JOB, WAIT_S, make_profile
 
 from windlass import names
 from windlass.client.compute.client_call import CallRequest, ClientCall
@@ -205,3 +205,10 @@ def scripted(*scripts: Script, is_remote: bool = False) -> Iterator[ScriptedHome
             for connection in home.idle:
                 connection.close()
         lead.finish()
+
+
+def look_often(monkeypatch: Any) -> None:
+    """Calls that wait look after their compute without delay."""
+    from windlass.client.compute import client_call
+
+    monkeypatch.setattr(client_call, "_LOOK_S", 0.01)

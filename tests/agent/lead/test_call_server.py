@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from calling import make_profile, serve_calls, shorten
+from call_parties import make_profile
+from calling import serve_calls, shorten
 from tls_peers import until
 
 from windlass import names

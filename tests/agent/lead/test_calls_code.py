@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 
 import pytest
-from calling import PROJECT, CodeFolder, make_profile, serve_calls
+from call_parties import PROJECT, CodeFolder, make_profile
+from calling import serve_calls
 
 from windlass.bundle.extract import extract
 from windlass.bundle.manifest import EMPTY

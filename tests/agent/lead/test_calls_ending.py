@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 
 import pytest
-from calling import make_profile, serve_calls
+from call_parties import make_profile
+from calling import serve_calls
 from tls_peers import until
 
 from windlass import names

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from calling import make_profile, serve_calls, shorten
+from call_parties import make_profile
+from calling import serve_calls, shorten
 from tls_peers import until
 
 from windlass.wire.messages.calls import CallResults, CallWaiting
@@ -14,7 +15,12 @@ from windlass.wire.messages.jobs import NodeLeaving
 from windlass.wire.status import FailureKind
 
 KEPT = make_profile(slot="kept")
-BOTH = pytest.mark.parametrize("profile", [make_profile(), KEPT], ids=["fresh", "kept"])
+# on ranks that are forked for it, that waited for it, or that are kept, from their first or a later call
+RANKS = pytest.mark.parametrize(
+    ("profile", "has_run"),
+    [(make_profile(), False), (make_profile(), True), (KEPT, False), (KEPT, True)],
+    ids=["fresh", "spare", "to keep", "kept"],
+)
 
 
 def name_rank(verdict):
@@ -24,10 +30,12 @@ def name_rank(verdict):
 # -- ranks ---------------------------------------------------------------------------------------
 
 
-@BOTH
-def test_a_rank_that_fails_ends_the_others(profile):
+@RANKS
+def test_a_rank_that_fails_ends_the_others(profile, has_run):
     async def story(compute):
         client = await compute.visit()
+        if has_run:
+            await compute.run(client, profile)
         call = client.call(profile)
         run = await compute.given(call)
         run.fail(1, "nothing to read")
@@ -105,7 +113,7 @@ def test_kept_ranks_that_all_failed_stay():
     serve_calls(story)
 
 
-@BOTH
+@RANKS
 @pytest.mark.parametrize(
     ("ending", "kind", "text"),
     [
@@ -124,9 +132,11 @@ def test_kept_ranks_that_all_failed_stay():
     ],
     ids=["killed", "memory", "exited", "unborn"],
 )
-def test_a_rank_that_dies_before_it_has_answered(profile, ending, kind, text):
+def test_a_rank_that_dies_before_it_has_answered(profile, has_run, ending, kind, text):
     async def story(compute):
         client = await compute.visit()
+        if has_run:
+            await compute.run(client, profile)
         call = client.call(profile)
         run = await compute.given(call)
         run.answer(0)
@@ -172,10 +182,12 @@ def test_ranks_that_do_not_end_are_ended_by_force_and_their_node_is_given_up(mon
 # -- nodes ---------------------------------------------------------------------------------------
 
 
-@BOTH
-def test_a_node_that_is_lost_during_a_call_fails_it(profile):
+@RANKS
+def test_a_node_that_is_lost_during_a_call_fails_it(profile, has_run):
     async def story(compute):
         client = await compute.visit()
+        if has_run:
+            await compute.run(client, profile)
         call = client.call(profile)
         await compute.given(call)
         await compute.drop(1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from calling import make_profile, serve_calls
+from call_parties import make_profile
+from calling import serve_calls
 from tls_peers import until
 
 from windlass.wire.messages.calls import AttendCall, CallResult
@@ -48,6 +49,21 @@ def test_parts_are_put_together_before_the_call_is_given():
         run.finish()
         await client.end_of(run.call)
         assert not os.path.exists(run.order.file)
+
+    serve_calls(story)
+
+
+def test_kept_ranks_take_large_payloads_too():
+    async def story(compute):
+        client, kept = await compute.visit(), make_profile(slot="kept")
+        first = await compute.run(client, kept)
+        say_parts(client, "key")
+        run = await compute.given(client.call(kept, payload="key", sizes=[len(WHOLE)]))
+        assert run.world == first.world
+        with open(run.order.file, "rb") as file:
+            assert file.read() == WHOLE
+        run.finish()
+        await client.end_of(run.call)
 
     serve_calls(story)
 

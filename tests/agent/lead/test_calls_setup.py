@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from calling import make_profile, serve_calls
+from call_parties import make_profile
+from calling import serve_calls
 
 from windlass.wire.messages.calls import (
     CallSaid,

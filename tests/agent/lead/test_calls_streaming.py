@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from calling import JOB, make_profile, serve_calls, shorten
+from call_parties import JOB, make_profile
+from calling import serve_calls, shorten
 
 from windlass.wire.frames import make_hello, render_frame
 from windlass.wire.messages.calls import (

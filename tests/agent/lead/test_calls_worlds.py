@@ -1,27 +1,23 @@
-"""The worlds of a compute: forked for a call, for the next one, or kept; which ranks, and where they meet."""
+"""The worlds of a compute: forked for a call, for the next one, or kept; and which ranks they have."""
 
 from __future__ import annotations
 
 import pytest
-from calling import STORE_PORT, make_profile, serve_calls, shorten
+from call_parties import make_profile
+from calling import serve_calls
 
 from windlass.wire.messages.calls import CallAgain, ComputeInfo, ScaleNodes
 from windlass.wire.messages.computes import (
-    CloseSharedStore,
     EndWorld,
     ForkWorld,
     MakeObject,
-    OpenSharedStore,
     RunCall,
-    SharedStoreGone,
-    SharedStoreOpened,
 )
 from windlass.wire.messages.jobs import EndAgent
 from windlass.wire.status import FailureKind
 
 KEPT = make_profile(slot="kept")
 OBJECT = make_profile(slot="kept", instance="object-1")
-TORCH = make_profile(framework="pytorch", store=True, preload=["torch"])
 
 
 # -- spare worlds --------------------------------------------------------------------------------
@@ -264,107 +260,6 @@ def test_an_object_that_goes_while_a_call_waits_is_asked_for_when_its_turn_comes
         make_and_call(client, call)
         (await compute.given(call)).finish()
         assert (await client.end_of(call)).state == "returned"
-
-    serve_calls(story)
-
-
-# -- where ranks meet ----------------------------------------------------------------------------
-
-
-def test_the_ranks_of_all_worlds_meet_in_one_store_each_call_in_a_part_of_its_own():
-    async def story(compute):
-        client = await compute.visit()
-        first, second = await compute.run(client, TORCH), await compute.run(client, TORCH)
-        [order] = compute.nodes[0].find(OpenSharedStore)
-        assert (order.framework, order.preload) == ("pytorch", ["torch"])
-        assert compute.nodes[1].find(OpenSharedStore) == []
-        for run in (first, second):
-            assert run.order.meeting["MASTER_ADDR"] == "127.0.0.1"
-            assert run.order.meeting["MASTER_PORT"] == str(STORE_PORT)
-        assert first.order.part != second.order.part
-
-    serve_calls(story)
-
-
-def test_kept_ranks_are_told_where_they_meet_once():
-    async def story(compute):
-        client = await compute.visit()
-        kept = TORCH.replaced(slot="kept")
-        first, second = await compute.run(client, kept), await compute.run(client, kept)
-        assert first.order.meeting["MASTER_PORT"] == str(STORE_PORT)
-        assert second.order.meeting == {}
-
-    serve_calls(story)
-
-
-def test_a_store_that_has_served_for_long_is_renewed_when_nobody_uses_it(monkeypatch):
-    shorten(monkeypatch, calls_per_store=2)
-
-    async def story(compute):
-        client, node = await compute.visit(), compute.nodes[0]
-        first = (await compute.run(client, TORCH)).order
-        second = (await compute.run(client, TORCH)).order
-        assert [m.kind for m, _ in node.heard].count("close_store") == 1
-        opened, renewed = node.find(OpenSharedStore)
-        assert [order.number for order in node.find(CloseSharedStore)] == [opened.number]
-        assert renewed.number > opened.number
-        third = (await compute.run(client, TORCH)).order
-        assert [order.part for order in (first, second, third)] == [1, 2, 1]
-
-    serve_calls(story)
-
-
-def test_a_store_whose_process_is_gone_is_opened_again():
-    async def story(compute):
-        client, node = await compute.visit(), compute.nodes[0]
-        await compute.run(client, TORCH)
-        [opened] = node.find(OpenSharedStore)
-        node.say(SharedStoreGone(number=opened.number))
-        await compute.run(client, TORCH.replaced(env={"A": "1"}))
-        assert [o.number > opened.number for o in node.find(OpenSharedStore)] == [False, True]
-
-    serve_calls(story)
-
-
-def test_where_there_can_be_no_store_rank_0_opens_one_at_a_port_that_is_held_for_it():
-    async def story(compute):
-        node = compute.nodes[0]
-        node.acts[OpenSharedStore] = lambda order: SharedStoreOpened(number=order.number, port=0)
-        client = await compute.visit()
-        run = await compute.run(client, TORCH)
-        assert 0 < int(run.order.meeting["MASTER_PORT"]) < 65536
-        assert run.order.meeting["TORCHELASTIC_USE_AGENT_STORE"] == "False"
-
-    serve_calls(story)
-
-
-@pytest.mark.parametrize("how", ["it is renewed", "it is gone"])
-def test_a_port_that_was_held_in_place_of_a_store_is_let_go_with_it(monkeypatch, how):
-    """`serve_calls` finds what is left open."""
-    shorten(monkeypatch, calls_per_store=1 if how == "it is renewed" else 1000)
-
-    async def story(compute):
-        node = compute.nodes[0]
-        node.acts[OpenSharedStore] = lambda order: SharedStoreOpened(number=order.number, port=0)
-        client = await compute.visit()
-        await compute.run(client, TORCH)
-        if how == "it is gone":
-            node.say(SharedStoreGone(number=node.find(OpenSharedStore)[0].number))
-        await compute.run(client, TORCH.replaced(env={"A": "1"}))
-        assert len(node.find(OpenSharedStore)) >= 2
-
-    serve_calls(story)
-
-
-def test_ranks_without_a_store_meet_at_ports_of_their_own():
-    """The port of a world that is kept is nobody else's."""
-
-    async def story(compute):
-        client = await compute.visit()
-        kept = await compute.run(client, KEPT)
-        other = await compute.run(client, KEPT.replaced(slot="other"))
-        ports = [run.order.meeting["MASTER_PORT"] for run in (kept, other)]
-        assert len(set(ports)) == 2
 
     serve_calls(story)
 

@@ -7,10 +7,9 @@ import pickle
 import threading
 
 import pytest
-from scripted_lead import JOB, WAIT_S, scripted
+from scripted_lead import JOB, WAIT_S, look_often, scripted
 from waits import wait_for
 
-from windlass.client.compute import client_call
 from windlass.errors import JobNotFound, NodeLost, RankFailed, RemoteError, WaitTimeout
 from windlass.wire.messages.calls import (
     AskCall,
@@ -139,7 +138,7 @@ def test_what_ranks_print_and_what_the_lead_says_reach_the_user(capsys):
 
 
 def test_while_a_call_waits_its_compute_is_looked_after(monkeypatch):
-    monkeypatch.setattr(client_call, "_LOOK_S", 0.01)
+    look_often(monkeypatch)
     queue = "waiting for the call first-call to end, and 1 more wait before this one"
     waits_for = ["waiting for node 1", f"{queue}; windlass cancel first-call ends it"]
 
