@@ -10,7 +10,7 @@ from calling import serve_calls
 
 from windlass.bundle.extract import extract
 from windlass.bundle.manifest import EMPTY
-from windlass.wire.messages.calls import CallAgain, CallQueued
+from windlass.wire.messages.calls import CallAgain, CallQueued, EndCall
 from windlass.wire.messages.computes import CodeSynced, ForkWorld, RunCall, SyncCode
 from windlass.wire.status import FailureKind
 
@@ -201,5 +201,67 @@ def test_ranks_find_code_where_the_nodes_have_it(code):
         assert (about.root, about.cwd) == (root, f"{root}/sub")
         assert about.paths == [root, f"{root}/lib"]
         run.finish()
+
+    serve_calls(story)
+
+
+def test_code_of_a_call_that_was_cancelled_before_its_turn_is_asked_for_again(code):
+    """It never came into place: whoever calls next has to bring it."""
+
+    async def story(compute):
+        client = await compute.visit()
+        run = await compute.given(client.call(make_profile()))
+        client.say(*code.write(work="x = 1\n"))
+        cancelled = client.call(make_code_profile(code))
+        await client.hear(CallQueued, id=cancelled)
+        client.say(EndCall(id=cancelled))
+        await client.end_of(cancelled)
+        assert (await client.info()).projects == {}
+        call = client.call(make_code_profile(code))
+        assert (await client.hear(CallAgain, id=call)).has == EMPTY.digest
+        client.say(*code.render())
+        client.call(make_code_profile(code), again=call)
+        await client.hear(CallQueued, id=call)
+        run.finish()
+        (await compute.given(call)).finish()
+        assert (await client.end_of(call)).state == "returned"
+
+    serve_calls(story)
+
+
+def test_code_that_was_damaged_is_asked_for_again(code):
+    order, body = code.write(work="x = 1\n")
+
+    async def story(compute):
+        client = await compute.visit()
+        client.say(order, body[: len(body) // 2])
+        assert (await client.end_of(client.call(make_code_profile(code)))).state == "failed"
+        call = client.call(make_code_profile(code))
+        assert (await client.hear(CallAgain, id=call)).has == EMPTY.digest
+        client.say(order, body)
+        client.call(make_code_profile(code), again=call)
+        (await compute.given(call)).finish()
+        assert (await client.end_of(call)).state == "returned"
+
+    serve_calls(story)
+
+
+def test_code_that_is_promised_is_not_asked_for(code):
+    """It comes into place with a call that waits, before the turn of those behind it."""
+
+    async def story(compute):
+        client, other = await compute.visit(), await compute.visit()
+        run = await compute.given(client.call(make_profile()))
+        client.say(*code.write(work="x = 1\n"))
+        first = client.call(make_code_profile(code))
+        await client.hear(CallQueued, id=first)
+        second = other.call(make_code_profile(code))
+        await other.hear(CallQueued, id=second)
+        for call in (first, second):
+            run.finish()
+            run = await compute.given(call)
+        run.finish()
+        assert (await other.end_of(second)).state == "returned"
+        assert other.find(CallAgain) == []
 
     serve_calls(story)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Iterator
 
 from windlass.agent.lead.call_state import Call
 
@@ -33,6 +34,12 @@ class CallQueue:
     def all(self) -> list[Call]:
         """Those that wait and the one that runs."""
         return [*self._waiting, *([self.current] if self.current else [])]
+
+    def newest_first(self) -> Iterator[Call]:
+        """Those that wait, the last one first, and the one that runs."""
+        yield from reversed(self._waiting)
+        if self.current is not None:
+            yield self.current
 
     def add(self, call: Call) -> list[Call]:
         """Queue a call; returns those before it, less one that has ended and whose ranks only have to go."""

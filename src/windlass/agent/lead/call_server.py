@@ -82,7 +82,6 @@ class CallServer:
         self._node = node
         self._visitors: dict[Link, _Visitor] = {}
         self._born = os.urandom(8).hex()  # tells one lead of a compute from the next
-        self._promised: dict[str, str] = {}  # digest of each project once all calls have started
         self._handlers: Handlers = {
             AskCall: self._take_call,
             PayloadPart: self.keep_part,
@@ -158,7 +157,11 @@ class CallServer:
         self._visitor(link).profiles[message.key] = (profile, shape_of(profile))
 
     def _expected(self, key: str) -> str:
-        return self._promised.get(key) or self._node.projects.digest(key)
+        """The digest of a project once all calls have started that bring something of it."""
+        for call in self._lead.queue.newest_first():
+            if call.sync is not None and call.sync[0].project == key:
+                return call.sync[0].digest
+        return self._node.projects.digest(key)
 
     def _take_call(self, link: Link, message: AskCall, body: bytes) -> None:
         visitor, call_id = self._visitor(link), message.id
@@ -176,17 +179,19 @@ class CallServer:
         if message.profile not in visitor.profiles:
             raise ProtocolError(f"the call {call_id!r:.60} names a profile that was never said")
         asked, shape = visitor.profiles[message.profile]
+        key, here = asked.project.key, self._expected(asked.project.key)
         if asked.project.digest == "as is":  # a callable by name: whatever code is here
-            here = self._expected(asked.project.key)
             asked = asked.replaced(project=asked.project.replaced(digest=here))
-        key, digest = asked.project.key, asked.project.digest
-        if sync is not None and sync[0].project == key:
-            self._promised[key] = sync[0].digest
-        if digest and self._expected(key) != digest:
-            link.send(CallAgain(id=call_id, has=self._expected(key)))
+        digest = asked.project.digest
+        if sync is not None and not (
+            sync[0].project == key and sync[0].base in (here, EMPTY.digest)
+        ):
+            sync = None  # it is of another project, or others brought something else since
+        if digest and digest != (here if sync is None else sync[0].digest):
+            link.send(CallAgain(id=call_id, has=here))
             return
         if asked.slot and not self._knows_object(asked) and constructor is None:
-            visitor.sync = sync  # it was promised, and the same call comes again without it
+            visitor.sync = sync  # the same call comes again without it
             link.send(CallAgain(id=call_id, make=True, has=digest))
             return
         file = self._find_file(visitor, message)
