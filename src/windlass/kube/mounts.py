@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from windlass import names, records
+from windlass import names
 from windlass.errors import SpecError
 from windlass.kube.naming import claim_name, name_volumes
 from windlass.plan.plan import Plan
@@ -40,7 +40,7 @@ def pod_of(plan: Plan) -> PodSpec:
         raise SpecError(
             f"the plan of {plan.job_id} says nothing of pods", hint="its engine must list `pods`"
         )
-    return plan.pod if isinstance(plan.pod, PodSpec) else records.read(PodSpec, plan.pod)
+    return plan.pod
 
 
 def make_volumes(plan: Plan, files: Iterable[str]) -> list[Object]:

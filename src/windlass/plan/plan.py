@@ -18,6 +18,9 @@ from windlass.spec.work import Work
 
 if TYPE_CHECKING:
     from windlass.spec.job_spec import JobSpec
+    from windlass.spec.pod_spec import PodSpec
+else:
+    PodSpec = Any  # loaded only where nodes are pods: `read_plan`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +77,7 @@ class Plan:
     min_nodes: int
     node_restarts: int
     inputs: tuple[Input, ...] = ()
-    pod: Any = None  # a PodSpec where nodes are pods; agents have no use for it, and do not load it
+    pod: PodSpec | None = None  # where nodes are pods
     framework: str = "pytorch"
     python_minor: str = ""  # "3.12" where the payload holds code that only this one can run
 
@@ -159,4 +162,11 @@ def read_plan(text: str) -> Plan:
             f"the plan is of version {version}, this Windlass reads version {names.PROTOCOL_VERSION}",
             hint="use the same version of Windlass for submitting and for reading",
         )
-    return records.read(Plan, data)
+    plan = records.read(Plan, data)
+    return plan if plan.pod is None else replace(plan, pod=_read_pod(plan.pod))
+
+
+def _read_pod(data: Any) -> PodSpec:
+    from windlass.spec.pod_spec import PodSpec
+
+    return records.read(PodSpec, data)

@@ -87,7 +87,7 @@ def _is_memory_error(type_name: str) -> bool:
 
 def _memory_limit(plan: Plan) -> str:
     """What a pod may use; empty where that is the whole machine."""
-    return str(plan.pod.get("memory", "")) if isinstance(plan.pod, dict) else ""
+    return "" if plan.pod is None else plan.pod.memory
 
 
 def _describe(outcome: Outcome, node_name: str, memory: str) -> str:

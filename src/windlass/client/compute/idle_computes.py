@@ -9,7 +9,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from windlass import records
 from windlass.client.user import name_user
 from windlass.engines.protocol import ComputeEngine, JobRef, make_compute_engine
 from windlass.errors import WindlassError
@@ -59,8 +58,8 @@ def find_holders(engine: ComputeEngine, ref: JobRef) -> Iterator[IdleCompute]:
 
 def _read_gpus(plan: Plan) -> tuple[str, int]:
     """Which resource its pods' GPUs are, and how many each has; no resource: none."""
-    pod = records.to_json(plan.pod) or {}
-    return (pod["gpu_resource"], pod["gpus"]) if pod.get("gpus") else ("", 0)
+    pod = plan.pod
+    return (pod.gpu_resource, pod.gpus) if pod is not None and pod.gpus else ("", 0)
 
 
 def _is_own(plan: Plan) -> bool:

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from windlass import records
 from windlass.client.compute.compute_spec import Wanted, describe_change
 from windlass.client.compute.connection import (
     Connection,
@@ -138,7 +139,7 @@ class LiveNodes:
 
     def _replace(self, ref: JobRef, plan: Plan) -> None:
         """Nodes that are not what is wanted any more make room, unless they are at work."""
-        there = {} if plan.pod is None else dict(plan.pod)
+        there = {} if plan.pod is None else dict(records.to_json(plan.pod))
         there.pop("ttl_s", None)
         there |= plan.work.about if isinstance(plan.work, Calls) else {}
         change = describe_change(there, self.wanted.fixed)
