@@ -58,6 +58,7 @@ class Special(errors.JobError):
         (errors.EngineError, errors.WindlassError, names.EXIT_ENGINE),
         (errors.JobNotFound, errors.EngineError, names.EXIT_USAGE),
         (errors.WaitTimeout, errors.EngineError, names.EXIT_ENGINE),
+        (errors.EngineMissing, errors.EngineError, names.EXIT_ENGINE),
         (errors.KeysReplaced, errors.EngineError, names.EXIT_ENGINE),
         (errors.ProtocolError, errors.EngineError, names.EXIT_ENGINE),
     ],

@@ -74,17 +74,18 @@ def _read_nodes() -> list[int]:
 def _resolve(indexes: list[int], wanted: int, timeout_s: float) -> list[str]:
     job_id = os.environ[names.JOB_ID]
     pattern = os.environ.get(names.POD_HOSTS, names.POD_HOST)
-    hosts = {pattern.format(job_id=job_id, index=index): "" for index in indexes}
-    own = socket.gethostname()
-    hosts |= {host: os.environ[names.POD_IP] for host in hosts if host.partition(".")[0] == own}
+    pod, _, domain = pattern.partition(".")
+    hosts = {pod.format(job_id=job_id, index=index): "" for index in indexes}
+    hosts |= {host: os.environ[names.POD_IP] for host in hosts if host == socket.gethostname()}
+    domain = domain.format(job_id=job_id)
 
     def has_quorum() -> bool:
         for host in [host for host, address in hosts.items() if not address]:
-            hosts[host] = _look_up(host)
+            hosts[host] = _look_up(f"{host}.{domain}")
         return sum(map(bool, hosts.values())) >= wanted
 
     if not wait_until(has_quorum, timeout_s=timeout_s, every_s=_EVERY_S):
-        missing = [host.partition(".")[0] for host, address in hosts.items() if not address]
+        missing = [host for host, address in hosts.items() if not address]
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         raise TimeoutError(
             f"{len(indexes) - len(missing)} of {len(indexes)} nodes have an address after {timeout_s:g} s, "

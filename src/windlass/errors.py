@@ -11,6 +11,7 @@
         StepFailed        a step of an image did not succeed on a node
       NodeLost          the machine: a node went away
       EngineError       us, or what we run on
+        EngineMissing     the cluster lacks what the engine needs
         JobNotFound       no such job here
         WaitTimeout       the wait ended, the job goes on
         KeysReplaced      what was submitted from here has other keys now

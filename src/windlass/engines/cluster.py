@@ -117,7 +117,7 @@ class ClusterEngine:
         with_keys: bool = False,
     ) -> list[dict[str, Any]]:
         """All that `kubectl apply` needs; with keys it runs, without them it is for reading."""
-        # small, since `kubectl apply` keeps a copy of all in an annotation
+        # without byte code, which would double it
         files = make_files(plan, payload, bundle, agent=build_archive())
         if with_keys:
             files |= make_job_certificates(plan)
