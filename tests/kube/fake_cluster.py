@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
 
 from kube.api_server import Answer, ApiServer, Seen, refuse
 
@@ -16,6 +16,7 @@ from windlass import names
 from windlass.engines.dialects.kubernetes import LABEL_INDEX
 
 Object = dict[str, Any]
+Server = TypeVar("Server", bound="FakeCluster")
 
 
 class FakeCluster(ApiServer):
@@ -73,8 +74,9 @@ def _is(thing: Object, name: str) -> bool:
 
 
 @contextmanager
-def fake_cluster() -> Iterator[FakeCluster]:
-    with FakeCluster() as server:
+def serving(server: Server) -> Iterator[Server]:
+    """A cluster of the tests, answering in a thread of its own."""
+    with server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -83,6 +85,10 @@ def fake_cluster() -> Iterator[FakeCluster]:
             server.change()
             server.shutdown()
             thread.join(10.0)
+
+
+def fake_cluster() -> AbstractContextManager[FakeCluster]:
+    return serving(FakeCluster())
 
 
 def make_fake_job(name: str, *conditions: Object, at: str = "2026-01-31T12:00:00Z") -> Object:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from kube.api_server import Answer, Seen, refuse
-from kube.fake_cluster import FakeCluster
+from kube.fake_cluster import FakeCluster, serving
 
 Object = dict[str, Any]
 
@@ -130,14 +130,5 @@ def merge(body: Any, patch: Any) -> Any:
     return merged
 
 
-@contextmanager
-def storing_cluster() -> Iterator[StoringCluster]:
-    with StoringCluster() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.change()
-            server.shutdown()
-            thread.join(10.0)
+def storing_cluster() -> AbstractContextManager[StoringCluster]:
+    return serving(StoringCluster())
