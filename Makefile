@@ -1,5 +1,5 @@
 # Two commands: `make demo` and `make test`. Each makes what it needs first, once. `make test` touches no cluster,
-# whatever KUBECONFIG says; `make test-cluster` does. `make test-long` has what fills the machine or waits for minutes.
+# whatever KUBECONFIG says; `make test-cluster` does. `make test-long` has what fills the machine or takes long.
 #
 # torch is installed under constraints-dev.txt only: an unpinned torch pulls gigabytes of CUDA packages.
 
@@ -12,12 +12,13 @@ BENCH_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-dev.txt $(PIP_ARGS)
+OPTIONAL := kubeflow ray monarch llm mlflow tensorboard
 INPUTS := pyproject.toml constraints-dev.txt
 # What `make test` checks before pytest: name=command, with _ for a space.
 CHECKS := ruff=ruff_check format=ruff_format_--check mypy=mypy_--strict imports=lint-imports
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-cluster test-faults bench api reference protocol clean
+.PHONY: help demo test test-long test-cluster test-contract test-faults bench api reference protocol clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,16 +40,20 @@ test: $(VENV)/.dev  ## ruff, mypy, import-linter and pytest, in one go
 	unset KUBECONFIG; \
 	$(BIN)/python -m pytest -m "not crowd and not long" $(PYTEST_ARGS) && [ -z "$$failed" ]
 
-test-long: $(VENV)/.dev  ## the tests that fill the machine, or wait for networks that are cut: some minutes
+test-long: $(VENV)/.dev  ## examples, pages and programs from start to end, networks that are cut, what fills the machine
 	@unset KUBECONFIG; failed=""; \
 	$(BIN)/python -m pytest -m crowd || failed="$$failed crowd"; \
-	$(BIN)/python -m pytest -m "long and not cluster" $(PYTEST_ARGS) && [ -z "$$failed" ]
+	$(BIN)/python -m pytest -m "long and not cluster and not crowd" $(PYTEST_ARGS) && [ -z "$$failed" ]
 
 test-cluster: $(VENV)/.dev  ## the tests on the cluster that KUBECONFIG names
 	@[ -n "$$KUBECONFIG" ] || { echo "make $@: KUBECONFIG must name a kubeconfig" >&2; exit 2; }
-	$(BIN)/python -m pytest -m "cluster and not chaos" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "cluster and not chaos and not thorough" $(PYTEST_ARGS)
 
-test-faults: $(VENV)/.dev  ## pods, machines and networks that fail, one after another: half an hour, alone on the cluster
+test-contract: $(VENV)/.dev  ## the whole contract suite on the cluster that KUBECONFIG names, on the tests' own dialect too
+	@[ -n "$$KUBECONFIG" ] || { echo "make $@: KUBECONFIG must name a kubeconfig" >&2; exit 2; }
+	$(BIN)/python -m pytest -m "cluster and not chaos" $(PYTEST_ARGS) src/windlass/conformance/cases
+
+test-faults: $(VENV)/.dev  ## pods, machines and networks that fail, one after another: an hour, alone on the cluster
 	@[ -n "$$KUBECONFIG" ] || { echo "make $@: KUBECONFIG must name a kubeconfig" >&2; exit 2; }
 	$(BIN)/python -m pytest -m "cluster and chaos" $(CHAOS_ARGS)
 
@@ -76,6 +81,9 @@ $(VENV)/.demo: $(VENV)/.python $(INPUTS)
 $(VENV)/.dev: $(VENV)/.python $(INPUTS)
 	@echo "installing windlass, torch and the development tools into $(VENV)"
 	@$(PIP) -e '.[dev]'
+	@for extra in $(OPTIONAL); do \
+	    $(PIP) -e ".[$$extra]" || echo "$$extra cannot be installed here: its tests are skipped"; \
+	done
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.python:

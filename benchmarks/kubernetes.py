@@ -1,7 +1,7 @@
 """A start and a restart on Kubernetes against its peers: interleaved in one run, as ratios of medians.
 
     python benchmarks/kubernetes.py --image IMAGE [--runs 5] [--namespace NAME] [--only floor,restart]
-    python benchmarks/kubernetes.py --image IMAGE --profile        where our own time goes
+    python benchmarks/kubernetes.py --image IMAGE --profile [--engine trainjob]     where our own time goes
 
 Two pods on two nodes, the image present. The clock of a start runs from the moment before the exec of the
 one command (`windlass run`, or `kubectl apply -f -` of a manifest made before) until the slowest rank has
@@ -27,28 +27,52 @@ from pathlib import Path
 from typing import Any
 
 from kubernetes_contestants import (
+    KUBERNETES,
     Contestant,
     Sample,
     Setup,
     make_contestants,
     make_project,
     measure_restart,
+    name_ours,
 )
 from kubernetes_place import opened
 
 from windlass.errors import WindlassError
 from windlass.kube.api import Api, connect
 
-OURS, RESTART = "windlass", "restart"
-# what ours may take at most: as a multiple of the peer's time, or in seconds
-RATIOS = {"statefulset": 0.5, "trainjob": 0.7, "floor": 1.25}
+RESTART = "restart"
 RESTART_S = 1.0
-NAMES = {
-    "statefulset": "StatefulSet + torchrun",
-    "trainjob": "TrainJob + torchrun",
-    "floor": "Indexed Job, `import torch` only",
-    RESTART: "SIGKILL of a rank, all step again",
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Windlass on one engine against a peer; `ratio` is what ours may take at most, of the peer's time."""
+
+    name: str
+    peer: str
+    ratio: float
+    engine: str = KUBERNETES
+
+
+COMPARISONS = {
+    "statefulset": Comparison(name="StatefulSet + torchrun", peer="statefulset", ratio=0.5),
+    "trainjob": Comparison(name="TrainJob + torchrun", peer="trainjob", ratio=0.7),
+    "floor": Comparison(name="Indexed Job, `import torch` only", peer="floor", ratio=1.25),
+    "trainjob-engine": Comparison(
+        name="`-e trainjob` against TrainJob + torchrun",
+        peer="trainjob",
+        ratio=0.8,
+        engine="trainjob",
+    ),
+    "pytorchjob-engine": Comparison(
+        name="`-e pytorchjob` against PyTorchJob + torchrun",
+        peer="pytorchjob",
+        ratio=0.2,
+        engine="pytorchjob",
+    ),
 }
+KEYS = (*COMPARISONS, RESTART)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,63 +80,64 @@ class Row:
     """One line of the table; no peer: it is not installed, or the target is in seconds."""
 
     key: str
-    ours_s: list[float]
+    ours_s: list[float]  # none: the engine is not installed
     peer_s: list[float] | None
 
     @property
-    def median_s(self) -> float:
-        return statistics.median(self.ours_s)
+    def median_s(self) -> float | None:
+        return statistics.median(self.ours_s) if self.ours_s else None
 
     @property
     def ratio(self) -> float | None:
-        return self.median_s / statistics.median(self.peer_s) if self.peer_s else None
+        if self.median_s is None or not self.peer_s:
+            return None
+        return self.median_s / statistics.median(self.peer_s)
 
     @property
     def pairs(self) -> list[float]:
-        peer = self.peer_s or []
-        return [mine / theirs for mine, theirs in zip(self.ours_s, peer, strict=True)]
+        peer = self.peer_s if self.ours_s and self.peer_s else []
+        return [mine / theirs for mine, theirs in zip(self.ours_s, peer, strict=bool(peer))]
 
     @property
     def is_met(self) -> bool | None:
         if self.key == RESTART:
-            return self.median_s <= RESTART_S
-        return None if self.ratio is None else self.ratio <= RATIOS[self.key]
+            return self.median_s is not None and self.median_s <= RESTART_S
+        return None if self.ratio is None else self.ratio <= COMPARISONS[self.key].ratio
 
 
 # -- running -------------------------------------------------------------------------------------
 
 
-def run_all(setup: Setup, contestants: Sequence[Contestant], runs: int) -> dict[str, list[Sample]]:
+def run_all(
+    setup: Setup, contestants: Mapping[str, Contestant], runs: int
+) -> dict[str, list[Sample]]:
     """A warm-up of each, then all in turn; who goes first changes every time."""
-    samples: dict[str, list[Sample]] = {who.name: [] for who in contestants}
+    samples: dict[str, list[Sample]] = {key: [] for key in contestants}
+    keys = list(contestants)
     for number in range(runs + 1):
-        turn = number % len(contestants)
-        for who in (*contestants[turn:], *contestants[:turn]):
+        turn = number % len(keys)
+        for key in (*keys[turn:], *keys[:turn]):
+            who = contestants[key]
             sample = who.measure(setup)
             if number:
-                samples[who.name].append(sample)
+                samples[key].append(sample)
             _say(f"{who.name} {sample.seconds:.3f} s{'' if number else ' (warm-up)'}")
     return samples
 
 
-def make_rows(
-    chosen: Iterable[str],
-    found: Mapping[str, Contestant | None],
-    samples: Mapping[str, list[Sample]],
-) -> list[Row]:
-    """What was measured, one row a comparison."""
+def make_rows(chosen: Iterable[str], samples: Mapping[str, list[Sample]]) -> list[Row]:
+    """What was measured, one row a comparison; `samples` are by contestant, of those that are there."""
 
-    def seconds(name: str) -> list[float]:
-        return [sample.seconds for sample in samples[name]]
+    def seconds(name: str) -> list[float] | None:
+        return [sample.seconds for sample in samples[name]] if name in samples else None
 
     rows = []
     for key in chosen:
         if key == RESTART:
-            rows.append(Row(key=key, ours_s=seconds(RESTART), peer_s=None))
+            rows.append(Row(key=key, ours_s=seconds(RESTART) or [], peer_s=None))
         else:
-            peer = found[key]
-            theirs = None if peer is None else seconds(peer.name)
-            rows.append(Row(key=key, ours_s=seconds(OURS), peer_s=theirs))
+            ours = seconds(name_ours(COMPARISONS[key].engine)) or []
+            rows.append(Row(key=key, ours_s=ours, peer_s=seconds(COMPARISONS[key].peer)))
     return rows
 
 
@@ -129,16 +154,23 @@ def render_table(rows: Iterable[Row]) -> str:
 
 
 def _render_row(row: Row) -> str:
-    ours = f"| {NAMES[row.key]} | {row.median_s:.2f} s "
     if row.key == RESTART:
         spread = f"{min(row.ours_s):.2f}-{max(row.ours_s):.2f} s"
+        ours = f"| SIGKILL of a rank, all step again | {row.median_s:.2f} s "
         return f"{ours}| | | {spread} | <= {RESTART_S:g} s: {_verdict(row)} |"
-    target = f"<= {RATIOS[row.key]:.2f}x"
+    comparison = COMPARISONS[row.key]
+    target = f"<= {comparison.ratio:.2f}x"
+    ours = "not installed" if row.median_s is None else f"{row.median_s:.2f} s"
     if row.peer_s is None:
-        return f"{ours}| not installed | | | {target} |"
+        return f"| {comparison.name} | {ours} | not installed | | | {target} |"
     peer = f"{statistics.median(row.peer_s):.2f} s"
+    if row.ratio is None:
+        return f"| {comparison.name} | {ours} | {peer} | | | {target} |"
     pairs = f"{min(row.pairs):.2f}-{max(row.pairs):.2f}x"
-    return f"{ours}| {peer} | {row.ratio:.2f}x | {pairs} | {target}: {_verdict(row)} |"
+    ratio = f"{row.ratio:.2f}x"
+    return (
+        f"| {comparison.name} | {ours} | {peer} | {ratio} | {pairs} | {target}: {_verdict(row)} |"
+    )
 
 
 def _verdict(row: Row) -> str:
@@ -174,14 +206,15 @@ def _say(text: str) -> None:
 
 
 def measure(setup: Setup, chosen: Sequence[str], runs: int) -> tuple[list[Row], dict[str, Any]]:
-    found = make_contestants(setup)
-    wanted = [found[OURS]] if set(chosen) - {RESTART} else []
-    wanted += [found[key] for key in chosen if key != RESTART]
-    contestants = [who for who in wanted if who is not None]
+    there = make_contestants(setup)
+    compared = [COMPARISONS[key] for key in chosen if key != RESTART]
+    wanted = dict.fromkeys(name for one in compared for name in (name_ours(one.engine), one.peer))
+    # a contestant may be in several comparisons, and is measured once a round
+    contestants = {name: who for name in wanted if (who := there[name]) is not None}
     if RESTART in chosen:
-        contestants.append(Contestant(name=RESTART, measure=measure_restart))
+        contestants[RESTART] = Contestant(name=RESTART, measure=measure_restart)
     samples = run_all(setup, contestants, runs)
-    return make_rows(chosen, found, samples), samples
+    return make_rows(chosen, samples), samples
 
 
 def read_options() -> argparse.Namespace:
@@ -191,8 +224,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--namespace", default="windlass-bench", help="empty, or not there yet")
     parser.add_argument("--context", default="", help="of the kubeconfig")
     parser.add_argument("--procs", type=int, default=1, help="ranks a pod")
-    parser.add_argument("--only", default=",".join(NAMES), help=f"some of: {','.join(NAMES)}")
+    parser.add_argument("--only", default=",".join(KEYS), help=f"some of: {','.join(KEYS)}")
     parser.add_argument("--profile", action="store_true", help="where our own time goes")
+    parser.add_argument("--engine", default=KUBERNETES, help="the one whose time --profile shows")
     parser.add_argument(
         "--windlass", type=Path, default=Path(sys.executable).with_name("windlass"),
         help="the program to time",
@@ -200,7 +234,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write everything measured to this file")
     options = parser.parse_args()
     options.only = options.only.split(",")
-    if unknown := set(options.only) - set(NAMES):
+    if unknown := set(options.only) - set(KEYS):
         parser.error(f"--only: there is no {', '.join(sorted(unknown))}")
     if options.runs < 1:
         parser.error("--runs: at least 1")
@@ -228,7 +262,7 @@ def main() -> None:
         if options.profile:
             from kubernetes_profile import profile
 
-            tables, found = profile(setup, options.runs)
+            tables, found = profile(setup, options.runs, engine=options.engine)
             if options.json:
                 options.json.write_text(json.dumps({"about": about, **found}, indent=1) + "\n")
             print(tables)

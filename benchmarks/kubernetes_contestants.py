@@ -15,17 +15,21 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kubernetes_manifests import make_floor, make_train_job
-from kubernetes_place import LIMIT_S, TRAIN_JOBS, Place, Stamp, read_stamps
+from kubernetes_manifests import make_floor, make_pytorch_job, make_train_job
+from kubernetes_place import LIMIT_S, Place, Stamp, read_stamps
 
+from windlass.engines.dialects.dialect_table import load_dialect
 from windlass.kube.fields import name_of
-from windlass.kube.kinds import JOBS
+from windlass.kube.kinds import PYTORCH_JOBS, TRAIN_JOBS
 
 HERE = Path(__file__).parent
 FIRST, RESTART = "kubernetes_first.py", "kubernetes_restart.py"
+KUBERNETES = "kubernetes"
+OURS = "windlass"  # on the engine kubernetes; on others, with its name behind
 _TAIL = 4000
 
 
@@ -78,22 +82,32 @@ def make_project(folder: Path) -> None:
 # -- windlass ------------------------------------------------------------------------------------
 
 
-def run_words(setup: Setup, script: str, *flags: str) -> list[str]:
+def name_ours(engine: str) -> str:
+    """The contestant that is Windlass on this engine."""
+    return OURS if engine == KUBERNETES else f"{OURS} -e {engine}"
+
+
+def run_words(setup: Setup, script: str, *flags: str, engine: str = KUBERNETES) -> list[str]:
     """The words after `windlass run`."""
     size = ("--nodes", str(setup.nodes), "--procs", str(setup.procs), "--spread", "hard")
-    where = ("-e", "kubernetes", "--image", setup.image, "--namespace", setup.place.namespace)
+    where = ("-e", engine, "--image", setup.image, "--namespace", setup.place.namespace)
     return ["run", script, *size, *where, *flags]
 
 
 def run_windlass(
-    setup: Setup, command: list[str], *, env: Mapping[str, str] | None = None
+    setup: Setup,
+    command: list[str],
+    *,
+    engine: str = KUBERNETES,
+    env: Mapping[str, str] | None = None,
 ) -> tuple[float, list[Stamp], str]:
     """One run to its end; when it began, what its ranks said, and which job it was."""
     began_s = time.time()
-    found = _finish(setup, command, env)
-    job = name_of(setup.place.api.list(JOBS, namespace=setup.place.namespace)[0])
-    setup.place.check_spread("windlass", setup.nodes)
-    return began_s, read_stamps(found), job
+    output = _finish(setup, command, env)
+    kind = load_dialect(engine).kind
+    job = name_of(setup.place.api.list(kind)[0])
+    setup.place.check_spread(name_ours(engine), setup.nodes)
+    return began_s, read_stamps(output), job
 
 
 def _finish(setup: Setup, command: list[str], env: Mapping[str, str] | None = None) -> str:
@@ -111,17 +125,18 @@ def _finish(setup: Setup, command: list[str], env: Mapping[str, str] | None = No
     return done.stdout
 
 
-def remove_windlass(setup: Setup, job: str) -> None:
+def remove_windlass(setup: Setup, job: str, *, engine: str = KUBERNETES) -> None:
     """As its user would, and then nothing may be left."""
-    _finish(setup, [str(setup.windlass), "rm", f"kubernetes://{setup.place.namespace}/{job}"])
-    setup.place.wait_empty("windlass")
+    _finish(setup, [str(setup.windlass), "rm", f"{engine}://{setup.place.namespace}/{job}"])
+    setup.place.wait_empty(name_ours(engine))
 
 
-def measure_windlass(setup: Setup) -> Sample:
+def measure_windlass(setup: Setup, *, engine: str = KUBERNETES) -> Sample:
     """From the exec of `windlass run` until every rank has its first all-reduce behind it."""
-    began_s, stamps, job = run_windlass(setup, [str(setup.windlass), *run_words(setup, FIRST)])
-    remove_windlass(setup, job)
-    return make_sample("windlass", began_s, stamps, num=setup.num_ranks)
+    words = run_words(setup, FIRST, engine=engine)
+    began_s, stamps, job = run_windlass(setup, [str(setup.windlass), *words], engine=engine)
+    remove_windlass(setup, job, engine=engine)
+    return make_sample(name_ours(engine), began_s, stamps, num=setup.num_ranks)
 
 
 def measure_restart(setup: Setup) -> Sample:
@@ -184,15 +199,30 @@ def make_contestants(setup: Setup) -> dict[str, Contestant | None]:
     floor = json.dumps(make_floor("floor", image=setup.image, nodes=setup.nodes))
     recipe = export_stateful_set(setup)
     script = (setup.project / FIRST).read_text()
-    size = {"nodes": setup.nodes, "procs": setup.procs}
-    train = json.dumps(make_train_job("train", image=setup.image, script=script, **size))
+    job: dict[str, Any] = {
+        "image": setup.image,
+        "script": script,
+        "nodes": setup.nodes,
+        "procs": setup.procs,
+    }
+    train = json.dumps(make_train_job("train", **job))
+    pytorch = json.dumps(make_pytorch_job("pytorch", **job))
+    num = setup.num_ranks
     has_trainer = setup.place.serves(TRAIN_JOBS)
+    has_training_operator = setup.place.serves(PYTORCH_JOBS)
     return {
-        "windlass": Contestant(name="windlass", measure=measure_windlass),
-        "statefulset": _applied("StatefulSet", recipe, num=setup.num_ranks),
-        "trainjob": _applied("TrainJob", train, num=setup.num_ranks) if has_trainer else None,
+        OURS: _ours(KUBERNETES),
+        name_ours("trainjob"): _ours("trainjob") if has_trainer else None,
+        name_ours("pytorchjob"): _ours("pytorchjob") if has_training_operator else None,
+        "statefulset": _applied("StatefulSet", recipe, num=num),
+        "trainjob": _applied("TrainJob", train, num=num) if has_trainer else None,
+        "pytorchjob": _applied("PyTorchJob", pytorch, num=num) if has_training_operator else None,
         "floor": _applied("floor", floor, num=setup.nodes),
     }
+
+
+def _ours(engine: str) -> Contestant:
+    return Contestant(name=name_ours(engine), measure=partial(measure_windlass, engine=engine))
 
 
 def _applied(name: str, manifest: str, *, num: int) -> Contestant:

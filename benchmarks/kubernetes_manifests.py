@@ -1,4 +1,4 @@
-"""The objects of contestants that nobody exports: the floor's Job and Kubeflow's TrainJob. Pure.
+"""The objects of contestants that nobody exports: the floor's Job, Kubeflow's TrainJob and PyTorchJob. Pure.
 
 Like every contestant's they ask for no resources, run as user 1000 and never share a host.
 """
@@ -22,7 +22,7 @@ rank = int(os.environ["JOB_COMPLETION_INDEX"])
 stamps = {"rank": rank, "size": SIZE, "container": container_s, "reduced": done_s}
 print("BENCH " + json.dumps(stamps), flush=True)
 """
-# Trainer has no place for a script: its own Python SDK hands it to a shell in the same way
+# neither operator has a place for a script: their own Python SDKs hand it to a shell in the same way
 _TRAIN = 'printf "%s" "$SCRIPT" > /tmp/train.py && exec torchrun /tmp/train.py'
 
 
@@ -73,6 +73,31 @@ def make_train_job(name: str, *, image: str, nodes: int, procs: int, script: str
                     "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [patch]}}},
                 }
             ],
+        },
+    }
+
+
+def make_pytorch_job(name: str, *, image: str, nodes: int, procs: int, script: str) -> Object:
+    """A PyTorchJob of training-operator that runs the script under torchrun: a Master, and Workers."""
+    container = {
+        "name": "pytorch",  # the operator wants one of this name
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["bash", "-c", _TRAIN],
+        "env": [{"name": "SCRIPT", "value": script}],
+    }
+    pod = {**_make_pod(name), "containers": [container]}
+    template = {"metadata": {"labels": {_LABEL: name}}, "spec": pod}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": name},
+        "spec": {
+            "nprocPerNode": str(procs),
+            "pytorchReplicaSpecs": {
+                kind: {"replicas": number, "restartPolicy": "OnFailure", "template": template}
+                for kind, number in (("Master", 1), ("Worker", nodes - 1))
+            },
         },
     }
 

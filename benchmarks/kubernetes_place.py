@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from windlass.kube.api import Api
+from windlass.kube.api import Api, connect
 from windlass.kube.api_errors import ClusterError, NotFound
 from windlass.kube.fields import name_of
 from windlass.kube.kinds import (
@@ -22,19 +22,21 @@ from windlass.kube.kinds import (
     NODES,
     PODS,
     PVCS,
+    PYTORCH_JOBS,
     SECRETS,
     SERVICES,
     STATEFUL_SETS,
+    TRAIN_JOBS,
+    TRAINING_RUNTIMES,
     ObjectKind,
 )
 from windlass.waiting import wait_until
 
 LIMIT_S = 180.0
-TRAIN_JOBS = ObjectKind("trainer.kubeflow.org/v1alpha1", "trainjobs", "TrainJob")
 _JOB_SETS = ObjectKind("jobset.x-k8s.io/v1alpha2", "jobsets", "JobSet")
 # owners first: they would make again what they own
 _KINDS: tuple[ObjectKind, ...] = (
-    *(TRAIN_JOBS, _JOB_SETS, STATEFUL_SETS, JOBS, PODS),
+    *(TRAIN_JOBS, TRAINING_RUNTIMES, PYTORCH_JOBS, _JOB_SETS, STATEFUL_SETS, JOBS, PODS),
     *(SERVICES, NETWORK_POLICIES, SECRETS, CONFIG_MAPS, PVCS),
 )
 _STAMP = re.compile(r"BENCH (\{.*\})")
@@ -44,12 +46,15 @@ Stamp = dict[str, float]
 
 
 class Place:
-    """One namespace of one cluster."""
+    """One namespace of one cluster: that of the Api."""
 
-    def __init__(self, api: Api, namespace: str) -> None:
+    def __init__(self, api: Api) -> None:
         self.api = api
-        self.namespace = namespace
         self._kinds = [kind for kind in _KINDS if self.serves(kind)]
+
+    @property
+    def namespace(self) -> str:
+        return self.api.namespace
 
     def serves(self, kind: ObjectKind) -> bool:
         """Whether the cluster knows this kind."""
@@ -65,7 +70,7 @@ class Place:
         return sum(not node["spec"].get("unschedulable") for node in self.api.list(NODES))
 
     def pods(self) -> list[Object]:
-        return self.api.list(PODS, namespace=self.namespace)
+        return self.api.list(PODS)
 
     # -- what is in it -------------------------------------------------------------------------
 
@@ -74,7 +79,7 @@ class Place:
         return [
             f"{kind.plural}/{name}"
             for kind in self._kinds
-            for thing in self.api.list(kind, namespace=self.namespace)
+            for thing in self.api.list(kind)
             if not _is_everywhere(name := name_of(thing))
         ]
 
@@ -86,16 +91,16 @@ class Place:
     def clear(self) -> None:
         """Delete everything; containers get a second to end."""
         for kind in self._kinds:
-            for thing in self.api.list(kind, namespace=self.namespace):
+            for thing in self.api.list(kind):
                 if not _is_everywhere(name := name_of(thing)):
                     grace_s = 1.0 if kind is PODS else None
-                    self.api.delete(kind, name, namespace=self.namespace, grace_s=grace_s)
+                    self.api.delete(kind, name, grace_s=grace_s)
         self._hurry()
 
     def _hurry(self) -> None:
         """Pods whose owner was deleted may have been given their whole grace meanwhile."""
         for pod in self.pods():
-            self.api.delete(PODS, name_of(pod), namespace=self.namespace, grace_s=1.0)
+            self.api.delete(PODS, name_of(pod), grace_s=1.0)
 
     # -- what its pods say ---------------------------------------------------------------------
 
@@ -117,7 +122,7 @@ class Place:
         if pod["status"].get("phase") not in ("Running", "Succeeded"):
             return []
         try:
-            log = self.api.read_log(name_of(pod), namespace=self.namespace)
+            log = self.api.read_log(name_of(pod))
         except ClusterError:  # its container is just starting
             return []
         return read_stamps(log.decode(errors="replace"))
@@ -144,7 +149,7 @@ def _is_everywhere(name: str) -> bool:
 def opened(api: Api, namespace: str) -> Iterator[Place]:
     """The namespace while it is needed; one that was not there before goes again."""
     is_new = _create(api, namespace)
-    place = Place(api, namespace)
+    place = Place(connect(context=api.context, namespace=namespace))
     if found := place.left():
         raise SystemExit(
             f"kubernetes: namespace {namespace} is in use ({', '.join(found[:5])}): "

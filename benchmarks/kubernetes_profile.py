@@ -28,6 +28,8 @@ from kubernetes_contestants import (
     run_words,
 )
 
+from windlass.engines.dialects.dialect import Dialect
+from windlass.engines.dialects.dialect_table import load_dialect
 from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.kube.api import Api
 from windlass.kube.fields import container_of
@@ -47,7 +49,7 @@ _RANK_WORDS = {
 }
 
 
-def profile(setup: Setup, runs: int) -> tuple[str, dict[str, Any]]:
+def profile(setup: Setup, runs: int, *, engine: str) -> tuple[str, dict[str, Any]]:
     """A warm-up, then ours and the floor in turn: as tables, and as all that was seen."""
     floor = make_contestants(setup)["floor"]
     if floor is None:
@@ -57,7 +59,7 @@ def profile(setup: Setup, runs: int) -> tuple[str, dict[str, Any]]:
     peers: list[Moments] = []
     imports: list[Mapping[str, float]] = []
     for number in range(runs + 1):
-        moments, cpu, trace = trace_ours(setup)
+        moments, cpu, trace = trace_ours(setup, load_dialect(engine))
         beside = trace_floor(setup, floor)
         if number:
             ours.append(moments)
@@ -76,17 +78,18 @@ def profile(setup: Setup, runs: int) -> tuple[str, dict[str, Any]]:
     return tables, {"ours": ours, "cpu": client_cpu, "floor": peers, "imports": imports}
 
 
-def trace_ours(setup: Setup) -> tuple[Moments, Moments, dict[str, Any]]:
+def trace_ours(setup: Setup, dialect: Dialect) -> tuple[Moments, Moments, dict[str, Any]]:
     """One traced run: what happened when, the client's processor time by then, and its own trace."""
     trace_file = setup.home / "trace.json"
     program = [sys.executable, str(HERE / "kubernetes_trace.py")]
-    with watched(setup.place.api, setup.place.namespace) as seen:
+    words = run_words(setup, FIRST, engine=dialect.name)
+    with watched(setup.place.api, dialect) as seen:
         began_s, stamps, job = run_windlass(
-            setup, [*program, *run_words(setup, FIRST)], env={"BENCH_TRACE": str(trace_file)}
+            setup, [*program, *words], engine=dialect.name, env={"BENCH_TRACE": str(trace_file)}
         )
     trace: dict[str, Any] = json.loads(trace_file.read_text())
-    status = json.loads((setup.home / "kubernetes" / job / "status.json").read_text())
-    remove_windlass(setup, job)
+    status = json.loads((setup.home / dialect.name / job / "status.json").read_text())
+    remove_windlass(setup, job, engine=dialect.name)
     make_sample("windlass", began_s, stamps, num=setup.num_ranks)
     moments = {
         "client: Python is up": trace["up_s"],
@@ -100,7 +103,7 @@ def trace_ours(setup: Setup) -> tuple[Moments, Moments, dict[str, Any]]:
 
 
 def trace_floor(setup: Setup, floor: Contestant) -> Moments:
-    with watched(setup.place.api, setup.place.namespace) as seen:
+    with watched(setup.place.api, KUBERNETES) as seen:
         sample = floor.measure(setup)
     moments = {**seen, **_rank_moments(sample.stamps)}
     last_s = max(stamp["reduced"] for stamp in sample.stamps)
@@ -144,12 +147,12 @@ def _rank_moments(stamps: Iterable[Mapping[str, float]]) -> Moments:
 
 
 @contextmanager
-def watched(api: Api, namespace: str) -> Iterator[Moments]:
+def watched(api: Api, dialect: Dialect) -> Iterator[Moments]:
     """When news of pods arrived, filled while the block runs."""
     seen: Moments = {}
     stop = threading.Event()
     threads = [
-        threading.Thread(target=_watch, args=(api, namespace, kind, stop, seen), daemon=True)
+        threading.Thread(target=_watch, args=(api, dialect, kind, stop, seen), daemon=True)
         for kind in (PODS, EVENTS)
     ]
     for thread in threads:
@@ -163,20 +166,24 @@ def watched(api: Api, namespace: str) -> Iterator[Moments]:
 
 
 def _watch(
-    api: Api, namespace: str, kind: ObjectKind, stop: threading.Event, seen: Moments
+    api: Api,
+    dialect: Dialect,
+    kind: ObjectKind,
+    stop: threading.Event,
+    seen: Moments,
 ) -> None:
     is_new = False  # what was there before belongs to an earlier run
-    for change, thing in api.watch(kind, namespace=namespace, stop=stop):
+    for change, thing in api.watch(kind, stop=stop):
         now_s = time.time()
         if change == "SYNCED":
             is_new = True
         elif is_new and change != "DELETED":
-            for name in _read_pod(thing) if kind is PODS else _read_event(thing):
+            for name in _read_pod(thing, dialect) if kind is PODS else _read_event(thing, dialect):
                 seen.setdefault(name, now_s)
 
 
-def _read_pod(pod: Mapping[str, Any]) -> Iterator[str]:
-    index = KUBERNETES.index_of(pod)
+def _read_pod(pod: Mapping[str, Any], dialect: Dialect) -> Iterator[str]:
+    index = dialect.index_of(pod)
     yield f"pod {index}: created"
     if pod["spec"].get("nodeName"):
         yield f"pod {index}: scheduled"
@@ -184,9 +191,11 @@ def _read_pod(pod: Mapping[str, Any]) -> Iterator[str]:
         yield f"pod {index}: known to run"
 
 
-def _read_event(event: Mapping[str, Any]) -> Iterator[str]:
+def _read_event(event: Mapping[str, Any], dialect: Dialect) -> Iterator[str]:
     name = str(event["involvedObject"].get("name", ""))
-    index = KUBERNETES.index_in_name(name, name.rsplit("-", 2)[0])
+    parts = name.split("-")
+    jobs = ("-".join(parts[:end]) for end in range(1, len(parts)))  # which of them is not told
+    index = next((i for job in jobs if (i := dialect.index_in_name(name, job)) is not None), None)
     if index is not None and event.get("reason") in ("Pulled", "Created", "Started"):
         yield f"pod {index}: event {event['reason']}"
 

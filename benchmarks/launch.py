@@ -161,17 +161,23 @@ def measure_rerun(who: Contestant, ranks: int) -> Sample:
     return measure_start(who, ranks)
 
 
+def kill_last_rank(run: Run, ranks: int) -> tuple[float, list[list[str]]]:
+    """SIGKILL the last rank once all have begun: when, and what each rank of the next attempt left."""
+    before = [f"attempt-0-rank-{rank}" for rank in range(ranks)]
+    after = [f"attempt-1-rank-{rank}" for rank in range(ranks)]
+    run.wait_for(before)
+    victim = int((run.out / before[-1]).read_text().split()[0])
+    killed_s = time.time()
+    os.kill(victim, signal.SIGKILL)
+    run.wait_for(after)
+    return killed_s, [(run.out / name).read_text().split() for name in after]
+
+
 def measure_restart(who: Contestant, ranks: int) -> Sample:
     """From SIGKILL of the last rank until every rank steps in the next attempt."""
     with launched(who, "restarted.py", ranks, restarts=1) as run:
-        before = [f"attempt-0-rank-{rank}" for rank in range(ranks)]
-        after = [f"attempt-1-rank-{rank}" for rank in range(ranks)]
-        run.wait_for(before)
-        victim = int((run.out / before[-1]).read_text().split()[0])
-        killed_s = time.time()
-        os.kill(victim, signal.SIGKILL)
-        run.wait_for(after)
-        stepping_s = [float((run.out / name).read_text().split()[1]) for name in after]
+        killed_s, stamps = kill_last_rank(run, ranks)
+    stepping_s = [float(stamp[1]) for stamp in stamps]
     moments = {"first rank steps": min(stepping_s) - killed_s}
     return Sample(max(stepping_s) - killed_s, moments)
 

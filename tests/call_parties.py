@@ -35,18 +35,14 @@ from windlass.wire.messages.computes import (
     LEAD_TO_COMPUTE_NODE,
     CallAnswer,
     CodeSynced,
-    EndWorld,
     ForkWorld,
     NodeSetUp,
-    OpenSharedStore,
-    RankGone,
     RunCall,
     SetUpNode,
-    SharedStoreOpened,
     SyncCode,
-    WorldCleared,
 )
 from windlass.wire.messages.link import Heartbeat, Welcome
+from windlass.wire.messages.worlds import EndWorld, OpenStore, RankEnded, StoreReady, WorldCleared
 from windlass.wire.results import ErrorInfo, Outcome
 
 JOB = "warm-ab2cd"
@@ -60,7 +56,7 @@ OBEDIENT: dict[type[Message], Callable[[Any], Message]] = {
     EndWorld: lambda order: WorldCleared(world=order.world),
     SetUpNode: lambda order: NodeSetUp(digest=order.digest),
     SyncCode: lambda order: CodeSynced(project=order.project, digest=order.digest),
-    OpenSharedStore: lambda order: SharedStoreOpened(number=order.number, port=STORE_PORT),
+    OpenStore: lambda order: StoreReady(number=order.number, port=STORE_PORT),
 }
 
 
@@ -267,7 +263,7 @@ class Run:
         about = {"rank": rank, "attempt": self.world, "state": "killed", "signal": 9}
         outcome = Outcome(**{**about, "at_s": time.time(), **fields})
         given = self.call if given is None else given
-        message = RankGone(world=self.world, given=given, answered=answered, outcome=outcome)
+        message = RankEnded(given=given, answered=answered, outcome=outcome)
         self.ranks[rank].say(message)
 
     def finish(self) -> None:

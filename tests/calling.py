@@ -33,8 +33,9 @@ from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Calls
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.messages.calls import CallProfile
-from windlass.wire.messages.computes import ForkWorld, RunCall, WorldCleared
+from windlass.wire.messages.computes import ForkWorld, RunCall
 from windlass.wire.messages.jobs import CancelJob, JoinLead
+from windlass.wire.messages.worlds import WorldCleared
 from windlass.wire.status import JobStatus
 
 
@@ -97,7 +98,9 @@ class Compute:
             heard = orders()
             last = max((order.world for _, order, _ in heard), default=-1)
             have = {node.index for node, order, _ in heard if order.world == last}
-            return bool(have) and have >= {plan.index for plan in self.plan_of(last)}
+            return bool(have) and have >= {
+                plan.index for plan in self.plan_of(last) if plan.num_ranks
+            }
 
         await until(are_all, f"{call_id} is given to ranks", WAIT_S)
         _, order, body = max(orders(), key=lambda one: one[1].world)
@@ -170,9 +173,14 @@ def serve_calls(
             is_pod=is_pod,
         )
         status_writer = StatusWriter(plan, folder)
-        lead = CallLead(plan, status_writer, address="127.0.0.1")
         node_zero = SimpleNamespace(spill=spill, projects=Projects(context))
-        lead.projects, lead.keeps_logs = node_zero.projects, is_pod
+        lead = CallLead(
+            plan,
+            status_writer,
+            address="127.0.0.1",
+            projects=node_zero.projects,
+            keeps_logs=is_pod,
+        )
         call_server = CallServer(context, lead, node_zero)
         lead_server = LeadServer(context, lead, Inputs(plan, folder), call_server)
         server = await endpoints.serve(path, JOB, lead_server.take)
@@ -200,11 +208,11 @@ def serve_calls(
 
 def shorten(monkeypatch: Any, **limits: float) -> None:
     """Limits that are nobody's setting: how long, or how many, before a lead does something."""
-    from windlass.agent.lead import call_history, call_lead, rendezvous
+    from windlass.agent.lead import call_history, call_lead, call_runner, rendezvous
 
     places = {
         "abandoned_s": (call_lead, "_ABANDONED_S"),
-        "clear_s": (call_lead, "_CLEAR_MARGIN_S"),
+        "clear_s": (call_runner, "CLEAR_MARGIN_S"),
         "calls_per_store": (rendezvous, "_MAX_CALLS"),
         "kept_calls": (call_history, "KEPT_CALLS"),
         "kept_ids": (call_history, "KEPT_IDS"),

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from windlass import records
-from windlass.agent.lead.job_lead import Lead
+from windlass.agent.lead.job_lead import JobLead
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec
@@ -27,7 +27,9 @@ class Nodes:
     def join(self, *indices, **about):
         about = {"pid": 1, "python": f"{self.plan.python_minor or '3.12'}.1", **about}
         for index in indices or range(len(self.plan.nodes)):
-            self.lead.join(index, lambda order, i=index: self.hear(i, order), JoinLead(**about))
+            self.lead.join(
+                index, lambda order, _body, i=index: self.hear(i, order), JoinLead(**about)
+            )
 
     def hear(self, index, message):
         order = message.to_header()
@@ -45,11 +47,11 @@ class Nodes:
     @property
     def world(self):
         """The nodes and ranks of the current attempt."""
-        return self.lead._attempt.world
+        return self.lead.attempt.world
 
     @property
     def attempt(self):
-        return self.lead._attempt.number
+        return self.lead.attempt.number
 
     def ranks_of(self, index):
         return next(node.ranks for node in self.world.nodes if node.index == index)
@@ -70,7 +72,7 @@ class Nodes:
         for rank in self.ranks_of(index):
             if rank not in but:
                 self.end(rank, "stopped", attempt)
-        self.say(index, "stopped", attempt=attempt)
+        self.say(index, "cleared", world=attempt)
 
     def kinds(self, index=0):
         return [order["type"] for node, order in self.orders if node == index]
@@ -81,7 +83,16 @@ class Nodes:
 
 
 def lead_through(
-    tmp_path, acts, *, join=None, meanwhile=None, memory=None, replaces=False, minor="", **spec
+    tmp_path,
+    acts,
+    *,
+    join=None,
+    meanwhile=None,
+    memory=None,
+    replaces=False,
+    minor="",
+    address="",
+    **spec,
 ):
     """Lead one job to its end; its last status and the nodes."""
     spec = {"nodes": 2, "procs": 2, "grace_s": 0.1, "join_timeout_s": 30, **spec}
@@ -93,7 +104,7 @@ def lead_through(
 
     async def run():
         status_writer = StatusWriter(plan, JobFolder(tmp_path))
-        lead = Lead(plan, status_writer, memory=memory)
+        lead = JobLead(plan, status_writer, address=address, memory=memory)
         nodes = Nodes(lead, plan, acts)
         nodes.join(*(join or ()))
         if meanwhile is not None:

@@ -15,7 +15,7 @@ from typing import Any
 from tls_peers import JOB, settle, write_certificates
 
 from windlass.agent.agent_context import AgentContext
-from windlass.agent.lead.job_lead import Lead
+from windlass.agent.lead.job_lead import JobLead
 from windlass.agent.lead.lead_server import LeadServer, beat
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.link import endpoints, tls
@@ -96,7 +96,7 @@ class Scene:
     plan: Plan
     folder: JobFolder
     status_writer: StatusWriter
-    lead: Lead
+    lead: JobLead
     lead_server: LeadServer
     port: int
     orders: list[Message] = field(default_factory=list)  # what node 0 was told
@@ -141,7 +141,7 @@ def run_at_door(
 
     async def run() -> Any:
         status_writer = StatusWriter(plan, folder)
-        lead = Lead(plan, status_writer, address="127.0.0.1")
+        lead = JobLead(plan, status_writer, address="127.0.0.1")
         inputs = Inputs(plan, folder)
         place = TlsPlace(host="127.0.0.1", port=0, context=tls.server_context(files))
         agent_context = AgentContext(
@@ -156,7 +156,11 @@ def run_at_door(
         lead_server = LeadServer(agent_context, lead, inputs)
         listener = await endpoints.serve(place, JOB, lead_server.take)
         scene = Scene(files, plan, folder, status_writer, lead, lead_server, listener.port)
-        lead.join(0, scene.orders.append, JoinLead(pid=1, python="3.12.1", is_prepared=is_ready))
+        lead.join(
+            0,
+            lambda order, _body: scene.orders.append(order),
+            JoinLead(pid=1, python="3.12.1", is_prepared=is_ready),
+        )
         status_writer.write()  # now, and not over what a test puts in its place
         try:
             return await asyncio.wait_for(visit(scene), 60)

@@ -33,7 +33,7 @@ class Pod:
         self.log = job.tmp_path / f"log-{index}-{uid}"
         self.process = None
 
-    def start(self, *, stays_up=True):
+    def start(self, *, stays_up=True, tells_failure=False, **env):
         """A container of this pod."""
         about = {
             "secret": str(self.job.secret),
@@ -44,11 +44,13 @@ class Pod:
         }
         env = {
             **os.environ,
+            **env,
             "WINDLASS_LEAD": "127.0.0.1",
             "WINDLASS_POD_IP": "127.0.0.1",
             "WINDLASS_POD_UID": self.uid,
             "WINDLASS_NODE_INDEX": str(self.index),
             "WINDLASS_STAYS_UP": "1" if stays_up else "",
+            "WINDLASS_TELLS_FAILURE": "1" if tells_failure else "",
         }
         with self.log.open("ab") as log, self.errors.open("ab") as errors:
             self.process = subprocess.Popen(

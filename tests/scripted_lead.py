@@ -6,6 +6,7 @@ Each script plays one line, in the order in which lines come. What goes wrong in
 from __future__ import annotations
 
 import contextlib
+import pickle
 import socket
 import tempfile
 import threading
@@ -25,10 +26,15 @@ from windlass.wire.messages.calls import (
     CLIENT_TO_COMPUTE_LEAD,
     AskCall,
     AskInfo,
+    CallResults,
     ComputeInfo,
+    SetProfile,
 )
+from windlass.wire.messages.computes import CallAnswer
 from windlass.wire.messages.link import Hello, Welcome
 from windlass.wire.payloads import pack
+
+CALL = f"{JOB}.1"
 
 
 def make_info(*, born: str = "lead-1", num_calls: int = 0, spill: str = "") -> ComputeInfo:
@@ -87,6 +93,17 @@ class Line:
             for frame in self._decoder.feed(data):
                 self._come.append((CLIENT_TO_COMPUTE_LEAD.read(frame.header), frame.body))
         return self._come.pop(0)
+
+    def hear_call(self) -> tuple[AskCall, bytes]:
+        """A call as it is said the first time on a line."""
+        self.hear(SetProfile)
+        return self.hear_whole(AskCall)
+
+    def give(self, *values: Any) -> None:
+        """Ranks return these, and the call is over."""
+        bodies = [pickle.dumps(value) for value in values]
+        answers = [CallAnswer(rank=rank, sizes=[len(body)]) for rank, body in enumerate(bodies)]
+        self.say(CallResults(id=CALL, ends=True, answers=answers), b"".join(bodies))
 
     def hear_end(self) -> None:
         """The client hangs up, and has said nothing else."""
@@ -177,7 +194,7 @@ class ScriptedHome:
     def make_call(self, value: Any = None, **request: Any) -> ClientCall:
         """One call, with a payload unless it is taken up from elsewhere."""
         about = {
-            "message": AskCall(id=f"{JOB}.1", profile="profile-1"),
+            "message": AskCall(id=CALL, profile="profile-1"),
             "segments": pack(value, name="value"),
             "profile": make_profile(),
             "make_sync": lambda _has: None,

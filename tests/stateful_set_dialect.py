@@ -6,12 +6,13 @@ its pods apart by an ordinal. So it shows that nothing outside a dialect knows w
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from windlass import names
-from windlass.engines.dialects import table
+from windlass.engines.dialects import dialect_table
 from windlass.engines.dialects.dialect import Dialect, ObjectPhase
 from windlass.kube.fields import labels_of, read_index
 from windlass.kube.kinds import STATEFUL_SETS
@@ -71,6 +72,6 @@ STATEFUL_SET = Dialect(
 )
 
 
-def install() -> None:
+def install(set_item: Callable[..., None] = operator.setitem) -> None:
     """Have this process know the dialect by its name, as an engine."""
-    table._DIALECTS[NAME] = f"{__name__}:STATEFUL_SET"
+    set_item(dialect_table._DIALECTS, NAME, f"{__name__}:STATEFUL_SET")

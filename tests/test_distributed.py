@@ -85,3 +85,9 @@ def test_volumes_are_found_by_name(monkeypatch):
     monkeypatch.delenv("WINDLASS_VOLUME_SHARED_DATA")
     with pytest.raises(wl.SpecError, match="hint: give the compute volumes="):
         volume_path("shared-data")
+
+
+def test_where_pods_have_no_names_it_says_so_at_once(pod, monkeypatch):
+    monkeypatch.setenv("WINDLASS_POD_HOSTS", "")
+    with pytest.raises(wl.SpecError, match=r"the pods of this job's engine have none"):
+        pod_ips()

@@ -17,6 +17,7 @@ from waits import wait_for
 import windlass as kt
 from windlass import names
 from windlass.client.compute.connection import ask_at
+from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.kube.api import Api
 from windlass.kube.kinds import PODS
 from windlass.wire.message import to_plain
@@ -76,13 +77,18 @@ class Ground:
         """The pods of a compute's nodes, by index."""
         return {index: pod["metadata"]["uid"] for index, pod in self._pods(compute).items()}
 
+    def read_limits(self, compute: kt.Compute) -> dict[int, dict[str, str]]:
+        """What the pods of a compute's nodes may use, by index."""
+        pods = self._pods(compute).items()
+        return {i: pod["spec"]["containers"][0]["resources"]["limits"] for i, pod in pods}
+
     def _pods(self, compute: kt.Compute) -> dict[int, dict[str, Any]]:
         assert self.space is not None
         labels = f"{names.LABEL_JOB}={self.job(compute).id}"
-        found = self.space.api.list(PODS, labels=labels)
-        live = [pod for pod in found if not pod["metadata"].get("deletionTimestamp")]
-        key = "batch.kubernetes.io/job-completion-index"
-        return {int(pod["metadata"]["annotations"][key]): pod for pod in live}
+        pods = self.space.api.list(PODS, labels=labels)
+        live = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+        indexes = [(KUBERNETES.index_of(pod), pod) for pod in live]
+        return {index: pod for index, pod in indexes if index is not None}
 
     def end_node(self, compute: kt.Compute, index: int, agent: tuple[str, int, str]) -> None:
         """Take a node away: its agent's process, or its pod."""

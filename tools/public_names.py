@@ -12,6 +12,7 @@ from typing import Any
 
 import windlass
 import windlass.distributed
+import windlass.trainer
 from windlass.client.compute.app import App
 from windlass.client.compute.decorators import Decorated
 from windlass.client.compute.remote import Remote
@@ -28,7 +29,13 @@ CLASSES: dict[str, type] = {
     "images": type(windlass.images),
     "Secret": windlass.Secret,
     "Volume": windlass.Volume,
+    "TrainerClient": windlass.trainer.TrainerClient,
+    "TrainerJob": windlass.trainer.TrainerJob,
+    "CustomTrainer": windlass.trainer.CustomTrainer,
+    "CustomTrainerContainer": windlass.trainer.CustomTrainerContainer,
+    "TrainJob": windlass.trainer.TrainJob,
 }
+IN_TRAINER = ("TrainerClient", "CustomTrainer", "CustomTrainerContainer")  # of windlass.trainer
 ERRORS = [
     name
     for name in windlass.__all__
@@ -40,9 +47,10 @@ INTERNAL = {
     *("Job.reader", "Compute.nodes", "Compute.at", "Remote.rebuild", "Decorated.marked"),
     *("Image.read", "Image.plain_steps", "Secret.read", "Secret.resolve", "Secret.record"),
     *("Volume.as_claim", "Volume.variable", "Volume.check_nodes", "Volume.make_claim_manifest"),
-    *("Volume.ensure", "Volume.local_folder"),
+    *("Volume.ensure", "Volume.local_folder", "TrainJob.bind"),
 }
-MADE_BY_OTHERS = ("Job", "Remote", "Decorated", "App", "images")  # no user calls the class itself
+# no user calls the class itself
+MADE_BY_OTHERS = ("Job", "Remote", "Decorated", "App", "images", "TrainerJob", "TrainJob")
 IN_RANKS = ("pod_ips", "volume_path")
 _EXPLAINED = re.compile(r"^(\w+(?:, \w+)*): ", re.MULTILINE)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from windlass import names
 from windlass.wire.message import Direction, Message, read_annotations
-from windlass.wire.messages import calls, computes, forkserver, jobs, ranks
+from windlass.wire.messages import agents, calls, computes, forkserver, jobs, ranks
 
 PATH = Path(__file__).parents[1] / "docs/protocol.md"
 _DIRECTIONS = (
@@ -17,7 +17,7 @@ _DIRECTIONS = (
     *(calls.CLIENT_TO_COMPUTE_LEAD, calls.COMPUTE_LEAD_TO_CLIENT),
     *(computes.LEAD_TO_COMPUTE_NODE, computes.COMPUTE_NODE_TO_LEAD),
     *(computes.NODE_TO_RANK, computes.CALL_RANK_TO_NODE, ranks.RANK_TO_NODE),
-    *(forkserver.NODE_TO_FORK_SERVER, forkserver.FORK_SERVER_TO_NODE),
+    *(forkserver.NODE_TO_FORK_SERVER, forkserver.FORK_SERVER_TO_NODE, agents.CLIENT_TO_AGENT),
 )
 _HEAD = f"""# The protocol
 

@@ -17,6 +17,7 @@ from public_names import (
     ERRORS,
     FUNCTIONS,
     IN_RANKS,
+    IN_TRAINER,
     MADE_BY_OTHERS,
     find_members,
     read_doc,
@@ -57,7 +58,8 @@ def _python() -> Iterator[str]:
         yield _render_function("###", f"wl.{name}", getattr(windlass, name))
     yield "## Classes"
     for name, kind in CLASSES.items():
-        title = name if name in MADE_BY_OTHERS and name != "images" else f"wl.{name}"
+        module = "windlass.trainer" if name in IN_TRAINER else "wl"
+        title = name if name in MADE_BY_OTHERS and name != "images" else f"{module}.{name}"
         yield f"### {title}"
         if name not in MADE_BY_OTHERS:
             yield _render_signature(title, kind)

@@ -45,9 +45,9 @@ def volume_path(name: str) -> str:
 
     name: the volume's name.
     """
-    found = os.environ.get(volume_variable(name))
-    if found:
-        return found
+    path = os.environ.get(volume_variable(name))
+    if path:
+        return path
     start = len(names.VOLUME)
     there = sorted(key[start:].lower() for key in os.environ if key.startswith(names.VOLUME))
     raise SpecError(
@@ -74,14 +74,24 @@ def _read_nodes() -> list[int]:
 def _resolve(indexes: list[int], wanted: int, timeout_s: float) -> list[str]:
     job_id = os.environ[names.JOB_ID]
     pattern = os.environ.get(names.POD_HOSTS, names.POD_HOST)
+    if not pattern:
+        raise SpecError(
+            "pod_ips() looks nodes up by their names, and the pods of this job's engine have none",
+            hint="run it with --engine kubernetes; under Ray, ray.nodes() tells the addresses",
+        )
     pod, _, domain = pattern.partition(".")
     hosts = {pod.format(job_id=job_id, index=index): "" for index in indexes}
-    hosts |= {host: os.environ[names.POD_IP] for host in hosts if host == socket.gethostname()}
+    workers = names.WORKERS.format(job_id=job_id)
+    others = {pod.format(job_id=job_id, index=i): f"{workers}-{i - 1}" for i in indexes if i}
+    here = socket.gethostname()
+    hosts |= {h: os.environ[names.POD_IP] for h in hosts if here in (h, others.get(h))}
     domain = domain.format(job_id=job_id)
 
     def has_quorum() -> bool:
         for host in [host for host, address in hosts.items() if not address]:
-            hosts[host] = _look_up(f"{host}.{domain}")
+            also = others.get(host, "")
+            found_at = _look_up(f"{host}.{domain}")
+            hosts[host] = found_at or (_look_up(f"{also}.{domain}") if also else "")
         return sum(map(bool, hosts.values())) >= wanted
 
     if not wait_until(has_quorum, timeout_s=timeout_s, every_s=_EVERY_S):

@@ -84,7 +84,7 @@ def read(cls: type[T], data: Any) -> T:
         RecursionError,
     ) as error:
         raise ProtocolError(
-            f"cannot read {cls.__name__}: {error}",
+            f"cannot read {getattr(cls, '__name__', cls)}: {error}",
             hint="written by another version of Windlass? `windlass doctor` shows the version here",
         ) from error
     return typing.cast(T, built)

@@ -37,17 +37,17 @@ def find_private_fault(path: str | os.PathLike[str]) -> str:
     """Why a folder on shared ground is not ours alone; empty when it is."""
     place = os.fspath(path)
     try:
-        found = os.lstat(place)
+        info = os.lstat(place)
     except OSError as error:
         return f"{place}: {error.strerror}"
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(info.st_mode):
         return f"{place} is a link, which anybody may have put there"
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(info.st_mode):
         return f"{place} is not a folder"
-    if found.st_uid != os.geteuid():
-        return f"{place} belongs to somebody else (user {found.st_uid})"
-    if found.st_mode & _OTHERS:
-        return f"{place} is open to others (mode {stat.S_IMODE(found.st_mode):o})"
+    if info.st_uid != os.geteuid():
+        return f"{place} belongs to somebody else (user {info.st_uid})"
+    if info.st_mode & _OTHERS:
+        return f"{place} is open to others (mode {stat.S_IMODE(info.st_mode):o})"
     return ""
 
 
@@ -120,10 +120,10 @@ def find_foreign_fault(path: str | os.PathLike[str], *, is_closed: bool = False)
     With `is_closed`, also because others may write to it.
     """
     place = os.fspath(path)
-    for found in (os.lstat(place), os.stat(place)):  # the link, and what it leads to
-        if fault := _judge_owner(place, found):
+    for info in (os.lstat(place), os.stat(place)):  # the link, and what it leads to
+        if fault := _judge_owner(place, info):
             return fault
-    return _judge_mode(place, found) if is_closed else ""
+    return _judge_mode(place, info) if is_closed else ""
 
 
 def find_owner_fault(file: int, path: str | os.PathLike[str]) -> str:
@@ -144,20 +144,20 @@ def find_file_fault(file: int, path: str | os.PathLike[str]) -> str:
     return find_owner_fault(file, path) or _judge_mode(os.fspath(path), os.fstat(file))
 
 
-def _judge_owner(place: str, found: os.stat_result) -> str:
-    if found.st_uid in (os.geteuid(), _ROOT):
+def _judge_owner(place: str, info: os.stat_result) -> str:
+    if info.st_uid in (os.geteuid(), _ROOT):
         return ""
-    return f"{place} belongs to somebody else (user {found.st_uid})"
+    return f"{place} belongs to somebody else (user {info.st_uid})"
 
 
-def _judge_mode(place: str, found: os.stat_result) -> str:
-    if found.st_mode & _OTHERS_WRITE:
-        return f"others may write to {place} (mode {stat.S_IMODE(found.st_mode):o})"
+def _judge_mode(place: str, info: os.stat_result) -> str:
+    if info.st_mode & _OTHERS_WRITE:
+        return f"others may write to {place} (mode {stat.S_IMODE(info.st_mode):o})"
     return ""
 
 
 def open_now(path: str, flags: int) -> int:
-    """An opener that never waits for who would write to it: somebody may have left a pipe there."""
+    """An opener that never waits for a writer: somebody may have left a pipe there."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 

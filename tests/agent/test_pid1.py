@@ -37,10 +37,11 @@ def contained(tmp_path) -> str:
 
 def _agents(home: Path) -> list[int]:
     """Agents of this home, by the pids they have out here."""
-    found = []
+    pids_out_here = []
     for entry in Path("/proc").iterdir():
         try:
             command = (entry / "cmdline").read_bytes()
+            is_ours = bytes(home) in (entry / "environ").read_bytes()
             pids = next(
                 line.split()[1:]
                 for line in (entry / "status").read_text().splitlines()
@@ -48,9 +49,10 @@ def _agents(home: Path) -> list[int]:
             )
         except (OSError, StopIteration):
             continue
-        if b".pyz\0agent\0" in command and pids[-1] == "1" and not command.startswith(b"unshare"):
-            found.append(int(pids[0]))
-    return found
+        is_agent = b".pyz\0agent\0" in command and not command.startswith(b"unshare")
+        if is_agent and is_ours and pids[-1] == "1":
+            pids_out_here.append(int(pids[0]))
+    return pids_out_here
 
 
 def test_it_reaps_and_everything_works(contained):

@@ -11,6 +11,11 @@ LEAD = {"WINDLASS_LEAD": "job-1-lead"}
 HOST = "job-1-7"
 
 
+def test_an_object_without_node_0_counts_from_another():
+    environ = {**LEAD, "JOB_COMPLETION_INDEX": "2", "WINDLASS_FIRST_INDEX": "1"}
+    assert find_place(environ, HOST).index == 3
+
+
 def test_an_indexed_job():
     environ = {**LEAD, "JOB_COMPLETION_INDEX": "2", "WINDLASS_NODE_FAILURES": "3"}
     place = NodePlace(index=2, lead="job-1-lead", num_losses=3)

@@ -11,6 +11,8 @@ from waits import wait_for
 
 import windlass as wl
 
+pytestmark = pytest.mark.long
+
 SCRIPT = """
 import os, sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")

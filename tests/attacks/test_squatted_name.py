@@ -103,7 +103,7 @@ def end_it(name: str) -> None:
 
 
 def read_its_call(name: str) -> None:
-    wl.attach(f"{name}.abcdef").results()
+    wl.attach(f"{name}.abcdefghjk").results()
 
 
 @pytest.mark.parametrize("way", [use_it, send_to_it, end_it, read_its_call])

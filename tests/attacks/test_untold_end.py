@@ -20,7 +20,7 @@ from tls_peers import until
 from waits import wait_for
 
 from windlass import names, records
-from windlass.agent.lead import job_lead
+from windlass.agent.lead import owed_results
 from windlass.engines.cluster_job import ClusterJob
 from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.engines.outcomes import read_outcomes
@@ -119,8 +119,8 @@ def test_a_follower_that_flushes_for_minutes_is_waited_for_and_all_of_it_comes(
     tmp_path, monkeypatch, num_silences
 ):
     """In all longer than the longest silence that is put up with, 60 s, which is shorter here."""
-    assert job_lead._STALL_S == 60.0
-    monkeypatch.setattr(job_lead, "_STALL_S", 1.0)
+    assert owed_results._STALL_S == 60.0
+    monkeypatch.setattr(owed_results, "_STALL_S", 1.0)
     data = make_result(1, 4000)
 
     async def visit(scene):

@@ -40,7 +40,7 @@ def test_pieces_of_two_uploads_are_never_mixed(tmp_path, evil_first):
             for client, data in reversed(turns) if evil_first else turns:
                 _put(client, data, start)
         await until(lambda: scene.folder.payload.exists(), "one is taken")
-        await until(lambda: scene.lead._roster.prepared() == [0], "the node has its input")
+        await until(lambda: scene.lead.nodes.prepared() == [0], "the node has its input")
         assert scene.folder.payload.read_bytes() == GOOD
         # the other was told, or was too late; either way nothing of it is left
         good.say("cancel")
@@ -60,7 +60,7 @@ def test_a_whole_upload_that_is_not_the_planned_one_is_refused_and_changes_nothi
         assert not scene.folder.payload.exists()
         good = await scene.visit(None, has={})
         send(good, names.PAYLOAD_FILE, GOOD, total_bytes=len(GOOD))
-        await until(lambda: scene.lead._roster.prepared() == [0], "the planned one is taken")
+        await until(lambda: scene.lead.nodes.prepared() == [0], "the planned one is taken")
         assert scene.folder.payload.read_bytes() == GOOD
 
     run_at_door(tmp_path, visit, _plan(), is_ready=False)

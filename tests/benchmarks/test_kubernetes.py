@@ -61,15 +61,29 @@ def test_the_table_says_what_is_met_missed_and_not_there(bench):
     assert table[3].endswith("<= 1 s: met |")
 
 
+def test_each_engine_is_compared_with_its_own_operator(bench, load):
+    sample = load("kubernetes_contestants").Sample
+    seconds = {"windlass": 3.0, "windlass -e trainjob": 4.0, "trainjob": 5.0, "pytorchjob": 40.0}
+    samples = {name: [sample(seconds=took_s, began_s=0.0)] for name, took_s in seconds.items()}
+
+    rows = bench.make_rows(["trainjob", "trainjob-engine", "pytorchjob-engine"], samples)
+
+    assert [row.ratio for row in rows] == [0.6, 0.8, None]
+    assert [row.is_met for row in rows] == [True, True, None]
+    assert "| not installed | 40.00 s |" in bench.render_table(rows[2:])
+
+
 def test_every_contestant_keeps_its_pods_apart(load):
     manifests = load("kubernetes_manifests")
     floor = manifests.make_floor("floor", image="i:1", nodes=2)
     train = manifests.make_train_job("train", image="i:1", nodes=2, procs=1, script="pass")
     patch = train["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]
+    pytorch = manifests.make_pytorch_job("pytorch", image="i:1", nodes=2, procs=1, script="pass")
 
     for template in (
         floor["spec"]["template"],
         patch["replicatedJobs"][0]["template"]["spec"]["template"],
+        *(spec["template"] for spec in pytorch["spec"]["pytorchReplicaSpecs"].values()),
     ):
         apart = template["spec"]["affinity"]["podAntiAffinity"]
         (term,) = apart["requiredDuringSchedulingIgnoredDuringExecution"]

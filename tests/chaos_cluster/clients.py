@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from chaos_cluster.ground import KINDS, WAIT_S, Ground, wait_for
+from chaos_cluster.ground import WAIT_S, Ground, wait_for
 
 from windlass import names
 from windlass.kube.api_errors import ClusterError
-from windlass.kube.kinds import JOBS
 
 WINDLASS = (sys.executable, "-m", "windlass.cli.main")
 
@@ -47,7 +46,7 @@ def find_job(ground: Ground) -> str:
     found: list[Any] = []
 
     def is_there() -> bool:
-        found[:] = ground.api.list(JOBS, labels=names.LABEL_JOB)
+        found[:] = ground.api.list(ground.dialect.kind, labels=names.LABEL_JOB)
         return len(found) == 1
 
     wait_for(is_there, "a Job")
@@ -64,7 +63,9 @@ def wait_for_line(ground: Ground, job: str, text: str, *, node: int = 0) -> None
         if not pods:
             return False
         try:
-            return text.encode() in ground.api.read_log(pods[-1]["metadata"]["name"])
+            return text.encode() in ground.api.read_log(
+                pods[-1]["metadata"]["name"], container=ground.dialect.container
+            )
         except ClusterError:  # it has not started yet
             return False
 
@@ -76,7 +77,7 @@ def watch_births(ground: Ground) -> Iterator[queue.Queue[str]]:
     """Everything with a job's label, as it comes into being."""
     born: queue.Queue[str] = queue.Queue()
     stop = threading.Event()
-    ready = [threading.Event() for _ in KINDS]
+    ready = [threading.Event() for _ in ground.kinds]
 
     def watch(kind: Any, is_ready: threading.Event) -> None:
         seen = ground.api.watch(kind, labels=names.LABEL_JOB, stop=stop, timeout_s=WAIT_S)
@@ -88,7 +89,7 @@ def watch_births(ground: Ground) -> Iterator[queue.Queue[str]]:
 
     threads = [
         threading.Thread(target=watch, args=pair, daemon=True)
-        for pair in zip(KINDS, ready, strict=True)
+        for pair in zip(ground.kinds, ready, strict=True)
     ]
     for thread in threads:
         thread.start()

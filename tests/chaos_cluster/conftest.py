@@ -10,7 +10,10 @@ import pytest
 from chaos_cluster.ground import Ground, make_project, open_namespace
 from chaos_cluster.testbed import Testbed, find_trouble, open_testbed
 
+from windlass.engines.dialects.dialect_table import load_dialect
+from windlass.errors import EngineMissing
 from windlass.kube.api import Api
+from windlass.kube.needs import check_needs
 
 # Read at once: tests run without the WINDLASS_ variables of their surroundings.
 TEST_IMAGE = os.environ.get("WINDLASS_TEST_IMAGE", "localhost/torch:2.13.0-cpu")
@@ -23,10 +26,21 @@ def chaos_api() -> Iterator[Api]:
 
 
 @pytest.fixture
-def ground(chaos_api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
+def ground(
+    request: pytest.FixtureRequest,
+    chaos_api: Api,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Ground]:
+    """On the engine `kubernetes`, or on each that a test names."""
+    dialect = load_dialect(getattr(request, "param", "kubernetes"))
+    try:
+        check_needs(chaos_api, dialect.needs)
+    except EngineMissing as missing:
+        pytest.skip(missing.message)
     folder = make_project(tmp_path / "project")
     monkeypatch.chdir(folder)
-    found = Ground(api=chaos_api, image=TEST_IMAGE, folder=folder)
+    found = Ground(api=chaos_api, image=TEST_IMAGE, dialect=dialect, folder=folder)
     for name, value in found.environ.items():
         monkeypatch.setenv(name, value)
     yield found

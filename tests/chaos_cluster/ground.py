@@ -15,14 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from chaos_cluster import training
 
 import windlass as wl
 from windlass import names
-from windlass.engines.dialects.kubernetes import LABEL_INDEX
+from windlass.engines.dialects.dialect import Dialect
+from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.kube.api import Api, connect
 from windlass.kube.kinds import (
-    JOBS,
     NAMESPACES,
     NETWORK_POLICIES,
     PODS,
@@ -30,13 +31,17 @@ from windlass.kube.kinds import (
     SECRETS,
     SERVICE_ACCOUNTS,
     SERVICES,
+    ObjectKind,
 )
 from windlass.waiting import wait_until
 
 STEM = os.environ.get("CHAOS_NAMESPACE", "windlass-chaos")
 CHECKPOINTS = "new:1Gi:/ckpt:RWX"
-KINDS = (JOBS, PODS, SERVICES, SECRETS, NETWORK_POLICIES, PVCS)
 WAIT_S = 120.0
+# What is said of a lost pod, machine or rank must be so whatever makes the pods.
+on_every_engine = pytest.mark.parametrize(
+    "ground", ["kubernetes", "trainjob", "pytorchjob"], indirect=True
+)
 
 Object = dict[str, Any]
 
@@ -51,13 +56,14 @@ class Ground:
 
     api: Api
     image: str
+    dialect: Dialect = KUBERNETES
     folder: Path  # where the training is submitted from
     jobs: list[wl.Job] = field(default_factory=list)
 
     @property
     def settings(self) -> dict[str, Any]:
         return {
-            "engine": "kubernetes",
+            "engine": self.dialect.name,
             "namespace": self.api.namespace,
             "image": self.image,
             "volumes": [CHECKPOINTS],
@@ -68,12 +74,18 @@ class Ground:
     def environ(self) -> dict[str, str]:
         """The same for a client that is another process."""
         return {
-            "WINDLASS_ENGINE": "kubernetes",
+            "WINDLASS_ENGINE": self.dialect.name,
             "WINDLASS_NAMESPACE": self.api.namespace,
             "WINDLASS_IMAGE": self.image,
             "WINDLASS_VOLUMES": CHECKPOINTS,
             "WINDLASS_GRACE": "2",
         }
+
+    @property
+    def kinds(self) -> tuple[ObjectKind, ...]:
+        """What a job is made of, its main object first."""
+        own = (self.dialect.prerequisite.kind,) if self.dialect.prerequisite else ()
+        return (self.dialect.kind, *own, PODS, SERVICES, SECRETS, NETWORK_POLICIES, PVCS)
 
     def train(self, kwargs: Mapping[str, Any] | None = None, **settings: Any) -> wl.Job:
         """Submit the training; two nodes unless told otherwise."""
@@ -86,11 +98,9 @@ class Ground:
 
     def pods(self, job: str, node: int | None = None) -> list[Object]:
         """Pods of a job, oldest first."""
-        labels = f"{names.LABEL_JOB}={job}"
-        if node is not None:
-            labels += f",{LABEL_INDEX}={node}"
-        found = self.api.list(PODS, labels=labels)
-        return sorted(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+        pods = self.api.list(PODS, labels=f"{names.LABEL_JOB}={job}")
+        chosen = [pod for pod in pods if node in (None, self.dialect.index_of(pod))]
+        return sorted(chosen, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
     def live_pod(self, job: str, node: int) -> Object:
         """The one pod of this node that runs and is not being taken away."""
@@ -111,9 +121,19 @@ class Ground:
         labels = f"{names.LABEL_JOB}={job}"
         return [
             f"{kind.plural}/{found['metadata']['name']}"
-            for kind in KINDS
+            for kind in self.kinds
             for found in self.api.list(kind, labels=labels)
         ]
+
+    def check_object(self, job: str, *, is_complete: bool) -> None:
+        """What kubectl shows of a job that has ended."""
+
+        def has_ended() -> bool:
+            end = self.dialect.read_end(self.api.get(self.dialect.kind, job))
+            return end is not None and end.is_complete is is_complete
+
+        kind = self.dialect.kind.name
+        wait_for(has_ended, f"{kind} {job} is {'complete' if is_complete else 'failed'}", 60)
 
     def wait_for_nothing(self, job: str, timeout_s: float = 60.0) -> None:
         wait_until(lambda: not self.left(job), timeout_s=timeout_s)
@@ -144,13 +164,13 @@ class Ground:
     def clean(self) -> None:
         """End and remove what a test has left, and see that nothing stays."""
         labels = f"{names.LABEL_JOB}"
-        for job in self.api.list(JOBS, labels=labels):
-            self.api.delete(JOBS, job["metadata"]["name"])
+        for job in self.api.list(self.dialect.kind, labels=labels):
+            self.api.delete(self.dialect.kind, job["metadata"]["name"])
         for pod in self.api.list(PODS, labels=labels):
             self.api.delete(PODS, pod["metadata"]["name"], grace_s=0)
 
         def left() -> list[Object]:
-            return [found for kind in KINDS for found in self.api.list(kind, labels=labels)]
+            return [found for kind in self.kinds for found in self.api.list(kind, labels=labels)]
 
         wait_for(lambda: not left(), "the namespace is empty")
 

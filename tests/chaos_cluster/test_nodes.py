@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from chaos_cluster.ground import Ground, wait_for
+from chaos_cluster.ground import Ground, on_every_engine, wait_for
 from chaos_cluster.trained import check_results, measure, wait_for_step
 
 import windlass as wl
@@ -43,6 +43,7 @@ def _check(job: wl.Job, node: int) -> dict:
 
 
 @pytest.mark.parametrize("node", [1, 0])
+@on_every_engine
 def test_a_machine_without_power(ground, testbed, node):
     job, hosts = _start(ground)
     before = ground.uids(job.id)
@@ -54,6 +55,7 @@ def test_a_machine_without_power(ground, testbed, node):
     assert pod["spec"]["nodeName"] == hosts[1 - node]  # there is no other
     assert pod["metadata"]["uid"] not in before
     spans = _check(job, node)
+    ground.check_object(job.id, is_complete=True)
     (verdict,) = job.status().history
     ended_s = spans[0].until_s - off_s
     again_s = spans[1].stepped_s - off_s
@@ -86,6 +88,7 @@ def test_a_short_cut(ground, testbed):
 
 
 @pytest.mark.parametrize("node", [1, 0])
+@on_every_engine
 def test_a_long_cut(ground, testbed, node):
     """Longer: another pod takes the place, while the old one still runs beyond the cut."""
     job, hosts = _start(ground)

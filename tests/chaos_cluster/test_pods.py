@@ -7,11 +7,13 @@ import subprocess
 import sys
 
 import pytest
-from chaos_cluster.clients import wait_for_line
-from chaos_cluster.ground import Ground
+from chaos_cluster.clients import ask, wait_for_line
+from chaos_cluster.ground import Ground, on_every_engine
 from chaos_cluster.trained import check_results, measure, wait_for_step
 
 import windlass as wl
+from windlass import names
+from windlass.wire.status import JobStatus
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 TOTAL = 100
@@ -19,6 +21,7 @@ TOTAL = 100
 
 @pytest.mark.parametrize("now", [False, True], ids=["politely", "by force"])
 @pytest.mark.parametrize("node", [1, 0])
+@on_every_engine
 def test_a_deleted_pod(ground, node, now):
     job = ground.train({"total": TOTAL}, procs=2)
     wait_for_step(job, 12)
@@ -37,8 +40,10 @@ def test_a_deleted_pod(ground, node, now):
     assert spans[1].first_step >= 10
     assert len(ground.uids(job.id) - before) == 1
     _check_logs(job, spans[1].first_step)
+    ground.check_object(job.id, is_complete=True)
 
 
+@pytest.mark.parametrize("ground", ["kubernetes", "trainjob"], indirect=True)
 def test_the_only_pod(ground):
     """Nobody is left who could remember: its successor knows from the Job that it is one."""
     job = ground.train({"total": TOTAL}, nodes=1)
@@ -49,6 +54,28 @@ def test_the_only_pod(ground):
     assert [(verdict.kind.value, verdict.node) for verdict in status.history] == [("lost node", 0)]
     assert status.attempt == 1
     assert sorted(check_results(results, total=TOTAL)) == [0, 1]
+    ground.check_object(job.id, is_complete=True)
+
+
+def _is_told_forgotten(status: JobStatus) -> bool:
+    return any(c.reason == names.REASON_LOSS_FORGOTTEN for c in status.conditions)
+
+
+@pytest.mark.parametrize("ground", ["pytorchjob"], indirect=True)
+def test_the_only_pod_of_a_kind_that_counts_no_pods(ground):
+    """It starts as attempt 0 again, from its checkpoint; whoever looks is told."""
+    job = ground.train({"total": 400}, nodes=1)
+    wait_for_step(job, 12)
+    ground.delete_pod(job.id, 0)
+    measure(job, _is_told_forgotten)
+    why = ask("why", job.id)  # another client, which saw nothing of it
+    assert "its pod was made again" in why.stdout, why
+    results = job.results(timeout_s=120)
+    assert results[0]["start"] >= 10
+    status = job.status()
+    assert (status.attempt, status.history) == (0, ())
+    assert sorted(check_results(results, total=400)) == [0]
+    ground.check_object(job.id, is_complete=True)
 
 
 def test_the_log_of_a_first_node_that_nobody_watched(ground):

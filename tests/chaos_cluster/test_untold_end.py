@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kube.recorded import read_pods
+from kube.recorded import read_dead_pods
 
 from windlass.engines.lost_nodes import explain_loss
 from windlass.wire.status import FailureKind, Verdict
@@ -35,12 +35,12 @@ def _lose(at_s: float) -> Verdict:
 def test_the_newest_pod_before_the_loss_is_meant():
     first = _make_pod("job-1-aaaaa", "2001-09-09T01:46:40Z")
     second = _make_pod("job-1-bbbbb", "2001-09-09T01:47:40Z")
-    dead = read_pods([first, second]).dead
+    dead = read_dead_pods([first, second])
     assert [pod.ended_s for pod in dead] == [None, None]
     assert "job-1-aaaaa on node n1 was evicted" in explain_loss(_lose(CREATED_S + 30), dead).message
     assert "job-1-bbbbb on node n1 was evicted" in explain_loss(_lose(CREATED_S + 90), dead).message
 
 
 def test_a_loss_before_the_pod_was_there_is_not_its_end():
-    dead = read_pods([_make_pod("job-1-aaaaa", "2001-09-09T01:46:40Z")]).dead
+    dead = read_dead_pods([_make_pod("job-1-aaaaa", "2001-09-09T01:46:40Z")])
     assert explain_loss(_lose(CREATED_S - 30), dead).message == "node 1 was lost"

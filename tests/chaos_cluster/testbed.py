@@ -65,12 +65,18 @@ class Testbed:
         self._undo.append(("node", _UNDO[what], node))
         _ask("node", what, node)
 
+    def kill_operator(self, *programs: str) -> None:
+        for name in programs:
+            self._undo.append(("operator", name))
+            _kill(name)
+
+    def start_operator(self, *programs: str) -> None:
+        for name in programs:
+            self._undo_one(("operator", name))
+
     def kill_api_server(self) -> None:
-        state = Path(os.environ.get("TESTBED_STATE") or Path(_read_kubeconfig()).parent)
-        kept = (state / "run" / "kube-apiserver.pid").read_text()
-        pid = int(kept.split()[0])  # its start time follows
         self._undo.append(("up",))
-        os.kill(pid, signal.SIGKILL)
+        _kill("kube-apiserver")
         wait_for(lambda: not self.answers(), "the API server is gone", 20)
 
     def start_api_server(self) -> None:
@@ -105,6 +111,12 @@ class Testbed:
             is_true(condition_of(node, "Ready")) and not node["spec"].get("taints")
             for node in nodes
         )
+
+
+def _kill(program: str) -> None:
+    state = Path(os.environ.get("TESTBED_STATE") or Path(_read_kubeconfig()).parent)
+    kept = (state / "run" / f"{program}.pid").read_text()
+    os.kill(int(kept.split()[0]), signal.SIGKILL)  # its start time follows
 
 
 def _ask(*words: str) -> None:

@@ -10,8 +10,12 @@ import yaml
 from cli.process import Ran
 from kube.users import make_kubeconfig, new_namespace
 
+from windlass.cli.doctor import _show_more
 from windlass.engines.dialects.kubernetes import KUBERNETES
-from windlass.kube.access import render_role
+from windlass.engines.dialects.trainjob import TRAINJOB
+from windlass.kube.access import render_reader, render_role
+from windlass.kube.kinds import CLUSTER_TRAINING_RUNTIMES
+from windlass.observe.doctor import Check
 
 Cli = Callable[..., Ran]
 
@@ -41,6 +45,13 @@ def test_no_such_engine(windlass: Cli) -> None:
     assert ran.code == 2
     assert "there is no engine 'nowhere'" in ran.err
     assert "kubernetes" in ran.err
+
+
+def test_roles_to_hand_on_are_documents_that_kubectl_takes(capsys) -> None:
+    roles = [render_role("space", rights=TRAINJOB.rights), render_reader(CLUSTER_TRAINING_RUNTIMES)]
+    _show_more([Check(name="x", state="warn", found="", more=role) for role in roles])
+    kinds = [role["kind"] for role in yaml.safe_load_all(capsys.readouterr().out)]
+    assert kinds == ["Role", "ClusterRole"]
 
 
 @pytest.mark.cluster

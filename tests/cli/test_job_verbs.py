@@ -116,7 +116,7 @@ def test_a_result_that_is_gone_is_named(windlass: Cli, ended: str, home: Path) -
 
 def test_a_name_with_a_dot_is_no_call(windlass: Cli) -> None:
     """Not that of a compute `exp-v1` either, which could be there as well."""
-    for name in ("exp-v1.2", "exp-v1.abcdef", "v.1.2.3"):
+    for name in ("exp-v1.2", "exp-v1.abcdefghjk", "v.1.2.3"):
         job_id = windlass("run", "work.py::add", "1", "--name", name).job_id
         for verb in ("status", "result", "why", "logs"):
             ran = windlass(verb, name)

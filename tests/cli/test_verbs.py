@@ -23,10 +23,11 @@ JOB = [
     "--image", "--in-image", "--context", "--namespace", "--cpus", "--memory", "--ephemeral-storage",
     "--shm", "--request", "--gpu-type", "--gpu-label", "--gpu-resource", "--node-selector",
     "--toleration", "--spread", "--pack", "--priority-class", "--queue", "--service-account",
-    "--run-as", "--pull-secret", "--secret", "--volume", "--allow-host-path", "--label",
-    "--annotation", "--ttl", "--patch", "--peer-wait", "--framework",
+    "--run-as", "--runtime", "--pull-secret", "--secret", "--volume", "--allow-host-path", "--label",
+    "--annotation", "--ttl", "--patch", "--peer-wait", "--framework", "--pretend-gpus",
+    "--mesh-name", "--open-mesh",
 ]  # fmt: skip
-EXPORT = ["--plain", "--with-keys", "--rdzv-backend", "--rdzv-endpoint"]
+EXPORT = ["--operator", "--plain", "--with-keys", "--rdzv-backend", "--rdzv-endpoint"]
 PLACE = ["--engine", "-e", "--namespace", "--context"]
 FLAGS = {
     "run": [*JOB, "--detach", "--dry-run", "--json", "--quiet", "-q"],
@@ -49,12 +50,16 @@ FLAGS = {
     ],
     "wait": [*PLACE, "--json", "--timeout"],
     "result": [*PLACE, "--json", "--rank"],
+    "report": [*PLACE, "--json", "--png"],
     "attach": [*PLACE],
+    "port-forward": [*PLACE],
     "cancel": [*PLACE, "--json", "--now"],
     "rm": [*PLACE, "--ended", "--json"],
     "export": [*JOB, *EXPORT, "--json"],
     "image": ["--json"],
     "doctor": ["--context", "--deep", "--engine", "--image", "--json", "--namespace", "-e"],
+    "engines": ["--context", "--json", "--namespace"],
+    "conformance": [*PLACE, "--all", "--image", "--json", "--shared-claim", "-k"],
     "config": ["--json"],
     "completion": [],
     "version": ["--json"],

@@ -6,6 +6,7 @@ import inspect
 import pydoc
 import subprocess
 import sys
+import typing
 from dataclasses import fields
 from pathlib import Path
 
@@ -90,3 +91,24 @@ def test_a_type_checker_refuses_each_mistake():
 def _check(name: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", name]
     return subprocess.run(command, capture_output=True, text=True, cwd=TYPED, check=False)
+
+
+def _list_public():
+    """Every function and method that a user may call, by its name."""
+    for name in wl.__all__:
+        public = getattr(wl, name)
+        if inspect.isfunction(public):
+            yield pytest.param(public, id=name)
+        for own, member in vars(public).items() if inspect.isclass(public) else ():
+            is_theirs = not own.startswith("_") or own == "__init__"
+            if inspect.isfunction(member) and is_theirs and own != "ensure":  # for clusters, ours
+                yield pytest.param(member, id=f"{name}.{own}")
+
+
+@pytest.mark.parametrize("function", [*_list_public(), Remote.options, Remote.distribute])
+def test_a_program_can_look_up_the_types_of_parameters(function):
+    hints = typing.get_type_hints(function)
+    shown = inspect.signature(function).parameters
+    assert "return" in hints
+    others = hints.keys() - shown.keys() - {"return"}  # the mapping of keywords, which is not shown
+    assert [hints[name] for name in others] in ([], [typing.Any])

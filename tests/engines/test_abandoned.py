@@ -14,11 +14,14 @@ from windlass import names
 from windlass.engines.abandoned import (
     HALF_SUBMITTED_S,
     is_abandoned,
+    is_expired,
     is_half_submitted,
     may_be_live_compute,
     remove_abandoned,
+    sweep,
 )
 from windlass.engines.dialects.kubernetes import KUBERNETES, make_job
+from windlass.engines.dialects.trainjob import RUNTIME, SHIPPED, TRAINJOB, render_runtime
 from windlass.spec.work import Calls, Command
 
 UNTIL_S = 1000
@@ -107,3 +110,33 @@ def test_what_somebody_suspended_himself_stays() -> None:
     running["spec"]["suspend"] = False
     for job in (complete, running, make_half_submitted(queue="training")):
         assert not is_half_submitted(KUBERNETES, job, HALF_SUBMITTED_S + 1.0)
+
+
+def test_an_end_is_kept_as_long_as_was_asked_where_the_cluster_does_not_count(tmp_path) -> None:
+    """A TrainJob has no time to live of its own."""
+    job = TRAINJOB.render(make_pod_plan(ttl_s=60.0), FILES, "")
+    job["metadata"] |= {"uid": "u", "resourceVersion": "7"}
+    assert not is_expired(TRAINJOB, job, LATER_S), "it runs"
+    ended = {"type": "Failed", "status": "True", "lastTransitionTime": "1970-01-01T00:01:40Z"}
+    job["status"] = {"conditions": [ended]}
+    assert not is_expired(TRAINJOB, job, 159.0)
+    assert is_expired(TRAINJOB, job, 161.0)
+    with fake_cluster() as cluster:
+        cluster.objects = {"trainjobs": [job]}
+        assert remove_abandoned(connect_to(cluster.url, tmp_path), TRAINJOB, [job]) == []
+    for_ever = TRAINJOB.render(make_pod_plan(ttl_s=None), FILES, "")
+    assert not is_expired(TRAINJOB, {**for_ever, "status": job["status"]}, LATER_S)
+
+
+def test_a_runtime_whose_trainjob_never_came_has_an_end(tmp_path) -> None:
+    source = SHIPPED[RUNTIME]
+    left = render_runtime(make_pod_plan("left-ab2cd"), FILES, "a-mark", source)
+    exported = render_runtime(make_pod_plan("exported-ab2cd"), FILES, "", source)
+    for runtime in (left, exported):
+        about = {"uid": "u", "resourceVersion": "7", "creationTimestamp": "1970-01-01T00:00:00Z"}
+        runtime["metadata"] |= about
+    with fake_cluster() as cluster:
+        cluster.objects = {"trainingruntimes": [left, exported], "trainjobs": []}
+        sweep(connect_to(cluster.url, tmp_path), TRAINJOB)
+        removed = [seen.path.rpartition("/")[2] for seen in cluster.seen if seen.method == "DELETE"]
+    assert removed == ["left-ab2cd"]

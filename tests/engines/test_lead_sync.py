@@ -250,9 +250,13 @@ def test_that_nobody_answers_is_known_until_somebody_does(tmp_path):
 def test_cancelling(tmp_path, now):
     async def visit(scene, client):
         client.line.cancel(now=now, why="enough")  # whether it is up by now or not
-        await until(lambda: scene.lead._stop is not None, "the lead has heard")
-        stop = scene.lead._stop
-        assert (stop.kind, stop.message, scene.lead._now) == (FailureKind.CANCELLED, "enough", now)
+        await until(lambda: scene.lead.stop.is_asked, "the lead has heard")
+        stop = scene.lead.stop.verdict
+        assert (stop.kind, stop.message, scene.lead.stop.now) == (
+            FailureKind.CANCELLED,
+            "enough",
+            now,
+        )
 
     on_line(tmp_path, visit)
 
@@ -270,7 +274,7 @@ def test_an_order_is_not_lost_with_the_connection(tmp_path):
     async def visit(scene, client):
         await until(lambda: client.line.is_up, "the line is up")
         client.line.cancel(now=False, why="enough")
-        await until(lambda: scene.lead._stop is not None, "the lead has heard")
+        await until(lambda: scene.lead.stop.is_asked, "the lead has heard")
         assert client.num_dials == 2
 
     on_line(tmp_path, visit, make=BreaksOnce)
@@ -287,8 +291,8 @@ def test_what_was_ordered_is_heard_though_it_hangs_up(tmp_path):
         for _ in range(3):
             for link in scene.lead_server._links:
                 link.send({"type": "heartbeat"})
-        await until(lambda: scene.lead._stop is not None, "the lead has heard")
-        assert scene.lead._stop.message == "and goodbye"
+        await until(lambda: scene.lead.stop.is_asked, "the lead has heard")
+        assert scene.lead.stop.verdict.message == "and goodbye"
 
     on_line(tmp_path, visit)
 
@@ -357,7 +361,7 @@ def test_inputs_are_sent_to_a_lead_that_wants_them(tmp_path):
     (tmp_path / "client" / names.PAYLOAD_FILE).write_bytes(data)
 
     async def visit(scene, client):
-        await until(lambda: scene.lead._roster.prepared() == [0], "the lead is prepared")
+        await until(lambda: scene.lead.nodes.prepared() == [0], "the lead is prepared")
         assert scene.folder.payload.read_bytes() == data
         client.cut()
         await until(lambda: client.num_dials > 1 and client.line.is_up, "it has come back")
@@ -366,13 +370,13 @@ def test_inputs_are_sent_to_a_lead_that_wants_them(tmp_path):
     on_line(tmp_path, visit, make_plan_with(data), is_ready=False)
 
 
-def test_why_it_was_refused_is_known(tmp_path):
+def test_why_it_was_refused_is_said(tmp_path, caplog):
     (tmp_path / "client").mkdir()
     (tmp_path / "client" / names.PAYLOAD_FILE).write_bytes(b"changed since")
 
     async def visit(_scene, client):
-        await until(lambda: client.line.was_refused is not None, "it was refused")
-        assert client.line.was_refused.message == "payload.pkl is not the one that was planned"
+        await until(lambda: client.num_dials > 1, "it was refused, and tries again")
+        assert "payload.pkl is not the one that was planned" in caplog.text
 
     on_line(tmp_path, visit, make_plan_with(b"as planned"), is_ready=False)
 

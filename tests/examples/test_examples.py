@@ -9,8 +9,10 @@ import pytest
 
 import windlass as kt
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))  # others are a guide's
 WINDLASS = (sys.executable, "-m", "windlass.cli.main")
 
 
@@ -103,6 +105,24 @@ def test_decorators(run, monkeypatch):
     assert re.search(r"from every rank: \[(3\.1\d+), \1, \1, \1\]\nby its name alone: \[3", out), (
         out
     )
+
+
+def test_trainer_client(run, monkeypatch):
+    monkeypatch.setenv("WINDLASS_ENGINE", "local")
+    out = run(sys.executable, "examples/09_trainer_client.py")
+    assert (
+        len(re.findall(r"^\[\d/\d\] epoch \d: loss \d\.\d+ on rank \d$", out, re.MULTILINE)) == 6
+    ), out
+    assert re.search(r"^Succeeded: \d+% right, the first is a T-shirt$", out, re.MULTILINE), out
+
+
+def test_torch_trainer(run, monkeypatch):
+    monkeypatch.setenv("WINDLASS_ENGINE", "local")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    whole, _, resumed = run(sys.executable, "examples/10_torch_trainer.py").splitlines()
+    assert re.fullmatch(r"whole  1 ranks, steps 0 to 240: loss 0\.\d+, \d+\.\d% right", whole)
+    assert re.match(r"cut    1 ranks, steps 1\d\d to 240: ", resumed)
+    assert resumed.partition(": ")[2] == whole.partition(": ")[2]
 
 
 def test_every_example_is_one_screen_and_run_by_a_test():

@@ -36,13 +36,13 @@ def load(name: str) -> Seen:
     return Seen(**json.loads((_FOLDER / f"{name}.json").read_text()))
 
 
-def read_pods(pods: list[dict[str, Any]], events: Any = ()) -> job_pods.PodsSeen:
-    """The pods of one Indexed Job, as records."""
-    return job_pods.read_pods(pods, events, indexes=_find_indexes(pods))
+def read_dead_pods(pods: list[dict[str, Any]], events: Any = ()) -> tuple[job_pods.DeadPod, ...]:
+    """The pods of one Indexed Job that ended badly."""
+    return job_pods.read_dead_pods(pods, events, indexes=_find_indexes(pods))
 
 
-def timeline(pods: list[dict[str, Any]], events: Any = (), *, num_nodes: int = 0) -> list[Any]:
-    return job_pods.timeline(pods, events, indexes=_find_indexes(pods), num_nodes=num_nodes)
+def timeline(pods: list[dict[str, Any]], *, num_nodes: int = 0) -> list[Any]:
+    return job_pods.timeline(pods, indexes=_find_indexes(pods), num_nodes=num_nodes)
 
 
 def _find_indexes(pods: list[dict[str, Any]]) -> job_pods.PodIndexes:

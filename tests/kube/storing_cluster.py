@@ -26,11 +26,17 @@ class StoringCluster(FakeCluster):
     def __init__(self) -> None:
         super().__init__()
         self.refused = ""  # objects of this plural cannot be created
+        self.refusals: dict[tuple[str, str], Answer] = {}  # by method and end of the path
         self.served: dict[str, list[str]] = {}  # plurals by API version; others are not served
         self._writing = threading.RLock()
         self._num_made = 0
 
     def next_answer(self, seen: Seen) -> Answer:
+        for (method, ending), answer in self.refusals.items():
+            if seen.method == method and seen.path.endswith(ending):
+                with self.lock:
+                    self.seen.append(seen)
+                return answer
         if seen.path.endswith("/selfsubjectrulesreviews"):
             return Answer(body={"status": {"resourceRules": [_EVERYTHING]}})
         if seen.path.endswith("/selfsubjectaccessreviews"):
@@ -78,7 +84,7 @@ class StoringCluster(FakeCluster):
         return Answer(status=201, body=body)
 
     def _patch(self, seen: Seen) -> Answer:
-        folder, _, name = seen.path.rpartition("/")
+        folder, _, name = seen.path.removesuffix("/status").rpartition("/")
         there = self.objects.get(folder.rpartition("/")[2], [])
         for at, body in enumerate(there):
             if body["metadata"]["name"] == name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -12,12 +13,14 @@ from kube.api_server import Answer, connect_to, refuse, serve
 
 from windlass.kube.api_errors import (
     ClusterError,
+    ClusterPlace,
     Conflict,
     Forbidden,
     NotFound,
     Rejected,
     Unauthorized,
     Unreachable,
+    read_refusal,
 )
 from windlass.kube.kinds import JOBS, NODES, PODS, SECRETS
 from windlass.names import ANNOTATION_SUBMIT
@@ -96,8 +99,8 @@ def test_delete_says_whether_it_was_there(
     tmp_path: Path, lost: tuple[Answer, ...], was_there: bool
 ) -> None:
     with serve(*lost, refuse(404, "NotFound", 'jobs "a" not found')) as server:
-        assert connect_to(server.url, tmp_path).delete(JOBS, "a", grace_s=0) is was_there
-    assert server.seen[0].body == {"propagationPolicy": "Background", "gracePeriodSeconds": 0}
+        assert connect_to(server.url, tmp_path).delete(JOBS, "a") is was_there
+    assert server.seen[0].body == {"propagationPolicy": "Background"}
 
 
 def test_lists_are_read_page_by_page(tmp_path: Path) -> None:
@@ -114,11 +117,6 @@ def test_lists_are_read_page_by_page(tmp_path: Path) -> None:
     assert found[0]["kind"] == "Pod"
     assert server.seen[3].params["continue"] == "next"
     assert server.seen[3].params["labelSelector"] == "app=x"
-
-
-def test_deleting_everything_is_nobodys_wish(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="labels"):
-        connect_to("http://127.0.0.1:1", tmp_path).delete_all(PODS, labels="")
 
 
 def test_silence_ends_at_the_deadline(tmp_path: Path) -> None:
@@ -196,6 +194,7 @@ CRD = (
         (refuse(400, "BadRequest", 'admission webhook "w" denied: no'), Rejected, 'webhook "w" denied'),
         (refuse(422, "Invalid", "spec.x: Required"), Rejected, "spec.x: Required"),
         (refuse(404, "NotFound", 'secrets "a" not found'), NotFound, 'secrets "a" not found'),
+        (refuse(404, "NotFound", 'namespaces "b" not found'), NotFound, "there is no namespace b"),
         (Answer(status=404, body=b"404 page not found\n"), NotFound, "does not serve it"),
         (refuse(403, "Forbidden", RBAC.replace("system:serviceaccount:x:me", "system:anonymous")),
          Unauthorized, "no login was sent"),
@@ -213,3 +212,20 @@ def test_the_missing_right_says_whom_to_ask(tmp_path: Path) -> None:
     with serve(refuse(403, "Forbidden", RBAC)) as server, pytest.raises(Forbidden) as caught:
         connect_to(server.url, tmp_path).create(SECRETS, make_secret())
     assert "windlass doctor -e kubernetes" in caught.value.hint
+
+
+@pytest.mark.parametrize(("engine", "way_out"), [("trainjob", True), ("kubernetes", False)])
+def test_a_webhook_that_cannot_be_called_is_named_with_what_to_do(
+    engine: str, way_out: bool
+) -> None:
+    why = 'failed to call webhook: Post "https://a/b": dial tcp: connect: connection refused'
+    text = f'Internal error occurred: failed calling webhook "v.trainer.kubeflow.org": {why}'
+    body = json.dumps({"message": text, "reason": "InternalError"}).encode()
+    where = ClusterPlace(server="https://a", context="", engine=engine)
+    error = read_refusal(500, body, asked="create trainjobs/x", where=where)
+    assert error.message == (
+        f"could not create trainjobs/x: the cluster's webhook v.trainer.kubeflow.org does not answer: {why}"
+    )
+    assert error.retryable, "its operator may be on its way"
+    assert "may be down" in error.hint
+    assert ("--engine kubernetes" in error.hint) is way_out

@@ -40,7 +40,11 @@ SEEN = {
     "toobig": ("Denied", ["LimitRange", "maximum cpu usage per Container is 1"], "--cpus"),
     "denied": ("Denied", ['"h4-denies"', "every pod needs the label team"], "--label"),
     "account": ("ServiceAccountMissing", ['"nobody-here"'], "--service-account"),
-    "suspended": ("HalfSubmitted", ["never started"], "windlass rm"),
+    "suspended": (
+        "Suspended",
+        ["somebody suspended it after it was submitted"],
+        "kubectl edit job ",
+    ),
 }
 
 
@@ -85,24 +89,19 @@ def test_a_pod_that_keeps_ending_is_a_crash_loop() -> None:
     )
 
 
+def test_a_submit_that_broke_off_has_left_its_mark() -> None:
+    seen = load("suspended")
+    seen.job["metadata"].setdefault("annotations", {})["windlass.dev/submit"] = "ab2cd"
+    (blocker,) = seen.blockers()
+    assert blocker.reason == "HalfSubmitted"
+    assert "never started" in blocker.message
+
+
 def test_kueue_says_why_it_waits() -> None:
     seen = load("suspended")
     seen.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team-a"
     why = (
         "couldn't assign flavors to pod set main: insufficient unused quota for cpu, 2 more needed"
-    )
-    workload = {
-        "metadata": {"ownerReferences": [{"kind": "Job", "name": "suspended"}]},
-        "status": {
-            "conditions": [
-                {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": why}
-            ]
-        },
-    }
-    (found,) = seen.blockers(workloads=[workload])
-    assert (found.reason, found.message) == (
-        "NotAdmitted",
-        f'it waits in the queue "team-a": {why}',
     )
     event = {
         "reason": "Pending",
@@ -111,7 +110,11 @@ def test_kueue_says_why_it_waits() -> None:
         "metadata": {"creationTimestamp": "2026-11-15T09:06:00Z"},
     }
     seen.events.append(event)
-    assert seen.blockers() == [found], "its events tell it, too"
+    (blocker,) = seen.blockers()
+    assert (blocker.reason, blocker.message) == (
+        "NotAdmitted",
+        f'it waits in the queue "team-a": {why}',
+    )
     event["involvedObject"] = {"kind": "Workload", "name": "job-another-1a2b3"}
     (unread,) = seen.blockers()
     assert unread.message == 'it waits in the queue "team-a"'

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kube.recorded import load, read_pods, timeline
+from kube.recorded import load, read_dead_pods, timeline
 
-from windlass.kube.fields import read_time
+from windlass.kube.fields import log_container_of, read_time, started_s
+from windlass.kube.job_pods import PodIndexes
 from windlass.kube.pod_endings import read_ending
 from windlass.wire.status import FailureKind
 
@@ -19,29 +20,20 @@ def test_times() -> None:
     assert read_time(None) is None
 
 
-def test_the_newest_pod_of_each_node_and_those_that_died() -> None:
-    seen = read_pods(load("crash").pods)
-    assert {index: pod.name for index, pod in seen.newest.items()} == {
-        0: "crash-0-45grm",
-        1: "crash-1-7qt7j",
-    }
-    assert [pod.name for pod in seen.dead] == [
+def test_those_that_died_in_the_order_of_their_ends() -> None:
+    assert [pod.name for pod in read_dead_pods(load("crash").pods)] == [
         "crash-0-t2dwb",
         "crash-1-mzx6d",
         "crash-0-45grm",
         "crash-1-7qt7j",
     ]
-    assert not seen.newest[0].is_alive
 
 
-def test_moments_of_one_pod() -> None:
+def test_one_that_ended_well_is_none_of_them() -> None:
     seen = load("good")
-    pod = read_pods(seen.pods, seen.events).newest[0]
-    times = [pod.created_s, pod.scheduled_s, pod.image_s, pod.started_s, pod.ended_s]
-    assert times == sorted(filter(None, times))
-    assert pod.node_name in ("n1", "n2")
-    assert pod.ending is not None
-    assert pod.ending.is_good
+    assert read_dead_pods(seen.pods, seen.events) == ()
+    endings = [read_ending(pod) for pod in seen.pods]
+    assert all(ending is not None and ending.is_good for ending in endings)
 
 
 @pytest.mark.parametrize(
@@ -60,18 +52,18 @@ def test_moments_of_one_pod() -> None:
     ],
 )
 def test_endings(name: str, reason: str, kind: FailureKind, words: str) -> None:
-    for pod in read_pods(load(name).pods).dead:
-        assert pod.ending is not None
+    seen = load(name)
+    nodes = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in seen.pods}
+    for pod in read_dead_pods(seen.pods):
         assert (pod.ending.reason, pod.ending.kind) == (reason, kind)
         assert words in pod.ending.message
-        assert f"pod {pod.name} on node {pod.node_name} " in pod.ending.message
+        assert f"pod {pod.name} on node {nodes[pod.name]} " in pod.ending.message
 
 
 def test_a_pod_that_is_gone_is_known_from_its_events() -> None:
     seen = load("preempted")
-    (dead,) = read_pods(seen.pods, seen.events).dead
-    assert (dead.index, dead.name, dead.phase) == (1, "gpu-taken-1-pmhhc", "Gone")
-    assert dead.ending is not None
+    (dead,) = read_dead_pods(seen.pods, seen.events)
+    assert (dead.index, dead.name, dead.created_s) == (1, "gpu-taken-1-pmhhc", None)
     assert dead.ending.reason == "Preempted"
     assert "on node n1" in dead.ending.message
 
@@ -129,20 +121,19 @@ def test_other_endings() -> None:
 
 def test_the_timeline_is_that_of_the_last_needed_pod() -> None:
     seen = load("good")
-    moments = timeline(seen.pods, seen.events, num_nodes=2)
+    moments = timeline(seen.pods, num_nodes=2)
     assert [moment.name for moment in moments] == ["queued", "scheduled", "image", "container"]
     times = [moment.at_s for moment in moments]
     assert times == sorted(times)
-    started = [read_pods(seen.pods).newest[index].started_s for index in (0, 1)]
-    assert times[-1] == max(filter(None, started))
+    assert times[-1] == max(started_s(pod) or 0.0 for pod in seen.pods)
 
 
 def test_a_moment_that_a_node_has_not_passed_is_left_out() -> None:
     taken = load("gpu-taken")
-    assert [m.name for m in timeline(taken.pods, taken.events, num_nodes=4)] == ["queued"]
+    assert [m.name for m in timeline(taken.pods, num_nodes=4)] == ["queued"]
     quota = load("quota")
-    assert timeline(quota.pods, quota.events, num_nodes=4) == []
-    assert timeline([], []) == []
+    assert timeline(quota.pods, num_nodes=4) == []
+    assert timeline([]) == []
 
 
 def test_a_node_that_lost_its_pod_keeps_its_first_times() -> None:
@@ -150,4 +141,23 @@ def test_a_node_that_lost_its_pod_keeps_its_first_times() -> None:
     first = [
         pod for pod in seen.pods if pod["metadata"]["name"] in ("crash-0-t2dwb", "crash-1-mzx6d")
     ]
-    assert timeline(seen.pods, []) == timeline(first, [])
+    assert timeline(seen.pods) == timeline(first)
+
+
+def test_pods_that_bear_no_index_are_known_by_what_was_told_of_them_also_later() -> None:
+    told: dict[str, int] = {}
+    head = {"metadata": {"name": "a-head"}}
+    worker = {"metadata": {"name": "a-worker-x2x3x"}}
+    own = PodIndexes(of_pod=lambda pod: 0 if pod is head else None, of_name=lambda _name: None)
+    indexes = own.or_told(told)
+    assert (indexes.of_pod(head), indexes.of_pod(worker)) == (0, None)
+    told |= {"a-worker-x2x3x": 2, "a-head": 7}
+    assert (indexes.of_pod(head), indexes.of_pod(worker)) == (0, 2)
+    assert (indexes.of_name("a-worker-x2x3x"), indexes.of_name("other")) == (2, None)
+
+
+def test_the_container_whose_lines_are_a_jobs() -> None:
+    pod = {"spec": {"containers": [{"name": "worker"}, {"name": "pytorch"}]}}
+    assert log_container_of(pod, "pytorch") == "pytorch"
+    assert log_container_of(pod, "windlass") == "worker"
+    assert log_container_of({}, "windlass") == "windlass"

@@ -7,8 +7,10 @@ from kube.plans import FILES, make_pod_plan
 
 from windlass import names
 from windlass.engines.dialects.kubernetes import make_job
-from windlass.kube.pod_template import pull_policy
+from windlass.errors import SpecError
+from windlass.kube.pod_template import make_template, pull_policy
 from windlass.spec.placement import read_toleration
+from windlass.spec.pod_spec import PodSize
 from windlass.spec.storage import read_secret, read_volume
 
 
@@ -45,6 +47,27 @@ def test_limits_are_requests_unless_less_is_asked_for():
     less = container_of(cpus="2", requests={"cpus": "1", "memory": "1Gi"})["resources"]
     assert less == {"limits": {"cpu": "2"}, "requests": {"cpu": "1", "memory": "1Gi"}}
     assert "resources" not in container_of()
+
+
+def test_workers_have_a_size_of_their_own_and_else_are_like_the_first():
+    workers = PodSize(cpus="4", memory="2Gi", gpus=1)
+    plan = make_pod_plan(nodes=3, cpus="2", requests={"cpus": "1"}, shm="1Gi", workers=workers)
+    first, other = (make_template(plan, FILES, is_worker=is_worker) for is_worker in (False, True))
+    resources = other["spec"]["containers"][0].pop("resources")
+    assert resources["limits"] == {"cpu": "4", "memory": "2Gi", "nvidia.com/gpu": "1"}
+    assert resources["requests"] == resources["limits"]
+    assert first["spec"]["containers"][0].pop("resources") == {
+        "limits": {"cpu": "2"},
+        "requests": {"cpu": "1"},
+    }
+    [gpus] = [one for one in other["spec"]["tolerations"] if one["key"] == "nvidia.com/gpu"]
+    other["spec"]["tolerations"].remove(gpus)
+    assert first == other
+
+
+def test_a_size_that_workers_cannot_have_is_refused_at_once():
+    with pytest.raises(SpecError, match="--shm 4Gi is more than --memory 2Gi"):
+        make_pod_plan(nodes=2, shm="4Gi", workers=PodSize(memory="2Gi"))
 
 
 def test_gpus_of_another_maker():

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from kube.recorded import find_blockers, load, read_pods, timeline
+from kube.recorded import find_blockers, load, read_dead_pods, timeline
 
 from windlass.kube.slim import slim_any, slim_node, slim_pod
 
@@ -20,8 +20,8 @@ def test_nothing_that_is_said_of_pods_changes(name: str) -> None:
     slim = [slim_pod(pod) for pod in seen.pods]
     more = {"claims": seen.claims}
     assert find_blockers(seen.job, slim, seen.events, seen.quotas, **more) == seen.blockers()
-    assert read_pods(slim, seen.events) == read_pods(seen.pods, seen.events)
-    assert timeline(slim, seen.events) == timeline(seen.pods, seen.events)
+    assert read_dead_pods(slim, seen.events) == read_dead_pods(seen.pods, seen.events)
+    assert timeline(slim) == timeline(seen.pods)
 
 
 def test_what_nobody_reads_is_gone() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from windlass.engines.dialects.dialect_table import dialect_names
 from windlass.observe.doctor import Check, check_all
 from windlass.settings import read_settings
 
@@ -40,6 +41,7 @@ def test_everything_is_looked_at(python: Path, home: Path) -> None:
         "open files",
         "engine local",
         "engine kubernetes",
+        *(f"engine {name}" for name in dialect_names() if name != "kubernetes"),
         "jobs",
         "ranks' python",
         "torch for ranks",

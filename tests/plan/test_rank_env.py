@@ -177,3 +177,20 @@ def test_other_work_gets_nothing_of_it():
 @given(st.lists(st.integers(0, 50), min_size=1, unique=True).map(sorted))
 def test_node_indexes_are_read_as_they_were_written(indexes):
     assert read_indexes(render_indexes(indexes)) == indexes
+
+
+def test_ranks_know_their_grace_and_their_output_folder():
+    spec = JobSpec(work=Script(path="train.py"), grace_s=2.5)
+    facts = Facts(environ={}, jobs_folder="/home/me/jobs")
+    env = make_plan(spec, job_id="j1", now_s=0.0, facts=facts).env
+    assert (env[names.GRACE], env[names.OUT]) == ("2.5", "/home/me/jobs/j1/out")
+    assert names.OUT not in make_plan(spec, job_id="j1", now_s=0.0, facts=Facts(environ={})).env
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_an_output_folder_of_the_users_wins(is_asked):
+    own = {names.OUT: "/mine"}
+    spec = JobSpec(work=Script(path="train.py"), env=own if is_asked else {})
+    facts = Facts(environ={} if is_asked else own, jobs_folder="/home/me/jobs")
+    env = make_plan(spec, job_id="j1", now_s=0.0, facts=facts).env
+    assert {**facts.environ, **env}[names.OUT] == "/mine"

@@ -9,7 +9,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from windlass import names
 from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.kube.access import check_access
 from windlass.kube.api import Api, connect
+from windlass.kube.api_errors import NotFound
 from windlass.kube.kinds import (
     JOBS,
     LIMIT_RANGES,
@@ -87,10 +88,12 @@ class Ground:
     def clean(self) -> None:
         """Take away what a test has left, and see that nothing stays."""
         for kind in KINDS:  # all of them: what kubectl applied has no owner
-            if kind is not PODS:
-                self.api.delete_all(kind, labels=names.LABEL_JOB)
-        for pod in self.api.list(PODS, labels=names.LABEL_JOB):
-            self.api.delete(PODS, pod["metadata"]["name"], grace_s=0)
+            for thing in self.api.list(kind, labels=names.LABEL_JOB):
+                path = kind.path(namespace=self.api.namespace, name=thing["metadata"]["name"])
+                grace = {"gracePeriodSeconds": 0} if kind is PODS else {}
+                with suppress(NotFound):
+                    body = {"propagationPolicy": "Background", **grace}
+                    self.api.request("DELETE", path, body=body)
         self.wait_for_nothing()
 
     def add_user(self, folder: Path, rules: list[Object] | None = None) -> User:

@@ -2,57 +2,27 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from kueue_queue import open_queue
 from strict_cluster.conftest import Become
 from strict_cluster.ground import Ground, take_away, wait_for
 
 import windlass as wl
 from windlass.kube import blocker as reasons
-from windlass.kube.api import Api
-from windlass.kube.kinds import ObjectKind
 from windlass.observe.why import Why, explain
 
 pytestmark = pytest.mark.cluster
-
-GROUP = "kueue.x-k8s.io"
 
 
 @pytest.fixture
 def queue(plain: Ground) -> Iterator[str]:
     """A queue of this namespace that has room for two small pods."""
-    version = _find_version(plain.api)
-    flavors = ObjectKind(version, "resourceflavors", "ResourceFlavor", namespaced=False)
-    wholes = ObjectKind(version, "clusterqueues", "ClusterQueue", namespaced=False)
-    locals_ = ObjectKind(version, "localqueues", "LocalQueue")
-    name = f"windlass-{secrets.token_hex(4)}"
-    amounts = [{"name": "cpu", "nominalQuota": "1"}, {"name": "memory", "nominalQuota": "2Gi"}]
-    group = {
-        "coveredResources": ["cpu", "memory"],
-        "flavors": [{"name": name, "resources": amounts}],
-    }
-    metadata = {"metadata": {"name": name}}
-    plain.api.create(flavors, {**metadata, "spec": {}})
-    plain.api.create(
-        wholes, {**metadata, "spec": {"namespaceSelector": {}, "resourceGroups": [group]}}
-    )
-    plain.api.create(locals_, {**metadata, "spec": {"clusterQueue": name}})
-    yield name
-    for kind in (locals_, wholes, flavors):
-        plain.api.delete(kind, name)
-
-
-def _find_version(api: Api) -> str:
-    groups: list[dict[str, Any]] = api.request("GET", "/apis")["groups"]
-    found = next((group for group in groups if group["name"] == GROUP), None)
-    if found is None:
-        pytest.skip("needs Kueue in the cluster")
-    return str(found["preferredVersion"]["groupVersion"])
+    with open_queue(plain.api) as name:
+        yield name
 
 
 def test_kueue_lets_it_in(plain: Ground, queue: str) -> None:

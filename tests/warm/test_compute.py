@@ -34,14 +34,6 @@ def test_a_wrong_keyword_names_the_nearest(wrong, right):
     assert f"'{right}'" in caught.value.hint
 
 
-@pytest.mark.parametrize("framework", ["ray", "monarch"])
-def test_frameworks_that_come_later_are_refused(framework):
-    with pytest.raises(kt.SpecError, match=f"'{framework}' is not there yet"):
-        kt.Compute().distribute(framework=framework, workers=2)
-    with pytest.raises(kt.SpecError, match=f"'{framework}' is not there yet"):
-        kt.fn(tasks.echo).distribute(framework=framework, workers=2)
-
-
 def test_a_misspelt_framework_names_the_nearest():
     with pytest.raises(kt.SpecError, match="'pytorhc'") as caught:
         kt.Compute().distribute("pytorhc")

@@ -20,6 +20,7 @@ def early(monkeypatch):
     return found
 
 
+@pytest.mark.long
 def test_they_count_in_every_kind_of_rank(warm, early, capfd):
     assert kt.fn(tasks.all_reduce).to(warm).distribute("pytorch", workers=2)(1) == [3, 3]
     look = kt.fn(early.read_level).to(warm)

@@ -31,6 +31,16 @@ def test_a_rank_that_is_killed_in_torch_fails_the_call(warm, shared):
     assert group(1) == [3, 3]
 
 
+def test_ranks_meet_again_after_the_fork_server_was_killed(make):
+    """The store in which they met went with it."""
+    compute = make()
+    group = kt.fn(tasks.all_reduce).to(compute).distribute("pytorch", workers=2)
+    assert group(1) == [3, 3]
+    with pytest.raises(kt.RankFailed, match="rank 0"):
+        kt.fn(tasks.kill_fork_server).to(compute).distribute("pytorch", workers=2)()
+    assert group(2) == [5, 5]
+
+
 @pytest.mark.parametrize("index", [1, 0])
 def test_a_node_lost_between_calls_is_there_again_for_the_next(on, make, index):
     compute = make()

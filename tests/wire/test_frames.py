@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,14 @@ from spec.strategies import plain_json, texts
 
 from windlass import names
 from windlass.errors import ProtocolError
-from windlass.wire.frames import Frame, FrameDecoder, check_hello, make_hello, render_frame
+from windlass.wire.frames import (
+    Frame,
+    FrameDecoder,
+    check_hello,
+    make_hello,
+    render_frame,
+    render_pieces,
+)
 
 frames = st.builds(Frame, st.dictionaries(texts, plain_json, max_size=4), st.binary(max_size=50))
 
@@ -42,7 +50,8 @@ def test_half_a_frame_is_no_frame(first, second):
 
 def count_buffered(decoder):
     """Bytes that are held of frames that are not complete."""
-    return len(decoder._head) + sum(map(len, decoder._pieces)) + len(decoder._rest)
+    head = b"" if decoder._header is None else render_frame(decoder._header)
+    return len(head) + len(decoder._body) - decoder._room + len(decoder._unread)
 
 
 @settings(deadline=None)
@@ -99,7 +108,65 @@ def test_small_pieces_are_put_together():
     decoder = FrameDecoder()
     stream = render_frame({}, bytes(10_000))
     assert decode(decoder, *(stream[at : at + 1] for at in range(len(stream) - 1))) == []
-    assert len(decoder._pieces) == 1
+    assert sys.getsizeof(decoder._body) < 2 * 10_000
+
+
+def read_in_place(decoder, stream, draw_size):
+    """As a reader of a socket does: into the place of a body under way, else as it comes."""
+    taken, at = [], 0
+    while at < len(stream):
+        data = stream[at : at + draw_size()]
+        place = decoder.place()
+        if place is None:
+            taken += decoder.feed(data)
+        else:
+            with place:
+                data = data[: len(place)]
+                place[: len(data)] = data
+            decoder.placed(len(data))
+            taken += iter(decoder.take, None)
+        at += len(data)
+    return taken
+
+
+@settings(deadline=None)
+@given(st.lists(frames, max_size=4), st.data())
+def test_bodies_may_be_read_in_place(sent, data):
+    stream = b"".join(render_frame(frame.header, frame.body) for frame in sent)
+    decoder = FrameDecoder()
+    assert read_in_place(decoder, stream, lambda: data.draw(st.integers(1, 60))) == sent
+    assert decoder.is_between_frames
+    assert decoder.place() is None
+
+
+def test_a_large_body_that_is_read_in_place_grows_as_it_comes():
+    body = bytes(range(256)) * (80 << 10)
+    stream = render_frame({"n": 1}, body) + render_frame({"n": 2}, b"end")
+    decoder = FrameDecoder()
+    assert decode(decoder, stream[:100]) == []
+    assert len(decoder.place()) < len(body) / 2
+    got = read_in_place(decoder, stream[100:], lambda: 300_000)
+    assert got == [Frame({"n": 1}, body), Frame({"n": 2}, b"end")]
+
+
+def test_what_comes_beside_the_place_is_not_lost():
+    first, second = render_frame({"n": 1}, b"abcdef"), render_frame({"n": 2})
+    decoder = FrameDecoder()
+    assert decode(decoder, first[:-4]) == []
+    with decoder.place() as place:
+        place[:1] = b"c"
+    decoder.placed(1)
+    assert decode(decoder, b"def" + second) == [Frame({"n": 1}, b"abcdef"), Frame({"n": 2})]
+
+
+@settings(deadline=None)
+@given(st.lists(st.binary(max_size=50), max_size=3), st.booleans())
+def test_a_body_may_be_sent_in_pieces(segments, is_large):
+    if is_large:
+        segments = [*segments, memoryview(bytes(range(256)) * 9000), b"end"]
+    pieces = render_pieces({"n": 1}, segments)
+    assert b"".join(pieces) == render_frame({"n": 1}, b"".join(segments))
+    assert len(pieces) == 1 or is_large
 
 
 def test_who_stops_reading_halfway_loses_nothing():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windlass.wire.log_lines import FULL, PART, REPLACED, read_record, render_prefix
+from windlass.wire.log_lines import FULL, PART, REPLACED, number_node, read_record, render_prefix
 from windlass.wire.pod_log import read_pod_log, render_pod_lines
 
 WHEN = b"2026-01-31T12:00:00.123456789Z"
@@ -32,6 +32,13 @@ def test_how_lines_look():
     assert render_pod_lines(records, rank=3, attempt=1) == (
         b"[rank 3, attempt 1, stderr] step 7\n[rank 3, attempt 1] \n"
     )
+
+
+def test_what_a_framework_prints_on_a_node_is_told_from_ranks():
+    lines = render_pod_lines(make_record(b"hello"), rank=number_node(1), attempt=0)
+    assert lines == b"[node 1] hello\n"
+    [(rank, attempt, record)] = read_pod_log(stamp(lines))
+    assert (rank, attempt, record.endswith(b"stdout F hello\n")) == (number_node(1), 0, True)
 
 
 def test_drawings_of_progress_bars_and_broken_records_are_left_out():

@@ -43,7 +43,7 @@ def run_agent(order_fd: str, *guess: str) -> int:
         forks.close()
         return 1
     order, _lock = received  # an open descriptor: held as long as this process lives
-    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for standard in (1, 2):
         os.dup2(log, standard)
 

@@ -32,6 +32,7 @@ class AgentContext:
     is_pod: bool = False
     address: str = ""  # where other nodes reach this one
     host: str = ""  # the machine it is on
+    pod: str = ""  # its name, where it is one
     incarnation: str = field(default_factory=_draw_incarnation)  # tells nodes of one index apart
     given_by: str = ""  # the lead that gave it its index; empty: it has one of its own
     num_losses: int = 0  # how many nodes of this index there were before

@@ -20,17 +20,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from windlass import names
 from windlass.agent.agent_context import AgentContext
-from windlass.agent.lead.job_lead import Lead
+from windlass.agent.lead.job_lead import JobLead
+from windlass.agent.lead.lead import Lead
 from windlass.agent.lead.lead_server import LeadServer
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.lead.termination import loses_results
 from windlass.agent.link import endpoints
 from windlass.agent.node import processes
+from windlass.agent.node.attempt_ranks import JobOrders
 from windlass.agent.node.follower import Follower
 from windlass.agent.node.forkserver_client import ForkServer
 from windlass.agent.node.inputs import Inputs
-from windlass.agent.node.job_node import Echo, Node
 from windlass.agent.node.leave_notice import say_farewell
+from windlass.agent.node.node import Node
+from windlass.agent.node.world_ranks import Echo
 from windlass.plan.plan import Plan, read_plan
 from windlass.spec.work import Calls
 from windlass.wire.job_folder import JobFolder
@@ -38,11 +41,10 @@ from windlass.wire.lead_handover import make_memory
 from windlass.wire.message import Message
 from windlass.wire.messages.jobs import EndAgent, FilesFlushed, FlushFiles, JoinLead
 from windlass.wire.states import MomentName
-from windlass.wire.status import FailureKind
+from windlass.wire.status import FailureKind, Phase
 
 if TYPE_CHECKING:
-    from windlass.agent.lead.call_lead import CallLead
-    from windlass.agent.node.call_node import CallNode
+    from windlass.wire.messages.agents import StartNode
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +64,7 @@ class LeadAgent:
         plan, folder = context.plan, context.folder
         self.status_writer = StatusWriter(plan, folder)
         self.status_writer.mark(MomentName.AGENT_UP)
-        self.lead: Lead | CallLead
-        self.node: Node | CallNode
+        self.lead: Lead
         if isinstance(plan.work, Calls):
             from windlass.agent.lead.node_zero import make_staff
 
@@ -73,7 +74,7 @@ class LeadAgent:
             self.lead_server = LeadServer(context, self.lead, inputs, call_server)
         else:
             memory = make_memory(context.num_losses)
-            self.lead = Lead(
+            self.lead = JobLead(
                 plan,
                 self.status_writer,
                 address=context.address,
@@ -81,9 +82,8 @@ class LeadAgent:
                 incarnation=context.incarnation,
                 sight=context.sight,
             )
-            self.node = Node(
-                plan, folder, 0, context.run_dir, forks=forks, send=self._hear, echo=echo
-            )
+            self.node = Node(context, forks=forks, send=self._hear)
+            JobOrders(self.node, echo=echo)
             self.lead_server = LeadServer(context, self.lead, inputs)
         self._leading: asyncio.Task[None] | None = None
         self.must_go = asyncio.Event()
@@ -105,6 +105,12 @@ class LeadAgent:
             self._leading.cancel()
         self.must_go.set()
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the job has ended, and did not succeed."""
+        phase = self.status_writer.status.phase
+        return phase.is_final and phase is not Phase.SUCCEEDED
+
     async def _part(self) -> None:
         """Let clients read what is left, and send everybody home.
 
@@ -123,7 +129,7 @@ class LeadAgent:
         except Exception:
             logger.exception("clients may not have read everything")
         try:
-            await self.lead_server.dismiss(EndAgent())
+            await self.lead_server.dismiss(EndAgent(has_failed=self.has_failed))
         except Exception:
             logger.exception("not everybody was told of the end")
 
@@ -148,6 +154,7 @@ class LeadAgent:
                 pid=os.getpid(),
                 python=platform.python_version(),
                 host=self._context.host,
+                pod=self._context.pod,
                 is_prepared=self._inputs.is_ready,
                 incarnation=self._context.incarnation,
             ),
@@ -182,11 +189,12 @@ async def run_agent(
     echo: Echo | None = None,
     at_end: Callable[[LeadAgent], None] | None = None,
     stay: Callable[[], Awaitable[None]] | None = None,
+    failed_code: int = 0,
 ) -> int:
     """Be the agent of one node, to its exit code.
 
     `echo` is told what ranks print, `at_end` that the job has ended; `stay` is what an agent does afterwards
-    that must not exit by itself.
+    that must not exit by itself; `failed_code` is what it exits with when the job did not succeed.
     """
     agent: LeadAgent | Follower
     if context.index == 0:
@@ -206,7 +214,7 @@ async def run_agent(
             forks.close()
     if stay is not None and code == 0 and not agent.must_go.is_set():
         await stay()
-    return code
+    return code or (failed_code if agent.has_failed else 0)
 
 
 async def _lead_and_leave(leading: LeadAgent, at_end: Callable[[LeadAgent], None] | None) -> int:
@@ -257,19 +265,19 @@ def prepare_forks(plan: Plan, forks: ForkServer) -> None:
     forks.extend(plan.preload)
 
 
-def main(order: dict[str, Any], forks: ForkServer, client: socket.socket) -> NoReturn:
+def main(order: StartNode, forks: ForkServer, client: socket.socket) -> NoReturn:
     """Run one agent of the local engine to its end."""
     start_logging()
     processes.become_subreaper()
-    folder = JobFolder(Path(order["plan"]).parent)
+    folder = JobFolder(Path(order.plan).parent)
     plan = read_plan(folder.plan.read_text())
-    os.environ.update(order.get("hidden", {}))  # in memory: what is on disk is older
+    os.environ.update(order.hidden)  # in memory: what is on disk is older
     prepare_forks(plan, forks)
-    run_dir = Path(order["run_dir"])
+    run_dir = Path(order.run_dir)
     context = AgentContext(
         plan=plan,
         folder=folder,
-        index=int(order["node"]),
+        index=order.node,
         run_dir=run_dir,
         place=run_dir / names.LEAD_SOCKET,
     )

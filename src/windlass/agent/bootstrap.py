@@ -12,18 +12,20 @@ import socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from windlass.wire.messages.agents import StartNode
 
 _MAX_ORDER_BYTES = 64 << 10
 
 
-def send_order(control: socket.socket, order: dict[str, Any], fds: list[int]) -> None:
+def send_order(control: socket.socket, order: StartNode, fds: list[int]) -> None:
     """Tell an agent which node it is."""
-    socket.send_fds(control, [json.dumps(order).encode() + b"\n"], fds)
+    socket.send_fds(control, [json.dumps(order.to_header()).encode() + b"\n"], fds)
 
 
-def receive_order(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+def receive_order(control: socket.socket) -> tuple[StartNode, list[int]] | None:
     """Which node this agent is; None when the client went away before it said."""
+    from windlass.wire.messages.agents import StartNode
+
     text, fds = b"", []
     while not text.endswith(b"\n"):
         data, more, _, _ = socket.recv_fds(control, _MAX_ORDER_BYTES, 4)
@@ -33,5 +35,4 @@ def receive_order(control: socket.socket) -> tuple[dict[str, Any], list[int]] | 
         fds += more
     for fd in fds:
         os.set_inheritable(fd, False)
-    order: dict[str, Any] = json.loads(text)
-    return order, fds
+    return StartNode.read(json.loads(text)), fds

@@ -19,8 +19,8 @@ _NUM_NODES = re.compile(r"(?:[0-9]{1,6}:)?([1-9][0-9]{0,5})")  # torchrun's MIN:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Which variables tell a node's place on one kind of engine; empty: that kind does not tell."""
+class PlaceSource:
+    """Which variables give a node's place on one kind of engine; empty: that kind does not say."""
 
     engine: str
     index: str = ""
@@ -30,22 +30,22 @@ class Source:
 
 
 SOURCES = (
-    Source(
+    PlaceSource(
         engine="Windlass",
         index=names.NODE_INDEX,
         num_nodes=names.NUM_NODES,
         lead=names.LEAD,
         losses=names.NODE_FAILURES,
     ),
-    Source(engine="Indexed Job", index="JOB_COMPLETION_INDEX"),
-    Source(
+    PlaceSource(engine="Indexed Job", index="JOB_COMPLETION_INDEX"),
+    PlaceSource(
         engine="Kubeflow Trainer",
         index=names.PET_NODE_RANK,
         num_nodes=names.PET_NNODES,
         lead=names.PET_MASTER_ADDR,
     ),
     # RANK counts pods there, the Master first; WORLD_SIZE does not: it may count processes
-    Source(engine="PyTorchJob", index=names.RANK, lead=names.MASTER_ADDR),
+    PlaceSource(engine="PyTorchJob", index=names.RANK, lead=names.MASTER_ADDR),
     # and at last the number at the end of the host name: a StatefulSet's ordinal, or that of a worker of
     # a PyTorchJob without a Master
 )
@@ -62,7 +62,7 @@ class NodePlace:
 
 
 def find_place(environ: Mapping[str, str], host: str) -> NodePlace:
-    """The place that `environ` and the host name tell; EngineError where they tell none."""
+    """The place that `environ` and the host name give; EngineError if they give none."""
     lead = _find(environ, *(source.lead for source in SOURCES))
     if lead is None:
         raise EngineError(
@@ -94,7 +94,8 @@ def _find_index(environ: Mapping[str, str], host: str) -> int | None:
     if told == (names.NODE_INDEX, names.INDEX_FROM_LEAD):
         return None
     if told is not None:
-        return _read_number(*told)
+        first = environ.get(names.FIRST_INDEX) or "0"
+        return _read_number(*told) + _read_number(names.FIRST_INDEX, first)
     ordinal = _ORDINAL.search(host.partition(".")[0])
     if ordinal is None:
         variables = ", ".join(source.index for source in SOURCES)

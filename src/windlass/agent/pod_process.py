@@ -18,6 +18,7 @@ from windlass import names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any, NoReturn
 
     from windlass.agent.agent_context import AgentContext
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from windlass.agent.place import NodePlace
     from windlass.wire.job_folder import JobFolder
 
+_SEEN_S = 3.0  # kubelets tell of a pod's end within two
+
 
 def run_pod() -> NoReturn:
     """Be the agent of this pod."""
@@ -36,8 +39,17 @@ def run_pod() -> NoReturn:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(names.EXIT_TOLD_TO_STOP))
     text = (Path(names.SECRET_FOLDER) / names.PLAN_FILE).read_bytes()
     plan = json.loads(text)
+    environ = dict(os.environ)  # as the engine left it: it tells this agent's place
+    for name in environ.get(names.ENV_FORGET, "").split(","):
+        os.environ.pop(name, None)
+    out = (
+        names.POD_OUT
+        if os.access(names.POD_OUT, os.W_OK)
+        else f"{names.JOB_FOLDER}/{names.OUT_FOLDER}"
+    )
+    os.environ.setdefault(names.OUT, out)  # the plan's own wins
     if _stays_up():
-        _stay_if_ended(plan)
+        _stay_if_ended(plan, environ)
     forks = _start_forks(plan)
 
     from windlass.agent.agent_process import start_logging
@@ -49,7 +61,7 @@ def run_pod() -> NoReturn:
     become_subreaper()
     import asyncio
 
-    asyncio.run(_run(plan, folder, forks, num_before))
+    asyncio.run(_run(plan, folder, forks, environ, num_before))
 
 
 def _start_forks(plan: dict[str, Any]) -> ForkServer:
@@ -67,12 +79,16 @@ def _start_forks(plan: dict[str, Any]) -> ForkServer:
 
 
 async def _run(
-    plan: dict[str, Any], folder: JobFolder, forks: ForkServer, num_before: int
+    plan: dict[str, Any],
+    folder: JobFolder,
+    forks: ForkServer,
+    environ: Mapping[str, str],
+    num_before: int,
 ) -> NoReturn:
     from windlass.agent.node.pod_log_writer import PodLogWriter
 
     log = PodLogWriter()
-    context = await _make_context(folder, num_before)
+    context = await _make_context(folder, environ, num_before)
     if context is not None:
         code = await _run_agent(plan, context, forks, log)
     else:  # the job ended without this one
@@ -105,14 +121,31 @@ async def _run_agent(
         log.finish(b"")
         await _stay(plan, context.folder, is_lead=context.index == 0)
 
-    after = stay if _stays_up() else None
-    return await run_agent(context, forks, inputs, echo=log.add, at_end=last_word, stay=after)
+    told = os.environ.get(names.ENV_TELLS_FAILURE, "")
+    tells_failure = told == "1" or (told == names.TELLS_BY_LEAD and context.index == 0)
+    code = await run_agent(
+        context,
+        forks,
+        inputs,
+        echo=log.add,
+        at_end=last_word,
+        stay=stay if _stays_up() else None,
+        failed_code=names.EXIT_FAILED_WORK if tells_failure else 0,
+    )
+    if code == names.EXIT_FAILED_WORK and told == names.TELLS_BY_LEAD and len(plan["nodes"]) > 1:
+        import asyncio
+
+        # a pod that is not seen to have ended is deleted, and what its ranks wrote with it
+        await asyncio.sleep(_SEEN_S)
+    return code
 
 
 # -- its place -------------------------------------------------------------------------------------
 
 
-async def _make_context(folder: JobFolder, num_before: int) -> AgentContext | None:
+async def _make_context(
+    folder: JobFolder, environ: Mapping[str, str], num_before: int
+) -> AgentContext | None:
     """Where this agent works; None when it was given no place before the job ended."""
     from windlass.agent.agent_context import AgentContext
     from windlass.agent.link.tcp import TlsPlace
@@ -120,7 +153,7 @@ async def _make_context(folder: JobFolder, num_before: int) -> AgentContext | No
     from windlass.plan.plan import read_plan
 
     plan = read_plan(folder.plan.read_text())
-    own = _find_place()
+    own = _find_place(environ)
     certificates = client_context(Path(names.SECRET_FOLDER))
     lead = TlsPlace(host=own.lead, port=names.AGENT_PORT, context=certificates)
     uid = os.environ[names.POD_UID]
@@ -142,18 +175,19 @@ async def _make_context(folder: JobFolder, num_before: int) -> AgentContext | No
         is_pod=True,
         address=os.environ[names.POD_IP],
         host=os.environ.get(names.K8S_NODE, ""),
+        pod=os.environ.get(names.POD_NAME, ""),
         incarnation=agent,
         given_by=given_by,
         num_losses=own.num_losses + num_before,
     )
 
 
-def _find_place() -> NodePlace:
+def _find_place(environ: Mapping[str, str]) -> NodePlace:
     from windlass.agent.place import find_place
     from windlass.errors import EngineError
 
     try:
-        return find_place(os.environ, socket.gethostname())
+        return find_place(environ, socket.gethostname())
     except EngineError as error:
         _fail(str(error))
 
@@ -190,8 +224,8 @@ def _stays_up() -> bool:
     return os.environ.get(names.ENV_STAYS_UP) == "1"
 
 
-def _stay_if_ended(plan: dict[str, Any]) -> None:
-    """Where the job ended before this container was started, stay until the pod is removed, and exit."""
+def _stay_if_ended(plan: dict[str, Any], environ: Mapping[str, str]) -> None:
+    """If the job ended before this container started, stay until the pod is removed, then exit."""
     from windlass.agent.pod_folder import find_end, pod_folder
 
     folder = pod_folder()
@@ -202,7 +236,7 @@ def _stay_if_ended(plan: dict[str, Any]) -> None:
     from windlass.agent.agent_process import start_logging
 
     start_logging()
-    asyncio.run(_stay(plan, folder, is_lead=_find_place().index == 0))
+    asyncio.run(_stay(plan, folder, is_lead=_find_place(environ).index == 0))
     os._exit(0)
 
 

@@ -24,7 +24,7 @@ _CODE_NAME = 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
+class PickleContents:
     """What a payload carries by value (names of functions and classes) and refers to (modules)."""
 
     by_value: bool
@@ -32,7 +32,7 @@ class Contents:
     modules: tuple[str, ...]
 
 
-def read_contents(payload: bytes) -> Contents:
+def read_contents(payload: bytes) -> PickleContents:
     """Look into a pickle without running it."""
     machine = _Machine()
     try:
@@ -42,7 +42,7 @@ def read_contents(payload: bytes) -> Contents:
         raise BundleError(
             f"the payload is not a readable pickle: {error}", hint="pickle the function again"
         ) from error
-    return Contents(
+    return PickleContents(
         by_value=machine.by_value,
         value_names=tuple(sorted(machine.value_names)),
         modules=tuple(sorted(machine.modules)),

@@ -39,7 +39,7 @@ class StatCache:
         return sha256 if stamp == _stamp(status) else None
 
     def keep(self, file: Path, status: os.stat_result, sha256: str, *, read_ns: int) -> None:
-        """Remember a hash; `found` and `read_ns` are from before the read."""
+        """Remember a hash; `status` and `read_ns` are from before the read."""
         if read_ns - max(status.st_mtime_ns, status.st_ctime_ns) >= RACY_NS:
             self._known[str(file)] = (_stamp(status), sha256)
         else:

@@ -12,15 +12,15 @@ import sys
 import click
 
 from windlass import names
-from windlass.cli.error_output import say
+from windlass.cli.error_output import say_verdict
 from windlass.cli.flags import job_argument, load_settings
 from windlass.cli.show import render_span
 from windlass.client.compute.idle_computes import explain_by
 from windlass.client.jobs.find_jobs import find_job
 from windlass.client.jobs.follow import follow
 from windlass.client.jobs.live_view import LiveView
-from windlass.observe.verdict import exit_code_of, render_verdict
-from windlass.settings import start_folder
+from windlass.client.terminal import say
+from windlass.observe.verdict import exit_code_of
 from windlass.wire.status import JobStatus, Phase
 
 
@@ -45,7 +45,7 @@ def attach(job_text: str) -> int:
     if status.phase is Phase.SUCCEEDED:
         say(f"{job.id} succeeded after {render_span(status.created_at_s, status.ended_at_s)}")
     else:
-        sys.stderr.write(render_verdict(status, folder=str(start_folder())) + "\n")
+        say_verdict(status)
     return exit_code_of(status)
 
 

@@ -9,6 +9,7 @@ import click
 
 from windlass import names
 from windlass.cli import rank_values
+from windlass.cli.error_output import say_verdict
 from windlass.cli.flags import json_option, place_flags, place_options
 from windlass.cli.show import print_json
 from windlass.cli.untyped_args import read_blind
@@ -17,8 +18,7 @@ from windlass.client.jobs.follow import follow
 from windlass.client.jobs.job import Job
 from windlass.client.jobs.live_view import LiveView
 from windlass.errors import JobNotFound
-from windlass.observe.verdict import exit_code_of, render_verdict
-from windlass.settings import start_folder
+from windlass.observe.verdict import exit_code_of
 from windlass.wire.status import Phase
 
 
@@ -47,7 +47,7 @@ def call(name: str, words: tuple[str, ...], as_json: bool) -> int:
     sys.stdout.flush()
     _show(job, as_json=as_json)
     if status.phase is not Phase.SUCCEEDED:
-        sys.stderr.write(render_verdict(status, folder=str(start_folder())) + "\n")
+        say_verdict(status)
     return exit_code_of(status)
 
 

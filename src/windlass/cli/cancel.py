@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from windlass import names
-from windlass.cli.error_output import say
 from windlass.cli.flags import jobs_argument, json_option, load_settings
 from windlass.cli.show import print_json
 from windlass.client.jobs.find_jobs import find_job
 from windlass.client.jobs.job import Job
+from windlass.client.terminal import say
 from windlass.errors import WaitTimeout
 from windlass.wire.states import RankState
 from windlass.wire.status import JobStatus

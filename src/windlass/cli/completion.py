@@ -10,8 +10,7 @@ import sys
 import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
-from windlass.cli.error_output import say
-from windlass.client.terminal import is_terminal
+from windlass.client.terminal import is_terminal, say
 
 _VARIABLE = "_WINDLASS_COMPLETE"
 _SHELLS: dict[str, type[ShellComplete]] = {

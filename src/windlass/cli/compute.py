@@ -8,10 +8,9 @@ from typing import Any
 import click
 
 from windlass import records
-from windlass.cli.error_output import say
 from windlass.cli.flags import json_option, place_flags, place_options
 from windlass.cli.lazy_group import NearGroup
-from windlass.cli.show import one_line, print_json, print_table, render_short, shorten
+from windlass.cli.show import print_json, print_table, render_short, shorten
 from windlass.client.compute.find_computes import end_job
 from windlass.client.compute.live_computes import (
     FoundCompute,
@@ -22,6 +21,7 @@ from windlass.client.compute.live_computes import (
     places,
 )
 from windlass.client.compute.live_nodes import LiveNodes
+from windlass.client.terminal import one_line, say
 from windlass.errors import SpecError
 
 _WIDEST = 40

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 
 import click
 
 from windlass import names, records
-from windlass.cli.error_output import say
 from windlass.cli.flags import json_option
-from windlass.cli.show import one_line, print_json
-from windlass.client.terminal import clean, paint, wants_colour
+from windlass.cli.show import print_json
+from windlass.client.terminal import clean, one_line, paint, say, wants_colour
 from windlass.engines.protocol import check_engine_name
 from windlass.errors import SpecError
 from windlass.observe.doctor import Check, check_all
-from windlass.settings import Settings, read_settings, start_folder
+from windlass.settings import Settings, read_settings_here
 
 _HERE = ("local",)  # engines that need nothing but this machine
 _COLOURS = {"ok": 32, "warn": 33, "missing": 31}
@@ -34,7 +32,7 @@ def doctor(as_json: bool, deep: bool, **flags: str | None) -> int:
 
     Exits 3 if something is missing that all jobs need.
     """
-    settings = read_settings(flags=flags, environ=os.environ, start=start_folder())
+    settings = read_settings_here(flags)
     checks = []
     for check in _look(settings, deep=deep, only_engine=flags["engine"] is not None):
         checks.append(check)
@@ -73,7 +71,7 @@ def _show(check: Check) -> None:
 
 
 def _show_more(checks: list[Check]) -> None:
-    """What is to be handed on, below all checks so that it can be copied."""
-    for check in checks:
-        if check.more:
-            click.echo(f"\n{clean(check.more, colour=False)}", nl=False)
+    """What is to be handed on, below all checks so that it can be copied: documents of one YAML stream."""
+    documents = [clean(check.more, colour=False) for check in checks if check.more]
+    if documents:
+        click.echo("\n" + "---\n".join(documents), nl=False)

@@ -1,4 +1,4 @@
-"""What went wrong, as two lines on stderr and an exit code.
+"""What went wrong, as two lines on stderr and an exit code; of a job, its verdict.
 
 The one place where exceptions end: ours with their hint, click's in the same form, all others without a
 traceback unless WINDLASS_DEBUG asks for it.
@@ -14,9 +14,11 @@ import click
 
 from windlass import names
 from windlass.cli.lazy_group import close_stdout
-from windlass.client.terminal import clean
+from windlass.client.terminal import clean, say
 from windlass.errors import WindlassError
 from windlass.near_names import did_you_mean
+from windlass.settings import start_folder
+from windlass.wire.status import JobStatus
 
 DEBUG = "WINDLASS_DEBUG"
 
@@ -51,10 +53,11 @@ def say_error(message: str, hint: str = "") -> None:
         sys.stderr.write(f"  hint: {clean(hint, colour=False)}\n")
 
 
-def say(text: str) -> None:
-    """One line on stderr; stdout stays data."""
-    sys.stderr.write(f"windlass: {clean(text, colour=False)}\n")
-    sys.stderr.flush()
+def say_verdict(status: JobStatus) -> None:
+    """Why a job failed, on stderr."""
+    from windlass.observe.verdict import render_verdict
+
+    sys.stderr.write(render_verdict(status, folder=str(start_folder())) + "\n")
 
 
 def _describe_usage(error: click.ClickException) -> tuple[str, str]:

@@ -14,11 +14,11 @@ import click
 
 from windlass import records
 from windlass.cli.argv_split import SplitWords, TargetCommand
-from windlass.cli.error_output import say
 from windlass.cli.flags import export_options, given_flags, json_option
 from windlass.cli.prepare import prepare_words
 from windlass.cli.show import print_json
 from windlass.client.jobs.run import Prepared
+from windlass.client.terminal import say
 from windlass.engines.protocol import engine_names
 from windlass.errors import SpecError
 from windlass.settings import start_folder
@@ -28,15 +28,33 @@ _MOST_APPLIED_BYTES = 250_000  # an annotation holds 262,144
 
 @click.command(cls=TargetCommand, epilog="Words after TARGET go to it; after -- they all do.")
 @export_options
-@click.option("--plain", is_flag=True, help="an Indexed Job with torchrun, no Windlass inside")
+@click.option(
+    "--plain", is_flag=True, help="torchrun in the engine's own kind of object, no Windlass inside"
+)
+@click.option(
+    "--operator",
+    "version",
+    default="",
+    metavar="X.Y",
+    help="the operator's version, for --plain: older ones want other fields",
+)
 @click.option("--with-keys", is_flag=True, help="print private keys too")
 @json_option
-def export(words: SplitWords, plain: bool, with_keys: bool, as_json: bool, **options: Any) -> None:
+def export(
+    words: SplitWords,
+    plain: bool,
+    version: str,
+    with_keys: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Print what the engine would start for TARGET, as YAML documents; start nothing."""
     prepared = prepare_words(words, detach=True, flags=given_flags(options))
     is_plain_already = prepared.engine.name not in engine_names()
     wants_job = plain and not is_plain_already
-    documents = _render_plain(prepared) if wants_job else _render(prepared, with_keys=with_keys)
+    documents = (
+        _render_plain(prepared, version) if wants_job else _render(prepared, with_keys=with_keys)
+    )
     if not with_keys:
         documents = leave_out_keys(documents)
     if as_json:
@@ -86,9 +104,9 @@ def render_manifests(documents: Sequence[dict[str, Any]]) -> str:
     return str(yaml.dump_all(plain, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100))
 
 
-def _render_plain(prepared: Prepared) -> list[dict[str, Any]]:
+def _render_plain(prepared: Prepared, version: str) -> list[dict[str, Any]]:
+    from windlass.engines.exports.plain_table import load_plain
     from windlass.engines.exports.single_script import read_solo
-    from windlass.engines.exports.torchrun_job import make_plain
     from windlass.kube.torchrun_pods import Rendezvous, unwrap_plan
 
     if prepared.plan.pod is None:
@@ -96,6 +114,7 @@ def _render_plain(prepared: Prepared) -> list[dict[str, Any]]:
             f"--plain makes pods, and the engine {prepared.plan.engine} has none",
             hint="add -e kubernetes",
         )
+    make_plain = load_plain(prepared.plan.engine, version)
     settings = prepared.settings
     rendezvous = Rendezvous(backend=settings.rdzv_backend, endpoint=settings.rdzv_endpoint)
     plan, flags = unwrap_plan(prepared.plan)

@@ -7,7 +7,6 @@ once. Values stay text here: the settings read and check them, and say what was 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -15,7 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from windlass.errors import WindlassError
-from windlass.settings import SETTINGS, Setting, Settings, read_settings, start_folder
+from windlass.settings import SETTINGS, Setting, Settings, read_settings_here
 from windlass.settings.table import EXPORT
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -112,7 +111,7 @@ def given_flags(options: dict[str, Any]) -> dict[str, Any]:
 
 def load_settings() -> Settings:
     """The settings as they hold here, with the flags that say where jobs are."""
-    return read_settings(flags=place_flags(), environ=os.environ, start=start_folder())
+    return read_settings_here(place_flags())
 
 
 def place_flags() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`windlass image`: the Dockerfile of an Image's steps, so that nodes need not run them.
+"""`windlass image`: the Dockerfile of an Image's steps, which nodes need not run then; or of the recipes.
 
 Imports the file, as `windlass deploy` does: an Image is what the file's code makes of it.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,23 @@ from windlass.client.compute.image import Image
 from windlass.errors import SpecError, WindlassError
 from windlass.near_names import did_you_mean
 
+RECIPES = "recipes"
+
 
 @click.command()
-@click.argument("target", metavar="FILE.py[::NAME]")
+@click.argument("target", metavar="FILE.py[::NAME]|recipes")
 @json_option
 def image(target: str, as_json: bool) -> None:
     """Print the Dockerfile of an Image, or of the image of a Compute, in FILE.py.
 
     NAME is the variable that holds it; it may be left out where there is only one. FILE.py is imported.
     Build it in the project's folder: windlass image train.py | docker build -f - -t NAME:TAG .
+    `recipes` is the image for windlass.recipes, with both at the paths that guides have.
     """
+    if target == RECIPES:
+        text = (files("windlass") / RECIPES / "Dockerfile").read_text(encoding="utf-8")
+        print_json({"dockerfile": text}) if as_json else click.echo(text, nl=False)
+        return
     file, _, name = target.partition("::")
     chosen = find_image(_import(Path(file)), name, file)
     text = render_dockerfile(chosen)

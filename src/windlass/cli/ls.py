@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
-from windlass.cli.error_output import say
 from windlass.cli.flags import json_option, load_settings, place_options
-from windlass.cli.show import one_line, print_json, print_table, render_age, shorten
+from windlass.cli.show import print_json, print_table, render_age, shorten
 from windlass.client.jobs.find_jobs import list_jobs
 from windlass.client.jobs.job import Job
+from windlass.client.terminal import one_line, say
 from windlass.errors import JobNotFound, WindlassError
 from windlass.spec.work import Calls
 from windlass.wire.states import RankState

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from windlass.agent.frameworks.framework_table import choose_framework
 from windlass.cli.argv_split import SplitWords
-from windlass.cli.error_output import say
 from windlass.cli.flags import load_settings
 from windlass.client.jobs.launcher_size import is_torchrun
 from windlass.client.jobs.run import Prepared, prepare
 from windlass.client.jobs.target import find_script, read_target
+from windlass.client.terminal import say
 from windlass.errors import SpecError
 from windlass.spec.work import Command
 
@@ -33,7 +34,7 @@ def prepare_words(words: SplitWords, *, detach: bool, flags: Mapping[str, Any]) 
             hint="windlass run train.py, train.py::function, -m module or any command",
         )
     if words.is_function:
-        args, kwargs = _read_blind(words) if _is_in_image(flags) else _read_call(words)
+        args, kwargs = _read_blind(words) if _is_in_image(flags) else _read_call(words, flags)
         return prepare(words.target[0], args, kwargs, detach=detach, flags=flags)
     if words.late and not _is_in_image(flags):
         _check_late(words)
@@ -79,10 +80,14 @@ def _doubt(word: str, flag: str, target: str) -> None:
     )
 
 
-def _read_call(words: SplitWords) -> tuple[Sequence[object], Mapping[str, object]]:
+def _read_call(
+    words: SplitWords, flags: Mapping[str, Any]
+) -> tuple[Sequence[object], Mapping[str, object]]:
     from windlass.cli.signature import read_flags
 
-    signature = _find_signature(words)
+    framework = flags.get("framework") or load_settings().framework
+    given = choose_framework(framework, is_command=False).gives
+    signature = _find_signature(words).without(given)
     names = [parameter.name for parameter in signature.parameters]
     own = {f"--{name.replace('_', dash)}" for name in names for dash in "_-"}
     for flag in words.late:

@@ -13,7 +13,7 @@ import click
 
 from windlass import names
 from windlass.cli.argv_split import SplitWords, TargetCommand
-from windlass.cli.error_output import say
+from windlass.cli.error_output import say_verdict
 from windlass.cli.flags import given_flags, json_option, setting_options
 from windlass.cli.lazy_group import close_stdout
 from windlass.cli.prepare import prepare_words
@@ -21,7 +21,8 @@ from windlass.cli.show import print_json, print_yaml, render_span
 from windlass.client.jobs.interrupts import Interrupts
 from windlass.client.jobs.job import Job
 from windlass.client.jobs.run import Prepared
-from windlass.settings import Settings, start_folder
+from windlass.client.terminal import say
+from windlass.settings import Settings
 from windlass.spec.work import Function
 from windlass.wire.status import JobStatus, Phase
 
@@ -119,7 +120,6 @@ def _show_end(
 ) -> None:
     from windlass.cli import rank_values
     from windlass.observe.timeline import render_timeline
-    from windlass.observe.verdict import render_verdict
 
     outcomes = job.outcomes()
     if as_json:
@@ -129,7 +129,7 @@ def _show_end(
             click.echo(line)
     sys.stdout.flush()
     if status.phase is not Phase.SUCCEEDED:
-        sys.stderr.write(render_verdict(status, folder=str(start_folder())) + "\n")
+        say_verdict(status)
     elif not quiet:
         sys.stderr.write(f"{_render_success(status)}\n{render_timeline(status)}\n")
     rank_values.check_missing(outcomes)

@@ -16,7 +16,7 @@ import click
 
 from windlass import records
 from windlass.client.jobs.live_view import render_seconds
-from windlass.client.terminal import clean, paint, wants_colour
+from windlass.client.terminal import clean, one_line, paint, wants_colour
 
 _COLOURS = {
     "succeeded": 32,
@@ -81,11 +81,6 @@ def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
         click.echo(f"{name:<{width}}  {_paint_word(word, colour=colour)}{space}{tail}", color=True)
         for line in rest:
             click.echo(f"{'':<{width}}  {line}")
-
-
-def one_line(text: str) -> str:
-    """User-controlled text as one harmless line."""
-    return clean(" ".join(text.split()), colour=False)
 
 
 def shorten(text: str, width: int) -> str:

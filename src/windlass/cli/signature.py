@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -57,6 +57,11 @@ class Signature:
     function: str
     parameters: tuple[Parameter, ...]
     doc: str = ""
+
+    def without(self, name: str) -> Signature:
+        """The same but for one parameter."""
+        others = tuple(one for one in self.parameters if one.name != name)
+        return replace(self, parameters=others)
 
     def of_kind(self, *kinds: Kind) -> tuple[Parameter, ...]:
         return tuple(p for p in self.parameters if p.kind in kinds)
@@ -270,9 +275,9 @@ def _render_form(parameter: Parameter) -> str:
     return f"{parameter.flag} {_spell(parameter)}"
 
 
-def render_usage(signature: Signature, prog: str = "") -> str:
+def render_usage(signature: Signature) -> str:
     """One line: what may be typed."""
-    prog = prog or f"windlass run {signature.path}::{signature.function}"
+    prog = f"windlass run {signature.path}::{signature.function}"
     return " ".join(["usage:", prog, *_render_forms(signature)])
 
 

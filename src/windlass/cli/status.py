@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 import click
 
-from windlass import records
+from windlass import names, records
 from windlass.cli.flags import job_argument, json_option, load_settings
 from windlass.cli.show import (
-    one_line,
     print_json,
     print_pairs,
     render_age,
@@ -19,6 +18,7 @@ from windlass.cli.show import (
 )
 from windlass.client.jobs.find_jobs import find_job
 from windlass.client.jobs.live_view import render_progress
+from windlass.client.terminal import one_line
 from windlass.observe.timeline import render_timeline
 from windlass.observe.verdict import render_verdict
 from windlass.settings import start_folder
@@ -78,11 +78,17 @@ def _render_reason(status: JobStatus) -> str:
 
 
 def _render_ranks(status: JobStatus) -> str:
-    if status.work == Calls().label:  # each call brings its own
+    if _has_no_ranks(status):
         return ""
     states = Counter(rank.state for rank in status.ranks)
     counted = ", ".join(f"{count} {state}" for state, count in states.most_common())
     return f"{status.num_ranks}: {counted}" if counted else str(status.num_ranks)
+
+
+def _has_no_ranks(status: JobStatus) -> bool:
+    """Of a compute each call brings its own; of a job that others made nothing is known of any."""
+    is_adopted = any(each.reason == names.REASON_ADOPTED for each in status.conditions)
+    return status.work == Calls().label or is_adopted
 
 
 def _render_span(ranks: list[int]) -> str:
@@ -95,7 +101,7 @@ def _render_nodes(status: JobStatus) -> str:
     lines = []
     for node in status.nodes[:_MAX_NODES]:
         ranks = [rank.rank for rank in status.ranks if rank.node == node.index]
-        span = "" if status.work == Calls().label else f", {_render_span(ranks)}"
+        span = "" if _has_no_ranks(status) else f", {_render_span(ranks)}"
         python = f", Python {node.python}" if node.python else ""
         pid = f", pid {node.pid}" if node.pid and not status.phase.is_final else ""
         host = f" on {node.host}" if node.host else ""

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 import click
 
 from windlass import names
-from windlass.cli.error_output import say
+from windlass.cli.error_output import say_verdict
 from windlass.cli.flags import job_argument, json_option, load_settings
 from windlass.cli.show import print_json
 from windlass.client.jobs.find_jobs import find_job
 from windlass.client.jobs.job import Job
 from windlass.client.jobs.live_view import render_seconds, render_status_line
+from windlass.client.terminal import say
 from windlass.errors import SpecError
-from windlass.observe.verdict import exit_code_of, render_verdict
-from windlass.settings import read_duration, start_folder
+from windlass.observe.verdict import exit_code_of
+from windlass.settings import read_duration
 from windlass.wire.status import Phase
 
 
@@ -39,7 +39,7 @@ def wait(job_text: str, timeout: str | None, as_json: bool) -> int:
     if status.phase is Phase.SUCCEEDED:
         say(f"{job.id} succeeded")
     else:
-        sys.stderr.write(render_verdict(status, folder=str(start_folder())) + "\n")
+        say_verdict(status)
     return exit_code_of(status)
 
 

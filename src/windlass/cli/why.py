@@ -8,9 +8,10 @@ import click
 
 from windlass import records
 from windlass.cli.flags import job_argument, json_option, load_settings
-from windlass.cli.show import one_line, print_json
+from windlass.cli.show import print_json
 from windlass.client.compute.idle_computes import explain_by
 from windlass.client.jobs.find_jobs import find_job
+from windlass.client.terminal import one_line
 from windlass.observe.why import explain
 from windlass.settings import start_folder
 

@@ -26,6 +26,8 @@ class JobKeywords(TypedDict, total=False):
     """ranks per node; none: one per GPU, else one"""
     gpus: int
     """GPUs per node"""
+    pretend_gpus: bool
+    """on this machine, have Ray count GPUs that are not there, for tests"""
     framework: str
     """how the work is spread over ranks; empty: pytorch, or command for a command"""
     name: str
@@ -35,7 +37,7 @@ class JobKeywords(TypedDict, total=False):
     start: Literal["fork", "spawn"]
     """how ranks start"""
     preload: Sequence[str] | None
-    """modules imported once, before ranks start; unset: those the source imports"""
+    """modules imported once, before ranks start; unset: torch, if the source leads to it"""
     python: str
     """the nodes' interpreter; empty: this one"""
     restarts: int
@@ -88,6 +90,8 @@ class JobKeywords(TypedDict, total=False):
     """the pods' priority class"""
     queue: str
     """the Kueue queue"""
+    runtime: str
+    """the TrainingRuntime that a TrainJob is made from; default: torch-distributed"""
     service_account: str
     """the service account that the pods use"""
     run_as: int | Literal["none"] | None
@@ -100,6 +104,10 @@ class JobKeywords(TypedDict, total=False):
     """CLAIM:/path, new:10Gi:/path[:RWX][:CLASS] (ends with the job), emptydir[:5Gi]:/path"""
     allow_host_path: bool
     """allow volumes that are folders of the host"""
+    mesh_name: str
+    """the Monarch mesh that the pods are; empty: the job's name without dashes"""
+    open_mesh: bool
+    """let all pods of the namespace use the Monarch mesh, without TLS"""
     labels: Mapping[str, str | int]
     """labels of the pods"""
     annotations: Mapping[str, str | int]
@@ -108,8 +116,8 @@ class JobKeywords(TypedDict, total=False):
     """how long an ended job is kept; none: until it is removed"""
     patch: str | PathLike[str] | Mapping[str, Any] | None
     """YAML to merge into the pods' template, or a file that holds it"""
-    rdzv_backend: Literal["c10d", "etcd-v2"]
-    """the rendezvous backend of torchrun"""
+    rdzv_backend: Literal["c10d", "etcd", "etcd-v2"]
+    """the rendezvous backend of torchrun; etcd means etcd-v2"""
     rdzv_endpoint: str
     """the rendezvous endpoint; empty: the first pod and port 29500"""
     home: str | PathLike[str] | None
@@ -188,7 +196,7 @@ class ComputeKeywords(TypedDict, total=False):
     python: str
     """the nodes' interpreter; empty: this one"""
     preload: Sequence[str] | None
-    """modules imported once, before ranks start; unset: those the source imports"""
+    """modules imported once, before ranks start; unset: torch, if the source leads to it"""
     grace_s: float | str
     """how long ranks have between SIGTERM and SIGKILL"""
     peer_wait_s: float | str
@@ -197,6 +205,12 @@ class ComputeKeywords(TypedDict, total=False):
     """how ranks start"""
     procs: int | None
     """ranks per node; none: one per GPU, else one"""
+    pretend_gpus: bool
+    """on this machine, have Ray count GPUs that are not there, for tests"""
+    mesh_name: str
+    """the Monarch mesh that the pods are; empty: the job's name without dashes"""
+    open_mesh: bool
+    """let all pods of the namespace use the Monarch mesh, without TLS"""
 
 
 class AppKeywords(TypedDict, total=False):
@@ -220,6 +234,8 @@ class AppKeywords(TypedDict, total=False):
     """the project's folder; empty: found from the code's"""
     launch_timeout: float | str | None
     """how long to wait for all nodes; none: the engine's own"""
+    pretend_gpus: bool
+    """on this machine, have Ray count GPUs that are not there, for tests"""
     python: str
     """the nodes' interpreter; empty: this one"""
     restarts: int
@@ -266,6 +282,8 @@ class AppKeywords(TypedDict, total=False):
     """the pods' priority class"""
     queue: str
     """the Kueue queue"""
+    runtime: str
+    """the TrainingRuntime that a TrainJob is made from; default: torch-distributed"""
     service_account: str
     """the service account that the pods use"""
     run_as: int | Literal["none"] | None
@@ -274,6 +292,10 @@ class AppKeywords(TypedDict, total=False):
     """Secrets for pulling images"""
     allow_host_path: bool
     """allow volumes that are folders of the host"""
+    mesh_name: str
+    """the Monarch mesh that the pods are; empty: the job's name without dashes"""
+    open_mesh: bool
+    """let all pods of the namespace use the Monarch mesh, without TLS"""
     labels: Mapping[str, str | int]
     """labels of the pods"""
     annotations: Mapping[str, str | int]
@@ -311,11 +333,13 @@ class DistributeKeywords(TypedDict, total=False):
     """What `@distribute` takes."""
 
     framework: str
-    """how ranks are set up: pytorch, spmd or command; empty: the setting, else pytorch"""
+    """how ranks are set up: pytorch, spmd, ray, monarch or command; empty: the setting, else pytorch"""
     workers: int | str
-    """how many nodes; "2:4": at least 2, at most 4"""
+    """how many nodes, with ray beside the head; "2:4": at least 2, at most 4"""
     procs: int | None
     """ranks per node; None: one per GPU, else one"""
+    worker_node_options: Mapping[str, str | float] | None
+    """with ray, what each worker has: cpus, gpus, memory; None: what the head has"""
     num_workers: int | str
     """the same as workers"""
     replicas: int | str
@@ -333,6 +357,8 @@ class DistributeKeywords(TypedDict, total=False):
 class OtherDistributeKeywords(TypedDict, total=False):
     """What `.distribute` takes beside its own parameters."""
 
+    worker_node_options: Mapping[str, str | float] | None
+    """with ray, what each worker has: cpus, gpus, memory; None: what the head has"""
     num_workers: int | str
     """the same as workers"""
     replicas: int | str

@@ -102,7 +102,7 @@ COMPUTE = (
 COMPUTE_MORE = (
     *_settings("context", "requests", "ephemeral_storage", "gpu_label", "gpu_resource", "spread"),
     *_settings("pack", "pull_secrets", "run_as", "python", "preload", "grace_s", "peer_wait_s"),
-    *_settings("start", "procs"),
+    *_settings("start", "procs", "pretend_gpus", "mesh_name", "open_mesh"),
 )
 # decided by the app, never by the user
 _DECIDED = frozenset(
@@ -134,16 +134,25 @@ CALL = (
     _is("logs", "bool", True, "show what ranks print"),
 )
 # of `.distribute`, after framework, workers and procs: the same in the words of other tools
-DISTRIBUTE_MORE = tuple(
-    _is(name, _DISTRIBUTE_TYPES[meant], None, f"the same as {meant}")
-    for name, meant in ALSO.items()
+DISTRIBUTE_MORE = (
+    _is(
+        *("worker_node_options", "Mapping[str, str | float] | None", None),
+        "with ray, what each worker has: cpus, gpus, memory; None: what the head has",
+    ),
+    *(
+        _is(name, _DISTRIBUTE_TYPES[meant], None, f"the same as {meant}")
+        for name, meant in ALSO.items()
+    ),
 )
 DISTRIBUTE = (
     _is(
         *("framework", "str", ""),
-        "how ranks are set up: pytorch, spmd or command; empty: the setting, else pytorch",
+        "how ranks are set up: pytorch, spmd, ray, monarch or command; empty: the setting, else pytorch",
     ),
-    _is("workers", "int | str", 1, 'how many nodes; "2:4": at least 2, at most 4'),
+    _is(
+        *("workers", "int | str", 1),
+        'how many nodes, with ray beside the head; "2:4": at least 2, at most 4',
+    ),
     _is("procs", "int | None", None, "ranks per node; None: one per GPU, else one"),
     *DISTRIBUTE_MORE,
 )
@@ -155,11 +164,10 @@ def show_keywords(*tables: Iterable[Keyword]) -> Callable[[_Function], _Function
 
     def decorate(function: _Function) -> _Function:
         signature = inspect.signature(function)
-        own = {
-            name: parameter
-            for name, parameter in signature.parameters.items()
-            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-        }
+        own = dict(signature.parameters)
+        mapping, _ = own.popitem()
+        # `Unpack` of a class that only checkers import: nothing that a running program can look up
+        function.__annotations__[mapping] = Any
         more = [keyword for keyword in keywords if keyword.name not in own]
         shown: Any = function
         shown.__signature__ = signature.replace(

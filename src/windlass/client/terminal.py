@@ -1,13 +1,14 @@
 """Text for terminals: what a rank prints must not be able to do more than print.
 
 Colours (SGR) may stay; every other escape sequence, and every control character but tab and newline, is
-taken out. Pure.
+taken out.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 import textwrap
 from typing import TextIO
 
@@ -29,6 +30,17 @@ def clean(text: str, *, colour: bool) -> str:
         kept = _ESCAPES.sub(lambda m: m[0] if colour and _SGR.fullmatch(m[0]) else "", text)
         text = kept + _RESET if "\x1b" in kept else kept
     return _CONTROLS.sub(lambda m: m[0] if m[0] == "\x1b" else "", text)
+
+
+def one_line(text: str) -> str:
+    """Text that somebody else wrote as one harmless line."""
+    return clean(" ".join(text.split()), colour=False)
+
+
+def say(text: str) -> None:
+    """One line on stderr; stdout is for data."""
+    sys.stderr.write(f"windlass: {clean(text, colour=False)}\n")
+    sys.stderr.flush()
 
 
 def paint(text: str, code: int | str, *, colour: bool) -> str:

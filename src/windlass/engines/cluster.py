@@ -7,19 +7,26 @@ the home, where its files are copied to; keys stay in the job's Secret and in me
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import secrets
 import shutil
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from windlass import names
-from windlass.engines.abandoned import may_be_live_compute, remove_abandoned
+from windlass.agent.link.blocking_link import Stream
+from windlass.engines.abandoned import list_main, may_be_live_compute, remove_abandoned
+from windlass.engines.cluster_folders import (
+    keep_place,
+    list_folders,
+    make_cluster_folder,
+    read_place,
+)
 from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.job_secret import (
     BrokenSubmit,
+    NotOurs,
     fetch,
     is_pinned,
     make_files,
@@ -30,19 +37,23 @@ from windlass.engines.lead_dial import LeadDial
 from windlass.engines.old_jobs import forget_old_jobs
 from windlass.engines.outcomes import read_outcomes
 from windlass.engines.pod_log_recovery import has_unread, read_unread
-from windlass.engines.protocol import JobRef, Stream
+from windlass.engines.prerequisites import find_source
+from windlass.engines.protocol import JobRef, LogReader
 from windlass.engines.pyz import build_archive
 from windlass.engines.secret_env import NO_HIDDEN, check_hidden
 from windlass.engines.submit import create_objects
 from windlass.engines.submit_steps import render_documents
-from windlass.errors import EngineError, SpecError
+from windlass.engines.worker_object import resize_nodes
+from windlass.errors import EngineError, JobNotFound, SpecError
 from windlass.kube.access import read_identity
 from windlass.kube.api import Api, connect
 from windlass.kube.api_errors import ClusterError
 from windlass.kube.blocker import HALF_SUBMITTED
-from windlass.kube.fields import Object, name_of
+from windlass.kube.fields import Object
+from windlass.kube.naming import read_job_id
 from windlass.plan.plan import Facts, Plan, read_plan, render_plan
 from windlass.settings import Settings
+from windlass.spec.pod_spec import PodSize
 from windlass.spec.work import Calls
 from windlass.trusted import check_own, make_own
 from windlass.wire.identity import CERTIFICATES
@@ -55,10 +66,10 @@ from windlass.wire.status_file import StatusFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from windlass.engines.adopted_job import AdoptedJob
     from windlass.engines.cluster_job import ClusterJob
 
 _UPLOAD_S = 1800.0
-_WHERE_FILE = "where.json"
 
 
 def _make_view(
@@ -93,6 +104,7 @@ class ClusterEngine:
         check_own(self._home)
         self._apis: dict[tuple[str, str], Api] = {}
         self._views: dict[str, ClusterJob] = {}
+        self._adopted: dict[str, AdoptedJob] = {}  # what others made
         self._identity: str | None = None
         self._reached: dict[str, LeadDial] = {}  # computes that are called from here
 
@@ -121,7 +133,8 @@ class ClusterEngine:
         files = make_files(plan, payload, bundle, agent=build_archive())
         if with_keys:
             files |= make_job_certificates(plan)
-        return render_documents(self._dialect, plan, files)
+        source = find_source(self._api, self._dialect, plan)
+        return render_documents(self._dialect, plan, files, source=source)
 
     # -- starting ------------------------------------------------------------------------------
 
@@ -136,7 +149,7 @@ class ClusterEngine:
         hidden = check_hidden(hidden)
         api = self._api()
         files = make_files(plan, payload, bundle, hidden=hidden)
-        folder = self._make_folder(api, plan, payload, bundle)
+        folder = make_cluster_folder(self._home, api, plan, payload, bundle)
         certificates: dict[str, bytes] = {}
 
         def add_certificates() -> dict[str, bytes]:
@@ -163,7 +176,7 @@ class ClusterEngine:
                 api, self._dialect, plan, folder, certificates, start_timeout_s=limit_s
             )
         except BaseException:
-            api.delete(self._dialect.kind, plan.job_id)
+            api.delete(self._dialect.kind, self._dialect.make_name(plan.job_id))
             raise
         self._views[plan.job_id] = view
         if isinstance(plan.work, Calls):
@@ -172,30 +185,6 @@ class ClusterEngine:
             self._wait_for_upload(view, plan)
         forget_old_jobs(self._home, _was_seen_to_end)
         return JobRef(self.name, plan.job_id, api.namespace)
-
-    def _make_folder(
-        self, api: Api, plan: Plan, payload: bytes | None, bundle: Path | None
-    ) -> JobFolder:
-        folder = JobFolder(self._home / plan.job_id)
-        try:
-            make_own(folder.path, below=self._home.parent, is_new=True)
-            if payload is not None:
-                folder.payload.write_bytes(payload)
-            if bundle is not None:
-                os.link(bundle, folder.bundle)
-            self._keep_place(api, folder)
-            write_atomically(folder.plan, render_plan(plan).encode())
-        except OSError as error:
-            raise EngineError(
-                f"cannot keep the job in {folder.path}: {error.strerror or error}",
-                hint=f"make it writable, or set {names.HOME} to another folder",
-            ) from error
-        return folder
-
-    @staticmethod
-    def _keep_place(api: Api, folder: JobFolder) -> None:
-        where = {"context": api.context, "namespace": api.namespace}
-        (folder.path / _WHERE_FILE).write_text(json.dumps(where))
 
     def _wait_for_upload(self, view: ClusterJob, plan: Plan) -> None:
         """What does not fit the Secret goes over the link, and only this process has it."""
@@ -209,7 +198,7 @@ class ClusterEngine:
 
     def status(self, ref: JobRef) -> JobStatus:
         kept = self._kept(ref)
-        return kept if kept is not None else self._view(ref).status()
+        return kept if kept is not None else self._find(ref).status()
 
     def _kept(self, ref: JobRef) -> JobStatus | None:
         """The last status of a job that was seen to end: it needs no cluster any more."""
@@ -218,13 +207,15 @@ class ClusterEngine:
         status = StatusFile(JobFolder(self._home / ref.job_id).status).read_known()
         return status if status is not None and status.phase.is_final else None
 
-    def logs(self, ref: JobRef, query: LogQuery) -> LogFiles:
+    def logs(self, ref: JobRef, query: LogQuery) -> LogReader:
         self.status(ref)
+        if ref.job_id in self._adopted:
+            return self._adopted[ref.job_id].logs(query)
         folder = JobFolder(self._home / ref.job_id)
         if ref.job_id in self._views:
             self._views[ref.job_id].wants_lines = True
         if has_unread(folder):
-            read_unread(self._api_of(ref), folder)
+            read_unread(self._api_of(ref), folder, container=self._dialect.container)
         return LogFiles(folder, read_plan(folder.plan.read_text()), query)
 
     def results(
@@ -234,10 +225,9 @@ class ClusterEngine:
         return read_outcomes(folder, self.plan(ref), status, with_values=with_values)
 
     def _list_jobs(self, api: Api) -> Sequence[Object]:
-        bodies = api.list(self._dialect.kind, labels=names.LABEL_JOB)
-        bodies = remove_abandoned(api, self._dialect, bodies)
+        bodies = remove_abandoned(api, self._dialect, list_main(api, self._dialect))
         if self._dialect.stays_up:
-            bodies = [body for body in bodies if not self._remove_ended(api, name_of(body))]
+            bodies = [body for body in bodies if not self._remove_ended(api, read_job_id(body))]
         return sorted(bodies, key=lambda body: str(body["metadata"]["creationTimestamp"]))[::-1]
 
     def _remove_ended(self, api: Api, job_id: str) -> bool:
@@ -245,17 +235,17 @@ class ClusterEngine:
         if self._kept(JobRef(self.name, job_id, api.namespace)) is None:
             return False
         with contextlib.suppress(ClusterError):
-            return api.delete(self._dialect.kind, job_id)
+            return api.delete(self._dialect.kind, self._dialect.make_name(job_id))
         return False
 
     def computes(self) -> list[JobRef]:
         api = self._api()
         jobs = [job for job in self._list_jobs(api) if may_be_live_compute(self._dialect, job)]
-        return [JobRef(self.name, name_of(job), api.namespace) for job in jobs]
+        return [JobRef(self.name, read_job_id(job), api.namespace) for job in jobs]
 
     def jobs(self) -> list[JobRef]:
         api = self._api()
-        here = [JobRef(self.name, name_of(job), api.namespace) for job in self._list_jobs(api)]
+        here = [JobRef(self.name, read_job_id(job), api.namespace) for job in self._list_jobs(api)]
         known = {ref.job_id for ref in here}
         # one that was not seen to end is only there if it is in the cluster's own list
         return here + [
@@ -265,9 +255,13 @@ class ClusterEngine:
         ]
 
     def jobs_here(self) -> list[JobRef]:
-        found = sorted(self._home.glob(f"*/{_WHERE_FILE}"), key=lambda p: -p.stat().st_mtime)
-        folders = [path.parent.name for path in found]
-        return [JobRef(self.name, name, self._place(name)["namespace"]) for name in folders]
+        places = ((name, read_place(self._home, name)) for name in list_folders(self._home))
+        return [JobRef(self.name, name, place["namespace"]) for name, place in places]
+
+    def open_port(self, ref: JobRef, port: int) -> socket.socket:
+        if self._kept(ref) is None and (pod := self._find(ref).find_lead()):
+            return self._api_of(ref).forward(pod, port)
+        raise ConnectionRefusedError(f"node 0 of {ref.job_id} does not run")
 
     # -- computes ------------------------------------------------------------------------------
 
@@ -290,19 +284,15 @@ class ClusterEngine:
         num_nodes: int,
         *,
         hidden: Mapping[str, str] = NO_HIDDEN,  # noqa: ARG002 - in the Secret since the start
+        workers: PodSize | None = None,
     ) -> None:
-        if self._dialect.resize is None:
-            raise SpecError(
-                f"the nodes of a {self._dialect.kind.name} cannot become more or fewer",
-                hint="end the compute and make another one, or use engine kubernetes",
-            )
-        size = self._dialect.resize(num_nodes)
-        self._api_of(ref).patch(self._dialect.kind, ref.job_id, size, brief=True)
+        resize_nodes(self._api_of(ref), self._dialect, self.plan(ref), num_nodes, workers)
 
     def keep_place(self, ref: JobRef, until_s: float | None) -> None:
         until = None if until_s is None else f"{until_s:.0f}"
         body = {"metadata": {"annotations": {names.ANNOTATION_KEEP_PLACE: until}}}
-        self._api_of(ref).patch(self._dialect.kind, ref.job_id, body, brief=True)
+        name = self._dialect.make_name(ref.job_id)
+        self._api_of(ref).patch(self._dialect.kind, name, body, brief=True)
 
     def is_made_here(self, ref: JobRef) -> bool:
         return is_pinned(JobFolder(self._home / ref.job_id))
@@ -324,7 +314,7 @@ class ClusterEngine:
         if self._kept(ref) is not None:
             return
         try:
-            self._view(ref).cancel(now=now, why=why, interrupt=interrupt)
+            self._find(ref).cancel(now=now, why=why, interrupt=interrupt)
         except BrokenSubmit:
             self.remove(ref)
 
@@ -333,7 +323,7 @@ class ClusterEngine:
         if self._kept(ref) is not None:
             yield
             return
-        view = self._view(ref)
+        view = self._find(ref)
         view.hold_lease(True)
         try:
             yield
@@ -341,7 +331,10 @@ class ClusterEngine:
             view.hold_lease(False)
 
     def remove(self, ref: JobRef) -> None:
-        with contextlib.suppress(BrokenSubmit):  # of which there is nothing to end
+        nothing_to_end: tuple[type[EngineError], ...] = (BrokenSubmit,)
+        if (self._home / ref.job_id).exists():  # somebody removed its object: its folder goes, too
+            nothing_to_end = (BrokenSubmit, JobNotFound)
+        with contextlib.suppress(*nothing_to_end):
             status = self.status(ref)
             is_half = any(c.reason == HALF_SUBMITTED for c in status.conditions)
             if not status.phase.is_final and not is_half:
@@ -351,7 +344,7 @@ class ClusterEngine:
                 )
         if ref.job_id in self._views:
             self._views.pop(ref.job_id).close()
-        self._api_of(ref).delete(self._dialect.kind, ref.job_id)
+        self._api_of(ref).delete(self._dialect.kind, self._dialect.make_name(ref.job_id))
         shutil.rmtree(self._home / ref.job_id, ignore_errors=True)
 
     # -- below ---------------------------------------------------------------------------------
@@ -359,23 +352,35 @@ class ClusterEngine:
     def _api(self, context: str = "", namespace: str = "") -> Api:
         key = (context or self._settings.context, namespace or self._settings.namespace)
         if key not in self._apis:
-            self._apis[key] = connect(context=key[0], namespace=key[1])
+            self._apis[key] = connect(context=key[0], namespace=key[1], engine=self.name)
         return self._apis[key]
 
-    def _place(self, job_id: str) -> dict[str, str]:
-        try:
-            found: dict[str, str] = json.loads((self._home / job_id / _WHERE_FILE).read_text())
-        except (OSError, ValueError):
-            return {"context": "", "namespace": ""}
-        return found
-
     def _api_of(self, ref: JobRef) -> Api:
-        place = self._place(ref.job_id)
+        place = read_place(self._home, ref.job_id)
         return self._api(place["context"], ref.place or place["namespace"])
 
     def _fetch(self, ref: JobRef) -> tuple[Plan, Mapping[str, bytes]]:
         folder = JobFolder(self._home / ref.job_id)
-        return fetch(self._api_of(ref), self._dialect.kind, ref, folder)
+        return fetch(self._api_of(ref), self._dialect, ref, folder)
+
+    def _find(self, ref: JobRef) -> ClusterJob | AdoptedJob:
+        """A job of ours, or what others made of the same kind, or of another one of its product."""
+        if ref.job_id in self._adopted:
+            return self._adopted[ref.job_id]
+        try:
+            return self._view(ref)
+        except (NotOurs, JobNotFound) as error:
+            is_other = isinstance(error, NotOurs) and self._dialect.adoption is not None
+            kinds = (self._dialect,) if is_other else self._dialect.also_adopts
+            if not kinds:
+                raise
+            from windlass.engines.adopted_job import find_adopted
+
+            job = find_adopted(self._api_of(ref), kinds, ref.job_id)
+            if job is None:
+                raise
+        self._adopted[ref.job_id] = job
+        return job
 
     def _view(self, ref: JobRef) -> ClusterJob:
         if ref.job_id not in self._views:
@@ -383,7 +388,7 @@ class ClusterEngine:
             plan, certificates = self._fetch(ref)
             folder = JobFolder(self._home / ref.job_id)
             make_own(folder.path, below=self._home.parent)
-            self._keep_place(api, folder)
+            keep_place(api, folder)
             write_atomically(folder.plan, render_plan(plan).encode())
             self._views[ref.job_id] = _make_view(api, self._dialect, plan, folder, certificates)
             self._views[ref.job_id].settle()

@@ -22,13 +22,13 @@ from windlass.engines.lead_sync import LeadSync, keeping
 from windlass.engines.lost_nodes import explain_loss, is_unexplained
 from windlass.engines.outages import Outage
 from windlass.engines.pod_log_recovery import read_leftovers, read_unread
-from windlass.engines.unheard import UNSEEN, add_warning, describe_silence
-from windlass.engines.untold_end import end_job, show_ending
+from windlass.engines.unheard import UNSEEN, add_warning, describe_forgotten, describe_silence
+from windlass.engines.unreachable_pods import UnreachablePods
+from windlass.engines.untold_end import UntoldEnd, show_ending
 from windlass.kube.api import Api
 from windlass.kube.api_errors import ClusterError, Forbidden
-from windlass.kube.blocker import CONDITION, Blocker
-from windlass.kube.fields import name_of, started_s
-from windlass.kube.job_pods import PodIndexes, PodSeen, read_pods, timeline
+from windlass.kube.fields import created_s, started_s
+from windlass.kube.job_pods import PodIndexes, read_dead_pods, timeline
 from windlass.kube.mounts import pod_of
 from windlass.plan.plan import Plan
 from windlass.spec.work import Calls
@@ -36,7 +36,7 @@ from windlass.waiting import wait_until
 from windlass.wire.initial_status import make_first_status, render_status
 from windlass.wire.job_folder import JobFolder, write_atomically
 from windlass.wire.states import MomentName, NodeState
-from windlass.wire.status import Condition, FailureKind, JobStatus, Moment, Phase
+from windlass.wire.status import Condition, JobStatus, Moment, Phase
 from windlass.wire.status_file import StatusFile
 
 logger = logging.getLogger(__name__)
@@ -66,9 +66,10 @@ class ClusterJob:
     ) -> None:
         self._api = api
         self._dialect = dialect
+        self._told: dict[str, int] = {}  # which node each pod is, by its name, as the lead says
         self._indexes = PodIndexes(
             of_pod=dialect.index_of, of_name=lambda name: dialect.index_in_name(name, plan.job_id)
-        )
+        ).or_told(self._told)
         self._start_timeout_s = start_timeout_s  # a lead that never starts cannot keep it
         self._plan = plan
         self.folder = folder
@@ -98,6 +99,8 @@ class ClusterJob:
             patience_s=0.0,
         )
         self._blockers = JobBlockers(dialect, self._sight)
+        self._unreachable = UnreachablePods(api, dialect, self._sight)
+        self._untold = UntoldEnd(plan, dialect.kind.name, self._sight, self._indexes)
 
     def close(self) -> None:
         self._line.close()
@@ -127,10 +130,24 @@ class ClusterJob:
 
         wait_until(is_known, timeout_s=max(0.0, end_s - time.monotonic()), every_s=0.02)
 
+    def find_lead(self) -> str | None:
+        """The name of node 0's pod, while it runs."""
+        return self._sight.find_lead()
+
     def wait_for_inputs(self, timeout_s: float) -> bool:
         """Until the lead has been reached: what did not fit the Secret has been sent by then."""
+
+        def say(waited_s: float) -> None:
+            blocked = "; ".join(condition.text for condition in self._blockers.look())
+            logger.warning(
+                "%s: what is too large for a Secret is sent when node 0 runs; after %.0f s it does not%s",
+                *(self._plan.job_id, waited_s, f": {blocked}" if blocked else ""),
+            )
+
         return wait_until(
-            lambda: self._line.is_synced.is_set() or self._sight.has_ended, timeout_s=timeout_s
+            lambda: self._line.is_synced.is_set() or self.status().phase.is_final,
+            timeout_s=timeout_s,
+            say=say,
         )
 
     def cancel(self, *, now: bool, why: str, interrupt: bool = False) -> None:
@@ -145,7 +162,7 @@ class ClusterJob:
         """What is known now."""
         status = self._read_status()
         if not status.phase.is_final:
-            status = self._look(status)
+            status = self._add_forgotten(self._look(status))
         status = self._explain(self._add_moments(status))
         if status.phase.is_final:
             self._keep(status)
@@ -153,7 +170,7 @@ class ClusterJob:
         return replace(status, conditions=(*self._note_outages(), *status.conditions))
 
     def _note_outages(self) -> tuple[Condition, ...]:
-        """What this client cannot reach or write: the job goes on, but who watches it must know."""
+        """What this client cannot reach or write: the job goes on, but whoever watches it must know."""
         away, full = self._find_away(), self._line.cannot_keep
         waits = "the job goes on, and this client waits for it"
         room = f"{full.message}; {full.hint}; it is tried again" if full else ""
@@ -167,7 +184,9 @@ class ClusterJob:
         return None if self._line.is_up else self._line.unreachable or self._sight.away
 
     def _read_status(self) -> JobStatus:
-        return self._status_file.read_known() or make_first_status(self._plan)
+        status = self._status_file.read_known() or make_first_status(self._plan)
+        self._told.update({node.pod: node.index for node in status.nodes if node.pod})
+        return status
 
     def _look(self, status: JobStatus) -> JobStatus:
         """A job that its lead has not called ended: what the API server says of it."""
@@ -177,9 +196,10 @@ class ClusterJob:
             self._check_sight()
             if self._sight.error is not None:
                 return self._add_unseen(status)
-            return self._judge_deleted(status)
+            return self._untold.judge_deleted(status, self._cancelled_why)
         if self._sight.has_ended and self._sight.error is None:
             return self._judge_ended(status)
+        self._unreachable.end()
         if self._dialect.stays_up and self._is_past_answering():
             self._take_leftovers()
             status = self._read_status()
@@ -187,7 +207,7 @@ class ClusterJob:
                 return status
         if self._is_past_cancelling():
             self._delete()
-            return self._judge_deleted(status)
+            return self._untold.judge_deleted(status, self._cancelled_why)
         if (
             self._line.is_up
             and status.phase is not Phase.STARTING
@@ -202,8 +222,13 @@ class ClusterJob:
             raise self._line.forbidden
         status = self._add_silence(self._add_blockers(status))
         if self._blockers.unstartable and self._sight.find_lead() is None:
-            return self._judge_unstartable(status, self._blockers.unstartable)
-        return self._judge_late(status) if self._is_late(status) else status
+            self._give_up()
+            return self._untold.judge_unstartable(status, self._blockers.unstartable)
+        limit_s = self._start_timeout_s
+        if limit_s is not None and self._is_late(status, limit_s):
+            self._delete()
+            return self._untold.judge_late(status, limit_s)
+        return status
 
     def _lacks_nodes(self, status: JobStatus) -> bool:
         """Whether a compute, which is up with its first node, has others that are not there."""
@@ -231,41 +256,21 @@ class ClusterJob:
             return False
         return time.time() - (started_s(leads[-1]) or time.time()) > ttl_s
 
-    def _is_late(self, status: JobStatus) -> bool:
+    def _is_late(self, status: JobStatus, limit_s: float) -> bool:
         """Whether its lead should have been there: one that never starts cannot keep the limit itself."""
-        limit_s = self._start_timeout_s
-        is_waiting = limit_s is not None and not self._line.is_synced.is_set()
-        return is_waiting and time.time() - status.created_at_s > (limit_s or 0.0)
+        return not self._line.is_synced.is_set() and time.time() - status.created_at_s > limit_s
 
-    def _judge_late(self, status: JobStatus) -> JobStatus:
-        self._delete()
-        blocked = next((c for c in status.conditions if c.type == CONDITION), None)
-        message = f"it had no nodes after {self._start_timeout_s:g} s (--join-timeout)"
-        if blocked is None:
-            return self._end(status, FailureKind.START_FAILED, message)
-        text = f"{message}: {blocked.message}"
-        return self._advise(self._end(status, FailureKind.START_FAILED, text), blocked.hint)
-
-    @staticmethod
-    def _advise(status: JobStatus, hint: str) -> JobStatus:
-        """The last status of a job that was blocked: its verdict says what to do about that."""
-        if status.verdict is None or not hint:
-            return status
-        return replace(status, verdict=replace(status.verdict, next=hint))
-
-    def _judge_unstartable(self, status: JobStatus, blocker: Blocker) -> JobStatus:
-        """Its image lacks the interpreter, so every pod will: no use in trying until its budget is spent."""
+    def _give_up(self) -> None:
+        """Let a job that cannot start fail by itself: a client that looks later finds what its pods show."""
         kind, give_up = self._dialect.kind, self._dialect.give_up
         try:
-            # it stays, and fails by itself: who looks later finds what its pods show
-            if give_up is not None:
-                self._api.patch(kind, self._plan.job_id, give_up, brief=True)
-            else:
+            if give_up is None:
                 self._delete()
+            elif give_up:
+                name = self._dialect.make_name(self._plan.job_id)
+                self._api.patch(kind, name, give_up, brief=True)
         except ClusterError as error:
             logger.debug("no more tries: %s", error)
-        ended = self._end(status, FailureKind.START_FAILED, blocker.message)
-        return self._advise(ended, blocker.hint)
 
     def _judge_ended(self, status: JobStatus) -> JobStatus:
         """The Job is over: its last word, or else what its pods show."""
@@ -277,53 +282,17 @@ class ClusterJob:
             return status
         if time.time() - at_s < _JOB_GRACE_S:
             return show_ending(status, at_s=at_s)
-        if self._sight.has_completed:
-            return self._end(status, FailureKind.UNKNOWN, self._describe_lost_outcome(), at_s=at_s)
-        seen = read_pods(self._sight.all_pods, self._sight.read_events(), indexes=self._indexes)
-        last = seen.dead[-1] if seen.dead else None
-        message = _message_of(last) or "its pods failed and are gone"
-        if last is None and (told := self._sight.describe_failure()):
-            message = f"{message} ({told})"
-        if last is not None and (said := self._sight.read_last_line(last.name)):
-            message = f"{message}: {said}"
-        kind = last.ending.kind if last and last.ending else FailureKind.LOST_NODE
-        node = last.index if last else None
-        return self._end(status, kind, message, node=node, at_s=at_s)
+        return self._untold.judge_ended(status)
 
     def _take_leftovers(self) -> None:
         """What pods' logs keep of the job: its last word and, where it is asked for, its lines."""
         pods, leads = self._sight.pods, self._sight.list_leads()
         with keeping(self.folder):
-            read_leftovers(self._api, self._plan, pods, self.folder, leads=leads)
+            own = self._dialect.container
+            read_leftovers(self._api, self._plan, pods, self.folder, leads=leads, container=own)
             if self.wants_lines or self._dialect.stays_up:  # whose pods go with it
-                read_unread(self._api, self.folder)
+                read_unread(self._api, self.folder, container=own)
         self._has_leftovers = True
-
-    def _describe_lost_outcome(self) -> str:
-        leads = self._sight.list_leads()
-        if leads:
-            return f"how it ended stands in the log of pod {name_of(leads[-1])}, which cannot be read now"
-        return "it ran to its end, but how it ended is gone with its pods"
-
-    def _judge_deleted(self, status: JobStatus) -> JobStatus:
-        if not self._cancelled_why and self._sight.has_completed:
-            return self._end(status, FailureKind.UNKNOWN, self._describe_lost_outcome())
-        message = (
-            self._cancelled_why or f"its {self._dialect.kind.name} was deleted from the cluster"
-        )
-        return self._end(status, FailureKind.CANCELLED, message)
-
-    def _end(
-        self,
-        status: JobStatus,
-        kind: FailureKind,
-        message: str,
-        *,
-        node: int | None = None,
-        at_s: float | None = None,
-    ) -> JobStatus:
-        at_s = at_s or time.time()
-        return end_job(self._plan, status, kind, message, at_s=at_s, node=node)
 
     def _keep(self, status: JobStatus) -> None:
         """The last status stays here; in the cluster nothing does of a job that was cancelled."""
@@ -342,7 +311,7 @@ class ClusterJob:
         if self._sight.job is None or not self._may_delete:
             return
         try:
-            self._api.delete(self._dialect.kind, self._plan.job_id)
+            self._api.delete(self._dialect.kind, self._dialect.make_name(self._plan.job_id))
         except Forbidden as error:
             self._may_delete = False
             logger.warning("%s stays in the cluster until its ttl: %s", self._plan.job_id, error)
@@ -352,9 +321,8 @@ class ClusterJob:
     # -- what the API server adds --------------------------------------------------------------
 
     def _add_moments(self, status: JobStatus) -> JobStatus:
-        passed = timeline(
-            self._sight.pods, (), indexes=self._indexes, num_nodes=self._plan.min_nodes
-        )
+        num_nodes = self._plan.min_nodes
+        passed = timeline(self._sight.pods, indexes=self._indexes, num_nodes=num_nodes)
         known = {moment.name for moment in status.timeline}
         # the API server's times are whole seconds: nothing comes before it was asked for
         new = [
@@ -377,7 +345,7 @@ class ClusterJob:
         return add_warning(status, names.REASON_UNSEEN, UNSEEN)
 
     def _add_silence(self, status: JobStatus) -> JobStatus:
-        """That node 0 runs and does not answer who looks: what is not known must not look like nothing."""
+        """That node 0 runs and does not answer this client: what is not known must not look like nothing."""
         lead, expired = self._sight.find_lead(), self._line.expired
         if expired and not self._line.is_up:
             text = f"{expired.message}; {expired.hint}"
@@ -386,12 +354,23 @@ class ClusterJob:
             return status
         return add_warning(status, names.REASON_LEAD_SILENT, describe_silence(lead))
 
+    def _add_forgotten(self, status: JobStatus) -> JobStatus:
+        """That the only node had another pod before, where its lead cannot know."""
+        reason, is_alone = self._dialect.pod_made, len(self._plan.nodes) == 1
+        if status.phase.is_final or not reason or not is_alone:
+            return status
+        if not self._sight.was_made_again(reason, is_visit=self._is_visit):
+            return status
+        text = describe_forgotten(self._dialect.kind.name)
+        since_s = max(map(created_s, self._sight.pods), default=0.0)
+        return add_warning(status, names.REASON_LOSS_FORGOTTEN, text, since_s=since_s)
+
     def _explain(self, status: JobStatus) -> JobStatus:
         """Why nodes were lost, which their lead cannot know: the cluster does."""
         lost = [v for v in (*status.history, status.verdict) if v is not None and is_unexplained(v)]
         if not lost:
             return status
-        dead = read_pods(self._sight.all_pods, indexes=self._indexes).dead
+        dead = read_dead_pods(self._sight.all_pods, indexes=self._indexes)
         history = tuple(explain_loss(verdict, dead) for verdict in status.history)
         verdict = explain_loss(status.verdict, dead) if status.verdict else None
         return replace(status, history=history, verdict=verdict)
@@ -400,7 +379,3 @@ class ClusterJob:
 def _let_go(line: LeadSync, sight: JobWatch) -> None:
     line.let_go()
     sight.close()
-
-
-def _message_of(pod: PodSeen | None) -> str:
-    return pod.ending.message if pod is not None and pod.ending is not None else ""

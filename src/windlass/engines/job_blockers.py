@@ -9,7 +9,15 @@ import time
 
 from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.job_watch import JobWatch
-from windlass.kube.blocker import NOT_ADMITTED, START_ERROR, VOLUME, Blocker, make_condition
+from windlass.kube.blocker import (
+    NOT_ADMITTED,
+    OPERATOR_IDLE,
+    START_ERROR,
+    VOLUME,
+    Blocker,
+    make_condition,
+)
+from windlass.kube.operators import IDLE_S
 from windlass.wire.status import Condition
 
 PATIENCE_S = 1.0  # a job that is younger is not called blocked, and none is asked about more often
@@ -58,6 +66,7 @@ class JobBlockers:
 
 
 def _is_young(blocker: Blocker) -> bool:
-    """A claim that was just made is bound in a moment, if it can be."""
+    """A claim that was just made is bound in a moment, if it can be; pods are made in a moment."""
     is_unbound = blocker.reason == VOLUME and "is not bound" in blocker.message
-    return is_unbound and time.time() - blocker.since_s < _BINDING_S
+    patience_s = _BINDING_S if is_unbound else IDLE_S if blocker.reason == OPERATOR_IDLE else 0.0
+    return time.time() - blocker.since_s < patience_s

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from windlass import names
+from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.lead_sync import keeping
 from windlass.engines.protocol import JobRef
 from windlass.engines.pyz import local_archive
@@ -19,15 +20,21 @@ from windlass.errors import EngineError, JobNotFound, KeysReplaced
 from windlass.kube.api import Api
 from windlass.kube.api_errors import NotFound
 from windlass.kube.certificates import make_certificates
-from windlass.kube.kinds import SECRETS, ObjectKind
+from windlass.kube.fields import labels_of
+from windlass.kube.kinds import SECRETS
 from windlass.kube.mounts import HIDDEN_KEY
+from windlass.kube.naming import read_job_id
 from windlass.plan.plan import Plan, read_plan, render_plan
 from windlass.wire.identity import CA_CRT
 from windlass.wire.job_folder import JobFolder, write_atomically
 
-MAX_SECRET_BYTES = 900_000  # of the 1 MiB a Secret may hold
+MAX_SECRET_BYTES = 1_000_000  # of the 1 MiB a Secret may hold; certificates come to it
 _QUEUE_S = 30 * 86400.0  # how long a job may wait for its pods before its certificates end
 _NO_LIMIT_S = 10 * 365 * 86400.0  # of what may run for ever: its keys live and die with its Secret
+
+
+class NotOurs(EngineError):
+    """An object of a dialect's kind that something else than Windlass made."""
 
 
 class BrokenSubmit(EngineError):
@@ -76,20 +83,20 @@ def is_pinned(folder: JobFolder) -> bool:
 
 
 def fetch(
-    api: Api, kind: ObjectKind, ref: JobRef, folder: JobFolder
+    api: Api, dialect: Dialect, ref: JobRef, folder: JobFolder
 ) -> tuple[Plan, Mapping[str, bytes]]:
-    """Plan and certificates of a job that somebody submitted, here or elsewhere, as an object of a kind."""
+    """Plan and certificates of a job that somebody submitted, here or elsewhere, as a dialect's object."""
     try:
         data = api.get(SECRETS, ref.job_id).get("data") or {}
     except NotFound:
-        raise _not_found(api, kind, ref) from None
+        raise _not_found(api, dialect, ref) from None
     files = {
         name: base64.b64decode(content)
         for name, content in data.items()
         if not name.startswith(HIDDEN_KEY)  # for pods alone
     }
     if names.PLAN_FILE not in files:
-        raise _not_found(api, kind, ref)
+        raise _not_found(api, dialect, ref)
     if is_pinned(folder) and (folder.path / CA_CRT).read_bytes() != files.get(CA_CRT):
         raise KeysReplaced(
             f"the keys of {ref.job_id} are not those that it was submitted with from here",
@@ -99,13 +106,22 @@ def fetch(
     return read_plan(files[names.PLAN_FILE].decode()), files
 
 
-def _not_found(api: Api, kind: ObjectKind, ref: JobRef) -> EngineError:
+def _not_found(api: Api, dialect: Dialect, ref: JobRef) -> EngineError:
+    kind = dialect.kind
     try:
-        api.get(kind, ref.job_id)
+        body = api.get(kind, dialect.make_name(ref.job_id))
     except NotFound:
+        body = {}
+    # of two jobs' ids one name may be made
+    if not body or read_job_id(body) != ref.job_id:
         return JobNotFound(
             f"there is no job {ref.job_id!r} in namespace {api.namespace}",
             hint=f"windlass ls -e {ref.engine} shows what is there",
+        )
+    if names.LABEL_JOB not in labels_of(body):
+        return NotOurs(
+            f"the {kind.name} {ref.job_id} was not made by Windlass: there is no plan of it, and no result",
+            hint=f"kubectl describe {kind.plural} {ref.job_id} shows what it is",
         )
     return BrokenSubmit(
         f"the submit of {ref.job_id} broke off before it was complete",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from windlass import names
@@ -21,6 +22,8 @@ from windlass.kube.api_errors import ClusterError, Forbidden, NotFound
 from windlass.kube.fields import (
     container_of,
     created_s,
+    events_of,
+    log_container_of,
     name_of,
     read_time,
     uid_of,
@@ -42,7 +45,9 @@ _NEEDED = (EVENTS, RESOURCE_QUOTAS, PVCS)  # the Role has them
 class JobWatch:
     """One job, as far as the API server knows it."""
 
-    def __init__(self, api: Api, dialect: Dialect, job_id: str) -> None:
+    def __init__(
+        self, api: Api, dialect: Dialect, job_id: str, pod_labels: Mapping[str, str] | None = None
+    ) -> None:
         self._api = api
         self._dialect = dialect
         self._stop = threading.Event()
@@ -58,8 +63,9 @@ class JobWatch:
         self._errors: dict[str, ClusterError] = {}
         self._away: ClusterError | None = None
         self._was_completed = False
-        field = f"metadata.name={job_id}"
-        label = f"{names.LABEL_JOB}={job_id}"
+        field = f"metadata.name={dialect.make_name(job_id)}"
+        labels = {names.LABEL_JOB: job_id} if pod_labels is None else pod_labels
+        label = ",".join(f"{name}={value}" for name, value in labels.items())
         self._start("job", dialect.kind, self._see_job, "", field)
         self._start("pods", PODS, self._see_pod, label, "")  # of which there may be a thousand
 
@@ -116,8 +122,8 @@ class JobWatch:
     @property
     def error(self) -> ClusterError | None:
         """Why it is not seen; one that no later try can cure comes first."""
-        found = sorted(self._errors.copy().values(), key=lambda error: error.retryable)
-        return found[0] if found else None
+        errors = sorted(self._errors.copy().values(), key=lambda error: error.retryable)
+        return errors[0] if errors else None
 
     @property
     def away(self) -> ClusterError | None:
@@ -152,7 +158,9 @@ class JobWatch:
     @property
     def has_ended(self) -> bool:
         """Whether no agent will say anything more: the object is over, or its lead has left in peace."""
-        return self._read_end() is not None or self.has_completed
+        # what ends by the exit of any pod may do so before its lead has left its word
+        is_over = self._read_end() is not None or self.has_completed
+        return is_over and not self.find_leads()
 
     def _read_end(self) -> ObjectEnd | None:
         job = self.job
@@ -161,12 +169,13 @@ class JobWatch:
     @property
     def has_completed(self) -> bool:
         """Whether agents left in peace, which they do when their job has ended, and only then."""
+        if self.find_leads():  # while one runs, one that left cannot have been the last
+            return False
         if self._was_completed:
             return True
-        # while another one runs, one that left cannot have been the last
-        lead = None if self.find_leads() else self._find_last_lead()
+        lead = self._find_last_lead()
         left = container_of(lead).get("state", {}).get("terminated") if lead else None
-        return left is not None and left.get("exitCode") == 0
+        return left is not None and left.get("exitCode") in (0, names.EXIT_FAILED_WORK)
 
     @property
     def ended_at_s(self) -> float:
@@ -201,9 +210,18 @@ class JobWatch:
         leads = [pod for pod in self.pods if self._dialect.index_of(pod) == 0]
         return sorted(leads, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
 
-    def read_events(self) -> list[Object]:
+    def read_events(self, max_age_s: float = 1.0) -> list[Object]:
         """Events of the namespace, at most a second old; none where they may not be read."""
-        return self._read(EVENTS, max_age_s=1.0)
+        return self._read(EVENTS, max_age_s=max_age_s)
+
+    def was_made_again(self, reason: str, *, is_visit: bool) -> bool:
+        """Whether the only pod of a job is not its first: this client saw another go, or events tell it."""
+        was_seen = len({uid_of(pod) for pod in self.all_pods}) > 1
+        if was_seen or not is_visit or self.job is None:
+            return was_seen
+        kind, name = self._dialect.find_pod_maker(self.job)
+        made = events_of(self.read_events(max_age_s=30.0), kind, name, reason)
+        return sum(int(event.get("count") or 1) for event in made) > 1
 
     def read_around(self) -> tuple[list[Object], list[Object], list[Object]]:
         """Quotas and claims of the namespace, and the cluster's nodes, as far as they may be read."""
@@ -241,24 +259,28 @@ class JobWatch:
         """What a pod said last; nothing where that is not known."""
         try:
             lines = self._api.read_log(
-                pod, container=names.CONTAINER, tail_lines=1, timeout_s=_LINE_S, is_patient=False
+                pod,
+                container=log_container_of(self._pods.get(pod, {}), self._dialect.container),
+                tail_lines=1,
+                timeout_s=_LINE_S,
+                is_patient=False,
             )
         except ClusterError:
             return ""
         return lines.decode(errors="replace").strip()[:300]
 
     def _read(self, kind: ObjectKind, *, max_age_s: float) -> list[Object]:
-        read_s, found = self._others.get(kind, (-max_age_s, []))
+        read_s, bodies = self._others.get(kind, (-max_age_s, []))
         if kind in self._forbidden or time.monotonic() - read_s < max_age_s:
-            return found
+            return bodies
         try:
-            found = self._list(kind)
+            bodies = self._list(kind)
         except Forbidden:
             self._forbidden.add(kind)
         except ClusterError as error:
             logger.debug("%s: %s", kind.plural, error)
-        self._others[kind] = (time.monotonic(), found)
-        return found
+        self._others[kind] = (time.monotonic(), bodies)
+        return bodies
 
     def _list(self, kind: ObjectKind) -> list[Object]:
         """What no job needs is asked for only by those who may: a refusal would stand in the audit log."""

@@ -1,4 +1,4 @@
-"""Reaching a job's lead in a pod: port-forward and mutual TLS, for a line, or for who has something to say.
+"""Reaching a job's lead in a pod: port-forward and mutual TLS, for a line, or for a client that calls.
 
 Which of several pods is the lead is found by `engines.lead_pods`; what a line carries is `engines.lead_sync`.
 """
@@ -42,13 +42,14 @@ class LeadDial:
 
     @cached_property
     def _object_uid(self) -> str:
-        return uid_of(self._api.get(self._dialect.kind, self._job_id))
+        return uid_of(self._api.get(self._dialect.kind, self._dialect.make_name(self._job_id)))
 
     def _find(self) -> list[Object]:
-        wanted = {names.LABEL_JOB: self._job_id, **self._dialect.lead_labels}
+        dialect = self._dialect
+        wanted = {names.LABEL_JOB: self._job_id, **dialect.lead_labels}
         labels = ",".join(f"{label}={value}" for label, value in wanted.items())
-        pods = self._api.list(PODS, labels=labels)
-        return [pod for pod in pods if runs(pod) and self._dialect.owns(pod, self._object_uid)]
+        leads = [pod for pod in self._api.list(PODS, labels=labels) if dialect.index_of(pod) == 0]
+        return [pod for pod in leads if runs(pod) and dialect.owns(pod, self._object_uid)]
 
     def _connect(self, pod: str) -> TlsOver:
         reached = self._api.forward_in_turns(pod, names.AGENT_PORT)

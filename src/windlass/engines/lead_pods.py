@@ -2,7 +2,7 @@
 
 Labels and owners of a pod are what anybody who may write pods says they are; the key is not. So whoever fails
 the job's TLS is named once and left alone from then on, and one that only stays silent is not waited for:
-neither delays who wants to reach the lead. Which pods there are, and how one is reached, is told.
+neither delays a client that wants to reach the lead. Which pods there are, and how one is reached, is told.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ class LeadPods:
                     tries.start(pod)
                 if not tries.num_open:
                     break
-                found = tries.next(_LOOK_S)
-                if found is None:
+                told = tries.next(_LOOK_S)
+                if told is None:
                     continue
-                pod, answer = found
+                pod, answer = told
                 if not isinstance(answer, Exception):
                     self._proven = uid_of(pod)
                     return answer
@@ -100,10 +100,10 @@ class LeadPods:
 
     def _sort(self) -> list[Object]:
         """The one that was reached last, then those that failed less often, then the newest."""
-        found = [pod for pod in self._find() if uid_of(pod) not in self._false]
-        found.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp")), reverse=True)
-        found.sort(key=lambda pod: self._num_failed[uid_of(pod)])
-        return sorted(found, key=lambda pod: uid_of(pod) != self._proven)
+        pods = [pod for pod in self._find() if uid_of(pod) not in self._false]
+        pods.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp")), reverse=True)
+        pods.sort(key=lambda pod: self._num_failed[uid_of(pod)])
+        return sorted(pods, key=lambda pod: uid_of(pod) != self._proven)
 
     def _note(self, pod: Object, error: Exception) -> bool:
         """Remember a failure; whether it was an imposture, which is told once."""
@@ -164,11 +164,11 @@ class _Tries(Generic[T]):
 
     def next(self, timeout_s: float) -> tuple[Object, T | Exception] | None:
         try:
-            found = self._answers.get(timeout=timeout_s)
+            answer = self._answers.get(timeout=timeout_s)
         except queue.Empty:
             return None
         self.num_open -= 1
-        return found
+        return answer
 
     def close(self) -> None:
         with self._lock:

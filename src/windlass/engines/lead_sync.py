@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from windlass import names
+from windlass.agent.link.blocking_link import BlockingLink
 from windlass.agent.link.tls import client_context_from, server_name
 from windlass.engines.lead_pods import KeysExpired
 from windlass.errors import EngineError, ProtocolError
@@ -30,7 +31,7 @@ from windlass.wire.file_sync import (
     measure_files,
     read_piece,
 )
-from windlass.wire.frames import Frame, FrameDecoder, make_hello, render_frame
+from windlass.wire.frames import make_hello
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.message import Message
 from windlass.wire.messages.jobs import (
@@ -40,7 +41,7 @@ from windlass.wire.messages.jobs import (
     HoldLease,
     InputsWanted,
 )
-from windlass.wire.messages.link import FilePiece, Heartbeat, Refused, Welcome
+from windlass.wire.messages.link import FilePiece, Heartbeat, Welcome
 from windlass.wire.status import JobStatus
 from windlass.wire.status_file import read_status
 
@@ -96,7 +97,6 @@ class LeadSync:
         self._stop = threading.Event()
         self.is_up = False
         self.is_synced = threading.Event()  # a status has come over this line
-        self.was_refused: ProtocolError | None = None
         self.forbidden: Forbidden | None = None  # we may not reach it at all
         self.unreachable: Unreachable | None = None  # nobody answers there
         self.cannot_keep: CannotKeep | None = None  # nothing more fits here
@@ -159,7 +159,6 @@ class LeadSync:
                         return
             except ProtocolError as error:
                 self._note_malformed(error.message)
-                self.was_refused = error
             except Forbidden as error:
                 self.forbidden = error
             except Unreachable as error:
@@ -180,12 +179,10 @@ class LeadSync:
     def _secure(self, reached: socket.socket) -> ssl.SSLSocket:
         reached.settimeout(_HANDSHAKE_S)
         try:
-            found = self._context.wrap_socket(reached, server_hostname=server_name(self._job_id))
+            return self._context.wrap_socket(reached, server_hostname=server_name(self._job_id))
         except BaseException:
             reached.close()
             raise
-        found.settimeout(_SEND_TIMEOUT_S)  # also for a lead that never says a word
-        return found
 
     def _note_malformed(self, what: str) -> None:
         if what not in self._malformed and len(self._malformed) < _MAX_SAID:
@@ -210,30 +207,28 @@ class LeadSync:
         self.cannot_keep = error
 
     def _serve(self, connection: ssl.SSLSocket) -> bool:
-        """Copy until the line breaks; whether there is nothing more to come."""
+        """Copy until all is here, or nobody wants it any more; OSError when the line breaks."""
+        link = BlockingLink(connection, LEAD_TO_CLIENT, patience_s=_SEND_TIMEOUT_S)
         has = measure_files(self._folder, is_from_lead)
         hello = make_hello(role="client", job_id=self._job_id)
-        self._say(connection, hello.replaced(lease=self._holds_lease, has=has))
-        decoder = FrameDecoder()
-        heard_s = said_s = time.monotonic()
+        self._say(link, hello.replaced(lease=self._holds_lease, has=has))
+        said_s = time.monotonic()
         while not self._stop.is_set() or self._orders:
             now_s = time.monotonic()
-            if now_s - heard_s > _SILENCE_S:
+            if now_s - link.heard_s > _SILENCE_S:
                 raise OSError("the lead has gone silent")
             if now_s - said_s > _BEAT_S:
                 said_s = now_s
-                self._say(connection, Heartbeat())
-            for data in self._receive(connection):
-                if not data:
-                    return False
-                heard_s = time.monotonic()
-                for frame in decoder.feed(data):
-                    if self._take(connection, frame):
-                        with contextlib.suppress(OSError):  # all is here, whatever breaks now
-                            self._hang_up(connection)
-                        return True
+                self._say(link, Heartbeat())
+            received = link.receive(0)
+            if received is None:
+                self._wait(link)
+            elif self._take(link, *received):
+                with contextlib.suppress(OSError):  # all is here, whatever breaks now
+                    self._hang_up(connection)
+                return True
             while self._orders and self.is_up:
-                self._say(connection, self._orders[0])  # one that could not be said is said again
+                self._say(link, self._orders[0])  # one that could not be said is said again
                 self._orders.popleft()
         self._hang_up(connection)
         return True
@@ -252,40 +247,29 @@ class LeadSync:
         while time.monotonic() < end_s and connection.recv(_READ_BYTES):
             pass
 
-    def _receive(self, connection: ssl.SSLSocket) -> list[bytes]:
-        """What has come, at most a few moments later; an empty piece is the end."""
-        if not connection.pending():
-            ready, _, _ = select.select([connection, self._wake], [], [], 1.0)
-            if self._wake in ready:
-                self._wake.recv(4096)
-            if connection not in ready:
-                return []
-        connection.settimeout(0)
-        try:
-            return [connection.recv(_READ_BYTES)]
-        except (ssl.SSLWantReadError, BlockingIOError):
-            return []
+    def _wait(self, link: BlockingLink) -> None:
+        """Until something comes or is ordered, for a few moments at most."""
+        wake = self._wake.fileno()
+        ready, _, _ = select.select([link.fileno(), wake], [], [], 1.0)
+        if wake in ready:
+            self._wake.recv(4096)
 
     @staticmethod
-    def _say(connection: ssl.SSLSocket, message: Message, body: bytes = b"") -> None:
-        connection.settimeout(_SEND_TIMEOUT_S)
-        connection.sendall(render_frame(message, body))
+    def _say(link: BlockingLink, message: Message, body: bytes = b"") -> None:
+        link.send(message, (body,))
 
-    def _take(self, connection: ssl.SSLSocket, frame: Frame) -> bool:
-        """One frame; whether it was the last that matters: a final status."""
-        message = LEAD_TO_CLIENT.read(frame.header)
-        if isinstance(message, Refused):
-            raise ProtocolError(message.why, hint=message.hint)
+    def _take(self, link: BlockingLink, message: Message, body: bytes) -> bool:
+        """One message; whether it was the last that matters: a final status."""
         if isinstance(message, Welcome):
             self.is_up, self.forbidden, self.unreachable = True, None, None
         elif isinstance(message, InputsWanted) and message.inputs:
             for piece in Sender(self._folder, is_input, has={}).pieces():
-                self._say(connection, piece.message, piece.body)
+                self._say(link, piece.message, piece.body)
         elif isinstance(message, FilePiece):
-            return self._take_piece(connection, read_piece(message, frame.body))
+            return self._take_piece(link, read_piece(message, body))
         return False
 
-    def _take_piece(self, connection: ssl.SSLSocket, piece: Piece) -> bool:
+    def _take_piece(self, link: BlockingLink, piece: Piece) -> bool:
         is_status = piece.path == names.STATUS_FILE
         status = self._check_status(piece) if is_status else None
         if is_status and status is None:
@@ -293,7 +277,7 @@ class LeadSync:
         is_last = status is not None and status.phase.is_final
         if is_last:  # said before anybody here sees the end, and perhaps ends this process
             self._has_last = True
-            self._say(connection, AllRead())
+            self._say(link, AllRead())
         with keeping(self._folder):
             self._receiver.take(piece, is_last=is_last)
         if is_status:  # which comes last, so all before it has been kept

@@ -1,7 +1,8 @@
 """The local engine: one agent process a node on this machine, each a node of its own to its ranks.
 
 State that outlives a job lies in its folder under the home; sockets lie in a short-lived folder of mode
-0700. The lead holds a lock on a file of the job's folder for life: who can take it knows the lead is gone.
+0700. The lead holds a lock on a file of the job's folder for life: a process that can take it knows that
+the lead is gone.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from typing import Any
 
 from windlass import names, records
 from windlass.agent.lead.failure import make_job_verdict
+from windlass.agent.link.blocking_link import LineBroke
 from windlass.agent.node import processes
 from windlass.engines.local_agents import AgentProcess, make_command, reap_agents, take_head_start
-from windlass.engines.local_call import LeadCall
+from windlass.engines.local_call import reach_lead
 from windlass.engines.old_jobs import forget_old_jobs
 from windlass.engines.outcomes import read_outcomes
 from windlass.engines.protocol import JobRef
@@ -40,6 +42,7 @@ from windlass.errors import EngineError, JobNotFound, ProtocolError, SpecError
 from windlass.near_names import did_you_mean
 from windlass.plan.plan import Facts, Plan, read_plan, render_plan
 from windlass.settings import Settings
+from windlass.spec.pod_spec import PodSize
 from windlass.spec.work import Calls
 from windlass.trusted import check_own, make_own
 from windlass.waiting import wait_until
@@ -47,6 +50,7 @@ from windlass.wire.initial_status import make_first_status, render_status
 from windlass.wire.job_folder import JobFolder, write_atomically
 from windlass.wire.log_files import LogFiles
 from windlass.wire.log_lines import LogQuery
+from windlass.wire.messages.agents import StartNode
 from windlass.wire.messages.jobs import CancelJob
 from windlass.wire.payloads import check_spill, remove_spills
 from windlass.wire.results import ResultHeader
@@ -55,6 +59,7 @@ from windlass.wire.status import FailureKind, JobStatus, Phase
 from windlass.wire.status_file import StatusFile
 
 _TIDY_S = 10.0
+_PORT_S = 5.0
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -76,6 +81,7 @@ class LocalEngine:
             environ=dict(os.environ),
             env={names.GLOO_SOCKET_IFNAME: _LOOPBACK},
             master_addr="127.0.0.1",
+            jobs_folder=str(self._jobs.absolute()),
         )
 
     def render(self, plan: Plan, **_inputs: object) -> list[dict[str, Any]]:
@@ -155,6 +161,7 @@ class LocalEngine:
         num_nodes: int,  # noqa: ARG002 - what is not started is not there
         *,
         hidden: Mapping[str, str] = NO_HIDDEN,
+        workers: PodSize | None = None,  # noqa: ARG002 - frameworks are told with each call
     ) -> None:
         folder = self._folder(ref)
         run_dir = find_socket_folder(folder)
@@ -178,6 +185,11 @@ class LocalEngine:
 
     def let_go(self, ref: JobRef) -> None:
         self._files.pop(self._jobs / ref.job_id, None)
+
+    def open_port(self, ref: JobRef, port: int) -> socket.socket:
+        if self.status(ref).phase.is_final:
+            raise ConnectionRefusedError(f"node 0 of {ref.job_id} does not run")
+        return socket.create_connection(("127.0.0.1", port), timeout=_PORT_S)
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -245,9 +257,9 @@ class LocalEngine:
         return read_outcomes(folder, self._plan(folder), status, with_values=with_values)
 
     def jobs(self) -> list[JobRef]:
-        found = [path for path in self._jobs.glob("*") if (path / names.PLAN_FILE).exists()]
-        found.sort(key=lambda path: (path / names.PLAN_FILE).stat().st_mtime, reverse=True)
-        return [JobRef(self.name, path.name) for path in found]
+        folders = [path for path in self._jobs.glob("*") if (path / names.PLAN_FILE).exists()]
+        folders.sort(key=lambda path: (path / names.PLAN_FILE).stat().st_mtime, reverse=True)
+        return [JobRef(self.name, path.name) for path in folders]
 
     def computes(self) -> list[JobRef]:
         return self.jobs()
@@ -264,17 +276,18 @@ class LocalEngine:
         if self.status(ref).phase.is_final:
             _kill_marked(ref.job_id)
             return
-        with LeadCall(folder, lease=False) as call:
-            if not call.connect(is_needed=lambda: _is_lead_alive(folder)):
-                _kill_marked(ref.job_id)
-                return
-            call.send(CancelJob(now=now, why=why, interrupt=interrupt))
+        link = reach_lead(folder, lease=False, is_needed=lambda: _is_lead_alive(folder))
+        if link is None:
+            _kill_marked(ref.job_id)
+            return
+        with contextlib.closing(link), contextlib.suppress(LineBroke):  # it may end meanwhile
+            link.ask(CancelJob(now=now, why=why, interrupt=interrupt), timeout_s=60.0)
 
     @contextlib.contextmanager
     def hold(self, ref: JobRef) -> Iterator[None]:
         folder = self._folder(ref)
-        with LeadCall(folder, lease=True) as call:
-            call.connect(is_needed=lambda: _is_lead_alive(folder))
+        link = reach_lead(folder, lease=True, is_needed=lambda: _is_lead_alive(folder))
+        with contextlib.closing(link) if link else contextlib.nullcontext():
             if ref.job_id in self._births:
                 self._births.pop(ref.job_id).let_go()
             yield
@@ -314,25 +327,25 @@ class LocalEngine:
 
 def _make_order(
     folder: JobFolder, index: int, run_dir: Path, hidden: Mapping[str, str]
-) -> dict[str, Any]:
-    return {
-        "plan": str(folder.plan),
-        "node": index,
-        "run_dir": str(run_dir),
-        "log": str(folder.agent_log(index)),
-        "hidden": dict(hidden),  # over a socket, and so on no disk
-    }
+) -> StartNode:
+    return StartNode(
+        node=index,
+        plan=str(folder.plan),
+        run_dir=str(run_dir),
+        log=str(folder.agent_log(index)),
+        hidden=dict(hidden),
+    )
 
 
 def _find_python(wanted: str) -> str:
     if not wanted:
         return sys.executable
-    found = shutil.which(os.path.expanduser(wanted))
-    if found is None:
+    interpreter = shutil.which(os.path.expanduser(wanted))
+    if interpreter is None:
         raise SpecError(
             f"there is no interpreter {wanted!r}", hint="give the path of a Python >= 3.10"
         )
-    return os.path.abspath(found)
+    return os.path.abspath(interpreter)
 
 
 def _find_archive() -> str:

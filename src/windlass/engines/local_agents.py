@@ -20,7 +20,8 @@ from windlass.engines.pyz import find_archive
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
+
+    from windlass.wire.messages.agents import StartNode
 
 # Each of these changes what the fork server must be, in ways not worth guessing.
 _NO_GUESS = re.compile(
@@ -72,7 +73,7 @@ class AgentProcess:
             end.close()
         _started.append(self.pid)
 
-    def order(self, order: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    def order(self, order: StartNode, fds: Sequence[int] = ()) -> None:
         """Tell it who it is."""
         send_order(self._control, order, list(fds))
 
@@ -101,11 +102,11 @@ def begin_head_start(argv: Sequence[str]) -> None:
 def take_head_start(python: str, archive: str) -> AgentProcess | None:
     """The agent that was started ahead, if it is the one wanted."""
     global _head_start
-    found, _head_start = _head_start, None
-    if found is not None and (python != sys.executable or archive != find_archive()):
-        found.let_go()
+    started, _head_start = _head_start, None
+    if started is not None and (python != sys.executable or archive != find_archive()):
+        started.let_go()
         return None
-    return found
+    return started
 
 
 def make_guess(argv: Sequence[str]) -> list[str] | None:
@@ -124,8 +125,8 @@ def make_guess(argv: Sequence[str]) -> list[str] | None:
 
 def _num_procs(argv: Sequence[str]) -> int:
     text = " ".join(argv)
-    found = re.search(r"--procs[= ](\d+)", text)
-    return int(found[1] if found else os.environ.get("WINDLASS_PROCS") or 1)
+    procs = re.search(r"--procs[= ](\d+)", text)
+    return int(procs[1] if procs else os.environ.get("WINDLASS_PROCS") or 1)
 
 
 def _mentions_torch(script: str) -> bool:
@@ -134,5 +135,5 @@ def _mentions_torch(script: str) -> bool:
             source = file.read(_MAX_SCRIPT_BYTES)
     except OSError:
         return False
-    found = _MENTIONS_TORCH.search(source)
-    return found is not None and _SETS_VARIABLE.search(source, 0, found.start()) is None
+    mention = _MENTIONS_TORCH.search(source)
+    return mention is not None and _SETS_VARIABLE.search(source, 0, mention.start()) is None

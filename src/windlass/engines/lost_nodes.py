@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from windlass.kube.job_pods import PodSeen
+from windlass.kube.job_pods import DeadPod
 from windlass.wire.status import FailureKind, Verdict
 
 _ENDING_S = 120.0  # how far apart a loss and a pod's end may be to be the same
@@ -15,7 +15,7 @@ def is_unexplained(verdict: Verdict) -> bool:
     return verdict.kind is FailureKind.LOST_NODE and verdict.node is not None
 
 
-def explain_loss(verdict: Verdict, dead: tuple[PodSeen, ...]) -> Verdict:
+def explain_loss(verdict: Verdict, dead: tuple[DeadPod, ...]) -> Verdict:
     """The same verdict with what took the node away, where pods that ended near it tell."""
     if not is_unexplained(verdict):
         return verdict
@@ -27,15 +27,14 @@ def explain_loss(verdict: Verdict, dead: tuple[PodSeen, ...]) -> Verdict:
     if not near:
         return verdict
     pod = min(near, key=lambda pod: (_seconds_apart(pod, verdict), -(pod.created_s or 0.0)))
-    known = pod.ending is None or pod.ending.message in verdict.message
     # that it was ended by a signal is no more than its lead knew
-    if pod.ending is None or known or pod.ending.kind not in _EXPLAINING:
+    if pod.ending.message in verdict.message or pod.ending.kind not in _EXPLAINING:
         return verdict
     message = f"{verdict.message.partition(':')[0]}: {pod.ending.message}"
     return replace(verdict, kind=pod.ending.kind, message=message)
 
 
-def _seconds_apart(pod: PodSeen, verdict: Verdict) -> float:
+def _seconds_apart(pod: DeadPod, verdict: Verdict) -> float:
     """Between a pod's end and a loss. Not always is its time told: that of an evicted one may be missing."""
     if pod.ended_s is not None:
         return abs(pod.ended_s - verdict.at_s)

@@ -24,14 +24,14 @@ def read_outcomes(
     folder: JobFolder, plan: Plan, status: JobStatus, *, with_values: bool
 ) -> list[Result | None]:
     """What each rank left in the last attempt, in rank order."""
-    found = read_results(
+    results = read_results(
         folder, attempt=status.attempt, num_ranks=status.num_ranks, with_values=with_values
     )
     if status.phase is not Phase.SUCCEEDED or not isinstance(plan.work, Function):
-        return found
+        return results
     return [
         make_missing(rank, status.attempt, _explain(folder, status, rank)) if left is None else left
-        for rank, left in enumerate(found)
+        for rank, left in enumerate(results)
     ]
 
 

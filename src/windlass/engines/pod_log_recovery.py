@@ -51,14 +51,15 @@ def read_leftovers(
     folder: JobFolder,
     *,
     leads: Sequence[dict[str, Any]],
+    container: str = names.CONTAINER,
 ) -> None:
     """Fill `folder` with node 0's last word, and note whose lines have not been read: see `read_unread`.
 
-    `leads` are the pods that were node 0, oldest first.
+    `leads` are the pods that were node 0, oldest first; `container` is what ours is called in them.
     """
     logger.debug("%s has ended: reading the log of node 0", plan.job_id)
     for pod in reversed(leads):
-        if _take_last_word(api, pod, plan, folder):
+        if _take_last_word(api, pod, plan, folder, container):
             break
     unread = json.dumps([name_of(pod) for pod in pods])
     write_atomically(folder.path / names.UNREAD_FILE, unread.encode())
@@ -69,7 +70,13 @@ def has_unread(folder: JobFolder) -> bool:
     return (folder.path / names.UNREAD_FILE).exists()
 
 
-def read_unread(api: Api, folder: JobFolder, *, num_threads: int = _NUM_THREADS) -> None:
+def read_unread(
+    api: Api,
+    folder: JobFolder,
+    *,
+    container: str = names.CONTAINER,
+    num_threads: int = _NUM_THREADS,
+) -> None:
     """Lines of ranks, from the logs of all pods that were not read yet, in seconds whatever nodes answer.
 
     Pods that cannot be read now are asked again the next time; one that is gone is not.
@@ -78,7 +85,10 @@ def read_unread(api: Api, folder: JobFolder, *, num_threads: int = _NUM_THREADS)
     pods = [str(pod) for pod in records.parse(file.read_bytes(), file.name)]
     is_patient = len(pods) <= _FEW
     unread, why = set(pods), ""
-    for pod, said in _ask_all(api, pods, num_threads, first_s=_ALL_S if is_patient else _FIRST_S):
+    answers = _ask_all(
+        api, pods, container, num_threads, first_s=_ALL_S if is_patient else _FIRST_S
+    )
+    for pod, said in answers:
         if isinstance(said, Forbidden):
             raise said  # to say that the job left nothing would be wrong
         if isinstance(said, bytes):
@@ -100,7 +110,7 @@ def read_unread(api: Api, folder: JobFolder, *, num_threads: int = _NUM_THREADS)
 
 
 def _ask_all(
-    api: Api, pods: Sequence[str], num_threads: int, *, first_s: float
+    api: Api, pods: Sequence[str], container: str, num_threads: int, *, first_s: float
 ) -> Iterator[tuple[str, bytes | ClusterError]]:
     """Each pod's log or why not, as they come, until the time is over; at once if no node answers at all."""
     waiting, answers = (
@@ -119,7 +129,7 @@ def _ask_all(
                 return
             try:
                 log = api.read_log(
-                    pod, container=names.CONTAINER, timestamps=True, limit_bytes=_MAX_LOG_BYTES,
+                    pod, container=container, timestamps=True, limit_bytes=_MAX_LOG_BYTES,
                     timeout_s=left_s, is_patient=False,
                 )  # fmt: skip
                 answers.put((pod, log))
@@ -139,16 +149,19 @@ def _ask_all(
         yield pod, said
 
 
-def _take_last_word(api: Api, pod: dict[str, Any], plan: Plan, folder: JobFolder) -> bool:
+def _take_last_word(
+    api: Api, pod: dict[str, Any], plan: Plan, folder: JobFolder, container: str
+) -> bool:
     # an agent that leaves a last word leaves a message, too: without one a moment must do
     is_told = bool((container_of(pod).get("state", {}).get("terminated") or {}).get("message"))
-    found = _find_last_word(api, name_of(pod), timeout_s=_TOLD_S if is_told else _UNTOLD_S)
-    if found is None or (status := _read_status(found, plan)) is None:
+    timeout_s = _TOLD_S if is_told else _UNTOLD_S
+    last_word = _find_last_word(api, name_of(pod), container, timeout_s=timeout_s)
+    if last_word is None or (status := _read_status(last_word, plan)) is None:
         return False
-    files = {**found.files, names.STATUS_FILE: render_status(status)}
-    if found.omitted:
-        write_atomically(folder.path / names.OMITTED_FILE, json.dumps(found.omitted).encode())
-    # the status last: who has seen a final one has everything it speaks of
+    files = {**last_word.files, names.STATUS_FILE: render_status(status)}
+    if last_word.omitted:
+        write_atomically(folder.path / names.OMITTED_FILE, json.dumps(last_word.omitted).encode())
+    # the status last: a reader that has seen a final one has everything it speaks of
     for path, data in sorted(files.items(), key=lambda file: file[0] == names.STATUS_FILE):
         target = folder.path / path
         if is_from_lead(path) and (path == names.STATUS_FILE or len(data) > _size(target)):
@@ -167,17 +180,17 @@ def _read_status(word: LastWord, plan: Plan) -> JobStatus | None:
     return replace(status, work=plan.work.label) if status.job_id == plan.job_id else None
 
 
-def _find_last_word(api: Api, pod: str, *, timeout_s: float) -> LastWord | None:
+def _find_last_word(api: Api, pod: str, container: str, *, timeout_s: float) -> LastWord | None:
     """It is the end of the log, and says itself how many lines it has."""
     try:
         end = api.read_log(
-            pod, container=names.CONTAINER, tail_lines=50, limit_bytes=_MAX_LOG_BYTES,
+            pod, container=container, tail_lines=50, limit_bytes=_MAX_LOG_BYTES,
             timeout_s=timeout_s, is_patient=False,
         )  # fmt: skip
         wanted = num_lines(end)
         if wanted > 50:
             end = api.read_log(
-                pod, container=names.CONTAINER, tail_lines=wanted + 50, limit_bytes=_MAX_LOG_BYTES
+                pod, container=container, tail_lines=wanted + 50, limit_bytes=_MAX_LOG_BYTES
             )
     except Forbidden:
         raise
@@ -188,11 +201,11 @@ def _find_last_word(api: Api, pod: str, *, timeout_s: float) -> LastWord | None:
 
 
 def _take_lines(log: bytes, folder: JobFolder) -> None:
-    found: dict[tuple[int, int], list[bytes]] = collections.defaultdict(list)
+    records_by_log: dict[tuple[int, int], list[bytes]] = collections.defaultdict(list)
     for rank, attempt, record in read_pod_log(log):
-        if len(found) < _MAX_LOGS or (attempt, rank) in found:
-            found[attempt, rank].append(record)
-    for (attempt, rank), lines in found.items():
+        if len(records_by_log) < _MAX_LOGS or (attempt, rank) in records_by_log:
+            records_by_log[attempt, rank].append(record)
+    for (attempt, rank), lines in records_by_log.items():
         target = folder.log(attempt, rank)
         if (
             not target.exists()

@@ -8,13 +8,14 @@ refused before submit. An engine knows nothing of other engines, of frameworks, 
 from __future__ import annotations
 
 import importlib
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from windlass.engines.dialects.table import dialect_names, load_dialect
+from windlass.engines.dialects.dialect_table import dialect_names, load_dialect
 from windlass.engines.secret_env import NO_HIDDEN
 from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
@@ -23,6 +24,10 @@ from windlass.settings import Settings
 from windlass.wire.log_lines import LogLine, LogQuery
 from windlass.wire.results import ResultHeader
 from windlass.wire.status import JobStatus
+
+if TYPE_CHECKING:
+    from windlass.agent.link.blocking_link import Stream
+    from windlass.spec.pod_spec import PodSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +53,6 @@ class LogReader(Protocol):
 
     def read_rest(self) -> list[LogLine]:
         """Pieces of lines that will never end, once the job has."""
-
-
-class Stream(Protocol):
-    """What can be talked over, in turn: a socket, or as much of one as is needed."""
-
-    def recv(self, size: int, /) -> bytes: ...
-    def sendall(self, data: bytes, /) -> None: ...
-    def settimeout(self, timeout_s: float | None, /) -> None: ...
-    def fileno(self) -> int: ...
-    def close(self) -> None: ...
 
 
 class Renderer(Protocol):
@@ -114,6 +109,9 @@ class Engine(Renderer, Protocol):
     ) -> list[tuple[ResultHeader, bytes] | None]:
         """What each rank left in the last attempt, in rank order; without values, headers alone are read."""
 
+    def open_port(self, ref: JobRef, port: int) -> socket.socket:
+        """A connection to a port of node 0; OSError while node 0 does not run or nobody listens there."""
+
     def cancel(
         self, ref: JobRef, *, now: bool = False, why: str = "", interrupt: bool = False
     ) -> None:
@@ -148,8 +146,12 @@ class ComputeEngine(Engine, Protocol):
         num_nodes: int,
         *,
         hidden: Mapping[str, str] = NO_HIDDEN,
+        workers: PodSize | None = None,
     ) -> None:
-        """Have a compute's nodes `indexes` started, of so many in all; or fewer than there are."""
+        """Have a compute's nodes `indexes` started, of so many in all; or fewer than there are.
+
+        `workers` is the size of nodes from 1 on, where it is their own; None: as they are, or as node 0's.
+        """
 
     def let_go(self, ref: JobRef) -> None:
         """Stop following a job from here; it is followed again when somebody asks."""
@@ -170,6 +172,7 @@ def check_capabilities(engine: Renderer, plan: Plan) -> None:
         "detach": plan.detach,
         "restarts": plan.restarts > 0,
         "timeout": plan.timeout_s is not None,
+        "runtime": plan.pod is not None and bool(plan.pod.runtime),
     }
     missing = sorted(
         name for name, is_wanted in wanted.items() if is_wanted and name not in engine.can
@@ -182,8 +185,10 @@ def check_capabilities(engine: Renderer, plan: Plan) -> None:
 
 
 _ENGINES = {"local": "windlass.engines.local:LocalEngine"}
-_EXPORTS = {"statefulset": "windlass.engines.exports.statefulset:StatefulSetExport"}
-_KINDS = {"statefulset": "a StatefulSet"}  # what an export makes, in an error
+# where each is, and what it makes, in an error
+_EXPORTS = {
+    "statefulset": ("windlass.engines.exports.statefulset:StatefulSetExport", "a StatefulSet")
+}
 
 
 def engine_names() -> tuple[str, ...]:
@@ -211,7 +216,8 @@ def make_renderer(name: str, settings: Settings) -> Renderer:
         from windlass.engines.cluster import ClusterEngine
 
         return ClusterEngine(load_dialect(name), settings)
-    module, _, attribute = {**_ENGINES, **_EXPORTS}[name].partition(":")
+    place = _EXPORTS[name][0] if name in _EXPORTS else _ENGINES[name]
+    module, _, attribute = place.partition(":")
     renderer: Renderer = getattr(importlib.import_module(module), attribute)(settings)
     return renderer
 
@@ -236,7 +242,7 @@ def as_engine(renderer: Renderer) -> Engine:
     """The same, known to run jobs; an error for one that only exports."""
     if renderer.name in _EXPORTS:
         raise SpecError(
-            f"{_KINDS[renderer.name]} is only exported, not run by Windlass",
+            f"{_EXPORTS[renderer.name][1]} is only exported, not run by Windlass",
             hint=f"windlass export -e {renderer.name} ... | kubectl apply -f -, "
             "or run with -e kubernetes",
         )

@@ -17,18 +17,22 @@ from windlass.trusted import find_foreign_fault, make_own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _OURS = (
     *("__init__.py", "names.py", "errors.py", "records.py", "trusted.py", "waiting.py"),
     "near_names.py",
-    *("distributed.py", "rank_stubs.py"),
+    *("distributed.py", "rank_stubs.py", "monarch/__init__.py"),
     *("spec", "plan", "wire", "agent"),
     *(
         f"bundle/{name}.py"
         for name in ("__init__", "archive", "extract", "manifest", "paths", "safe_write", "scan")
     ),
 )
+_NOT_OF_AGENTS = (
+    "windlass/spec/launchers.py",
+    "windlass/wire/log_files.py",
+)  # only clients use them
 # Plain enough for any Python 3: an old interpreter must get as far as being told.
 _MAIN = b"""import sys
 if sys.version_info < (3, 10):
@@ -54,7 +58,7 @@ def find_archive() -> str | None:
             path if os.path.exists(path) and not find_foreign_fault(path, is_closed=True) else None
         )
     except (OSError, EngineError):
-        return None  # which is told by who needs it
+        return None  # the caller that needs it says so
 
 
 def local_archive() -> str:
@@ -63,7 +67,11 @@ def local_archive() -> str:
     Beside each source lies its byte code for this interpreter, which others ignore: an archive has no
     __pycache__, and compiling at every start would take longer than all else.
     """
-    path = _local_path()
+    return keep_archive(_local_path(), build_archive)
+
+
+def keep_archive(path: str, build: Callable[..., bytes]) -> str:
+    """The archive at a path of `place_archive`, with byte code, built if it is not there yet."""
     with _building:
         if os.path.lexists(path) and (fault := find_foreign_fault(path, is_closed=True)):
             _say(f"{fault}; it is not run, and made anew")
@@ -74,16 +82,20 @@ def local_archive() -> str:
             from windlass.wire.job_folder import write_once
 
             # never over one that is there: Python reads an archive piece by piece, by places it remembers
-            write_once(Path(path), build_archive(compiled=True))
+            write_once(Path(path), build(compiled=True))
     return path
 
 
 def _local_path() -> str:
+    return place_archive("agent", _sources())
+
+
+def place_archive(kind: str, sources: Iterable[tuple[str, str]]) -> str:
     """Where the archive of these very files is kept: their places, sizes and times make its name."""
-    stats = ((path, os.stat(path)) for _, path in _sources())
+    stats = ((path, os.stat(path)) for _, path in sources)
     key = repr([(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]).encode()
     digest = f"{zlib.crc32(key):08x}{zlib.adler32(key):08x}"
-    name = f"agent-{VERSION}-{sys.implementation.cache_tag}-{digest}.pyz"
+    name = f"{kind}-{VERSION}-{sys.implementation.cache_tag}-{digest}.pyz"
     return os.path.join(_cache_folder(), name)
 
 
@@ -116,10 +128,7 @@ def _say(text: str) -> None:
 
 
 def build_archive(*, compiled: bool = False) -> bytes:
-    """The archive's bytes: sorted names, one time stamp, so that equal sources give equal files."""
-    import io
-    import zipfile
-
+    """The archive's bytes."""
     files = {"__main__.py": _MAIN}
     for name, path in _sources():
         with open(path, "rb") as file:
@@ -127,6 +136,14 @@ def build_archive(*, compiled: bool = False) -> bytes:
         # what others wrote keeps its licence, and the program says what it is
         is_bare = name.startswith("windlass/") and not name.endswith("__main__.py")
         files[name] = _without_docstrings(data) if is_bare else data
+    return zip_modules(files, compiled=compiled)
+
+
+def zip_modules(files: dict[str, bytes], *, compiled: bool) -> bytes:
+    """Sorted names, one time stamp, so that equal sources give equal bytes."""
+    import io
+    import zipfile
+
     if compiled:
         files |= {f"{name}c": _compile(name, data) for name, data in files.items()}
     buffer = io.BytesIO()
@@ -169,7 +186,7 @@ def _sources() -> Iterator[tuple[str, str]]:
     for name in _OURS:
         path = os.path.join(package, name)
         yield from (
-            _below(path, f"windlass/{name}")
+            list_modules(path, f"windlass/{name}")
             if os.path.isdir(path)
             else [(f"windlass/{name}", path)]
         )
@@ -179,12 +196,13 @@ def _sources() -> Iterator[tuple[str, str]]:
         from windlass.errors import EngineError
 
         raise EngineError("cloudpickle is missing", hint="pip install --force-reinstall windlass")
-    yield from _below(os.path.dirname(spec.origin), "cloudpickle")
+    yield from list_modules(os.path.dirname(spec.origin), "cloudpickle")
 
 
-def _below(folder: str, prefix: str) -> Iterator[tuple[str, str]]:
+def list_modules(folder: str, prefix: str) -> Iterator[tuple[str, str]]:
+    """Each module below a folder: its name in an archive, and where it lies."""
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if entry.is_dir() and entry.name != "__pycache__":
-            yield from _below(entry.path, f"{prefix}/{entry.name}")
-        elif entry.name.endswith(".py"):
+            yield from list_modules(entry.path, f"{prefix}/{entry.name}")
+        elif entry.name.endswith(".py") and f"{prefix}/{entry.name}" not in _NOT_OF_AGENTS:
             yield f"{prefix}/{entry.name}", entry.path

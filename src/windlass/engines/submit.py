@@ -6,19 +6,27 @@ it broke off, and is removed by the client that submits next.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from windlass.engines.abandoned import sweep
 from windlass.engines.dialects.dialect import Dialect
-from windlass.engines.submit_steps import Contents, Object, Step, make_steps
+from windlass.engines.prerequisites import read_source
+from windlass.engines.submit_steps import Contents, Object, Step, SubmitSteps, make_steps
+from windlass.engines.train_archive import read_train_archive
 from windlass.kube.access import check_needed
 from windlass.kube.api import Api
-from windlass.kube.api_errors import ClusterError
+from windlass.kube.api_errors import ClusterError, Rejected
+from windlass.kube.fields import name_of, uid_of
 from windlass.kube.kinds import NETWORK_POLICIES
 from windlass.kube.manifests import make_owner
 from windlass.kube.needs import check_needs
+from windlass.kube.patching import apply_patch
 from windlass.plan.plan import Plan
+from windlass.waiting import wait_until
+
+_KNOWN_S = 5.0
 
 
 def create_objects(
@@ -34,20 +42,23 @@ def create_objects(
 
     `make_files` makes what the Secret holds, `file_names`, while the first requests are on their way.
     """
-    (main,), *stages = make_steps(dialect, plan, file_names, submit)
+    steps = make_steps(dialect, plan, file_names, submit)
     with ThreadPoolExecutor(max_workers=8) as pool:
         egress = pool.submit(has_egress_policy, api)
         pool.submit(sweep, api, dialect)
         files = pool.submit(make_files)
-        contents = Contents(files=files.result, has_egress_policy=egress.result)
-        created = pool.submit(_create_main, api, dialect, main, contents)
+        contents = Contents(
+            files=files.result,
+            has_egress_policy=egress.result,
+            train=read_train_archive,
+            source=lambda: read_source(api, dialect, plan),
+        )
+        created = pool.submit(_create_main, api, dialect, steps, contents)
         try:
             files.result()
             owner = make_owner(dialect.kind, created.result())
-            for stage in stages:
-                requests = [
-                    pool.submit(_send, api, step, contents, owner, plan.job_id) for step in stage
-                ]
+            for stage in (steps.companions, steps.start):
+                requests = [pool.submit(_send, api, step, contents, owner) for step in stage]
                 wait(
                     requests
                 )  # what comes after the main object is taken back would stay for a while
@@ -59,27 +70,67 @@ def create_objects(
             raise
 
 
-def _create_main(api: Api, dialect: Dialect, main: Step, contents: Contents) -> Object:
+def _create_main(api: Api, dialect: Dialect, steps: SubmitSteps, contents: Contents) -> Object:
     check_needs(api, dialect.needs)
     check_needed(api, rights=dialect.rights)
-    return api.create(main.kind, main.make(contents, None), brief=True)
+    made: list[tuple[Step, Object]] = []
+    try:
+        for step in steps.before:
+            body = step.make(contents, None)
+            made.append((step, api.create(step.kind, body, brief=True)))
+        main = steps.main.make(contents, None)
+        return _create_when_known(api, dialect, main, is_named=bool(made))
+    except BaseException:
+        for step, body in made:
+            with contextlib.suppress(ClusterError):
+                api.delete(step.kind, name_of(body), uid=uid_of(body))
+        raise
 
 
-def _send(api: Api, step: Step, contents: Contents, owner: Object, job_id: str) -> None:
+def _create_when_known(api: Api, dialect: Dialect, body: Object, *, is_named: bool) -> Object:
+    """Create it; where it names what was just made, whoever checks it may learn of that a moment later.
+
+    What an older operator does not know of it, and it can do without, is left out.
+    """
+    created: list[Object] = []
+    refusals: list[Rejected] = []
+    bodies = [body]
+
+    def is_created() -> bool:
+        try:
+            created.append(api.create(dialect.kind, bodies[-1], brief=True))
+        except Rejected as error:
+            newer = dialect.newer_fields
+            unknown = [newer[name] for name in newer if f'unknown field "{name}"' in error.message]
+            if not unknown and not (is_named and "not found" in error.message):
+                raise
+            refusals.append(error)
+            bodies.extend(apply_patch(bodies[-1], without) for without in unknown)
+        return bool(created)
+
+    if not wait_until(is_created, timeout_s=_KNOWN_S, every_s=0.1):
+        raise refusals[-1]
+    return created[0]
+
+
+def _send(api: Api, step: Step, contents: Contents, owner: Object) -> None:
     body = step.make(contents, owner)
-    if step.is_patch:
-        api.patch(step.kind, job_id, body, brief=True)
+    if step.patches:
+        api.patch(step.kind, step.patches, body, brief=True)
     else:
         api.create(step.kind, body, brief=True)
 
 
 def _take_back(api: Api, dialect: Dialect, job_id: str, error: BaseException) -> None:
+    name = dialect.make_name(job_id)
     try:
-        api.delete(dialect.kind, job_id)
+        api.delete(dialect.kind, name)
+        if dialect.prerequisite is not None:  # which may not be the main object's yet
+            api.delete(dialect.prerequisite.kind, job_id)
     except ClusterError as left:
         if isinstance(error, ClusterError):
             held = ", suspended" if dialect.start else ""
-            rest = f"{dialect.kind.name} {job_id} is left there{held}: {left.message}"
+            rest = f"{dialect.kind.name} {name} is left there{held}: {left.message}"
             error.hint = f"{error.hint}; {rest}" if error.hint else rest
 
 

@@ -1,7 +1,7 @@
 """What a submit does, as one list of steps: it is carried out by `engines.submit`, and printed by an export.
 
-Pure. Stages follow each other, the steps of one may go at once. The main object comes first and owns all
-others; last it is started, and the mark of its submit taken off.
+Pure. Stages follow each other, the steps of one may go at once. The main object comes first, after what it
+cannot be made without, and owns all others; last it is started, and the mark of its submit taken off.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from windlass import names
 from windlass.engines.dialects.dialect import Dialect
+from windlass.engines.train_archive import build_train_archive
 from windlass.kube.kinds import NETWORK_POLICIES, PVCS, SECRETS, SERVICES, ObjectKind
 from windlass.kube.manifests import (
     make_claims,
@@ -19,11 +20,16 @@ from windlass.kube.manifests import (
     make_lead_service,
     make_policy,
     make_secret,
+    make_train_secret,
 )
 from windlass.kube.mounts import pod_of
+from windlass.kube.patching import apply_patch
 from windlass.plan.plan import Plan
+from windlass.spec.work import Calls
 
 Object = dict[str, Any]
+
+_UNMARKED = {"annotations": {names.ANNOTATION_SUBMIT: None}}  # what is complete is marked no more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +40,8 @@ class Contents:
     has_egress_policy: Callable[
         [], bool
     ]  # whether going out is forbidden to somebody in the namespace
+    train: Callable[[], bytes]  # the training library's archive
+    source: Callable[[], Mapping[str, Any]] = dict  # what the prerequisite is made from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,37 +51,71 @@ class Step:
     kind: ObjectKind
     make: Callable[[Contents, Object | None], Object]
     """The body, from the contents and a reference to the main object, once there is one."""
-    is_patch: bool = False
+    patches: str = ""  # the name of the object; empty: one is created
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitSteps:
+    """One after another; those of one stage may go at once."""
+
+    before: tuple[Step, ...]
+    main: Step
+    companions: tuple[Step, ...]
+    start: tuple[Step, ...]
 
 
 def make_steps(
     dialect: Dialect, plan: Plan, file_names: Collection[str], submit: str
-) -> tuple[tuple[Step, ...], ...]:
-    """The stages of a submit: the main object, what belongs to it, its start."""
+) -> SubmitSteps:
+    """What must be there first, the main object, what belongs to it, its start."""
     main = Step(
         kind=dialect.kind, make=lambda _contents, _owner: dialect.render(plan, file_names, submit)
     )
-    stages = ((main,), tuple(_make_companions(dialect, plan)))
-    if pod_of(plan).queue and dialect.start:
-        return stages  # Kueue starts its own
-    # what is complete is marked no more
-    unmark = {"metadata": {"annotations": {names.ANNOTATION_SUBMIT: None}}}
     start = Step(
         kind=dialect.kind,
-        make=lambda _contents, _owner: {**(dialect.start or {}), **unmark},
-        is_patch=True,
+        make=lambda _contents, _owner: {**(dialect.start or {}), "metadata": _UNMARKED},
+        patches=dialect.make_name(plan.job_id),
     )
-    return (*stages, (start,))
+    is_queued = bool(pod_of(plan).queue and dialect.start)  # Kueue starts its own
+    before, adopt = _make_prerequisite(dialect, plan, file_names, submit)
+    return SubmitSteps(
+        before=before,
+        main=main,
+        companions=(*_make_companions(dialect, plan), *adopt),
+        start=() if is_queued else (start,),
+    )
+
+
+def _make_prerequisite(
+    dialect: Dialect, plan: Plan, file_names: Collection[str], submit: str
+) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+    """What makes it, and what gives it to the main object once that is there."""
+    needed = dialect.prerequisite
+    if needed is None:
+        return (), ()
+    make = Step(
+        kind=needed.kind,
+        make=lambda contents, _owner: needed.render(plan, file_names, submit, contents.source()),
+    )
+    adopt = Step(
+        kind=needed.kind,
+        make=lambda _contents, owner: {"metadata": {"ownerReferences": [owner], **_UNMARKED}},
+        patches=plan.job_id,
+    )
+    return (make,), (adopt,)
 
 
 def _make_companions(dialect: Dialect, plan: Plan) -> list[Step]:
     """In an order in which they can be applied: what others need first."""
+    lead = dialect.lead_labels
+    if isinstance(plan.work, Calls):
+        lead = {**lead, **dialect.compute_lead_labels(plan.job_id)}
     return [
         *(_make_claim_step(plan, at) for at in range(len(make_claims(plan)))),
         Step(kind=SERVICES, make=lambda _contents, owner: make_headless(plan, owner)),
         Step(
             kind=SERVICES,
-            make=lambda _contents, owner: make_lead_service(plan, dialect.lead_labels, owner),
+            make=lambda _contents, owner: make_lead_service(plan, lead, owner),
         ),
         Step(
             kind=NETWORK_POLICIES,
@@ -82,6 +124,13 @@ def _make_companions(dialect: Dialect, plan: Plan) -> list[Step]:
             ),
         ),
         Step(kind=SECRETS, make=lambda contents, owner: make_secret(plan, contents.files(), owner)),
+        *(
+            Step(
+                kind=SECRETS,
+                make=lambda contents, owner: make_train_secret(plan, contents.train(), owner),
+            )
+            for _ in range(names.TRAIN in plan.env)
+        ),
     ]
 
 
@@ -96,13 +145,18 @@ def render_documents(
     *,
     submit: str = "",
     with_egress: bool = False,
+    source: Mapping[str, Any] | None = None,
 ) -> list[Object]:
     """All that a submit creates, without owners, in the order to apply: what pods need comes first."""
-    contents = Contents(files=lambda: files, has_egress_policy=lambda: with_egress)
-    (main,), companions, *_ = make_steps(dialect, plan, files, submit)
-    body = main.make(contents, None)
-    started = {**body["spec"], **(dialect.start or {}).get("spec", {})}
+    contents = Contents(
+        files=lambda: files,
+        has_egress_policy=lambda: with_egress,
+        train=build_train_archive,
+        source=lambda: source or {},
+    )
+    steps = make_steps(dialect, plan, files, submit)
+    needed = [step for step in (*steps.before, *steps.companions) if not step.patches]
     return [
-        *(step.make(contents, None) for step in companions),
-        {**body, "spec": started},
+        *(step.make(contents, None) for step in needed),
+        apply_patch(steps.main.make(contents, None), dialect.start or {}),
     ]

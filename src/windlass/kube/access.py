@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from windlass.kube.api_errors import ROLE_HINT, ClusterError, Forbidden
+from windlass.kube.api_errors import ClusterError, Forbidden, make_role_hint
 from windlass.kube.kinds import ObjectKind
 
 if TYPE_CHECKING:
@@ -97,6 +97,14 @@ _RIGHTS = (
     ),
 )
 
+# Of engines whose objects replace only a pod that has ended.
+END_LOST_PODS = Right(
+    resource="pods",
+    verbs=("delete",),
+    purpose="have the pod of a machine that is gone replaced",
+    optional=True,
+)
+
 
 def make_rights(kind: ObjectKind, more: Sequence[Right] = ()) -> tuple[Right, ...]:
     """The rights that an engine needs whose jobs are objects of this kind; `more` are its own."""
@@ -133,6 +141,22 @@ def render_role(namespace: str = "", *, rights: Sequence[Right]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def render_reader(kind: ObjectKind) -> str:
+    """As YAML, the ClusterRole that lets somebody read objects of a kind that no namespace has."""
+    name = f"{kind.plural}-reader"
+    return (
+        "# Give it to somebody with\n"
+        f"#   kubectl create clusterrolebinding {name} --clusterrole={name} --user=NAME\n"
+        "apiVersion: rbac.authorization.k8s.io/v1\n"
+        "kind: ClusterRole\n"
+        f"metadata: {{name: {name}}}\n"
+        "rules:\n"
+        f'  - apiGroups: ["{kind.group}"]\n'
+        f'    resources: ["{kind.plural}"]\n'
+        "    verbs: [get, list]\n"
+    )
+
+
 def check_access(api: Api, *, rights: Sequence[Right]) -> list[MissingRight]:
     """The verbs that the user lacks in the namespace, in the order of the table. Anybody may ask this."""
     asked = [MissingRight(right=right, verb=verb) for right in rights for verb in right.verbs]
@@ -155,18 +179,19 @@ def check_needed(api: Api, *, rights: Sequence[Right]) -> None:
     except Forbidden:
         return  # a cluster that lets nobody ask: each request will tell
     if missing:
-        raise _make_forbidden(missing, api.namespace)
+        raise _make_forbidden(missing, api)
 
 
-def _make_forbidden(missing: Sequence[MissingRight], namespace: str) -> Forbidden:
+def _make_forbidden(missing: Sequence[MissingRight], api: Api) -> Forbidden:
+    namespace, hint = api.namespace, make_role_hint(api.engine)
     verbs = ", ".join(one.name for one in missing[:_MAX_NAMED])
     more = len(missing) - _MAX_NAMED
     if more > 0:
         why = f"{verbs} and {more} more things a job needs in namespace {namespace}"
-        hint = f"is {namespace} the right --namespace? {ROLE_HINT}"
+        hint = f"is {namespace} the right --namespace? {hint}"
     else:
         purposes = "; ".join(dict.fromkeys(one.right.purpose for one in missing))
-        why, hint = f"{verbs} in namespace {namespace}; a job needs it for: {purposes}", ROLE_HINT
+        why = f"{verbs} in namespace {namespace}; a job needs it for: {purposes}"
     return Forbidden(f"you may not {why}", hint=hint, code=403, reason="Forbidden")
 
 

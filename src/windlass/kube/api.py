@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from windlass import names
-from windlass.kube.api_errors import ClusterError, Conflict, NotFound
+from windlass.kube.api_errors import DEFAULT_ENGINE, ClusterError, Conflict, NotFound
 from windlass.kube.kinds import FIELD_MANAGER, PODS, ObjectKind
 from windlass.kube.kubeconfig import read_target
 from windlass.kube.transport import HttpAnswer, HttpRequest, Transport
@@ -27,6 +27,7 @@ Object = dict[str, Any]
 Objects = list[Object]
 Keep = Callable[[Object], Object]
 _PAGE = 250
+_FORWARD_S = 10.0
 _LOG_S = 60.0
 _NUM_LISTS = 3
 # A misspelt field is an error, not a wish that is passed over.
@@ -38,11 +39,18 @@ def _keep_all(item: Object) -> Object:
 
 
 def connect(
-    *, context: str = "", namespace: str = "", environ: Mapping[str, str] = os.environ
+    *,
+    context: str = "",
+    namespace: str = "",
+    engine: str = DEFAULT_ENGINE,
+    environ: Mapping[str, str] = os.environ,
 ) -> Api:
-    """The cluster that the kubeconfig names, or the one this pod is in. Sends nothing yet."""
+    """The cluster that the kubeconfig names, or the one this pod is in. Sends nothing yet.
+
+    `engine` is the one that asks: errors say what it needs.
+    """
     target = read_target(context=context, namespace=namespace, environ=environ)
-    return Api(Transport(target, environ))
+    return Api(Transport(target, environ, engine=engine))
 
 
 class Api:
@@ -53,6 +61,7 @@ class Api:
         self.server = transport.target.server
         self.context = transport.target.context
         self.namespace = transport.target.namespace
+        self.engine = transport.where.engine
 
     def get(self, kind: ObjectKind, name: str, *, namespace: str | None = None) -> Object:
         return self._object("get", "GET", kind, name, namespace=namespace)
@@ -159,13 +168,12 @@ class Api:
         name: str,
         body: Object,
         *,
-        namespace: str | None = None,
         part: str = "",
         brief: bool = False,
     ) -> Object:
         """Change what the body names: a JSON merge patch, where null removes."""
         return self._object(
-            "patch", "PATCH", kind, name, namespace=namespace, body=body, part=part, is_brief=brief,
+            "patch", "PATCH", kind, name, body=body, part=part, is_brief=brief,
             params={"fieldManager": FIELD_MANAGER}, content_type="application/merge-patch+json",
         )  # fmt: skip
 
@@ -174,15 +182,14 @@ class Api:
         kind: ObjectKind,
         name: str,
         *,
-        grace_s: float | None = None,
-        namespace: str | None = None,
         uid: str = "",
         version: str = "",
+        grace_s: float | None = None,
     ) -> bool:
         """Delete it, and in the background what it owns; False when it was not there.
 
         With `uid`, only that very object: another one of the same name is a `Conflict`; with `version`, only
-        as it was seen.
+        as it was seen. `grace_s` is a pod's, in place of its own.
         """
         body: Object = {"propagationPolicy": "Background"}
         if grace_s is not None:
@@ -191,20 +198,10 @@ class Api:
             seen = {"uid": uid, "resourceVersion": version}
             body["preconditions"] = {key: value for key, value in seen.items() if value}
         try:
-            self._object("delete", "DELETE", kind, name, namespace=namespace, body=body)
+            self._object("delete", "DELETE", kind, name, body=body)
         except NotFound as error:
             return error.was_lost
         return True
-
-    def delete_all(self, kind: ObjectKind, *, labels: str, namespace: str | None = None) -> None:
-        """Delete all that match; without labels it would be everything, which nobody means."""
-        if not labels:
-            raise ValueError("delete_all needs labels")
-        body = {"propagationPolicy": "Background"}
-        params = {"labelSelector": labels}
-        self._object(
-            "deletecollection", "DELETE", kind, namespace=namespace, body=body, params=params
-        )
 
     def watch(
         self,
@@ -214,7 +211,6 @@ class Api:
         fields: str = "",
         stop: threading.Event,
         timeout_s: float | None = None,
-        namespace: str | None = None,
         told: Told = lambda _error: None,
         keep: Keep = _keep_all,
     ) -> Iterator[tuple[str, Object]]:
@@ -228,14 +224,13 @@ class Api:
                 kind,
                 labels=labels,
                 fields=fields,
-                namespace=namespace,
                 is_patient=is_patient,
                 keep=keep,
             ),
             HttpRequest(
                 method="GET",
-                path=kind.path(namespace=namespace or self.namespace),
-                asked=self._words("watch", kind, "", namespace),
+                path=kind.path(namespace=self.namespace),
+                asked=self._words("watch", kind),
                 params={"labelSelector": labels, "fieldSelector": fields},
             ),
             stop=stop,
@@ -252,9 +247,7 @@ class Api:
         tail_lines: int | None = None,
         limit_bytes: int | None = None,
         since_s: float | None = None,
-        previous: bool = False,
         timestamps: bool = False,
-        namespace: str | None = None,
         timeout_s: float = _LOG_S,
         is_patient: bool = True,
     ) -> bytes:
@@ -264,7 +257,6 @@ class Api:
             "tailLines": tail_lines,
             "limitBytes": limit_bytes,
             "sinceSeconds": None if since_s is None else max(1, round(since_s)),
-            "previous": "true" if previous else "",
             "timestamps": "true" if timestamps else "",
         }
         return self._ask(
@@ -272,7 +264,6 @@ class Api:
             "GET",
             PODS,
             pod,
-            namespace=namespace,
             part="log",
             params=params,
             timeout_s=timeout_s,
@@ -300,27 +291,25 @@ class Api:
         except ValueError:
             return data.decode(errors="replace")
 
-    def forward(
-        self, pod: str, port: int, *, timeout_s: float = 10.0, namespace: str | None = None
-    ) -> socket.socket:
+    def forward(self, pod: str, port: int, *, timeout_s: float = _FORWARD_S) -> socket.socket:
         """A socket to a port in a pod, as if we were in it; a thread carries it.
 
         Nobody listening there shows as the end of the stream, and in the log.
         """
         from windlass.kube.forward import open_forward
 
-        path = PODS.path(namespace=namespace or self.namespace, name=pod, part="portforward")
-        asked = self._words("forward a port of", PODS, pod, namespace)
+        path = PODS.path(namespace=self.namespace, name=pod, part="portforward")
+        asked = self._words("forward a port of", PODS, pod)
         return open_forward(self._transport, path, port, asked=asked, timeout_s=timeout_s)
 
-    def forward_in_turns(self, pod: str, port: int, *, timeout_s: float = 10.0) -> Forward:
-        """The same for who speaks and listens in turn: faster, since no thread carries it."""
+    def forward_in_turns(self, pod: str, port: int) -> Forward:
+        """The same for a caller that speaks and listens in turn: faster, since no thread carries it."""
         from windlass.kube.forward import open_wire
         from windlass.kube.forward_blocking import Forward
 
         path = PODS.path(namespace=self.namespace, name=pod, part="portforward")
-        asked = self._words("forward a port of", PODS, pod, None)
-        return Forward(open_wire(self._transport, path, port, asked=asked, timeout_s=timeout_s))
+        asked = self._words("forward a port of", PODS, pod)
+        return Forward(open_wire(self._transport, path, port, asked=asked, timeout_s=_FORWARD_S))
 
     def _object(self, *args: Any, **options: Any) -> Object:
         data = self._ask(*args, **options).data
@@ -355,7 +344,12 @@ class Api:
         return self._transport.ask(HttpRequest(method=method, path=path, asked=asked, **options))
 
     def _words(
-        self, verb: str, kind: ObjectKind, name: str, namespace: str | None, part: str = ""
+        self,
+        verb: str,
+        kind: ObjectKind,
+        name: str = "",
+        namespace: str | None = None,
+        part: str = "",
     ) -> str:
         what = "/".join(word for word in (kind.plural, name, part) if word)
         place = f" in namespace {namespace or self.namespace}" if kind.namespaced else ""

@@ -22,13 +22,15 @@ from dataclasses import dataclass
 
 from windlass.errors import EngineError
 
-ROLE_HINT = "`windlass doctor -e kubernetes` prints the Role to ask an admin for"
+DEFAULT_ENGINE = "kubernetes"
 _BUSY = frozenset({429, 500, 502, 503, 504})
 _MAY_NOT = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) (?:resource "(?P<resource>[^"]+)"'
     r'(?: in API group "(?P<group>[^"]*)")?(?: in the namespace "(?P<namespace>[^"]+)")?'
     r'|path "(?P<path>[^"]+)")'
 )
+_NO_NAMESPACE = re.compile(r'namespaces "(?P<name>[^"]+)" not found')
+_WEBHOOK_CALL = re.compile(r'failed calling webhook "(?P<name>[^"]+)": (?P<why>.*)', re.DOTALL)
 
 
 class ClusterError(EngineError):
@@ -75,13 +77,19 @@ class Rejected(ClusterError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlace:
-    """Which cluster was asked, for messages."""
+    """Which cluster was asked, and by which engine, for messages."""
 
     server: str
     context: str
+    engine: str = DEFAULT_ENGINE
 
     def __str__(self) -> str:
         return f"{self.server} (context {self.context})" if self.context else self.server
+
+
+def make_role_hint(engine: str) -> str:
+    """Where the Role stands that a user of this engine needs."""
+    return f"`windlass doctor -e {engine}` prints the Role to ask an admin for"
 
 
 def read_refusal(code: int, body: bytes, *, asked: str, where: ClusterPlace) -> ClusterError:
@@ -93,6 +101,8 @@ def read_refusal(code: int, body: bytes, *, asked: str, where: ClusterPlace) -> 
         return _not_allowed(text, reason, asked=asked, where=where)
     if code == 404:
         return _not_there(text, reason, asked=asked, where=where)
+    if code >= 500 and (webhook := _WEBHOOK_CALL.search(text)):
+        return _not_judged(webhook, code, reason, asked=asked, where=where)
     kind, hint = ClusterError, "look at the cluster's own state, then try again"
     if code == 409:
         kind = Conflict
@@ -145,15 +155,38 @@ def _not_allowed(text: str, reason: str, *, asked: str, where: ClusterPlace) -> 
         group = f".{match['group']}" if match["group"] else ""
         what = f"{match['verb']} {match['resource']}{group}"
         what += f" in namespace {match['namespace']}" if match["namespace"] else ""
-    return Forbidden(f"you may not {what}", hint=ROLE_HINT, code=403, reason="Forbidden")
+    hint = make_role_hint(where.engine)
+    return Forbidden(f"you may not {what}", hint=hint, code=403, reason="Forbidden")
+
+
+def _not_judged(
+    webhook: re.Match[str], code: int, reason: str, *, asked: str, where: ClusterPlace
+) -> ClusterError:
+    """Nothing was wrong with the object: whoever has to look at it first does not answer."""
+    hint = "the operator that it belongs to may be down: ask an admin of the cluster to look at it"
+    if where.engine != DEFAULT_ENGINE:
+        hint += f", or use `--engine {DEFAULT_ENGINE}`, which needs none"
+    return ClusterError(
+        f"could not {asked}: the cluster's webhook {webhook['name']} does not answer: {webhook['why']}",
+        hint=hint,
+        code=code,
+        reason=reason,
+    )
 
 
 def _not_there(text: str, reason: str, *, asked: str, where: ClusterPlace) -> NotFound:
+    if missing := _NO_NAMESPACE.fullmatch(text):
+        return NotFound(
+            f"could not {asked}: there is no namespace {missing['name']}",
+            hint="kubectl get namespaces lists them; choose one with --namespace",
+            code=404,
+            reason=reason,
+        )
     if reason == "NotFound" and "could not find the requested resource" not in text:
         return NotFound(f"could not {asked}: {text}", code=404, reason=reason)
     return NotFound(
         f"could not {asked}: {where} does not serve it",
-        hint="it may lack an operator: `windlass doctor -e kubernetes` shows what is there",
+        hint=f"it may lack an operator: `windlass doctor -e {where.engine}` shows what is there",
         code=404,
         reason=reason,
     )

@@ -27,10 +27,12 @@ VOLUME = "VolumeMissing"
 UNSCHEDULABLE = "Unschedulable"
 MOUNT = "FailedMount"
 NODE_LOST = "NodeLost"
+OPERATOR_IDLE = "OperatorIdle"
 QUEUE_MISSING = "QueueMissing"
 QUEUE_TOO_SMALL = "QueueTooSmall"
 NOT_ADMITTED = "NotAdmitted"
 HALF_SUBMITTED = "HalfSubmitted"
+SUSPENDED = "Suspended"  # by whoever made it
 GATED = "SchedulingGated"
 PULLING = "PullingImage"
 
@@ -51,7 +53,7 @@ _RANKS = {
                 QUOTA,
                 UNSCHEDULABLE,
             ),
-            *(NODE_LOST, NOT_ADMITTED, HALF_SUBMITTED, GATED, PULLING),
+            *(OPERATOR_IDLE, NODE_LOST, NOT_ADMITTED, HALF_SUBMITTED, GATED, PULLING),
         )
     )
 }

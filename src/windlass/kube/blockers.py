@@ -35,6 +35,10 @@ IndexOf = Callable[[Object], int | None]
 _MOUNT = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 _MIN_CRASHES = 2
 _MAX_NAMED = 3
+_REFUSED = (  # as Kubernetes says it, Kubeflow, and KubeRay
+    *("FailedCreate", "FailedCreatePod"),
+    *("FailedToCreateHeadPod", "FailedToCreateWorkerPod"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,7 @@ class PodMaker:
     name: str
     created_s: float
     num_pods: int
+    workers: str = ""  # the name of a second one, which may be there
 
 
 def find_pod_blockers(
@@ -61,6 +66,7 @@ def find_pod_blockers(
     """What is in the way of pods that may run, most important first."""
     blockers = [
         *_find_uncreated(maker, pods, events, quotas),
+        *_find_uncreated_workers(maker, pods, events, quotas),
         *_find_in_pods(_by_index(pods, index_of), events, nodes, claims),
         *_find_crashes(_by_index(pods, index_of), last_lines),
     ]
@@ -103,12 +109,26 @@ def _find_uncreated(
     """An event of a refused pod counts only while pods are missing: it may be long over."""
     wanted = maker.num_pods
     present = sum(pod.get("status", {}).get("phase") != "Failed" for pod in pods)
-    failures = events_of(events, maker.kind, maker.name, "FailedCreate")
+    failures = events_of(events, maker.kind, maker.name, *_REFUSED)
     if present >= wanted or not failures or event_last_s(failures[-1]) < maker.created_s:
         return
     said = diagnose_create(str(failures[-1].get("message", "")))
     missing = wanted - present
     message = f"{missing} of {wanted} pods cannot be created: {said.message}{_left(said, quotas)}"
+    said = Diagnosis(reason=said.reason, message=message, hint=said.hint)
+    yield _make(said, since_s=event_first_s(failures[0]))
+
+
+def _find_uncreated_workers(
+    maker: PodMaker, pods: Sequence[Object], events: Sequence[Object], quotas: Sequence[Object]
+) -> Iterator[Blocker]:
+    """How many there are to be only their own object knows: a pod that came since means that it is over."""
+    failures = events_of(events, maker.kind, maker.workers, *_REFUSED) if maker.workers else []
+    newest_s = max((created_s(pod) for pod in pods), default=maker.created_s)
+    if not failures or event_last_s(failures[-1]) < newest_s:
+        return
+    said = diagnose_create(str(failures[-1].get("message", "")))
+    message = f"pods of workers cannot be created: {said.message}{_left(said, quotas)}"
     said = Diagnosis(reason=said.reason, message=message, hint=said.hint)
     yield _make(said, since_s=event_first_s(failures[0]))
 
@@ -132,11 +152,11 @@ def _left(said: Diagnosis, quotas: Sequence[Object]) -> str:
 
 
 def _by_index(pods: Sequence[Object], index_of: IndexOf) -> list[list[Object]]:
-    """The pods of each node, oldest first."""
-    by_index: dict[int, list[Object]] = {}
+    """The pods of each node, oldest first; one whose node is not known is alone."""
+    by_index: dict[int | str, list[Object]] = {}
     for pod in sorted(pods, key=created_s):
-        if (index := index_of(pod)) is not None:
-            by_index.setdefault(index, []).append(pod)
+        index = index_of(pod)
+        by_index.setdefault(name_of(pod) if index is None else index, []).append(pod)
     return list(by_index.values())
 
 

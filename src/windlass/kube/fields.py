@@ -37,6 +37,12 @@ def controller_of(body: Object) -> str:
     return next((str(owner.get("uid", "")) for owner in owners if owner.get("controller")), "")
 
 
+def controller_name_of(body: Object) -> str:
+    """The name of what controls it; nothing where nothing does."""
+    owners: Sequence[Object] = body.get("metadata", {}).get("ownerReferences") or ()
+    return next((str(owner.get("name", "")) for owner in owners if owner.get("controller")), "")
+
+
 def is_controlled_by(body: Object, uid: str) -> bool:
     """Whether what has this uid controls it."""
     return bool(uid) and controller_of(body) == uid
@@ -44,6 +50,10 @@ def is_controlled_by(body: Object, uid: str) -> bool:
 
 def labels_of(body: Object) -> Mapping[str, str]:
     return body.get("metadata", {}).get("labels") or {}
+
+
+def annotations_of(body: Object) -> Mapping[str, str]:
+    return body.get("metadata", {}).get("annotations") or {}
 
 
 def created_s(body: Object) -> float:
@@ -71,7 +81,7 @@ def read_index(text: str) -> int | None:
 
 def container_of(pod: Object) -> Object:
     """Our container's status, or the first one's; empty before the kubelet has written any."""
-    return _ours(pod.get("status", {}).get("containerStatuses") or ())
+    return _ours(pod, pod.get("status", {}).get("containerStatuses") or ())
 
 
 def started_s(pod: Object) -> float | None:
@@ -82,11 +92,18 @@ def started_s(pod: Object) -> float | None:
 
 
 def container_spec_of(pod: Object) -> Object:
-    return _ours(pod.get("spec", {}).get("containers") or ())
+    return _ours(pod, pod.get("spec", {}).get("containers") or ())
 
 
-def _ours(containers: Sequence[Object]) -> Object:
-    ours = [c for c in containers if c.get("name") == names.CONTAINER] or containers
+def log_container_of(pod: Object, name: str) -> str:
+    """The container whose lines are a job's: the one of that name, or its pod's first."""
+    containers = [str(one.get("name")) for one in pod.get("spec", {}).get("containers") or ()]
+    return name if name in containers or not containers else containers[0]
+
+
+def _ours(pod: Object, containers: Sequence[Object]) -> Object:
+    marked = annotations_of(pod).get(names.ANNOTATION_CONTAINER, names.CONTAINER)
+    ours = [c for c in containers if c.get("name") == marked] or containers
     return ours[0] if ours else {}
 
 
@@ -123,7 +140,7 @@ def events_of(events: Iterable[Object], kind: str, name: str, *reasons: str) -> 
 
 
 def group_events(events: Iterable[Object], kind: str) -> Mapping[str, Sequence[Object]]:
-    """The events of all objects of a kind, by name: who looks at a thousand pods reads them once."""
+    """The events of all objects of a kind, by name: to be read once, not for each of a thousand pods."""
     by_name: dict[str, list[Object]] = {}
     for event in events:
         involved = event.get("involvedObject", {})

@@ -53,7 +53,7 @@ def open_forward(
 def open_wire(
     transport: Transport, path: str, port: int, *, asked: str, timeout_s: float
 ) -> Websocket:
-    """The websocket itself, for who reads and writes in turn and needs no thread: `kube.forward_blocking`."""
+    """The websocket itself, for reading and writing in turn without a thread: `kube.forward_blocking`."""
     end_s = time.monotonic() + timeout_s
     url = f"{transport.target.server}{path}?{urlencode({'ports': port})}"
     login = transport.login.current()

@@ -1,7 +1,7 @@
-"""A port in a pod for who speaks and listens in turn: no thread, no socket pair, TLS inside if wanted.
+"""A port in a pod for speaking and listening in turn: no thread, no socket pair, TLS inside if wanted.
 
 A question over a forward with a thread wakes four threads, one without it two. What a stream must have to
-be talked over is here, and no more: `recv`, `sendall`, `settimeout`, `close`, `fileno`.
+be talked over is here, and no more.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import select
 import ssl
 import time
+from typing import Any
 
 from windlass.kube.forward import DATA, Websocket
 
@@ -112,24 +113,29 @@ class TlsOver:
     def fileno(self) -> int:
         return self._stream.fileno()
 
-    @property
-    def has_kept(self) -> bool:
+    def pending(self) -> bool:
         return self._tls.pending() > 0 or self._in.pending > 0 or self._stream.has_kept
 
-    def sendall(self, data: bytes) -> None:
+    def sendall(self, data: bytes | bytearray | memoryview) -> None:
         view = memoryview(data)
         while view:
             view = view[self._tls.write(view[:_CHUNK_BYTES]) :]
             self._flush()
 
     def recv(self, size: int) -> bytes:
+        return self._read(size) or b""
+
+    def recv_into(self, buffer: memoryview) -> int:
+        return self._read(len(buffer), buffer) or 0
+
+    def _read(self, size: int, *buffer: memoryview) -> Any:
         while True:
             try:
-                return self._tls.read(size)
+                return self._tls.read(size, *buffer)
             except ssl.SSLWantReadError:
                 self._exchange()
             except ssl.SSLZeroReturnError:
-                return b""
+                return None
 
     def _exchange(self) -> None:
         self._flush()

@@ -82,12 +82,12 @@ def find_operators(
             continue
         versions = ", ".join(str(v.get("version")) for v in served[group].get("versions") or ())
         running = [body for body in deployments if word in name_of(body)]
-        release = next(filter(None, map(_release, (crd or {}, *running))), "")
+        release = next(filter(None, map(read_release, (crd or {}, *running))), "")
         installed[name] = f"{group} {versions}{f', release {release}' if release else ''}"
     return installed, absent
 
 
-def _release(body: Object) -> str:
+def read_release(body: Object) -> str:
     """The version a CRD or Deployment is labelled with; else the tag of the Deployment's image."""
     if version := labels_of(body).get(_VERSION_LABEL):
         return version

@@ -1,4 +1,4 @@
-"""The pods of a job as records: the newest of each node, when it passed which moment, and how others ended.
+"""The pods of a job as records: how those ended that ended badly, and when nodes passed which moment.
 
 Pure: JSON of pods and events in, records out. Pods that are gone are known from their events alone, which
 Kubernetes keeps for an hour. What holds a pod up is in blockers.py.
@@ -13,10 +13,7 @@ from windlass.kube.fields import (
     Object,
     condition_of,
     created_s,
-    event_first_s,
     event_last_s,
-    events_of,
-    group_events,
     is_true,
     name_of,
     read_time,
@@ -33,39 +30,20 @@ _LAST_WORDS: Mapping[str, tuple[str, str]] = {
     "TaintManagerEviction": (NODE_LOST, "was removed from its node"),
     "NodeNotReady": (NODE_LOST, "was lost: its node does not answer"),
 }
-_STEPS = (
-    (MomentName.SCHEDULED, "Scheduled"),
-    (MomentName.IMAGE, "Pulled"),
-    (MomentName.CONTAINER, "Started"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodSeen:
-    """One pod of a job: where it is, when it passed what, and how it ended if it did."""
+class DeadPod:
+    """One pod of a job that ended badly."""
 
     index: int
     name: str
-    node_name: str  # of the Kubernetes node; empty before it has one
-    phase: str  # Pending, Running, Succeeded, Failed, Unknown, Gone
-    created_s: float | None = None
-    scheduled_s: float | None = None
-    image_s: float | None = None
-    started_s: float | None = None
-    ended_s: float | None = None
-    ending: Ending | None = None
+    ending: Ending
+    created_s: float | None = None  # not of one that is gone
 
     @property
-    def is_alive(self) -> bool:
-        return self.ending is None and self.phase in ("Pending", "Running")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodsSeen:
-    """All pods of a job: the newest of each node index, and every one that ended badly, oldest first."""
-
-    newest: Mapping[int, PodSeen]
-    dead: tuple[PodSeen, ...]
+    def ended_s(self) -> float | None:
+        return self.ending.at_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,69 +53,59 @@ class PodIndexes:
     of_pod: Callable[[Object], int | None]
     of_name: Callable[[str], int | None]
 
+    def or_told(self, told: Mapping[str, int]) -> PodIndexes:
+        """The same; where that is nothing, what was told of pods by their names, also later."""
 
-def read_pods(
+        def of_pod(pod: Object) -> int | None:
+            index = self.of_pod(pod)
+            return told.get(name_of(pod)) if index is None else index
+
+        def of_name(name: str) -> int | None:
+            index = self.of_name(name)
+            return told.get(name) if index is None else index
+
+        return PodIndexes(of_pod=of_pod, of_name=of_name)
+
+
+def read_dead_pods(
     pods: Sequence[Object], events: Sequence[Object] = (), *, indexes: PodIndexes
-) -> PodsSeen:
-    """What is known of a job's pods. `events` may be those of the whole namespace."""
-    told = group_events(events, "Pod")
-    seen = sorted(
-        (
-            _read_pod(pod, index, told.get(name_of(pod), ()))
-            for pod in pods
-            if (index := indexes.of_pod(pod)) is not None
-        ),
-        key=lambda pod: (pod.created_s or 0.0, pod.name),
-    )
-    newest = {pod.index: pod for pod in seen}
-    dead = [pod for pod in seen if pod.ending is not None and not pod.ending.is_good]
+) -> tuple[DeadPod, ...]:
+    """The pods of a job that ended badly, oldest first. `events` may be those of the whole namespace."""
+    dead = [
+        DeadPod(index=index, name=name_of(pod), ending=ending, created_s=created_s(pod) or None)
+        for pod in pods
+        if (index := indexes.of_pod(pod)) is not None
+        and (ending := read_ending(pod)) is not None
+        and not ending.is_good
+    ]
+    dead.sort(key=lambda pod: (pod.created_s or 0.0, pod.name))
     dead += _read_gone(pods, events, indexes)
     dead.sort(key=lambda pod: pod.ended_s or pod.created_s or 0.0)
-    return PodsSeen(newest=newest, dead=tuple(dead))
+    return tuple(dead)
 
 
-def timeline(
-    pods: Sequence[Object],
-    events: Sequence[Object] = (),
-    *,
-    indexes: PodIndexes,
-    num_nodes: int = 0,
-) -> list[Moment]:
+def timeline(pods: Sequence[Object], *, indexes: PodIndexes, num_nodes: int = 0) -> list[Moment]:
     """When the last needed pod was queued, scheduled, had its image, and had its container running.
 
     A moment that some node has not passed is left out. A node that lost its pod keeps the time of its first
     one. `num_nodes` is how many nodes are needed; 0: as many as there are pods.
     """
-    passed: dict[MomentName, dict[int, float]] = {MomentName.QUEUED: {}}
-    for moment, index, at_s in _read_moments(pods, events, indexes):
-        times = passed.setdefault(moment, {})
-        times[index] = min(at_s, times.get(index, at_s))
+    passed: dict[MomentName, dict[int, float]] = {moment: {} for moment in _MOMENTS}
+    for pod in pods:
+        if (index := indexes.of_pod(pod)) is None:
+            continue
+        for moment, read in _MOMENTS.items():
+            if at_s := read(pod):
+                passed[moment][index] = min(at_s, passed[moment].get(index, at_s))
     needed = num_nodes or len(passed[MomentName.QUEUED])
-    found: list[Moment] = []
-    for moment in (MomentName.QUEUED, *(name for name, _ in _STEPS)):
-        times = passed.get(moment, {})
+    moments: list[Moment] = []
+    for moment, times in passed.items():
         if not times or len(times) < needed:
             break
-        # The API server's times are whole seconds, those of events are finer: no step goes back.
-        at_s = max((*times.values(), *(before.at_s for before in found)))
-        found.append(Moment(name=moment, at_s=at_s))
-    return found
-
-
-def _read_pod(pod: Object, index: int, events: Sequence[Object]) -> PodSeen:
-    ending = read_ending(pod)
-    return PodSeen(
-        index=index,
-        name=name_of(pod),
-        node_name=str(pod.get("spec", {}).get("nodeName") or ""),
-        phase=str(pod.get("status", {}).get("phase") or "Pending"),
-        created_s=created_s(pod) or None,
-        scheduled_s=_scheduled_s(pod),
-        image_s=_image_s(pod, events),
-        started_s=started_s(pod),
-        ended_s=ending.at_s if ending else None,
-        ending=ending,
-    )
+        # The kubelet's clock is not the API server's: no step goes back.
+        at_s = max((*times.values(), *(before.at_s for before in moments)))
+        moments.append(Moment(name=moment, at_s=at_s))
+    return moments
 
 
 def _scheduled_s(pod: Object) -> float | None:
@@ -145,34 +113,18 @@ def _scheduled_s(pod: Object) -> float | None:
     return read_time(condition.get("lastTransitionTime")) if is_true(condition) else None
 
 
-def _image_s(pod: Object, events: Sequence[Object]) -> float | None:
-    """When the image was there: an event says it; without one, by the container's start at the latest."""
-    pulled = events_of(events, "Pod", name_of(pod), "Pulled")
-    return event_first_s(pulled[0]) if pulled else started_s(pod)
-
-
-def _read_moments(
-    pods: Sequence[Object], events: Sequence[Object], indexes: PodIndexes
-) -> Iterator[tuple[MomentName, int, float]]:
-    for pod in pods:
-        if (index := indexes.of_pod(pod)) is None:
-            continue
-        moments = (
-            (MomentName.QUEUED, created_s(pod)),
-            (MomentName.SCHEDULED, _scheduled_s(pod)),
-            (MomentName.IMAGE, started_s(pod)),
-            (MomentName.CONTAINER, started_s(pod)),
-        )
-        yield from ((moment, index, at_s) for moment, at_s in moments if at_s)
-    names = {reason: moment for moment, reason in _STEPS}
-    for event, index in _events_of_pods(pods, events, indexes):
-        if moment := names.get(str(event.get("reason"))):
-            yield moment, index, event_first_s(event)
+# An image is there by the start of its container at the latest.
+_MOMENTS: Mapping[MomentName, Callable[[Object], float | None]] = {
+    MomentName.QUEUED: created_s,
+    MomentName.SCHEDULED: _scheduled_s,
+    MomentName.IMAGE: started_s,
+    MomentName.CONTAINER: started_s,
+}
 
 
 def _read_gone(
     pods: Sequence[Object], events: Sequence[Object], indexes: PodIndexes
-) -> Iterator[PodSeen]:
+) -> Iterator[DeadPod]:
     """Pods that are no longer there, from what events say of their end."""
     there = {name_of(pod) for pod in pods}
     told: dict[str, tuple[Object, int]] = {}
@@ -181,12 +133,9 @@ def _read_gone(
             told[event["involvedObject"]["name"]] = (event, index)
     for name, (event, index) in told.items():
         reason, words = _LAST_WORDS[event["reason"]]
-        at_s = event_last_s(event)
         message = f"pod {name} {words}: {' '.join(str(event.get('message', '')).split())}"
-        ending = Ending(reason=reason, message=message, at_s=at_s)
-        yield PodSeen(
-            index=index, name=name, node_name="", phase="Gone", ended_s=at_s, ending=ending
-        )
+        ending = Ending(reason=reason, message=message, at_s=event_last_s(event))
+        yield DeadPod(index=index, name=name, ending=ending)
 
 
 def _events_of_pods(

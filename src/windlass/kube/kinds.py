@@ -1,6 +1,6 @@
 """Kinds of objects and the paths they have on an API server. Pure.
 
-Only what somebody uses has a name here; any other kind is one `Kind(...)` away.
+Only what somebody uses has a name here; any other kind is one `ObjectKind(...)` away.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ FIELD_MANAGER = "windlass"
 
 @dataclass(frozen=True, slots=True)
 class ObjectKind:
-    """One kind of object: `Kind("batch/v1", "jobs", "Job")`."""
+    """One kind of object: `ObjectKind("batch/v1", "jobs", "Job")`."""
 
     api_version: str
     plural: str
@@ -48,11 +48,20 @@ NAMESPACES = ObjectKind("v1", "namespaces", "Namespace", namespaced=False)
 NETWORK_POLICIES = ObjectKind("networking.k8s.io/v1", "networkpolicies", "NetworkPolicy")
 STATEFUL_SETS = ObjectKind("apps/v1", "statefulsets", "StatefulSet")
 DAEMON_SETS = ObjectKind("apps/v1", "daemonsets", "DaemonSet")
+PYTORCH_JOBS = ObjectKind("kubeflow.org/v1", "pytorchjobs", "PyTorchJob")
+MONARCH_MESHES = ObjectKind("monarch.pytorch.org/v1alpha1", "monarchmeshes", "MonarchMesh")
+TRAIN_JOBS = ObjectKind("trainer.kubeflow.org/v1alpha1", "trainjobs", "TrainJob")
+TRAINING_RUNTIMES = ObjectKind(
+    "trainer.kubeflow.org/v1alpha1", "trainingruntimes", "TrainingRuntime"
+)
+CLUSTER_TRAINING_RUNTIMES = ObjectKind(
+    *("trainer.kubeflow.org/v1alpha1", "clustertrainingruntimes", "ClusterTrainingRuntime"),
+    namespaced=False,
+)
+RAY_CLUSTERS = ObjectKind("ray.io/v1", "rayclusters", "RayCluster")
+RAY_JOBS = ObjectKind("ray.io/v1", "rayjobs", "RayJob")
 STORAGE_CLASSES = ObjectKind(
     "storage.k8s.io/v1", "storageclasses", "StorageClass", namespaced=False
-)
-PRIORITY_CLASSES = ObjectKind(
-    "scheduling.k8s.io/v1", "priorityclasses", "PriorityClass", namespaced=False
 )
 CRDS = ObjectKind(
     "apiextensions.k8s.io/v1",

@@ -18,6 +18,7 @@ from windlass.kube.naming import (
     lead_name,
     make_labels,
     make_selector,
+    train_secret_name,
 )
 from windlass.plan.plan import Plan
 from windlass.spec.storage import ACCESS_MODES, NewClaim
@@ -88,6 +89,12 @@ def make_secret(plan: Plan, files: Mapping[str, bytes], owner: Object | None = N
     }
 
 
+def make_train_secret(plan: Plan, archive: bytes, owner: Object | None = None) -> Object:
+    """The training library: the job's own Secret has no room for it."""
+    secret = make_secret(plan, {names.TRAIN_FILE: archive}, owner)
+    return {**secret, "metadata": make_metadata(plan, train_secret_name(plan.job_id), owner)}
+
+
 def make_policy(plan: Plan, *, with_egress: bool, owner: Object | None = None) -> Object:
     """Only the job's own pods may come in. Going out is only spoken of where others already forbade it."""
     own = {"podSelector": {"matchLabels": make_selector(plan)}}
@@ -96,6 +103,9 @@ def make_policy(plan: Plan, *, with_egress: bool, owner: Object | None = None) -
         "policyTypes": ["Ingress"],
         "ingress": [{"from": [own]}],
     }
+    if ports := pod_of(plan).open_ports:
+        opened = [{"port": port, "protocol": "TCP"} for port in ports]
+        spec["ingress"].append({"from": [{"podSelector": {}}], "ports": opened})
     if with_egress:
         dns = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
         spec["policyTypes"] = ["Ingress", "Egress"]

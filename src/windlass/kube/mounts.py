@@ -7,7 +7,7 @@ from typing import Any
 
 from windlass import names
 from windlass.errors import SpecError
-from windlass.kube.naming import claim_name, name_volumes
+from windlass.kube.naming import claim_name, name_volumes, train_secret_name
 from windlass.plan.plan import Plan
 from windlass.spec.pod_spec import PodSpec
 from windlass.spec.quantity import halve
@@ -24,12 +24,13 @@ Object = dict[str, Any]
 
 SECRET = "windlass-secret"  # noqa: S105
 JOB = "windlass-job"
+TRAIN = "windlass-train"
 SHM = "shm"
 SHM_PATH = "/dev/shm"  # noqa: S108
 CODE = "code"
 STATE = "state"
 HIDDEN_KEY = "env."  # keys of the job's Secret that are variables of its pods, not files
-_OWN = (SECRET, JOB, SHM, CODE, STATE)
+_OWN = (SECRET, JOB, TRAIN, SHM, CODE, STATE)
 _ALL_MAY_READ = 0o444
 _GROUP_MAY_READ = 0o440
 
@@ -55,16 +56,24 @@ def make_volumes(plan: Plan, files: Iterable[str]) -> list[Object]:
     return [
         {"name": SECRET, "secret": secret},
         {"name": JOB, "emptyDir": {}},
+        *([_make_train_volume(plan)] if names.TRAIN in plan.env else []),
         make_shm(pod),
         *make_asked_volumes(pod, plan.job_id),
     ]
 
 
+def _make_train_volume(plan: Plan) -> Object:
+    name, mode = train_secret_name(plan.job_id), _file_mode(pod_of(plan))
+    return {"name": TRAIN, "secret": {"secretName": name, "defaultMode": mode}}
+
+
 def make_mounts(plan: Plan) -> list[Object]:
     """Where the volumes of `make_volumes` are found."""
+    train = {"name": TRAIN, "mountPath": names.TRAIN_FOLDER, "readOnly": True}
     return [
         {"name": SECRET, "mountPath": names.SECRET_FOLDER, "readOnly": True},
         {"name": JOB, "mountPath": names.JOB_FOLDER},
+        *([train] if names.TRAIN in plan.env else []),
         {"name": SHM, "mountPath": SHM_PATH},
         *make_asked_mounts(pod_of(plan)),
     ]

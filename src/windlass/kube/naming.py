@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Iterable
 
 from windlass import names
+from windlass.kube.fields import Object, labels_of, name_of
 from windlass.plan.plan import Plan
 from windlass.spec.storage import SecretFiles, Volume
 from windlass.spec.work import Calls
@@ -31,9 +32,19 @@ def lead_name(job_id: str) -> str:
     return f"{job_id}-lead"
 
 
+def train_secret_name(job_id: str) -> str:
+    """The Secret with the training library, where that travels with the work."""
+    return f"{job_id}-train"
+
+
 def make_selector(plan: Plan) -> dict[str, str]:
     """The label that all of a job's objects have, and nothing else."""
     return {names.LABEL_JOB: plan.job_id}
+
+
+def read_job_id(body: Object) -> str:
+    """The id of the job that an object belongs to, which not every kind takes for a name."""
+    return labels_of(body).get(names.LABEL_JOB, name_of(body))
 
 
 def make_labels(plan: Plan) -> dict[str, str]:

@@ -21,8 +21,12 @@ class Need:
 
 def check_needs(api: Api, needs: Iterable[Need]) -> None:
     """Raise `EngineMissing` for the first kind that the cluster does not serve in that version."""
+    served: dict[str, set[str]] = {}
     for need in needs:
-        if need.kind.plural not in _list_served(api, need.kind.api_version):
+        version = need.kind.api_version
+        if version not in served:
+            served[version] = _list_served(api, version)
+        if need.kind.plural not in served[version]:
             raise _make_missing(api, need)
 
 

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from windlass import names
 from windlass.kube.containers import diagnose_start, image_of
 from windlass.kube.fields import (
     Object,
@@ -19,6 +20,7 @@ from windlass.kube.fields import (
     container_spec_of,
     deleted_s,
     is_true,
+    labels_of,
     name_of,
     read_time,
 )
@@ -97,6 +99,14 @@ def read_ending(pod: Object) -> Ending | None:
     return Ending(reason=cause[0], message=message, exit_code=code, at_s=at_s)
 
 
+def is_taken_with_its_node(pod: Object) -> bool:
+    """Whether it was asked to go because of its node, and has not said that it has gone."""
+    ending = read_ending(pod)
+    has_gone = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    is_asked = ending is not None and ending.reason == NODE_LOST and deleted_s(pod) is not None
+    return is_asked and not has_gone
+
+
 def on_node(pod: Object) -> str:
     """`` on node n1``, or nothing for a pod that never had one."""
     node = pod.get("spec", {}).get("nodeName")
@@ -165,7 +175,8 @@ def _read_terminated(pod: Object, terminated: Object) -> tuple[str, str] | None:
         said = diagnose_start(image_of(pod), text)
         words = said.message if said else text or reason
         return START_ERROR, f"could not be started: {words}"
-    if code == 0:
+    is_ours = names.LABEL_JOB in labels_of(pod)
+    if code == 0 or (is_ours and code == names.EXIT_FAILED_WORK):
         return COMPLETED, "completed"
     if code > 128 or terminated.get("signal"):
         name = _signal_name(int(terminated.get("signal") or code - 128))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from windlass import names
@@ -40,12 +41,17 @@ def make_template(
     env_fields: Mapping[str, str] = _NOTHING,
     env: Mapping[str, str] = _NOTHING,
     restart_policy: str = "Never",
+    container: str = names.CONTAINER,
+    is_worker: bool = False,
 ) -> Object:
     """The template of every pod; `files` are the names in the job's Secret.
 
-    `env` are variables that a dialect adds for its agents, `env_fields` those that are fields of the pod.
+    `env` are variables that a dialect adds for its agents, `env_fields` those that are fields of the pod;
+    `container` is what its kind has our container called, which users know by our own name for it. Where
+    pods but the first have a size of their own, `is_worker` makes theirs.
     """
-    pod = pod_of(plan)
+    pod = pod_of(plan).of_workers() if is_worker else pod_of(plan)
+    plan = replace(plan, pod=pod)
     template = {
         "metadata": {
             "labels": {**make_labels(plan), **pod.labels},
@@ -63,7 +69,22 @@ def make_template(
             "volumes": make_volumes(plan, files),
         },
     }
-    return apply_patch(template, pod.patch) if pod.patch else template
+    patched = apply_patch(template, pod.patch) if pod.patch else template
+    return patched if container == names.CONTAINER else _rename_container(patched, container)
+
+
+def _rename_container(template: Object, name: str) -> Object:
+    """Our container under another name, which the pod tells to whoever looks at it."""
+    metadata, spec = template["metadata"], template["spec"]
+    containers = [
+        {**one, "name": name} if one["name"] == names.CONTAINER else one
+        for one in spec["containers"]
+    ]
+    annotations = {**metadata.get("annotations", {}), names.ANNOTATION_CONTAINER: name}
+    return {
+        "metadata": {**metadata, "annotations": annotations},
+        "spec": {**spec, "containers": containers},
+    }
 
 
 def _make_container(plan: Plan, files: Collection[str], env: list[Object]) -> Object:

@@ -11,8 +11,24 @@ import re
 from collections.abc import Sequence
 
 from windlass import names
-from windlass.kube.blocker import NOT_ADMITTED, QUEUE_MISSING, QUEUE_TOO_SMALL, Blocker
-from windlass.kube.fields import Object, condition_of, event_last_s, is_true, labels_of, name_of
+from windlass.kube.blocker import (
+    HALF_SUBMITTED,
+    NOT_ADMITTED,
+    QUEUE_MISSING,
+    QUEUE_TOO_SMALL,
+    SUSPENDED,
+    Blocker,
+)
+from windlass.kube.fields import (
+    Object,
+    annotations_of,
+    condition_of,
+    created_s,
+    event_last_s,
+    labels_of,
+    name_of,
+    read_time,
+)
 
 _MAX_NAMED = 8
 _FLAGS = {"cpu": "--cpus", "memory": "--memory", "ephemeral-storage": "--ephemeral-storage"}
@@ -27,9 +43,38 @@ _BUSY = re.compile(r"insufficient unused quota for \S+ in flavor ([^\s,]+)")
 _UNSERVED = re.compile(r"resource (\S+) unavailable in ClusterQueue")
 
 
+def read_suspension(
+    job: Object,
+    events: Sequence[Object],
+    queues: Sequence[str] | None,
+    *,
+    prefix: str,
+) -> Blocker:
+    """Why an object is suspended, of any kind that Kueue knows; the rest is as for `read_waiting`."""
+    since_s = read_time(condition_of(job, "Suspended").get("lastTransitionTime")) or created_s(job)
+    if names.LABEL_QUEUE in labels_of(job):
+        return read_waiting(job, events, queues, since_s=since_s, prefix=prefix)
+    is_ours = names.LABEL_JOB in labels_of(job)
+    is_half_submitted = is_ours and names.ANNOTATION_SUBMIT in annotations_of(job)
+    if not is_half_submitted:
+        who = "somebody suspended it after it was submitted" if is_ours else ""
+        kind = str(job.get("kind", "Job")).lower()  # items of a list of Jobs have no kind
+        return Blocker(
+            reason=SUSPENDED,
+            message=f"it is suspended: {who or 'whoever made it has not let it run'}",
+            hint=f"kubectl edit {kind} {name_of(job)}: set suspend to false",
+            since_s=since_s,
+        )
+    return Blocker(
+        reason=HALF_SUBMITTED,
+        message="the job was made but never started: its submit did not finish",
+        hint="windlass rm JOB removes it; then submit it again",
+        since_s=since_s,
+    )
+
+
 def read_waiting(
     job: Object,
-    workloads: Sequence[Object],
     events: Sequence[Object],
     queues: Sequence[str] | None,
     *,
@@ -43,8 +88,7 @@ def read_waiting(
     queue = labels_of(job)[names.LABEL_QUEUE]
     if queues is not None and queue not in queues:
         return _say_missing(queue, sorted(queues), since_s)
-    why = next((text for work in workloads if (text := _why_not_admitted(job, work))), "")
-    why = why or _last_word_of_kueue(f"{prefix}{name_of(job)}-", events)
+    why = _last_word_of_kueue(f"{prefix}{name_of(job)}-", events)
     if never := _why_never(why):
         resource, sentence = never
         flag = _FLAGS.get(resource, "--gpus")
@@ -87,17 +131,6 @@ def _why_never(why: str) -> tuple[str, str] | None:
     wanted = over[0]["wanted"] or over[0]["wanted_then"]
     most = over[0]["most"] or over[0]["most_then"]
     return resource, f"it asks for {wanted} {resource} in all, the queue's whole quota is {most}"
-
-
-def _why_not_admitted(job: Object, workload: Object) -> str:
-    owners = workload.get("metadata", {}).get("ownerReferences") or ()
-    if all(owner.get("name") != name_of(job) for owner in owners):
-        return ""
-    for kind in ("Evicted", "QuotaReserved", "Admitted"):
-        condition = condition_of(workload, kind)
-        if condition and is_true(condition) == (kind == "Evicted") and condition.get("message"):
-            return " ".join(str(condition["message"]).split())
-    return ""
 
 
 def _last_word_of_kueue(prefix: str, events: Sequence[Object]) -> str:

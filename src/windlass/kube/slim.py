@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from windlass import names
+from windlass.kube.fields import annotations_of
+
 Object = dict[str, Any]
 
 _METADATA = (
@@ -35,7 +38,10 @@ def slim_pod(pod: Object) -> Object:
     }
     claims = [v for v in spec.get("volumes") or () if v.get("persistentVolumeClaim")]
     kept = {**_pick(spec, _POD_SPEC), **containers, **({"volumes": claims} if claims else {})}
-    return {**_head(pod), "spec": kept, "status": _pick(pod.get("status") or {}, _POD_STATUS)}
+    head = _head(pod)
+    if marks := _pick(annotations_of(pod), (names.ANNOTATION_CONTAINER,)):
+        head["metadata"]["annotations"] = marks
+    return {**head, "spec": kept, "status": _pick(pod.get("status") or {}, _POD_STATUS)}
 
 
 def slim_node(node: Object) -> Object:

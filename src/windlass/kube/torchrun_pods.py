@@ -1,7 +1,8 @@
 """Pods that run torchrun and nothing of ours: what exports without Windlass have in common. Pure.
 
 A `TorchrunPods` says what differs: names, labels, where a pod finds its index, whether pods stay when done.
-Pod 0 opens the store at its own address, the others find it by its name: torchrun asks for the name again
+Where an operator sets torchrun's own variables (`PET_*`), torchrun is all that a pod runs. Elsewhere
+pod 0 opens the store at its own address, the others find it by its name: torchrun asks for the name again
 until it is there, so a name that a DNS server remembers as missing costs time and not the training.
 """
 
@@ -55,12 +56,13 @@ MAX_SCRIPT_BYTES = 200_000  # what client-side `kubectl apply` still takes
 _WAIT_S = 600
 _RESTARTS = re.compile(r"--max[-_]restarts(=|\Z)")
 _OF_WINDLASS = (
-    *(names.JOB_ID, names.JOB_NAME, names.TORCHELASTIC_RUN_ID),
+    *(names.JOB_ID, names.JOB_NAME, names.TORCHELASTIC_RUN_ID, names.POD_HOSTS),
     names.PET_NPROC_PER_NODE,
-    *(names.TORCHELASTIC_MAX_RESTARTS, names.TORCHELASTIC_SIGNALS_TO_HANDLE),
+    *(names.TORCHELASTIC_MAX_RESTARTS, names.TORCHELASTIC_SIGNALS_TO_HANDLE, names.GRACE),
 )
+_BACKENDS = {"etcd": "etcd-v2"}  # torchrun's own "etcd" is an older client, which few images have
+_NCCL_DEBUG = "NCCL_DEBUG"
 _NCCL = {
-    "NCCL_DEBUG": "WARN",
     "NCCL_SOCKET_IFNAME": "eth0",
     names.TORCH_NCCL_ASYNC_ERROR_HANDLING: "1",
 }
@@ -88,12 +90,15 @@ class TorchrunPods:
     name: str
     service: str
     labels: Mapping[str, str]
-    index_path: str  # the field of a pod that holds its index
-    stays: bool  # whether a pod that is done must not end
+    index_path: str  # the field of a pod that holds its index; none: an operator sets PET_*
+    stays: bool = False  # whether a pod that is done must not end
+    command: tuple[str, ...] = ()  # what it runs in place of torchrun
+    container: str = CONTAINER
     rendezvous: Rendezvous = Rendezvous()
     flags: tuple[str, ...] = ()  # of torchrun, besides ours
     script: str | None = None  # what the one script holds that travels; None: all is in the image
     env: list[Object] = field(default_factory=list)
+    nccl_debug: str = "WARN"
 
 
 def unwrap_plan(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
@@ -109,6 +114,21 @@ def unwrap_plan(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
     return replace(plan, work=work, nodes=nodes), flags
 
 
+def make_operator_pods(
+    plan: Plan, script: str | None, flags: tuple[str, ...], *, container: str
+) -> TorchrunPods:
+    """Pods that an operator names and numbers, and brings together; `container` is what it calls its own."""
+    return TorchrunPods(
+        name=plan.job_id,
+        service="",
+        labels={"app": plan.job_id},
+        index_path="",
+        flags=(*([f"--max-restarts={plan.restarts}"] if plan.restarts else []), *flags),
+        script=script,
+        container=container,
+    )
+
+
 def make_torchrun_template(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> Object:
     """The template of the pods."""
     for volume in pod.volumes:
@@ -122,7 +142,7 @@ def make_torchrun_template(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> Obje
         },
         "spec": {
             **make_placement(pod, pods.labels, num_pods=num_pods),
-            "subdomain": pods.service,
+            **({"subdomain": pods.service} if pods.service else {}),
             "automountServiceAccountToken": bool(pod.service_account),
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": math.ceil(plan.grace_s) + 10,
@@ -135,14 +155,15 @@ def make_torchrun_template(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> Obje
 
 
 def _make_container(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> Object:
+    is_placed = not pods.index_path
     container = {
-        "name": CONTAINER,
+        "name": pods.container,
         "image": pod.image,
         "imagePullPolicy": pull_policy(pod.image),
-        "command": ["/bin/sh", "-c", make_shell(plan, pods)],
+        "command": _make_command(plan, pods),
         "env": _make_env(plan, pod, pods),
         "envFrom": make_env_from(pod),
-        "ports": [{"name": "rdzv", "containerPort": PORT}],
+        "ports": [] if is_placed else [{"name": "rdzv", "containerPort": PORT}],
         "resources": make_resources(pod),
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [
@@ -153,6 +174,14 @@ def _make_container(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> Object:
         ],
     }
     return {key: value for key, value in container.items() if value}
+
+
+def _make_command(plan: Plan, pods: TorchrunPods) -> list[str]:
+    if pods.command:
+        return [*pods.command]
+    if pods.index_path:
+        return ["/bin/sh", "-c", make_shell(plan, pods)]
+    return ["torchrun", *pods.flags, *_make_work(plan, pods)]
 
 
 def _make_volumes(pod: PodSpec, pods: TorchrunPods) -> list[Object]:
@@ -166,27 +195,34 @@ def _make_volumes(pod: PodSpec, pods: TorchrunPods) -> list[Object]:
 
 
 def _make_env(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> list[Object]:
-    num_nodes = len(plan.nodes)
-    is_elastic = plan.min_nodes < num_nodes
     texts = {
-        "NNODES": f"{plan.min_nodes}:{num_nodes}" if is_elastic else str(num_nodes),
-        "NPROC_PER_NODE": str(plan.nodes[0].num_ranks),
-        names.MASTER_ADDR: f"{pods.name}-0.{pods.service}",
-        names.MASTER_PORT: str(PORT),
+        **(_make_place(plan, pods) if pods.index_path else {}),
         "HOME": STATE_FOLDER,
         "USER": CONTAINER,
         "LOGNAME": CONTAINER,
+        _NCCL_DEBUG: pods.nccl_debug,
         **_NCCL,
         **{key: value for key, value in plan.env.items() if key not in _OF_WINDLASS},
     }
+    fields = {names.RANK: pods.index_path, "POD_IP": "status.podIP"} if pods.index_path else {}
     own = [
-        _field(names.RANK, pods.index_path),
-        _field("POD_IP", "status.podIP"),
+        *(_field(name, path) for name, path in fields.items()),
         *({"name": name, "value": value} for name, value in texts.items()),
     ]
     asked = make_secret_env(pod)
     taken = {variable["name"] for variable in asked} | {variable["name"] for variable in own}
     return [*own, *(v for v in pods.env if v["name"] not in taken), *asked]
+
+
+def _make_place(plan: Plan, pods: TorchrunPods) -> dict[str, str]:
+    num_nodes = len(plan.nodes)
+    is_elastic = plan.min_nodes < num_nodes
+    return {
+        "NNODES": f"{plan.min_nodes}:{num_nodes}" if is_elastic else str(num_nodes),
+        "NPROC_PER_NODE": str(plan.nodes[0].num_ranks),
+        names.MASTER_ADDR: f"{pods.name}-0.{pods.service}",
+        names.MASTER_PORT: str(PORT),
+    }
 
 
 def _field(name: str, path: str) -> Object:
@@ -237,29 +273,30 @@ def _make_meeting(rendezvous: Rendezvous) -> list[str]:
 
 
 def _make_torchrun(plan: Plan, pods: TorchrunPods) -> str:
+    backend = pods.rendezvous.backend
     restarts = f"--max-restarts={plan.restarts}"
     ours = [
         '--nnodes="$NNODES" --nproc-per-node="$NPROC_PER_NODE"',
-        f"--rdzv-backend={pods.rendezvous.backend}",
+        f"--rdzv-backend={_BACKENDS.get(backend, backend)}",
         f'--rdzv-endpoint="$endpoint" --rdzv-id={pods.name} --rdzv-conf="$conf"',
         *([] if any(_RESTARTS.match(flag) for flag in pods.flags) else [restarts]),
         *([shlex.join(pods.flags)] if pods.flags else []),
     ]
-    return " \\\n  ".join(["torchrun", *ours, _make_work(plan, pods)])
+    return " \\\n  ".join(["torchrun", *ours, shlex.join(_make_work(plan, pods))])
 
 
-def _make_work(plan: Plan, pods: TorchrunPods) -> str:
+def _make_work(plan: Plan, pods: TorchrunPods) -> tuple[str, ...]:
     work = plan.work
     match work:
         case Script():
             path = work.path
             if pods.script is not None:
                 path = f"{CODE_FOLDER}/{PurePosixPath(work.path).name}"
-            return shlex.join((path, *work.args))
+            return (path, *work.args)
         case Module():
-            return shlex.join(("--module", work.name, *work.args))
+            return ("--module", work.name, *work.args)
         case Command():
-            return shlex.join(("--no-python", *work.argv))
+            return ("--no-python", *work.argv)
         case Function() | Calls():
             raise SpecError(
                 "torchrun runs scripts, modules and commands, not functions",

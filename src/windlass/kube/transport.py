@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 import urllib3
 
 from windlass.kube.api_errors import (
+    DEFAULT_ENGINE,
     ClusterError,
     ClusterPlace,
     Unreachable,
@@ -85,11 +86,16 @@ class Transport:
     """Sends requests to one cluster as one user. Thread-safe."""
 
     def __init__(
-        self, target: ClusterTarget, environ: Mapping[str, str], *, retry_for_s: float = RETRY_FOR_S
+        self,
+        target: ClusterTarget,
+        environ: Mapping[str, str],
+        *,
+        engine: str = DEFAULT_ENGINE,
+        retry_for_s: float = RETRY_FOR_S,
     ) -> None:
         self.target = target
         self._retry_for_s = retry_for_s
-        self.where = ClusterPlace(server=target.server, context=target.context)
+        self.where = ClusterPlace(server=target.server, context=target.context, engine=engine)
         self.login = LoginSource(target, environ)
         self.proxy = find_proxy(target, environ)
         self._lock = threading.Lock()

@@ -24,6 +24,25 @@ Object = dict[str, Any]
 
 def render_job(name: str, image: str) -> Object:
     """Suspended: what the pods need is made before they are. Deletes itself in any case."""
+    pod = _render_pod(name, image)
+    return {
+        "apiVersion": KUBERNETES.kind.api_version,
+        "kind": KUBERNETES.kind.name,
+        "metadata": _metadata(name),
+        "spec": {
+            "suspend": True,
+            "completions": 2,
+            "parallelism": 2,
+            "completionMode": "Indexed",
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": _DEADLINE_S,
+            "ttlSecondsAfterFinished": _KEPT_S,
+            "template": {"metadata": {"labels": _labels(name)}, "spec": pod},
+        },
+    }
+
+
+def _render_pod(name: str, image: str) -> Object:
     hosts = [f"{name}-{index}.{name}" for index in (0, 1)]
     source = Path(probe.__file__).read_text()
     container = {
@@ -38,7 +57,7 @@ def render_job(name: str, image: str) -> Object:
             "capabilities": {"drop": ["ALL"]},
         },
     }
-    pod = {
+    return {
         "restartPolicy": "Never",
         "subdomain": name,
         "automountServiceAccountToken": False,
@@ -57,21 +76,6 @@ def render_job(name: str, image: str) -> Object:
             }
         ],
         "containers": [container],
-    }
-    return {
-        "apiVersion": KUBERNETES.kind.api_version,
-        "kind": KUBERNETES.kind.name,
-        "metadata": _metadata(name),
-        "spec": {
-            "suspend": True,
-            "completions": 2,
-            "parallelism": 2,
-            "completionMode": "Indexed",
-            "backoffLimit": 0,
-            "activeDeadlineSeconds": _DEADLINE_S,
-            "ttlSecondsAfterFinished": _KEPT_S,
-            "template": {"metadata": {"labels": _labels(name)}, "spec": pod},
-        },
     }
 
 

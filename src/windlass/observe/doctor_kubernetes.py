@@ -11,9 +11,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from windlass.engines.dialects.table import dialect_names, load_dialect
+from windlass.engines.dialects.dialect import Dialect, Prerequisite
+from windlass.engines.dialects.dialect_table import dialect_names, load_dialect
+from windlass.engines.prerequisites import list_sources
 from windlass.errors import WindlassError
-from windlass.kube.access import MissingRight, Right, check_access, render_role
+from windlass.kube.access import (
+    MissingRight,
+    Right,
+    check_access,
+    may,
+    render_reader,
+    render_role,
+)
 from windlass.kube.api import Api, connect
 from windlass.kube.api_errors import ClusterError, Forbidden, NotFound
 from windlass.kube.fields import Object, labels_of, name_of
@@ -53,8 +62,9 @@ def check_cluster(settings: Settings, *, deep: bool = False) -> Iterator[Check]:
 
     `deep` runs two small pods of the settings' image, too.
     """
+    engine = settings.engine if settings.engine in dialect_names() else "kubernetes"
     try:
-        api = connect(context=settings.context, namespace=settings.namespace)
+        api = connect(context=settings.context, namespace=settings.namespace, engine=engine)
         started_s = time.monotonic()
         version = api.request("GET", "/version").get("gitVersion", "?")
         took_s = time.monotonic() - started_s
@@ -66,9 +76,7 @@ def check_cluster(settings: Settings, *, deep: bool = False) -> Iterator[Check]:
     context = f" (context {api.context})" if api.context else ""
     text = f"Kubernetes {version} at {api.server}{context}, answers in {took_s * 1000:.0f} ms"
     yield Check(name="cluster", state="ok", found=text, needed=True)
-    engine = settings.engine if settings.engine in dialect_names() else "kubernetes"
-    rights = load_dialect(engine).rights
-    for name, look in _make_checks(rights).items():
+    for name, look in _make_checks(load_dialect(engine)).items():
         try:
             for check in look(api):
                 yield replace(check, hint="") if deep and check.hint == _TRY else check
@@ -149,6 +157,25 @@ def _look_at_operators(api: Api) -> Iterator[Check]:
         yield Check(name="operators", state="ok", found=text)
 
 
+def _look_at_runtimes(api: Api, needed: Prerequisite) -> Iterator[Check]:
+    """What objects are made from that are the whole cluster's: reading those takes more than a Role."""
+    own, names = needed.sources[0], list_sources(api, needed)
+    there = f"there is: {', '.join(names)}" if names else "none is seen"
+    for kind in needed.sources:
+        if not kind.namespaced and not may(api, "get", kind.plural, group=kind.group):
+            yield Check(
+                name="runtimes",
+                state="warn",
+                found=f"you may not get {kind.plural}; {there}",
+                hint=f"name a {own.name} of namespace {api.namespace} with --runtime, or ask an admin of the "
+                "cluster for the ClusterRole below",
+                more=render_reader(kind),
+            )
+            return
+    hint = "" if names else f"ask an admin of the cluster for a {own.name}"
+    yield Check(name="runtimes", state="ok" if names else "warn", found=there, hint=hint)
+
+
 def _look_at_nodes(api: Api) -> Iterator[Check]:
     try:
         nodes = api.list(NODES)
@@ -220,10 +247,13 @@ def _look_at_dns(api: Api) -> Iterator[Check]:
     yield Check(name="dns", state="ok", found=f"service {name_of(services[0])} at {address}")
 
 
-def _make_checks(rights: Sequence[Right]) -> Mapping[str, Callable[[Api], Iterator[Check]]]:
+def _make_checks(dialect: Dialect) -> Mapping[str, Callable[[Api], Iterator[Check]]]:
+    needed = dialect.prerequisite
+    own = {"runtimes": partial(_look_at_runtimes, needed=needed)} if needed else {}
     return {
         "namespace": _look_at_namespace,
-        "rights": partial(_look_at_rights, rights=rights),
+        "rights": partial(_look_at_rights, rights=dialect.rights),
+        **own,
         "operators": _look_at_operators,
         "nodes": _look_at_nodes,
         "storage": _look_at_storage,

@@ -169,5 +169,5 @@ def probe(rank: int, names: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    found = probe(int(sys.argv[1]), sys.argv[2:])
-    sys.stdout.write(f"{MARK}{json.dumps(found)}\n")
+    finding = probe(int(sys.argv[1]), sys.argv[2:])
+    sys.stdout.write(f"{MARK}{json.dumps(finding)}\n")

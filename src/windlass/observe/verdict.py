@@ -7,7 +7,7 @@ blame was decided by the agent.
 from __future__ import annotations
 
 from windlass import names
-from windlass.client.terminal import clean
+from windlass.client.terminal import one_line
 from windlass.wire.status import FailureKind, JobStatus, Phase, Verdict
 
 _MAX_EXCEPTION_LINES = 6
@@ -86,7 +86,7 @@ def _shorten(path: str, folder: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    flat = clean(" ".join(text.split()), colour=False)
+    flat = one_line(text)
     return flat if len(flat) <= _MAX_LINE else f"{flat[:_MAX_LINE]}..."
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from windlass import names
 from windlass.client.jobs.live_view import render_progress, render_seconds
-from windlass.client.terminal import clean
+from windlass.client.terminal import clean, one_line
 from windlass.kube.blocker import CONDITION
 from windlass.observe.timeline import make_rows
 from windlass.observe.verdict import render_verdict
@@ -92,23 +92,33 @@ def _explain_running(status: JobStatus, now_s: float) -> Why:
     ranks = ", ".join(f"{count} {state}" for state, count in states.most_common())
     attempt = f", attempt {status.attempt}" if status.attempt else ""
     words = _waits_for(status, now_s) or " · ".join(parts) or f"{status.num_ranks} ranks: {ranks}"
-    details = [f"ranks: {ranks}", *(f"progress: {p}" for p in [" · ".join(parts)] if p)]
+    details = [
+        *([f"ranks: {ranks}"] if ranks else []),
+        *(f"progress: {p}" for p in [" · ".join(parts)] if p),
+    ]
     details += _describe_history(status)
+    details += [f"also: {c.text}" for c in status.conditions if c.type == "warning"]
     return _make(
         status,
         reason=last.reason if last else "",
         sentence=f"{_name(status)} has been running for {render_seconds(now_s - since_s)}{attempt}: {words}",
         since_s=since_s,
         details=[*details, *_describe_nodes(status)],
-        hint=f"windlass logs {status.job_id} -f",
+        hint=f"windlass logs {_address(status)} -f",
     )
+
+
+def _address(status: JobStatus) -> str:
+    """What names the job to a command: what others made is not known here, so its engine is said, too."""
+    is_adopted = any(each.reason == names.REASON_ADOPTED for each in status.conditions)
+    return f"{status.job_id} -e {status.engine}" if is_adopted else status.job_id
 
 
 def _waits_for(status: JobStatus, now_s: float) -> str:
     """What a running job waits for, if that can be told: imports, ranks that lag, a silence."""
     last = _last_condition(status)
-    if last is not None and last.reason == names.REASON_READY:  # a compute
-        return last.message
+    if last is not None and last.reason in (names.REASON_READY, names.REASON_ADOPTED):
+        return last.message  # of a compute, or of what others made: it has no ranks of its own
     if all(moment.name != "imports done" for moment in status.timeline):
         return f"importing{f' ({last.message})' if last and last.message else ''}"
     running = [rank.rank for rank in status.ranks if rank.state == RankState.RUNNING]
@@ -145,7 +155,7 @@ def _explain_end(status: JobStatus, folder: str) -> Why:
             sentence=f"{_name(status)} succeeded{took}{words}",
             since_s=since_s,
             details=_describe_history(status),
-            hint=f"windlass result {status.job_id}",
+            hint=f"windlass {'logs' if reason == names.REASON_ADOPTED else 'result'} {_address(status)}",
         )
     how = {Phase.CANCELLED: "was cancelled", Phase.ENDED: "has ended"}.get(status.phase, "failed")
     kind = ""
@@ -169,14 +179,14 @@ def _make(
         job_id=status.job_id,
         phase=status.phase.value,
         reason=reason,
-        sentence=_one_line(sentence),
+        sentence=one_line(sentence),
         since_s=since_s,
         details=tuple(
             clean(line, colour=False).rstrip()
             for line in details
             if not line.startswith("  next: ")
         ),
-        next=_one_line(hint),
+        next=one_line(hint),
     )
 
 
@@ -213,14 +223,10 @@ def _describe_road(status: JobStatus, now_s: float) -> Iterator[str]:
 
 
 def _describe_history(status: JobStatus) -> list[str]:
-    return [f"before that, attempt {v.attempt}: {_one_line(v.message)}" for v in status.history]
+    return [f"before that, attempt {v.attempt}: {one_line(v.message)}" for v in status.history]
 
 
 def _ranks(ranks: list[int]) -> str:
     named = ", ".join(map(str, ranks[:_MAX_NAMED]))
     more = f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else ""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {named}{more}"
-
-
-def _one_line(text: str) -> str:
-    return clean(" ".join(text.split()), colour=False)

@@ -18,9 +18,10 @@ from windlass.spec.work import Work
 
 if TYPE_CHECKING:
     from windlass.spec.job_spec import JobSpec
+    from windlass.spec.node_sizes import NodeSizes
     from windlass.spec.pod_spec import PodSpec
 else:
-    PodSpec = Any  # loaded only where nodes are pods: `read_plan`
+    PodSpec = NodeSizes = Any  # loaded only where a plan has one: `read_plan`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,7 @@ class Facts:
     master_port: int = 0  # the port ranks should meet at if it is free; 0: any
     replaces_nodes: bool = False  # whether a lost node comes back
     code_folder: str = ""  # where the project lies on the nodes; empty: where it lies here
+    jobs_folder: str = ""  # where each job has a folder, if it is known here
     lease_s: float = 5.0  # unless asked otherwise
     join_timeout_s: float = 60.0  # likewise
 
@@ -80,6 +82,7 @@ class Plan:
     pod: PodSpec | None = None  # where nodes are pods
     framework: str = "pytorch"
     python_minor: str = ""  # "3.12" where the payload holds code that only this one can run
+    sizes: NodeSizes | None = None  # where the framework counts resources itself
 
     @property
     def num_ranks(self) -> int:
@@ -116,9 +119,13 @@ def make_plan(
         engine=spec.engine,
         created_at_s=now_s,
         work=spec.work,
-        nodes=make_nodes(spec.nodes, spec.procs, job_name=name),
+        nodes=make_nodes(spec.nodes, spec.procs, job_name=name, only_first=spec.only_first),
         env=make_job_env(
-            spec, job_id=job_id, name=name, facts_env=facts.env, environ=facts.environ
+            spec,
+            job_id=job_id,
+            name=name,
+            facts_env={**facts.env, **_place_out(facts, job_id)},
+            environ=facts.environ,
         ),
         cwd=spec.cwd,
         paths=spec.paths,
@@ -142,6 +149,13 @@ def make_plan(
         pod=spec.pod,
         framework=spec.framework or spec.work.framework,
         python_minor=python_minor,
+        sizes=spec.sizes,
+    )
+
+
+def _place_out(facts: Facts, job_id: str) -> dict[str, str]:
+    return (
+        {names.OUT: f"{facts.jobs_folder}/{job_id}/{names.OUT_FOLDER}"} if facts.jobs_folder else {}
     )
 
 
@@ -163,6 +177,8 @@ def read_plan(text: str) -> Plan:
             hint="use the same version of Windlass for submitting and for reading",
         )
     plan = records.read(Plan, data)
+    if plan.sizes is not None:
+        plan = replace(plan, sizes=_read_sizes(plan.sizes))
     return plan if plan.pod is None else replace(plan, pod=_read_pod(plan.pod))
 
 
@@ -170,3 +186,9 @@ def _read_pod(data: Any) -> PodSpec:
     from windlass.spec.pod_spec import PodSpec
 
     return records.read(PodSpec, data)
+
+
+def _read_sizes(data: Any) -> NodeSizes:
+    from windlass.spec.node_sizes import NodeSizes
+
+    return records.read(NodeSizes, data)

@@ -39,6 +39,7 @@ def make_job_env(
         names.TORCHELASTIC_RUN_ID: job_id,
         names.TORCHELASTIC_MAX_RESTARTS: str(spec.restarts),
         names.TORCHELASTIC_SIGNALS_TO_HANDLE: "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        names.GRACE: f"{spec.grace_s:g}",
     }
     defaults = {names.TORCH_NCCL_ASYNC_ERROR_HANDLING: "1", **facts_env}
     if spec.procs > 1:
@@ -67,6 +68,8 @@ class Meeting:
     address: str
     port: int
     has_store: bool = False  # a store is there already; else rank 0 opens it
+    secret: str = ""  # that lets a rank in, where the store asks for one
+    members: tuple[str, ...] = ()  # addresses of a cluster's nodes
 
 
 def make_rank_env(plan: Plan, rank: int, *, attempt: int, meeting: Meeting) -> dict[str, str]:

@@ -23,14 +23,19 @@ class NodePlan:
         return range(self.first_rank, self.first_rank + self.num_ranks)
 
 
-def make_nodes(num_nodes: int, num_procs: int, *, job_name: str) -> tuple[NodePlan, ...]:
-    """Node i runs ranks i*procs to (i+1)*procs - 1 and keeps its name for the whole job."""
+def make_nodes(
+    num_nodes: int, num_procs: int, *, job_name: str, only_first: bool = False
+) -> tuple[NodePlan, ...]:
+    """Node i runs ranks i*procs to (i+1)*procs - 1 and keeps its name for the whole job.
+
+    With `only_first` the others run none: they serve those of node 0.
+    """
     return tuple(
         NodePlan(
             index=index,
             name=f"{job_name}-node-{index}",
-            first_rank=index * num_procs,
-            num_ranks=num_procs,
+            first_rank=num_procs if only_first and index else index * num_procs,
+            num_ranks=0 if only_first and index else num_procs,
         )
         for index in range(num_nodes)
     )

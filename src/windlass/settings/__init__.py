@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from windlass.settings.durations import read_duration as read_duration
 from windlass.settings.reading import read_settings as read_settings
+from windlass.settings.reading import read_settings_here as read_settings_here
 from windlass.settings.reading import start_folder as start_folder
 from windlass.settings.setting import NodeRange as NodeRange
 from windlass.settings.setting import Setting as Setting

@@ -37,6 +37,11 @@ def start_folder() -> Path:
         return Path.home()
 
 
+def read_settings_here(flags: Mapping[str, object]) -> Settings:
+    """All settings as they hold for this process, with these flags."""
+    return read_settings(flags=flags, environ=os.environ, start=start_folder())
+
+
 def read_settings(
     *,
     flags: Mapping[str, object],

@@ -33,6 +33,9 @@ class Settings:
     )
     procs: int | None = _is("int", None, "ranks per node; none: one per GPU, else one", minimum=1)
     gpus: int = _is("int", 0, "GPUs per node", minimum=0)
+    pretend_gpus: bool = _is(
+        "bool", False, "on this machine, have Ray count GPUs that are not there, for tests"
+    )
     framework: str = _is(
         "str", "", "how the work is spread over ranks; empty: pytorch, or command for a command"
     )
@@ -40,7 +43,9 @@ class Settings:
     env: Mapping[str, str] = _is("table", {}, "environment variables of every rank")
     start: str = _is("str", "fork", "how ranks start", choices=("fork", "spawn"))
     preload: tuple[str, ...] | None = _is(
-        "list", None, "modules imported once, before ranks start; unset: those the source imports"
+        "list",
+        None,
+        "modules imported once, before ranks start; unset: torch, if the source leads to it",
     )
     python: str = _is("str", "", "the nodes' interpreter; empty: this one")
     restarts: int = _is("int", 0, "how often to start again when the code fails", minimum=0)
@@ -102,6 +107,14 @@ class Settings:
     )
     priority_class: str = _is("str", "", "the pods' priority class", group=PODS)
     queue: str = _is("str", "", "the Kueue queue", group=PODS)
+    runtime: str = _is(
+        *(
+            "str",
+            "",
+            "the TrainingRuntime that a TrainJob is made from; default: torch-distributed",
+        ),
+        group=PODS,
+    )
     service_account: str = _is("str", "", "the service account that the pods use", group=PODS)
     run_as: int | None = _is(
         "int",
@@ -129,6 +142,14 @@ class Settings:
     allow_host_path: bool = _is(
         "bool", False, "allow volumes that are folders of the host", group=PODS
     )
+    mesh_name: str = _is(
+        *("str", "", "the Monarch mesh that the pods are; empty: the job's name without dashes"),
+        group=PODS,
+    )
+    open_mesh: bool = _is(
+        *("bool", False, "let all pods of the namespace use the Monarch mesh, without TLS"),
+        group=PODS,
+    )
     labels: Mapping[str, str] = _is("table", {}, "labels of the pods", group=PODS, spelt="label")
     annotations: Mapping[str, str] = _is(
         "table", {}, "annotations of the pods", group=PODS, spelt="annotation"
@@ -142,8 +163,8 @@ class Settings:
         "patch", None, "YAML to merge into the pods' template, or a file that holds it", group=PODS
     )
     rdzv_backend: str = _is(
-        *("str", "c10d", "the rendezvous backend of torchrun"),
-        choices=("c10d", "etcd-v2"),
+        *("str", "c10d", "the rendezvous backend of torchrun; etcd means etcd-v2"),
+        choices=("c10d", "etcd", "etcd-v2"),
         group=EXPORT,
     )
     rdzv_endpoint: str = _is(

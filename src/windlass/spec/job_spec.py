@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from windlass import names
 from windlass.errors import SpecError
+from windlass.spec.node_sizes import NodeSizes
 from windlass.spec.pod_spec import PodSpec
 from windlass.spec.work import Work
 
@@ -30,6 +31,7 @@ class JobSpec:
     nodes: int = 1
     min_nodes: int = 0  # an attempt may start with so many; 0: all of them
     procs: int = 1
+    only_first: bool = False  # ranks are on node 0 alone; the other nodes serve them
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str = ""
     paths: tuple[str, ...] = ()  # import paths of the client that the ranks need too
@@ -45,6 +47,7 @@ class JobSpec:
     join_timeout_s: float | None = None  # None: likewise
     detach: bool = False
     pod: PodSpec | None = None  # where nodes are pods
+    sizes: NodeSizes | None = None  # where the framework counts resources itself
 
     def __post_init__(self) -> None:
         for count in ("nodes", "procs"):

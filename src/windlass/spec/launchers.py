@@ -1,6 +1,6 @@
 """Lines that start a node's processes themselves: torchrun, accelerate launch, deepspeed. Pure.
 
-Such a line is one command a node, whatever number of ranks is asked for. What it says of its own size, and
+Such a line is one command per node, whatever number of ranks is asked for. What it says of its own size, and
 how it is told what it does not say, is here.
 """
 

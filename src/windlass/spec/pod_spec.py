@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from windlass import names
@@ -22,6 +22,15 @@ GPU_LABEL = "nvidia.com/gpu.product"
 DAY_S = 86400.0
 _DNS_NAME = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 _OURS = ("windlass.dev/", "batch.kubernetes.io/", "app.kubernetes.io/managed-by")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSize:
+    """What the pods of a group have of their own; what is left out is not limited."""
+
+    cpus: str = ""
+    memory: str = ""
+    gpus: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +60,13 @@ class PodSpec:
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     queue: str = ""
+    runtime: str = ""  # what a TrainJob is made from; empty: the engine's own choice
     ttl_s: float | None = DAY_S  # None: kept until removed
     in_image: bool = False
     run_as: int | None = 1000  # None: the cluster or the image decides
     patch: Mapping[str, Any] | None = None
+    workers: PodSize | None = None  # of all pods but the first; None: all are alike
+    open_ports: tuple[int, ...] = ()  # which all pods of the namespace may reach
 
     def __post_init__(self) -> None:
         _check_image(self.image)
@@ -62,6 +74,22 @@ class PodSpec:
         _check_resources(self)
         _check_placement(self)
         _check_mounts(self)
+        self.of_workers()
+
+    def of_workers(self) -> PodSpec:
+        """What every pod but the first is to be like."""
+        size = self.workers
+        if size is None:
+            return self
+        return replace(
+            self,
+            cpus=size.cpus,
+            memory=size.memory,
+            gpus=size.gpus,
+            gpu_type=self.gpu_type if size.gpus else "",
+            requests={},  # which are lower than the first pod's own limits
+            workers=None,
+        )
 
 
 def _check_image(image: str) -> None:
@@ -85,6 +113,7 @@ def _check_names(pod: PodSpec) -> None:
         "--service-account": (pod.service_account,),
         "--pull-secret": pod.pull_secrets,
         "--queue": (pod.queue,),
+        "--runtime": (pod.runtime,),
     }
     for flag, values in named.items():
         for value in values:

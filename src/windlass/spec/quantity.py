@@ -55,6 +55,11 @@ def read_quantity(text: str) -> int:
     return int(int(f"{whole}{part}") * factor // 10 ** len(part))
 
 
+def read_cpus(text: str) -> float:
+    """How many processors a quantity is: 0.5 for 500m."""
+    return read_quantity(text) / BILLION
+
+
 def halve(text: str) -> str:
     """Half of an amount of bytes, as whole mebibytes."""
     return f"{read_quantity(text) // 2 // BILLION // (1 << 20) or 1}Mi"

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
+
+from windlass.spec.image_step import ImageStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,7 @@ class Calls:
         default_factory=dict
     )  # what of that is nowhere else in the plan
     ttl_s: float | None = None  # how long they stay when nothing is called
-    steps: tuple[Mapping[str, Any], ...] = ()  # of the image, run once on each node
+    steps: tuple[ImageStep, ...] = ()  # of the image, run once on each node
     user: str = ""  # who started them
     identity: str = ""  # and what the cluster calls him, where it tells
     place_s: float | None = None  # how long they wait for their machines if nobody waits any more

@@ -24,7 +24,7 @@ from windlass.wire.job_folder import JobFolder, sync_name, write_atomically
 from windlass.wire.messages.link import FilePiece
 
 PIECE_BYTES = 1 << 20
-_LOG = re.compile(r"attempt-[0-9]{1,9}/rank-[0-9]{1,9}\.log\Z")
+_LOG = re.compile(r"attempt-[0-9]{1,9}/(rank|node)-[0-9]{1,9}\.log\Z")
 _WHOLE = re.compile(r"attempt-[0-9]{1,9}/(rank-[0-9]{1,9}\.(result|error\.json)|world\.json)\Z")
 INPUTS = frozenset({names.PAYLOAD_FILE, names.BUNDLE_FILE})
 STATUS = frozenset({names.STATUS_FILE})
@@ -34,7 +34,7 @@ _NUMBERS = itertools.count()
 
 
 def is_from_ranks(path: str) -> bool:
-    """Whether it is what a rank left: its log, its result, its error."""
+    """Whether a rank left this file: its log, result or error."""
     return bool(_LOG.match(path) or _WHOLE.match(path))
 
 
@@ -43,7 +43,7 @@ def is_input(path: str) -> bool:
 
 
 def is_from_lead(path: str) -> bool:
-    """Whether a client may be sent it."""
+    """Whether this file may be sent to a client."""
     return path in STATUS or is_from_ranks(path)
 
 
@@ -70,7 +70,7 @@ def read_piece(message: FilePiece, body: bytes) -> Piece:
 
 
 class Sender:
-    """What of a folder the other side lacks, as far as it was chosen."""
+    """Sends the chosen files of a folder, as far as the other side lacks them."""
 
     def __init__(self, folder: JobFolder, wants: Choice, *, has: Mapping[str, int]) -> None:
         self._folder = folder

@@ -1,16 +1,17 @@
-"""Frames on a link: a JSON header and a body of bytes, both bounded.
+"""A connection without its socket: bytes become frames, messages bytes, and a peer introduces itself.
 
     | header length, 4 bytes | body length, 4 bytes | header, JSON | body |
 
-The first frame on a link is a hello with the protocol's version and the job's id; a peer of another version
-or another job is told so and hung up on. Pure: reading from sockets is `agent.link.agent_link`'s business.
+The first frame is a hello with the protocol's version and the job's id; a peer of another version or another
+job is told so and hung up on. Pure. Its shells do the I/O: `agent.link.agent_link` in an event loop,
+`agent.link.blocking_link` where one waits; `agent.link.rank_channel` is between a node and its ranks.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,9 +21,11 @@ from windlass.wire.identity import NODE, ROLES
 from windlass.wire.message import Message
 from windlass.wire.messages.link import Hello
 
-LENGTHS = struct.Struct(">II")
-_SMALL_BYTES = 4096
+_LENGTHS = struct.Struct(">II")
+_SMALL_BYTES = 64 << 10  # of a body: copied, since it is sent in one go with what stands before it
+_ROOM_BYTES = 8 << 20  # for what is announced; a peer that has sent so much means it
 
+Buffer = bytes | bytearray | memoryview
 Header = Mapping[str, Any]
 
 
@@ -37,7 +40,7 @@ _decode = json.JSONDecoder().decode
 
 
 class Frame(NamedTuple):
-    """One message: what it says, and the bytes it carries."""
+    """One message: what it says, and the bytes it carries, which are the receiver's own."""
 
     header: Header
     body: bytes = b""
@@ -49,121 +52,118 @@ class Frame(NamedTuple):
 
 def render_frame(said: Message | Header, body: bytes = b"") -> bytes:
     """The bytes of one frame."""
-    return render_head(said, len(body)) + body
+    return _render_head(said, len(body)) + body
 
 
-def render_head(said: Message | Header, num_body_bytes: int) -> bytes:
-    """The bytes of one frame up to its body, for a sender of a large body that does not copy it."""
+def render_pieces(said: Message | Header, segments: Sequence[Buffer]) -> Sequence[Buffer]:
+    """The same, to be sent one after another: a large body is not copied."""
+    size = sum(map(len, segments))
+    head = _render_head(said, size)
+    if size <= _SMALL_BYTES:
+        return (b"".join((head, *segments)),)
+    return (head, *segments)
+
+
+def _render_head(said: Message | Header, num_body_bytes: int) -> bytes:
     text = _encode(said.to_header() if isinstance(said, Message) else said).encode()
-    return LENGTHS.pack(len(text), num_body_bytes) + text
+    return _LENGTHS.pack(len(text), num_body_bytes) + text
 
 
 @dataclass(slots=True)
 class FrameDecoder:
-    """Cuts a stream of bytes into frames; refuses what is too long before it is buffered.
+    """Cuts a stream of bytes into frames; refuses what is too long before it is kept.
 
-    A body is kept in the pieces it came in and put together once: so it is copied once, and takes no
-    more memory than what has really arrived of it. A caller that stops reading `feed` halfway loses nothing.
+    `feed` it what has come, or read a body that is under way into its `place`. No frame is looked at before
+    it is taken. What is announced and does not come takes little memory.
     """
 
     max_header_bytes: int = names.MAX_HEADER_BYTES
     max_body_bytes: int = names.MAX_BODY_BYTES
-    _head: bytearray = field(default_factory=bytearray)  # lengths and header of the frame begun
-    _header: Header | None = None  # once it is complete
-    _pieces: list[bytearray | memoryview] = field(default_factory=list)
-    _missing: int = 0  # bytes of the body still to come
-    _rest: memoryview = field(default_factory=lambda: memoryview(b""))  # not looked at yet
+    _unread: bytearray = field(default_factory=bytearray)  # not looked at yet
+    _header: Header | None = None  # of the frame under way
+    _body: bytearray = field(default_factory=bytearray)
+    _missing: int = 0  # bytes of that body still to come
+    _room: int = 0  # at the end of it, for the next of them
 
     @property
     def is_between_frames(self) -> bool:
         """Whether all that came was whole frames."""
-        return self._header is None and not self._head and not self._rest
+        return self._header is None and not self._unread
+
+    @property
+    def num_unread(self) -> int:
+        """Bytes that came and were not looked at yet."""
+        return len(self._unread)
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Add bytes, yield each frame that is now complete."""
-        self._rest = memoryview(bytes(self._rest) + data if self._rest else data)
-        while self._rest and (frame := self._take()) is not None:
-            yield frame
+        """Add bytes; the frames that are now complete, to be taken now or later."""
+        while self._missing and data and (place := self.place()) is not None:
+            with place:
+                num_bytes = min(len(place), len(data))
+                place[:num_bytes] = data[:num_bytes]
+            self.placed(num_bytes)
+            data = data[num_bytes:]
+        self._unread += data
+        return iter(self.take, None)
 
-    def _take_whole(self) -> Frame | None:
-        """A frame that has come as a whole, as most do."""
-        rest = self._rest
-        if len(rest) < LENGTHS.size:
-            return None
-        header_length, body_length = LENGTHS.unpack_from(rest)
-        self._check_lengths(header_length, body_length)
-        start = LENGTHS.size + header_length
-        end = start + body_length
-        if end > len(rest):
-            return None
-        header = read_header(bytes(rest[LENGTHS.size : start]))
-        self._rest = rest[end:]
-        return Frame(header, bytes(rest[start:end]))
+    def place(self) -> memoryview | None:
+        """Where more of a large body is to be read to; `placed` is told how much. None: feed whatever comes.
 
-    def _take(self) -> Frame | None:
-        if self._header is None and not self._head and (whole := self._take_whole()):
-            return whole
-        if self._header is None:
-            self._header = self._take_header()
-            if self._header is None:
-                return None
-        if self._missing:
-            self._keep(self._cut(self._missing))
-            if self._missing:
-                return None
-        frame = Frame(self._header, b"".join(self._pieces))
-        self._header = None
-        self._pieces.clear()
-        self._head.clear()
+        The view must be released before the frame is taken: its owner may want to change its length.
+        """
+        if not self._missing:
+            return None
+        if not self._room:
+            come = self._body
+            is_earnest = len(come) >= _ROOM_BYTES
+            self._room = self._missing if is_earnest else min(self._missing, _ROOM_BYTES)
+            self._body = bytearray(len(come) + self._room)  # one that grows is moved more often
+            self._body[: len(come)] = come
+        return memoryview(self._body)[-self._room :]
+
+    def placed(self, num_bytes: int) -> None:
+        """So much of the body was read in place."""
+        self._room -= num_bytes
+        self._missing -= num_bytes
+
+    def take(self) -> Frame | None:
+        """The next frame, if it is complete."""
+        if self._header is None and self._unread:
+            self._begin()
+        if self._header is None or self._missing:
+            return None
+        # a bytearray, so that arrays in it can be written to: it does all that bytes do but be a key
+        frame = Frame(self._header, self._body)  # type: ignore[arg-type]
+        self._header, self._body = None, bytearray()
         return frame
 
-    def _take_header(self) -> Header | None:
-        if not self._fill(LENGTHS.size):
-            return None
-        header_length, body_length = LENGTHS.unpack_from(self._head)
-        self._check_lengths(header_length, body_length)
-        if not self._fill(LENGTHS.size + header_length):
-            return None
-        header = read_header(bytes(self._head[LENGTHS.size :]))
-        self._missing = body_length
-        return header
-
-    def _check_lengths(self, header_length: int, body_length: int) -> None:
+    def _begin(self) -> None:
+        """Read the next frame's header, if it is complete; its body is under way then."""
+        unread = self._unread
+        if len(unread) < _LENGTHS.size:
+            return
+        header_length, body_length = _LENGTHS.unpack_from(unread)
         if header_length > self.max_header_bytes or body_length > self.max_body_bytes:
             raise ProtocolError(
                 f"a frame of {header_length} + {body_length} bytes is over the limit",
                 hint="the peer does not speak Windlass's protocol",
             )
-
-    def _fill(self, length: int) -> bool:
-        """Whether the head is so long by now."""
-        if len(self._head) < length:
-            self._head += self._cut(length - len(self._head))
-        return len(self._head) >= length
-
-    def _cut(self, length: int) -> memoryview:
-        piece = self._rest[:length]
-        self._rest = self._rest[length:]
-        return piece
-
-    def _keep(self, piece: memoryview) -> None:
-        """Small pieces are put together at once: each object costs more than the bytes in it."""
-        self._missing -= len(piece)
-        if len(piece) >= _SMALL_BYTES or not self._missing:
-            self._pieces.append(piece)
-        elif self._pieces and isinstance(last := self._pieces[-1], bytearray):
-            last += piece
-        else:
-            self._pieces.append(bytearray(piece))
+        start = _LENGTHS.size + header_length
+        if len(unread) < start:
+            return
+        self._header = _read_header(unread[_LENGTHS.size : start])
+        self._body = unread[start : start + body_length]
+        self._missing = body_length - len(self._body)
+        del unread[: start + body_length]
 
 
-def read_header(text: bytes | bytearray) -> Header:
+def _read_header(text: bytearray) -> Header:
     """What a frame says."""
     try:
         header = _decode(text.decode())
     except (ValueError, RecursionError) as error:
         raise ProtocolError("a frame's header is not JSON") from error
-    if not isinstance(header, dict):
+    if type(header) is not dict:
         raise ProtocolError("a frame's header is not an object")
     return header
 

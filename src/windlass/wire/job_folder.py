@@ -77,7 +77,9 @@ class JobFolder:
         return self.attempt(attempt) / names.WORLD_FILE
 
     def log(self, attempt: int, rank: int) -> Path:
-        return self.attempt(attempt) / f"rank-{rank}.log"
+        """A rank's; with a negative number that of a node's own processes."""
+        name = f"rank-{rank}.log" if rank >= 0 else f"node-{-1 - rank}.log"
+        return self.attempt(attempt) / name
 
     def result(self, attempt: int, rank: int) -> Path:
         return self.attempt(attempt) / f"rank-{rank}.result"
@@ -98,7 +100,7 @@ def write_atomically(path: Path, *chunks: bytes, is_durable: bool = False) -> No
 
 
 def sync_name(path: Path) -> None:
-    """Have the name of a file that was just made or renamed outlive a power cut, as its bytes do."""
+    """Make the name of a new or renamed file survive a power cut, as its bytes do."""
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # some file systems cannot, and need not
@@ -116,7 +118,7 @@ def write_once(path: Path, *chunks: bytes) -> None:
 
 
 def _open_private(path: str, flags: int) -> int:
-    """Nobody else's to read, nor to write where it is executed, whatever the umask."""
+    """Open a file that only its owner can read and write, whatever the umask."""
     return os.open(path, flags, 0o600)
 
 

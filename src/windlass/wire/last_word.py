@@ -45,7 +45,7 @@ class LastWord:
 
 
 def choose_files(sizes: Mapping[str, int], *, max_bytes: int = MAX_BYTES) -> set[str]:
-    """Those for which there is room, by their sizes alone: nobody reads a file that does not fit.
+    """The files there is room for, by size alone, so that no file is read in vain.
 
     Small ones come first, and logs last: those may be had from the pods themselves.
     """

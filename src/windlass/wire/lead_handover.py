@@ -41,7 +41,7 @@ class LeadHandover:
 
 
 def make_memory(num_losses: int) -> LeadHandover:
-    """What a node 0 knows that nobody tells anything: how many it has had before itself."""
+    """What a node 0 knows that no other node tells: how many there were before it."""
     return LeadHandover(attempt=num_losses - 1, losses_used=num_losses)
 
 

@@ -14,7 +14,16 @@ from pathlib import Path
 
 from windlass.plan.plan import Plan
 from windlass.wire.job_folder import JobFolder
-from windlass.wire.log_lines import FULL, PART, REPLACED, LogLine, LogQuery, LogRecord, read_record
+from windlass.wire.log_lines import (
+    FULL,
+    PART,
+    REPLACED,
+    LogLine,
+    LogQuery,
+    LogRecord,
+    number_node,
+    read_record,
+)
 from windlass.wire.partial_world import read_world
 
 _READ_BYTES = 1 << 20
@@ -129,13 +138,18 @@ def find_logs(folder: JobFolder, plan: Plan, query: LogQuery) -> list[RankLog]:
                 continue
             logs += [
                 RankLog(folder.log(attempt, rank), node.index, rank, attempt)
-                for rank in node.ranks
+                for rank in (*node.ranks, *_find_others(plan, node.index))
                 if query.rank in (None, rank)
             ]
     if query.since_s is not None:
         for log in logs:
             log.skip_to(query.since_s)
     return logs
+
+
+def _find_others(plan: Plan, node: int) -> tuple[int, ...]:
+    """The logs of a node beside its ranks': one, where a framework has processes of its own there."""
+    return () if plan.sizes is None else (number_node(node),)
 
 
 @dataclass(slots=True)

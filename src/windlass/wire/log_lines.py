@@ -37,7 +37,7 @@ class LogLine:
 
     at_s: float
     node: int
-    rank: int
+    rank: int  # negative: of a framework's own processes on the node, `number_node`
     attempt: int
     stream: str
     text: str
@@ -69,6 +69,11 @@ class LogQuery:
         if self.since_s is not None and line.at_s < self.since_s:
             return False
         return self.grep is None or re.search(self.grep, line.text) is not None
+
+
+def number_node(node: int) -> int:
+    """The number, among those of ranks, of what a framework's own processes on a node print."""
+    return -1 - node
 
 
 def render_prefix(at_s: float, stream: str, tag: str) -> bytes:

@@ -35,8 +35,9 @@ else:
 
 _MAX_INT = 1 << 62
 _MAX_PORT = (1 << 16) - 1
-_MISSING = object()
 _fill = object.__setattr__  # as a whole: its own dict is what a message is
+
+_STATES = "wire.states"
 
 # Records of other modules that messages carry, and where they are; loaded with the first one.
 _CARRIED = {
@@ -44,23 +45,28 @@ _CARRIED = {
     **dict.fromkeys(("JobStatus", "Verdict"), "wire.status"),
     **dict.fromkeys(("LeadHandover", "LostLead", "Seat"), "wire.lead_handover"),
     "NodePlan": "plan.topology",
-    "RankState": "wire.states",
+    "ImageStep": "spec.image_step",
+    "NodeSize": "spec.node_sizes",
+    "NodeSizes": "spec.node_sizes",
+    **dict.fromkeys(("CallState", "RankState"), _STATES),
 }
 _parts: dict[str, type[Message]] = {}  # messages inside messages, by name
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 class Message:
-    """One kind. A field that was not given has its default here, and is not said."""
+    """One kind of message. A field that is not given has its default, and is not sent."""
 
     kind: ClassVar[str] = ""
     tag: ClassVar[str] = "type"  # the key under which the kind is said
     _fields: ClassVar[tuple[Field, ...] | None] = None
 
-    def __init_subclass__(cls, *, kind: str = "") -> None:
+    def __init_subclass__(cls, *, kind: str = "", is_hot: bool = False) -> None:
         cls.kind = kind
         cls._fields = None
         _parts[cls.__name__] = cls
+        if is_hot:  # an empty call reads it
+            cls.read = classmethod(_read_hot)  # type: ignore[assignment]
 
     def __init__(self, **fields: Any) -> None:
         _fill(self, "__dict__", fields)
@@ -84,7 +90,7 @@ class Message:
         return {self.tag: self.kind, **self.__dict__}
 
     def says(self, name: str) -> bool:
-        """Whether a field was given, be it None."""
+        """Whether a field was given, even as None."""
         return name in self.__dict__
 
     def replaced(self, **fields: Any) -> Self:
@@ -96,19 +102,31 @@ class Message:
         """The message in a header; keys that it does not know are ignored, all others are checked."""
         values: dict[str, Any] = {}
         for name, plain, check, is_optional in cls._fields or cls._find_fields():
-            value = header.get(name, _MISSING)
+            if name not in header:
+                if not is_optional:
+                    cls.refuse_missing(name)
+                continue
+            value = header[name]
             if type(value) is plain:
                 values[name] = value
-            elif value is not _MISSING:
-                try:
-                    values[name] = check(value)
-                except ValueError as error:
-                    raise ProtocolError(f"{cls._describe()}: its {name} is {error}") from error
-            elif not is_optional:
-                raise ProtocolError(f"{cls._describe()}: it has no {name}")
+                continue
+            try:
+                values[name] = check(value)
+            except ValueError as error:
+                raise cls.refuse(name, error) from error
         message = cls.__new__(cls)
         _fill(message, "__dict__", values)
         return message
+
+    @classmethod
+    def refuse(cls, name: str, error: ValueError) -> ProtocolError:
+        """The error of a value that a field cannot have."""
+        return ProtocolError(f"{cls._describe()}: its {name} is {error}")
+
+    @classmethod
+    def refuse_missing(cls, name: str) -> None:
+        """A field that must be said is not."""
+        raise ProtocolError(f"{cls._describe()}: it has no {name}")
 
     @classmethod
     def _describe(cls) -> str:
@@ -124,6 +142,19 @@ class Message:
         return cls._fields
 
 
+def _read_hot(cls: type[Message], header: Mapping[str, Any]) -> Message:
+    """The first one of a kind."""
+    have_reader(cls)
+    return cls.read(header)
+
+
+def have_reader(cls: type[Message]) -> None:
+    """From now on a function of its own reads this kind."""
+    from windlass.wire.message_reader import write_reader
+
+    cls.read = staticmethod(write_reader(cls))  # type: ignore[method-assign,assignment]
+
+
 class Direction:
     """Who says what to whom: the kinds that may come from one side, by their names."""
 
@@ -136,18 +167,19 @@ class Direction:
 
     def read(self, header: Any) -> Message:
         """The message in a header; one that the sender has no business to say is refused."""
-        kind = header.get(self._tag) if isinstance(header, dict) else None
-        cls = self.kinds.get(kind) if isinstance(kind, str) else None
-        if cls is None:
+        try:
+            cls = self.kinds[header[self._tag]]
+        except (KeyError, TypeError):  # TypeError: it is no object, or its kind is none
+            kind = header.get(self._tag) if isinstance(header, dict) else None
             raise ProtocolError(
                 f"{kind!r:.40} is nothing that the {self.sender} says to the {self.receiver}",
                 hint="use the same version of Windlass on both sides",
-            )
+            ) from None
         return cls.read(header)
 
 
 def read_annotations(cls: type[Message]) -> dict[str, str]:
-    """The fields of a kind, with the words of their types."""
+    """The fields of a kind, with the text of their annotations."""
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-2]):  # less Message and object
         texts.update(base.__annotations__)
@@ -159,9 +191,13 @@ def field_names(cls: type[Message]) -> tuple[str, ...]:
 
 
 def to_plain(value: Any) -> dict[str, Any]:
-    """The fields of a message inside a message: for an encoder of JSON, which knows none."""
+    """The fields of a message or a record inside a message: for an encoder of JSON, which knows none."""
     if isinstance(value, Message):
         return value.__dict__
+    if hasattr(value, "__dataclass_fields__"):
+        from windlass import records
+
+        return dict(records.to_json(value))
     raise TypeError(f"{value!r:.80} cannot be said in a message")
 
 
@@ -172,7 +208,7 @@ _PLAIN: dict[str, type] = {"str": str, "bool": bool, "JsonObject": dict}
 
 
 def make_check(text: str) -> Check:
-    """The check of a type, from its words."""
+    """The check for a type, from its annotation's text."""
     if text.endswith(" | None"):
         inner = make_check(text.removesuffix(" | None"))
         return lambda value: None if value is None else inner(value)
@@ -199,8 +235,8 @@ def _make_list_check(inner_text: str) -> Check:
     inner = make_check(inner_text)
 
     def check(value: Any) -> Any:
-        if not isinstance(value, (list, tuple)):
-            raise ValueError(f"{value!r:.60}, not a list")  # noqa: TRY004 - it is the peer's fault
+        if type(value) is not list and type(value) is not tuple:
+            raise ValueError(f"{value!r:.60}, not a list")
         return [inner(one) for one in value]
 
     return check
@@ -226,18 +262,30 @@ def _make_record_check(name: str) -> Check:
 
     from windlass import records
 
+    if members := make_members(name):
+        return _make_enum_check(name, members)
     record: Any = getattr(import_module(f"windlass.{_CARRIED[name]}"), name)
-    if hasattr(record, "__members__"):
-        return _make_enum_check(record)
-    return lambda value: value if type(value) is record else records.read(record, value)
+    return lambda value: value if isinstance(value, record) else records.read(record, value)
 
 
-def _make_enum_check(enum: Any) -> Check:
-    members = {member.value: member for member in enum}
+def find_part(text: str) -> type[Message] | None:
+    """The kind of messages that a list has; None for what is no such list."""
+    return _parts.get(text[9:-1]) if text.startswith("Sequence[") else None
 
+
+def make_members(name: str) -> dict[str, Any]:
+    """The words of an enum; empty for what is none."""
+    if _CARRIED.get(name) != _STATES:
+        return {}
+    from importlib import import_module
+
+    return {word.value: word for word in getattr(import_module(f"windlass.{_STATES}"), name)}
+
+
+def _make_enum_check(name: str, members: dict[str, Any]) -> Check:
     def check(value: Any) -> Any:
         if type(value) is not str or value not in members:
-            raise ValueError(f"{value!r:.60}, not a {enum.__name__}")
+            raise ValueError(f"{value!r:.60}, not a {name}")
         return members[value]
 
     return check

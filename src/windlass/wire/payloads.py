@@ -1,33 +1,29 @@
 """Values in segments: a pickle, and beside it the large buffers of arrays and tensors, never copied into it.
 
-A payload is the segments one after another, with their lengths told apart. One that is large lies in a file
+A payload is the segments one after another; their lengths travel separately. One that is large lies in a file
 that its reader maps: so a gigabyte is copied once on its way into a rank on the same machine. Used by ranks
-and by clients; torch is touched only where the user's own code has imported it.
+and by clients.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
-import io
 import itertools
 import mmap
 import os
 import pickle
 import shutil
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from windlass.trusted import find_private_fault, make_private
-from windlass.wire.pickling import cannot_travel, reduce_error
+from windlass.wire import pickling
+from windlass.wire.tensor_pickling import IN_BAND_BYTES
 
 Segment = bytes | bytearray | memoryview
 
 SPILL_BYTES = 1 << 20  # more than this goes by file
-_IN_BAND_BYTES = 32 << 10  # less than this is not worth a segment of its own
 _NEEDED_BYTES = 64 << 20  # of shared memory, or it is not used
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108
 _PLAIN = frozenset({type(None), bool, int, float, str})
@@ -38,8 +34,6 @@ def pack(value: Any, *, name: str) -> list[Segment]:
     """The segments of a value; what cannot travel is named by its path, starting at `name`."""
     if type(value) in _PLAIN:
         return [pickle.dumps(value, protocol=5)]
-    import cloudpickle
-
     buffers: list[Segment] = []
 
     def keep_aside(buffer: pickle.PickleBuffer) -> bool:
@@ -47,18 +41,12 @@ def pack(value: Any, *, name: str) -> list[Segment]:
             raw = buffer.raw()
         except BufferError:  # with gaps in it
             return True
-        if raw.nbytes < _IN_BAND_BYTES:
+        if raw.nbytes < IN_BAND_BYTES:
             return True
         buffers.append(raw)
         return False
 
-    out = io.BytesIO()
-    pickler = _pickler_class(cloudpickle, sys.modules.get("torch"))
-    try:
-        pickler(out, protocol=5, buffer_callback=keep_aside).dump(value)
-    except Exception as error:
-        raise cannot_travel(value, name, error) from error
-    return [out.getbuffer(), *buffers]
+    return [pickling.dump(value, name=name, keep_aside=keep_aside), *buffers]
 
 
 def unpack(segments: Sequence[Segment]) -> Any:
@@ -147,44 +135,3 @@ def remove_spills(job_id: str) -> None:
                 f"{job_id}-"
             ).isdigit():  # not of a job whose id only begins so
                 shutil.rmtree(path, ignore_errors=True)
-
-
-@functools.lru_cache(maxsize=4)
-def _pickler_class(cloudpickle: Any, torch: Any) -> Any:
-    """cloudpickle's pickler; tensors leave their memory aside, on the CPU; exceptions travel whole."""
-    tensor = getattr(torch, "Tensor", None)
-
-    class TensorPickler(cloudpickle.Pickler):  # type: ignore[misc]
-        def reducer_override(self, obj: Any) -> Any:
-            reduced = None
-            if tensor is not None and type(obj) is tensor and obj.layout is torch.strided:
-                reduced = _reduce_tensor(torch, obj)
-            elif isinstance(obj, BaseException):
-                reduced = reduce_error(obj)
-            return super().reducer_override(obj) if reduced is None else reduced
-
-    return TensorPickler
-
-
-def _reduce_tensor(torch: Any, tensor: Any) -> Any:
-    if tensor.device.type == "meta" or tensor.is_quantized:
-        return None
-    if tensor.device.type != "cpu":
-        tensor = tensor.detach().cpu().requires_grad_(tensor.requires_grad)
-    is_plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-    if not is_plain or tensor.numel() * tensor.element_size() < _IN_BAND_BYTES:
-        return tensor.__reduce_ex__(2)
-    flat = tensor.detach().reshape(-1).view(torch.uint8).numpy()
-    about = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.requires_grad)
-    # ranks have forgotten our modules: by its name it travels only where it can be found by it
-    build = importlib.import_module(__name__).build_tensor
-    return build, (pickle.PickleBuffer(flat), *about)
-
-
-def build_tensor(data: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
-    """A tensor over memory that came with it."""
-    torch: Any = importlib.import_module("torch")  # the user's own, where there are tensors
-    if memoryview(data).readonly:
-        data = bytearray(data)
-    flat = torch.frombuffer(data, dtype=torch.uint8)
-    return flat.view(getattr(torch, dtype)).reshape(shape).requires_grad_(requires_grad)

@@ -1,21 +1,23 @@
 """Values that cross between processes: pickling them, and saying clearly why one cannot travel.
 
-Used by ranks for what they return and by clients for what they send. cloudpickle only; torch is touched
-only when the user's own code has imported it.
+Used by ranks for what they return and by clients for what they send, whole or in the segments of
+`wire.payloads`. cloudpickle only; torch is touched only when the user's own code has imported it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import pickle
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from windlass.errors import BundleError
+from windlass.wire.tensor_pickling import reduce_tensor
 
 _MAX_DEPTH = 64
 _HEAP_TYPE = 1 << 9  # of a class that Python code made
@@ -36,16 +38,19 @@ _WHAT = {
 }
 
 
-def dump(value: Any, *, name: str) -> bytes:
-    """Pickle `value`; what cannot travel is named by its path, starting at `name`."""
-    import cloudpickle
+def dump(
+    value: Any, *, name: str, keep_aside: Callable[[pickle.PickleBuffer], bool] | None = None
+) -> bytes:
+    """Pickle `value`; what cannot travel is named by its path, starting at `name`.
 
-    buffer = io.BytesIO()
+    Large buffers are inside the pickle, but for those that `keep_aside` takes (it returns False for them).
+    """
+    out = io.BytesIO()
     try:
-        _pickler_class(cloudpickle)(buffer, protocol=pickle.DEFAULT_PROTOCOL).dump(value)
+        _make_pickler(out, keep_aside).dump(value)
     except Exception as error:
         raise cannot_travel(value, name, error) from error
-    return buffer.getvalue()
+    return out.getvalue()
 
 
 def cannot_travel(value: Any, name: str, error: Exception) -> BundleError:
@@ -60,20 +65,27 @@ def _hint(why: str) -> str:
     return "" if why else "only values that pickle can travel between processes"
 
 
-def _pickler_class(cloudpickle: types.ModuleType) -> Any:
-    """cloudpickle's pickler, which also brings CUDA tensors to the CPU, and exceptions whole."""
-    torch: Any = sys.modules.get("torch")
-    tensor = getattr(torch, "Tensor", ())
+def _make_pickler(
+    out: io.BytesIO, keep_aside: Callable[[pickle.PickleBuffer], bool] | None = None
+) -> Any:
+    import cloudpickle
 
-    class WholePickler(cloudpickle.Pickler):  # type: ignore[name-defined,misc]
+    pickler = _pickler_class(cloudpickle, getattr(sys.modules.get("torch"), "Tensor", None))
+    return pickler(out, protocol=5, buffer_callback=keep_aside)
+
+
+@functools.lru_cache(maxsize=4)
+def _pickler_class(cloudpickle: Any, tensor: Any) -> Any:
+    """cloudpickle's pickler; tensors travel on the CPU (`wire.tensor_pickling`), exceptions whole."""
+
+    class WholePickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, BaseException) and (reduced := reduce_error(obj)) is not None:
-                return reduced
-            # a Parameter pickles as itself around a plain tensor, which comes by here in its turn
-            is_plain = isinstance(obj, tensor) and not isinstance(obj, torch.nn.Parameter)
-            if is_plain and obj.device.type not in ("cpu", "meta"):
-                return obj.detach().cpu().requires_grad_(obj.requires_grad).__reduce_ex__(2)
-            return super().reducer_override(obj)
+            reduced = None
+            if tensor is not None and isinstance(obj, tensor):
+                reduced = reduce_tensor(sys.modules["torch"], obj)
+            elif isinstance(obj, BaseException):
+                reduced = reduce_error(obj)
+            return super().reducer_override(obj) if reduced is None else reduced
 
     return WholePickler
 
@@ -117,10 +129,8 @@ def explain(value: Any, name: str) -> tuple[str, str]:
 
 
 def _travels(value: Any) -> bool:
-    import cloudpickle
-
     try:
-        _pickler_class(cloudpickle)(io.BytesIO(), protocol=pickle.DEFAULT_PROTOCOL).dump(value)
+        _make_pickler(io.BytesIO()).dump(value)
     except Exception:  # noqa: BLE001 - any exception of a user's __reduce__ means: it does not travel
         return False
     return True

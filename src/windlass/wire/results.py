@@ -37,7 +37,7 @@ class ErrorInfo:
     source: str = ""
 
     def clip(self) -> ErrorInfo:
-        """No longer than a rank of ours would make it: anybody may have written the file it is from."""
+        """Cut to the lengths a rank of ours would write: anybody may have written the file."""
         return replace(
             self,
             type=self.type[:MAX_NAME],
@@ -99,7 +99,7 @@ class ResultHeader:
 
 
 def _read_state(word: str) -> RankState:
-    """Anybody may have written the file it is from: a word of their own is no success."""
+    """Anybody may have written the file: an unknown state does not count as success."""
     try:
         return RankState(word)
     except ValueError:
@@ -133,7 +133,7 @@ def read_result(path: Path) -> tuple[ResultHeader, bytes] | None:
 def read_results(
     folder: JobFolder, *, attempt: int, num_ranks: int, with_values: bool = True
 ) -> list[tuple[ResultHeader, bytes] | None]:
-    """What each rank left in one attempt, in rank order; all of it may be larger than this memory."""
+    """What each rank left in one attempt, in rank order; together it may not fit in memory."""
     paths = [folder.result(attempt, rank) for rank in range(num_ranks)]
     if with_values:
         return [read_result(path) for path in paths]
@@ -142,7 +142,7 @@ def read_results(
 
 
 def make_missing(rank: int, attempt: int, why: str) -> tuple[ResultHeader, bytes]:
-    """In the place of a result that was there once: never to be taken for None."""
+    """Stands in for a result that no longer exists, so that it is never mistaken for None."""
     error = ErrorInfo(type="windlass.errors.EngineError", message=why)
     return ResultHeader(rank=rank, attempt=attempt, state=MISSING, at_s=0.0, error=error), b""
 

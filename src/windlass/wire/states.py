@@ -1,4 +1,4 @@
-"""The words for where a rank, a node and a job's timeline are: programs match on them, people read them.
+"""Words for where a rank, a node, a call or a job's timeline is: programs match on them, people read them.
 
 In JSON, and wherever they are printed, they are plain text. Imports next to nothing: ranks load it.
 """
@@ -13,6 +13,7 @@ class _Word(str, enum.Enum):
 
     __str__ = str.__str__
     __format__ = str.__format__  # type: ignore[assignment]
+    __hash__ = str.__hash__  # enum's own is a function of Python's
 
 
 class RankState(_Word):
@@ -40,6 +41,20 @@ class NodeState(_Word):
     READY = "ready"  # its imports are done
     LEFT = "left"
     LOST = "lost"
+
+
+class CallState(_Word):
+    """Where a call on a compute is, or how it ended."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    RETURNED = "returned"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        return self not in (CallState.QUEUED, CallState.RUNNING)
 
 
 class MomentName(_Word):

@@ -137,6 +137,7 @@ class NodeStatus:
     pid: int | None = None
     python: str = ""
     host: str = ""  # the machine it is on, where that has a name of its own
+    pod: str = ""  # the name of the pod that it is, or was last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

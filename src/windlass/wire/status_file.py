@@ -14,7 +14,7 @@ _MAX_TIME_S = 253_000_000_000.0  # of the year 9987: calendars end with 9999
 
 
 def read_status(text: bytes) -> JobStatus:
-    """A status that somebody else wrote; ProtocolError when it is malformed, or speaks of the impossible."""
+    """A status that somebody else wrote; ProtocolError if it is malformed or out of range."""
     status = records.read(JobStatus, records.parse(text, "the status"))
     if not (0 <= status.num_ranks <= names.MAX_RANKS and 0 <= status.num_nodes <= names.MAX_RANKS):
         raise ProtocolError(
@@ -41,7 +41,7 @@ class StatusFile:
         return self._status
 
     def read_known(self) -> JobStatus | None:
-        """The same; None where there is none yet, or half of one, as a power cut leaves it."""
+        """The same, but None if there is no status yet or only half of one, as after a power cut."""
         try:
             return self.read()
         except (FileNotFoundError, ProtocolError):

@@ -9,6 +9,8 @@ import pytest
 
 import windlass as wl
 
+pytestmark = pytest.mark.long
+
 SET = 'import os\nos.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"\n'
 LOOK = """
 import torch, torch.distributed as dist

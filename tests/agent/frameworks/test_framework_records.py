@@ -22,6 +22,7 @@ from windlass.wire.results import ErrorInfo
 
 MEETING = Meeting(address="10.0.0.1", port=29500, has_store=True)
 NODE_VARIABLES = {"NNODES", "NODE_RANK", "PET_NNODES", "PET_NODE_RANK"}
+EVERYWHERE = [name for name in FRAMEWORKS if load_framework(name).cluster is None]
 
 
 def make_env(framework, work, rank=3):
@@ -36,10 +37,10 @@ def test_every_framework_is_what_the_table_calls_it(name):
     framework = load_framework(name)
     assert framework.name == name
     assert framework is load_framework(name)
-    assert framework.gives_list
+    assert framework.gives_list is (framework.cluster is None)
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("name", EVERYWHERE)
 def test_every_rank_has_the_variables_of_torchrun(name):
     env = make_env(name, Script(path="t.py"))
     told = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -47,7 +48,7 @@ def test_every_rank_has_the_variables_of_torchrun(name):
     assert env["TORCHELASTIC_RESTART_COUNT"] == "1"
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("name", EVERYWHERE)
 def test_a_call_tells_where_to_meet_and_is_no_restart(name):
     assert load_framework(name).make_call_env(MEETING) == {
         "MASTER_ADDR": "10.0.0.1",
@@ -78,16 +79,54 @@ def test_ranks_that_wait_for_calls_are_not_told_yet():
         ("command", "function", 1),
         ("command", "calls", 1),
         ("command", "command", 4),
+        ("ray", "function", 1),
+        ("ray", "calls", 1),
+        ("monarch", "function", 1),
     ],
 )
 def test_ranks_per_node(name, kind, procs):
     assert load_framework(name).count_procs(4, kind) == procs
 
 
-def test_only_pytorch_imports_ahead_and_opens_a_store():
+def test_what_is_imported_ahead_and_opened_before_ranks_start():
     preload = {name: load_framework(name).preload for name in FRAMEWORKS}
-    assert preload == {"pytorch": ("torch",), "spmd": (), "command": ()}
+    assert preload == {
+        "pytorch": ("torch",),
+        "spmd": (),
+        "command": (),
+        "ray": ("ray",),
+        "monarch": ("torch",),
+    }
     assert [name for name in FRAMEWORKS if load_framework(name).store] == ["pytorch"]
+    opening = [name for name in FRAMEWORKS if load_framework(name).opens_store(("torch",), 2)]
+    assert opening == ["pytorch", "ray", "monarch"]
+
+
+def test_ray_tells_its_one_rank_where_its_cluster_is_and_what_lets_it_in():
+    spec = JobSpec(work=Script(path="t.py"), framework="ray", nodes=3, only_first=True)
+    plan = make_plan(spec, job_id="j", now_s=0.0, facts=Facts(environ={}))
+    assert [node.num_ranks for node in plan.nodes] == [1, 0, 0]
+    ray = load_framework("ray")
+    cluster = Meeting(address="10.0.0.1", port=6379, has_store=True, secret="s3cret")
+    told = {
+        "RAY_ADDRESS": "10.0.0.1:6379",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": "s3cret",
+    }
+    assert ray.make_call_env(cluster) == told
+    env = ray.make_env(plan, 0, attempt=1, meeting=cluster)
+    assert env.items() >= {**told, "RANK": "0", "WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "3"}.items()
+    assert not {"MASTER_ADDR", "MASTER_PORT"} & env.keys()
+    waiting = ray.make_env(plan, 0, attempt=1, meeting=Meeting(address="", port=0))
+    assert not told.keys() & waiting.keys()
+
+
+def test_monarch_tells_its_one_rank_where_the_hosts_of_its_mesh_are():
+    monarch = load_framework("monarch")
+    mesh = Meeting(address="", port=0, members=("tcp://10.0.0.1:26600", "tcp://10.0.0.2:26600"))
+    told = {"WINDLASS_MONARCH_WORKERS": "tcp://10.0.0.1:26600 tcp://10.0.0.2:26600"}
+    assert monarch.make_call_env(mesh) == told
+    assert monarch.make_call_env(Meeting(address="", port=0)) == {}
 
 
 @pytest.mark.parametrize(
@@ -100,7 +139,7 @@ def test_a_store_is_for_ranks_that_have_torch_and_peers(preload, num_ranks, is_w
     assert store.is_wanted(preload, num_ranks) is is_wanted
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("name", EVERYWHERE)
 @pytest.mark.parametrize(
     ("message", "is_consequence"),
     [
@@ -135,8 +174,6 @@ def test_a_command_runs_as_one_whatever_is_asked_for(asked):
     [
         ("pytroch", "there is no framework 'pytroch'", "did you mean 'pytorch'?"),
         ("zzz", "there is no framework 'zzz'", "there are pytorch, spmd, command"),
-        ("ray", "the framework 'ray' is not there yet", "pytorch and spmd run any function"),
-        ("monarch", "the framework 'monarch' is not there yet", "command runs a program"),
     ],
 )
 def test_names_that_are_none(wrong, message, hint):

@@ -54,7 +54,6 @@ def test_a_lost_node_takes_its_ranks_with_it():
     assert [(o.rank, o.state, o.attempt, o.note) for o in lost] == [
         (3, "lost", 4, "it was on rack-7")
     ]
-    assert attempt.stopped == {1}
     attempt.add(lost[0], exited=True)
     verdict = attempt.make_verdict()
     assert (verdict.kind, verdict.node, verdict.attempt) == (FailureKind.LOST_NODE, 1, 4)
@@ -63,9 +62,7 @@ def test_a_lost_node_takes_its_ranks_with_it():
 
 def test_a_node_that_takes_no_part_is_not_missed():
     attempt = make_attempt(0, 2)
-    assert [attempt.takes_part(index) for index in range(4)] == [True, False, True, False]
     assert list(attempt.lose_node(1, "")) == []
-    assert attempt.stopped == set()
     assert [o.rank for o in attempt.lose_node(2, "")] == [2, 3]  # as they are counted here
 
 

@@ -11,6 +11,7 @@ from windlass.agent.lead.call_history import CallHistory
 from windlass.agent.lead.call_state import Call, RankAnswer
 from windlass.wire.messages.calls import CallProfile
 from windlass.wire.messages.computes import CallAnswer
+from windlass.wire.states import CallState
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +32,7 @@ def end(history, name, size=0, file=""):
     call = make_call(name)
     history.add(call)
     call.answers[0] = RankAnswer(CallAnswer(sizes=[size], file=file))
-    call.state = "returned"
+    call.state = CallState.RETURNED
     history.settle(call)
     return call
 

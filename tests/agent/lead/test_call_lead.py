@@ -95,8 +95,8 @@ class Compute:
 
     def gone(self, rank, world, *, given="", answered=""):
         outcome = Outcome(rank=rank, attempt=world, state="killed", at_s=time.time(), signal=9)
-        about = {"world": world, "given": given, "answered": answered}
-        self.say(rank, "gone", outcome=records.to_json(outcome), **about)
+        about = {"given": given, "answered": answered}
+        self.say(rank, "outcome", outcome=records.to_json(outcome), **about)
 
     def clear(self, world, nodes=2):
         for index in range(nodes):
@@ -119,8 +119,8 @@ def play(tmp_path):
                 await part(compute)
             finally:
                 compute.lead.end(FailureKind.CANCELLED, "the test is over")
-                for world in list(compute.lead.worlds):
-                    compute.clear(world)
+                for world in compute.lead.worlds.all():
+                    compute.clear(world.number)
                 await asyncio.wait_for(leading, WAIT_S)
 
         asyncio.run(main())
@@ -251,10 +251,10 @@ def test_a_node_lost_while_room_is_made_is_waited_for(play):
         old = await run_well(compute, "kept")
         compute.gone(1, old, answered="call-1")
         call = compute.ask(slot="kept")
-        await compute.until(lambda: (1, "dismiss") in [(i, o["type"]) for i, o in compute.orders])
+        await compute.until(lambda: (1, "stop") in [(i, o["type"]) for i, o in compute.orders])
         compute.lead.lose(1, "its link broke")
         compute.clear(old)
-        await compute.until(lambda: not compute.lead.worlds)
+        await compute.until(lambda: not compute.lead.worlds.all())
         compute.join(1)
         world = await compute.given(call)
         assert (1, world) in [(i, o.get("world")) for i, o in compute.orders if o["type"] == "call"]

@@ -188,7 +188,10 @@ def test_a_profile_may_be_said_anew():
 @pytest.mark.parametrize(
     ("header", "why"),
     [
-        ({"type": "muster"}, "'muster' is nothing that the client says to the compute's lead"),
+        (
+            {"type": "fork_world"},
+            "'fork_world' is nothing that the client says to the compute's lead",
+        ),
         ({"type": "answer", "call": "x"}, "'answer' is nothing that the client says"),
         ({"kind": "call"}, "None is nothing that the client says"),
         ({"type": "call", "profile": "p"}, "a malformed message (call): it has no id"),
@@ -218,7 +221,7 @@ def test_what_is_malformed_is_refused_and_hurts_nobody_else(header, why):
     "header",
     [
         {"type": "call", "id": "x"},
-        {"type": "gone", "world": 0, "given": "", "answered": "", "outcome": {"rank": 0}},
+        {"type": "outcome", "given": "", "answered": "", "outcome": {"rank": 0}},
         {"type": "cleared", "world": -1},
     ],
 )

@@ -43,7 +43,7 @@ def test_code_that_is_not_there_is_asked_for(code):
         client.call(make_code_profile(code), again=call)
         run = await compute.given(call)
         kinds = [message.kind for message, _ in compute.nodes[1].heard]
-        assert kinds[:3] == ["sync", "muster", "call"]
+        assert kinds[:3] == ["sync", "fork_world", "call"]
         assert (compute.folder.code / PROJECT / "work.py").read_text() == "x = 1\n"
         assert compute.nodes[0].find(SyncCode) == []  # it has what the lead has
         run.finish()

@@ -19,8 +19,9 @@ from windlass.wire.messages.calls import (
     EndCall,
     LeadEnding,
 )
-from windlass.wire.messages.computes import EndWorld, RunCall
+from windlass.wire.messages.computes import RunCall
 from windlass.wire.messages.jobs import CancelJob, Heard
+from windlass.wire.messages.worlds import EndWorld
 from windlass.wire.status import FailureKind, Phase
 
 KEPT = make_profile(slot="kept")

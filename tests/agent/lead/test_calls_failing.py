@@ -10,8 +10,9 @@ from calling import serve_calls, shorten
 from tls_peers import until
 
 from windlass.wire.messages.calls import CallResults, CallWaiting
-from windlass.wire.messages.computes import EndWorld, RunCall, WorldAbsent, WorldCleared
+from windlass.wire.messages.computes import RunCall, WorldAbsent
 from windlass.wire.messages.jobs import NodeLeaving
+from windlass.wire.messages.worlds import EndWorld, WorldCleared
 from windlass.wire.status import FailureKind
 
 KEPT = make_profile(slot="kept")

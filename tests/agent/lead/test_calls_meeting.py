@@ -6,12 +6,7 @@ import pytest
 from call_parties import STORE_PORT, make_profile
 from calling import serve_calls, shorten
 
-from windlass.wire.messages.computes import (
-    CloseSharedStore,
-    OpenSharedStore,
-    SharedStoreGone,
-    SharedStoreOpened,
-)
+from windlass.wire.messages.worlds import CloseStore, OpenStore, StoreGone, StoreReady
 
 KEPT = make_profile(slot="kept")
 TORCH = make_profile(framework="pytorch", store=True, preload=["torch"])
@@ -21,9 +16,9 @@ def test_the_ranks_of_all_worlds_meet_in_one_store_each_call_in_a_part_of_its_ow
     async def story(compute):
         client = await compute.visit()
         first, second = await compute.run(client, TORCH), await compute.run(client, TORCH)
-        [order] = compute.nodes[0].find(OpenSharedStore)
+        [order] = compute.nodes[0].find(OpenStore)
         assert (order.framework, order.preload) == ("pytorch", ["torch"])
-        assert compute.nodes[1].find(OpenSharedStore) == []
+        assert compute.nodes[1].find(OpenStore) == []
         for run in (first, second):
             assert run.order.meeting["MASTER_ADDR"] == "127.0.0.1"
             assert run.order.meeting["MASTER_PORT"] == str(STORE_PORT)
@@ -51,8 +46,8 @@ def test_a_store_that_has_served_for_long_is_renewed_when_nobody_uses_it(monkeyp
         first = (await compute.run(client, TORCH)).order
         second = (await compute.run(client, TORCH)).order
         assert [m.kind for m, _ in node.heard].count("close_store") == 1
-        opened, renewed = node.find(OpenSharedStore)
-        assert [order.number for order in node.find(CloseSharedStore)] == [opened.number]
+        opened, renewed = node.find(OpenStore)
+        assert [order.number for order in node.find(CloseStore)] == [opened.number]
         assert renewed.number > opened.number
         third = (await compute.run(client, TORCH)).order
         assert [order.part for order in (first, second, third)] == [1, 2, 1]
@@ -64,10 +59,10 @@ def test_a_store_whose_process_is_gone_is_opened_again():
     async def story(compute):
         client, node = await compute.visit(), compute.nodes[0]
         await compute.run(client, TORCH)
-        [opened] = node.find(OpenSharedStore)
-        node.say(SharedStoreGone(number=opened.number))
+        [opened] = node.find(OpenStore)
+        node.say(StoreGone(number=opened.number))
         await compute.run(client, TORCH.replaced(env={"A": "1"}))
-        assert [o.number > opened.number for o in node.find(OpenSharedStore)] == [False, True]
+        assert [o.number > opened.number for o in node.find(OpenStore)] == [False, True]
 
     serve_calls(story)
 
@@ -75,7 +70,7 @@ def test_a_store_whose_process_is_gone_is_opened_again():
 def test_where_there_can_be_no_store_rank_0_opens_one_at_a_port_that_is_held_for_it():
     async def story(compute):
         node = compute.nodes[0]
-        node.acts[OpenSharedStore] = lambda order: SharedStoreOpened(number=order.number, port=0)
+        node.acts[OpenStore] = lambda order: StoreReady(number=order.number, port=0)
         client = await compute.visit()
         run = await compute.run(client, TORCH)
         assert 0 < int(run.order.meeting["MASTER_PORT"]) < 65536
@@ -91,13 +86,13 @@ def test_a_port_that_was_held_in_place_of_a_store_is_let_go_with_it(monkeypatch,
 
     async def story(compute):
         node = compute.nodes[0]
-        node.acts[OpenSharedStore] = lambda order: SharedStoreOpened(number=order.number, port=0)
+        node.acts[OpenStore] = lambda order: StoreReady(number=order.number, port=0)
         client = await compute.visit()
         await compute.run(client, TORCH)
         if how == "it is gone":
-            node.say(SharedStoreGone(number=node.find(OpenSharedStore)[0].number))
+            node.say(StoreGone(number=node.find(OpenStore)[0].number))
         await compute.run(client, TORCH.replaced(env={"A": "1"}))
-        assert len(node.find(OpenSharedStore)) >= 2
+        assert len(node.find(OpenStore)) >= 2
 
     serve_calls(story)
 

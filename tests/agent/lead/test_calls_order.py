@@ -13,7 +13,8 @@ from windlass.wire.messages.calls import (
     CallStarted,
     CallStatusTold,
 )
-from windlass.wire.messages.computes import EndWorld, ForkWorld, RunCall, WorldCleared
+from windlass.wire.messages.computes import ForkWorld, RunCall
+from windlass.wire.messages.worlds import EndWorld, WorldCleared
 from windlass.wire.status import Phase
 
 KEPT = make_profile(slot="kept")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from call_parties import make_profile
 from calling import serve_calls
 
+from windlass.spec.image_step import PipStep
 from windlass.wire.messages.calls import (
     CallSaid,
     CallWaiting,
@@ -16,7 +17,7 @@ from windlass.wire.messages.computes import NodeSetUp, RunCall, SettingUp, SetUp
 from windlass.wire.status import FailureKind
 
 KEPT = make_profile(slot="kept")
-STEP = {"run": ["pip", "install", "x"]}
+STEP = PipStep(packages=("x",))
 
 
 def test_the_steps_of_the_plan_are_run_before_the_first_call_and_once():

@@ -16,7 +16,8 @@ from windlass.wire.messages.calls import (
     CallResult,
     SetProfile,
 )
-from windlass.wire.messages.computes import CallItem, EndWorld, SendMore
+from windlass.wire.messages.computes import CallItem, SendMore
+from windlass.wire.messages.worlds import EndWorld
 from windlass.wire.status import FailureKind
 
 STREAM = make_profile(stream=True)

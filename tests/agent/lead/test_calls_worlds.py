@@ -7,13 +7,9 @@ from call_parties import make_profile
 from calling import serve_calls
 
 from windlass.wire.messages.calls import CallAgain, ComputeInfo, ScaleNodes
-from windlass.wire.messages.computes import (
-    EndWorld,
-    ForkWorld,
-    MakeObject,
-    RunCall,
-)
+from windlass.wire.messages.computes import ForkWorld, MakeObject, RunCall
 from windlass.wire.messages.jobs import EndAgent
+from windlass.wire.messages.worlds import EndWorld
 from windlass.wire.status import FailureKind
 
 KEPT = make_profile(slot="kept")
@@ -147,7 +143,7 @@ def test_kept_ranks_of_another_shape_are_gone_before_others_are_forked_in_their_
         assert wider.world != kept.world
         for node in compute.nodes.values():
             kinds = [m.kind for m, _ in node.heard if m.world in (kept.world, wider.world)]
-            assert kinds == ["muster", "call", "dismiss", "muster", "call"]
+            assert kinds == ["fork_world", "call", "stop", "fork_world", "call"]
         wider.finish()
 
     serve_calls(story)
@@ -195,7 +191,7 @@ def test_an_object_is_made_once_and_then_called():
         for node in compute.nodes.values():
             kinds = [(message.kind, body) for message, body in node.heard]
             made = ("make", b"what makes it")
-            assert kinds == [("muster", b""), made, ("call", b"")]
+            assert kinds == [("fork_world", b""), made, ("call", b"")]
             assert node.find(MakeObject)[0].world == run.world
         run.finish()
         await client.end_of(call)

@@ -146,6 +146,16 @@ def test_who_returned_or_was_stopped_did_not_fail():
             "rank 1 on job-1-node-0 exited with code 3 at /p/a.py:7",
         ),
         (
+            outcome(1, "exited", exit_code=143, error=error("a.b.Preempted", "step 7 is saved")),
+            FailureKind.KILLED,
+            "rank 1 on job-1-node-0 ended on SIGTERM: step 7 is saved",
+        ),
+        (
+            outcome(1, "exited", exit_code=143, error=error("builtins.SystemExit", "143")),
+            FailureKind.KILLED,
+            "rank 1 on job-1-node-0 ended on SIGTERM",
+        ),
+        (
             outcome(1, "exited", exit_code=5),
             FailureKind.USER_ERROR,
             "rank 1 on job-1-node-0 exited with code 5",

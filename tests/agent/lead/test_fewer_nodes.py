@@ -60,14 +60,14 @@ class Compute:
             said = COMPUTE_NODE_TO_LEAD.read(header)
             asyncio.get_running_loop().call_soon(self.lead.receive, index, said)
 
-        if order["type"] == "muster":
+        if order["type"] == "fork_world":
             self._worlds[order["world"]] = {node.index: node for node in order["nodes"]}
         elif order["type"] == "call":
             node = self._worlds[order["world"]][index]
             for rank in node.ranks:
                 about = {"call": order["id"], "rank": rank, "sizes": [], "at_s": 1.0}
                 say(type="answer", state="returned", **about)
-        elif order["type"] == "dismiss":
+        elif order["type"] == "stop":
             say(type="cleared", world=order["world"])
 
     async def call(self, world, *, slot="", limit_s=_LIMIT_S):

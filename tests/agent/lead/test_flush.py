@@ -10,7 +10,7 @@ from pod_places import make_job, put, run_at_door, send
 from tls_peers import until
 
 from windlass import records
-from windlass.agent.lead import job_lead
+from windlass.agent.lead import owed_results
 from windlass.engines.outcomes import read_outcomes
 from windlass.spec.work import Function
 from windlass.wire.messages.jobs import NODE_TO_LEAD
@@ -50,7 +50,7 @@ def warnings(scene):
 
 def test_a_slow_node_is_waited_for_while_it_sends(tmp_path, monkeypatch):
     """Longer in all than it may be silent: as many pieces as make it so."""
-    monkeypatch.setattr(job_lead, "_STALL_S", 1.5)
+    monkeypatch.setattr(owed_results, "_STALL_S", 1.5)
 
     async def visit(scene):
         leading = asyncio.ensure_future(scene.lead.run())
@@ -72,7 +72,7 @@ def test_a_slow_node_is_waited_for_while_it_sends(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("procs", [1, 2])
 def test_a_node_that_sends_nothing_more_is_named_with_its_ranks(tmp_path, monkeypatch, procs):
-    monkeypatch.setattr(job_lead, "_STALL_S", 0.2)
+    monkeypatch.setattr(owed_results, "_STALL_S", 0.2)
 
     async def visit(scene):
         leading = asyncio.ensure_future(scene.lead.run())

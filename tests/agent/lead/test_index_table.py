@@ -49,13 +49,13 @@ async def join(scene, agent, index, lead=""):
     peer = await scene.visit(index, agent=agent, last_lead=lead)
     about = {"pid": index, "python": "3.12.1", "memory": None, "has": {}, "incarnation": agent}
     peer.say("join", **about)
-    await until(lambda: scene.lead.is_here(index), f"node {index} has joined")
+    await until(lambda: index in scene.lead.nodes, f"node {index} has joined")
     return peer
 
 
 async def cut(scene, peer, index):
     peer.link.cut()
-    await until(lambda: not scene.lead.is_here(index), f"node {index} is lost")
+    await until(lambda: index not in scene.lead.nodes, f"node {index} is lost")
 
 
 def run(tmp_path, visit, *, nodes=3, **about):
@@ -113,7 +113,7 @@ def test_the_index_of_one_that_hung_up_in_order_is_free_at_once(tmp_path):
     async def visit(scene):
         peer = await join(scene, "a", await ask(scene, "a"))
         await peer.close()
-        await until(lambda: not scene.lead.is_here(1), "node 1 is gone")
+        await until(lambda: 1 not in scene.lead.nodes, "node 1 is gone")
         assert await ask_once(scene, "b") == 1
 
     run(tmp_path, visit, nodes=2, sight=sight)
@@ -123,7 +123,7 @@ def test_one_that_leaves_keeps_its_index_until_its_link_ends(tmp_path):
     async def visit(scene):
         peer = await join(scene, "a", await ask(scene, "a"))
         peer.say("leaving", why="it was told to stop (SIGTERM)")
-        await until(lambda: not scene.lead.is_here(1), "it leaves")
+        await until(lambda: 1 not in scene.lead.nodes, "it leaves")
         assert await ask_once(scene, "b") is None
         await peer.close()
         assert await ask(scene, "b") == 1
@@ -152,7 +152,7 @@ def test_one_that_comes_back_too_late_is_told_that_its_index_is_anothers(tmp_pat
             late = await scene.visit(1, agent="a", last_lead="")
             await until(lambda late=late: late.has_hung_up, "it is hung up on")
             assert late.find("index")["index"] is None
-            assert scene.lead.is_here(1) == is_here
+            assert (1 in scene.lead.nodes) == is_here
             if is_here:
                 await cut(scene, holder, 1)
 

@@ -109,7 +109,7 @@ def test_nobody_is_stopped_while_the_cause_is_still_to_be_heard(tmp_path):
             say = lambda: nodes.end(3, "raised", at_s=200.0, error=cause)  # noqa: E731
             asyncio.get_running_loop().call_later(loop_s, say)
         elif order["type"] == "stop":
-            assert "the cause" in str(nodes.lead._attempt.outcomes[3].error)
+            assert "the cause" in str(nodes.lead.attempt.outcomes[3].error)
             nodes.stopped(index, 0, but={0, 1, 3})
 
     status, _ = lead_through(tmp_path, acts, grace_s=600)
@@ -134,7 +134,7 @@ def test_the_cause_is_not_waited_for_when_every_rank_has_failed(tmp_path):
             for rank in nodes.plan.nodes[index].ranks:
                 nodes.end(rank, "raised", at_s=100.0 + rank, error=LOST_PEER)
         elif order["type"] == "stop":
-            nodes.say(index, "stopped", attempt=0)
+            nodes.say(index, "cleared", world=0)
 
     status, _ = lead_through(tmp_path, acts, grace_s=600)
     assert status.verdict.rank == 0
@@ -185,7 +185,7 @@ def test_restarts_go_on_until_they_run_out(tmp_path):
             nodes.end(0, "exited", attempt, exit_code=9)
             nodes.end(1, "killed", attempt - 1, signal=9)  # word of the attempt before: too late
         elif order["type"] == "stop":
-            nodes.stopped(index, nodes.lead._attempt.number, but={0})
+            nodes.stopped(index, nodes.lead.attempt.number, but={0})
 
     status, nodes = lead_through(tmp_path, acts, restarts=2)
     assert [
@@ -332,7 +332,7 @@ def test_what_nodes_warn_of_is_on_the_board(tmp_path, num_nodes):
             "num_threads": 3,
             "missing": {"x": "ImportError: no"},
         }
-        nodes.say(index, "ready", import_s=0.1, **about)
+        nodes.say(index, "ready", **about)
         nodes.say(index, "trouble", reason="LogTruncated", message="rank-0.log is incomplete")
         for rank in nodes.plan.nodes[index].ranks:
             nodes.end(rank, "returned", exit_code=0)

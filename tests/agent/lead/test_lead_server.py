@@ -25,10 +25,10 @@ def test_a_node_joins(tmp_path):
         assert peer.find("has")["files"] == {"attempt-0/rank-1.log": 5}
         node = scene.status_writer.status.nodes[1]
         assert (node.state, node.pid, node.python, node.host) == ("joined", 1, "3.12.1", "rack-7")
-        assert scene.lead._told == [LeadHandover(attempt=3)]
-        assert scene.lead._roster.prepared() == [0]
+        assert scene.lead.budget.told == [LeadHandover(attempt=3)]
+        assert scene.lead.nodes.prepared() == [0]
         peer.say("prepared")
-        await until(lambda: scene.lead._roster.prepared() == [0, 1], "node 1 is prepared")
+        await until(lambda: scene.lead.nodes.prepared() == [0, 1], "node 1 is prepared")
 
     run_at_door(tmp_path, visit)
 
@@ -46,8 +46,8 @@ def test_there_are_only_so_many_nodes(tmp_path, index):
 def test_what_nodes_say_is_heard_and_what_the_lead_says_arrives(tmp_path):
     async def visit(scene):
         peer = await scene.join(1)
-        await until(lambda: scene.lead.is_here(1), "node 1 has joined")
-        scene.lead._tell_all(KeepHandover(memory=LeadHandover(attempt=0)))
+        await until(lambda: 1 in scene.lead.nodes, "node 1 has joined")
+        scene.lead.nodes.tell_all(KeepHandover(memory=LeadHandover(attempt=0)))
         peer.say("trouble", reason="LogTruncated", message="rank-1.log is incomplete")
         await until(lambda: scene.status_writer.status.conditions, "the trouble on the board")
         await until(lambda: peer.find("remember"), "the order")
@@ -58,15 +58,15 @@ def test_what_nodes_say_is_heard_and_what_the_lead_says_arrives(tmp_path):
 def test_two_nodes_of_one_index_are_never_here_together(tmp_path):
     async def visit(scene):
         first = await scene.join(1)
-        await until(lambda: scene.lead.is_here(1), "node 1 has joined")
+        await until(lambda: 1 in scene.lead.nodes, "node 1 has joined")
         second = await scene.visit(1)
         await until(lambda: second.has_hung_up, "the second is hung up on")
         assert second.find("refused")["why"] == "node 1 is here already"
-        assert (scene.lead.is_here(1), first.has_hung_up) == (True, False)
+        assert ((1 in scene.lead.nodes), first.has_hung_up) == (True, False)
         await first.close()
-        await until(lambda: not scene.lead.is_here(1), "the first is gone")
+        await until(lambda: 1 not in scene.lead.nodes, "the first is gone")
         await scene.join(1)
-        await until(lambda: scene.lead.is_here(1), "the next one has joined")
+        await until(lambda: 1 in scene.lead.nodes, "the next one has joined")
 
     run_at_door(tmp_path, visit)
 
@@ -76,7 +76,7 @@ def test_a_node_that_leaves_is_lost_at_once_but_keeps_its_place(tmp_path, caplog
 
     async def visit(scene):
         first = await scene.join(1)
-        await until(lambda: scene.lead.is_here(1), "node 1 has joined")
+        await until(lambda: 1 in scene.lead.nodes, "node 1 has joined")
         first.say("leaving", why="it was told to stop (SIGTERM)")
         await until(lambda: scene.state(1) == "lost", "node 1 is lost")
         second = await scene.visit(1)
@@ -92,7 +92,7 @@ def test_a_node_that_leaves_is_lost_at_once_but_keeps_its_place(tmp_path, caplog
 def test_a_broken_link_is_a_lost_node(tmp_path, caplog):
     async def visit(scene):
         peer = await scene.join(1)
-        await until(lambda: scene.lead.is_here(1), "node 1 has joined")
+        await until(lambda: 1 in scene.lead.nodes, "node 1 has joined")
         peer.link._transport.abort()
         await until(lambda: scene.state(1) == "lost", "node 1 is lost")
 
@@ -124,7 +124,7 @@ def test_a_silent_node_is_lost(tmp_path, monkeypatch, caplog):
 def test_who_says_something_malformed_is_refused(tmp_path, said):
     async def visit(scene):
         peer = await scene.join(1)
-        await until(lambda: scene.lead.is_here(1), "node 1 has joined")
+        await until(lambda: 1 in scene.lead.nodes, "node 1 has joined")
         peer.link.send(said)
         await until(lambda: peer.has_hung_up, "it was hung up on")
         assert peer.find("refused")

@@ -43,11 +43,11 @@ def test_a_client_brings_the_inputs_and_nodes_get_them(tmp_path):
         client = await scene.visit(None, has={})
         await until(lambda: client.find("wants"), "the lead says what it wants")
         assert client.find("wants")["inputs"] is True
-        assert scene.lead._roster.prepared() == []
+        assert scene.lead.nodes.prepared() == []
         send(client, names.PAYLOAD_FILE, data[:60], total_bytes=100)
         send(client, names.PAYLOAD_FILE, data[60:], offset=60, total_bytes=100)
         await until(lambda: node.files() == {names.PAYLOAD_FILE: data}, "the node has it")
-        assert scene.lead._roster.prepared() == [0]
+        assert scene.lead.nodes.prepared() == [0]
         send(client, names.PAYLOAD_FILE, b"again", total_bytes=5)  # too late, and no matter
         client.say("cancel")
         await until(lambda: client.find("ok"), "the client is still heard")
@@ -68,7 +68,7 @@ def test_two_clients_that_bring_the_same_do_not_get_in_each_others_way(tmp_path)
                 piece = data[offset : offset + 256]
                 send(client, names.PAYLOAD_FILE, piece, offset=offset, total_bytes=1024)
         send(second, names.PAYLOAD_FILE, data[768:], offset=768, total_bytes=1024)
-        await until(lambda: scene.lead._roster.prepared() == [0], "the lead has it")
+        await until(lambda: scene.lead.nodes.prepared() == [0], "the lead has it")
         send(first, names.PAYLOAD_FILE, data[768:], offset=768, total_bytes=1024)
         for client in (first, second):
             client.say("cancel")
@@ -124,11 +124,11 @@ def test_a_client_cancels(tmp_path, now):
         client = await scene.visit(None)
         client.say("cancel", now=now, why="enough")
         await until(lambda: client.find("ok"), "it was heard")
-        assert (scene.lead._stop.kind, scene.lead._stop.message) == (
+        assert (scene.lead.stop.verdict.kind, scene.lead.stop.verdict.message) == (
             FailureKind.CANCELLED,
             "enough",
         )
-        assert scene.lead._now is now
+        assert scene.lead.stop.now is now
 
     run_at_door(tmp_path, visit)
 
@@ -147,7 +147,7 @@ def test_an_attached_job_ends_when_nobody_holds_it(tmp_path):
         by_word.say("lease", held=False)
         await asyncio.wait_for(watching, 20)
         assert scene.lead_server._num_leases == 0
-        assert scene.lead._stop.message == "its client has been gone for 0.2 s"
+        assert scene.lead.stop.verdict.message == "its client has been gone for 0.2 s"
 
     run_at_door(tmp_path, visit, make_job(detach=False, lease_s=0.2))
 
@@ -161,7 +161,7 @@ def test_a_client_may_take_longer_to_come_than_it_may_be_gone(tmp_path):
         await until(lambda: scene.lead_server._num_leases == 1, "it holds it")
         await client.close()
         await asyncio.wait_for(watching, 20)
-        assert scene.lead._stop.message == "its client has been gone for 0.02 s"
+        assert scene.lead.stop.verdict.message == "its client has been gone for 0.02 s"
 
     run_at_door(tmp_path, visit, make_job(detach=False, lease_s=0.02))
 
@@ -211,7 +211,7 @@ def test_a_reader_that_has_gone_silent_is_let_go(tmp_path, monkeypatch):
 def test_everybody_is_told_of_the_end(tmp_path):
     async def visit(scene):
         peers = [await scene.join(1), await scene.visit(None, has={})]
-        await until(lambda: scene.lead.is_here(1), "node 1 has joined")
+        await until(lambda: 1 in scene.lead.nodes, "node 1 has joined")
         await scene.lead_server.dismiss({"type": "end"})
         for peer in peers:
             await until(lambda peer=peer: peer.has_hung_up, "it was hung up on")

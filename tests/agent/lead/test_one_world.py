@@ -99,7 +99,7 @@ def test_a_node_that_leaves_is_waited_for_until_it_says_that_its_ranks_are_dead(
 
     def leave_and_end(world):
         leave(world)
-        world.lose(world.find_leaving(2), Parting.CLOSED)
+        world.lose(world.find_unseen(2), Parting.CLOSED)
 
     assert find("0 1 2", "0 1", tell=leave).startswith("node 2 may still be running")
     assert find("0 1 2", "0 1", tell=leave_and_end) == ""

@@ -9,7 +9,7 @@ import pytest
 
 from windlass.agent.lead.call_lead import CallLead
 from windlass.agent.lead.status_writer import StatusWriter
-from windlass.agent.lead.worlds import World
+from windlass.agent.lead.world import World
 from windlass.agent.node.world_ranks import WorldRanks
 from windlass.agent.silence_limits import Parting, SilenceLimits
 from windlass.plan.plan import Facts, make_plan
@@ -32,7 +32,7 @@ def run(tmp_path, part):
             lead.join(
                 index, lambda order, *_body, i=index: orders.append((i, order.to_header())), about
             )
-        lead.worlds[7] = World(7, plan, "shape")
+        lead.worlds.add(World(7, plan, "shape"))
         await part(lead, orders)
         lead._status_writer.write()
 
@@ -40,15 +40,15 @@ def run(tmp_path, part):
 
 
 async def wait_until_seen(lead):
-    while lead.unseen():
+    while lead.nodes.one_world.unseen():
         await asyncio.sleep(0.01)
 
 
 def test_who_was_cut_off_is_waited_for_until_its_ranks_are_dead(tmp_path):
     async def part(lead, orders):
         lead.lose(1, "it has said nothing", parting=Parting.CUT)
-        assert lead.unseen() == [1]
-        lead.dismiss(lead.worlds[7], now=False)
+        assert lead.nodes.one_world.unseen() == [1]
+        lead.pool.dismiss(lead.worlds.get(7), now=False)
         assert orders[-1][1]["within_s"] == SIGHT.cut_grace_s
         await asyncio.wait_for(wait_until_seen(lead), 20)
 
@@ -57,7 +57,7 @@ def test_who_was_cut_off_is_waited_for_until_its_ranks_are_dead(tmp_path):
 
 def test_a_cut_while_ranks_have_their_grace_shortens_it(tmp_path):
     async def part(lead, orders):
-        lead.dismiss(lead.worlds[7], now=False)
+        lead.pool.dismiss(lead.worlds.get(7), now=False)
         assert {order["within_s"] for _, order in orders} == {None}
         lead.lose(1, "it has said nothing", parting=Parting.CUT)
         assert orders[-1] == (0, {**orders[0][1], "within_s": SIGHT.cut_grace_s})
@@ -69,12 +69,12 @@ def test_a_cut_while_ranks_have_their_grace_shortens_it(tmp_path):
 def test_who_leaves_is_waited_for_until_it_has_no_ranks(tmp_path, how):
     async def part(lead, _orders):
         lead.lose(1, "it was told to stop", parting=Parting.LEAVING)
-        assert lead.unseen() == [1]
+        assert lead.nodes.one_world.unseen() == [1]
         if how == "says so":
             lead.part(1)
         else:
             lead.lose(1, "its link broke", parting=Parting.CLOSED)
-        assert lead.unseen() == []
+        assert lead.nodes.one_world.unseen() == []
 
     run(tmp_path, part)
 
@@ -82,10 +82,10 @@ def test_who_leaves_is_waited_for_until_it_has_no_ranks(tmp_path, how):
 def test_who_died_or_had_no_ranks_is_not_waited_for(tmp_path):
     async def part(lead, _orders):
         lead.lose(1, "its link broke", parting=Parting.CLOSED)
-        assert lead.unseen() == []
-        del lead.worlds[7]
+        assert lead.nodes.one_world.unseen() == []
+        lead.worlds.forget(lead.worlds.get(7))
         lead.lose(0, "it has said nothing", parting=Parting.CUT)
-        assert lead.unseen() == []
+        assert lead.nodes.one_world.unseen() == []
 
     run(tmp_path, part)
 
@@ -93,11 +93,11 @@ def test_who_died_or_had_no_ranks_is_not_waited_for(tmp_path):
 def test_ranks_are_killed_when_they_were_told_they_would_be_at_the_latest():
     async def main():
         killed = asyncio.Event()
-        world_ranks = WorldRanks(1, keep=False, grace_s=300.0, tell=lambda *_: None)
-        world_ranks._kill_all = killed.set
-        world_ranks.stop(now=False)
-        world_ranks.stop(now=False, within_s=0.01)
-        world_ranks.stop(now=False)
+        ranks = WorldRanks(1, grace_s=300.0)
+        ranks._kill_all = killed.set
+        ranks.kill_after_grace()
+        ranks.kill_after_grace(within_s=0.01)
+        ranks.kill_after_grace()
         await asyncio.wait_for(killed.wait(), 20)
 
     asyncio.run(main())

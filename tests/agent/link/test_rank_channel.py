@@ -8,6 +8,7 @@ import threading
 
 from windlass.agent.link.rank_channel import NodeEnd, RankEnd
 from windlass.wire.frames import render_frame
+from windlass.wire.messages.computes import MakeObject
 
 WAIT_S = 20.0
 
@@ -33,20 +34,19 @@ async def converse(rank, sent=(), num_answers=0):
     node.close()
     await asyncio.to_thread(thread.join, WAIT_S)
     assert not thread.is_alive()
-    end._socket.close()  # a rank's own goes with its process
+    end._link.close()  # a rank's own goes with its process
     return found
 
 
 def test_frames_come_in_order_and_whole():
     sizes = [0, 1, 70_000, 3_000_000, 5, 400_000]
-    sent = [({"type": "call", "n": n}, bytes([n]) * size) for n, size in enumerate(sizes)]
+    sent = [(MakeObject(sizes=[n]).to_header(), bytes([n]) * size) for n, size in enumerate(sizes)]
 
     def echo(end):
         while (received := end.receive()) is not None:
-            header, body = received
-            end.send(
-                header, [memoryview(body)[: len(body) // 2], memoryview(body)[len(body) // 2 :]]
-            )
+            message, body = received
+            half = len(body) // 2
+            end.send(message, [memoryview(body)[:half], memoryview(body)[half:]])
 
     assert asyncio.run(converse(echo, sent, len(sent))) == sent
 
@@ -60,7 +60,7 @@ def test_a_rank_that_waits_ends_when_the_node_hangs_up():
 def test_a_rank_may_speak_to_a_node_that_is_gone():
     def speak(end):
         assert end.receive() is None
-        end.send({"type": "answer"}, [b"x" * 1_000_000])
+        end.send(MakeObject(sizes=[]), [b"x" * 1_000_000])
 
     asyncio.run(converse(speak))
 

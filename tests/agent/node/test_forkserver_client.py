@@ -71,7 +71,7 @@ def test_an_agent_that_hangs_up_is_the_end(ends, said):
 
 def test_an_event_is_a_line(ends):
     agent, server = ends
-    about = {"modules": [], "import_s": 0.5, "num_threads": 1, "culprit": ""}
+    about = {"modules": [], "num_threads": 1, "culprit": ""}
     send_event(server, ModulesImported(missing={"a": "two\nlines"}, **about))
     send_event(server, ProcessExited(pid=3, code=-9))
     first, second, rest = agent.recv(65536).split(b"\n")
@@ -91,6 +91,7 @@ def test_a_server_that_is_not_there():
 AGENT = """
 import asyncio, json, os, sys
 from windlass.agent.node.forkserver_client import ForkServer
+from windlass.wire.messages.forkserver import ForkRank
 archive, plan, how = sys.argv[1:]
 sys.argv = [archive]
 events = []
@@ -114,7 +115,8 @@ async def run():
     out, err = os.pipe(), os.pipe()
     for rank in range(2):
         env = {"RANK": str(rank), "WHAT": "x y"}
-        server.fork(plan, framework="command", rank=rank, attempt=0, env=env, fds=(out[1], err[1]))
+        request = ForkRank(framework="command", rank=rank, attempt=0, env=env, plan=plan)
+        server.fork(request, (out[1], err[1]))
     os.close(out[1]); os.close(err[1])
     await until("started", 2)
     if how == "kill":

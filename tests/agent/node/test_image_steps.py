@@ -17,17 +17,18 @@ from wheels import make_python, make_wheel
 
 from windlass.agent.node.image_steps import label, make_chain, run_steps
 from windlass.errors import ProtocolError, StepFailed
+from windlass.spec.image_step import PipStep, RunStep, read_step
 
 # Without the pip settings of the surroundings: what is tested must not depend on them.
 ENV = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
 
 
 def pip(*packages):
-    return {"kind": "pip", "packages": list(packages)}
+    return PipStep(packages=packages)
 
 
 def sh(command):
-    return {"kind": "run", "command": command}
+    return RunStep(command=command)
 
 
 class Ground:
@@ -301,8 +302,10 @@ def test_passwords_in_addresses_are_not_told():
 
 
 def test_an_unknown_step_is_refused():
-    with pytest.raises(ProtocolError, match="no step of kind 'copy'"):
-        label({"kind": "copy"})
+    with pytest.raises(ProtocolError, match="'copy' is not a kind that is known here"):
+        read_step({"kind": "copy"})
+    with pytest.raises(ProtocolError, match="expected str, found 3"):
+        read_step({"kind": "run", "command": 3})
 
 
 def test_two_agents_run_steps_one_after_the_other(ground):

@@ -6,6 +6,8 @@ import pytest
 
 import windlass as wl
 
+pytestmark = pytest.mark.long
+
 SPAWN = """
 import os, sys, torch, torch.distributed as dist, torch.multiprocessing as mp
 

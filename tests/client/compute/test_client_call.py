@@ -1,4 +1,4 @@
-"""The client's side of a call, against a lead that says what is written here: said once, heard to its end."""
+"""The client's side of a call, against a lead that says what is written here: what it hears to its end."""
 
 from __future__ import annotations
 
@@ -7,49 +7,29 @@ import pickle
 import threading
 
 import pytest
-from scripted_lead import JOB, WAIT_S, look_often, scripted
+from scripted_lead import CALL, JOB, WAIT_S, look_often, scripted
 from waits import wait_for
 
-from windlass.errors import JobNotFound, NodeLost, RankFailed, RemoteError, WaitTimeout
+from windlass.errors import NodeLost, RankFailed, RemoteError, WaitTimeout
 from windlass.wire.messages.calls import (
     AskCall,
-    AttendCall,
     CallAccepted,
     CallAgain,
     CallEnded,
-    CallForgotten,
     CallPrinted,
     CallQueued,
     CallResult,
     CallResults,
     CallSaid,
     CallStarted,
-    CallUnknown,
     CallWaiting,
     EndCall,
-    LeadEnding,
-    SetProfile,
 )
 from windlass.wire.messages.computes import CallAnswer, MakeObject, SyncCode
 from windlass.wire.messages.jobs import Heard
 from windlass.wire.messages.link import Heartbeat, Hello, Welcome
 from windlass.wire.results import ErrorInfo
 from windlass.wire.status import FailureKind, Verdict
-
-CALL = f"{JOB}.1"
-
-
-def hear_call(line):
-    """A call as it is said the first time on a line."""
-    line.hear(SetProfile)
-    return line.hear_whole(AskCall)
-
-
-def give(line, *values, ends=True):
-    """Ranks return these; by default that is all."""
-    bodies = [pickle.dumps(value) for value in values]
-    answers = [CallAnswer(rank=rank, sizes=[len(body)]) for rank, body in enumerate(bodies)]
-    line.say(CallResults(id=CALL, ends=ends, answers=answers), b"".join(bodies))
 
 
 def make_verdict(**fields):
@@ -63,10 +43,10 @@ def make_verdict(**fields):
 def test_a_call_is_said_and_its_answers_come_back():
     def lead(line):
         line.welcome()
-        message, body = hear_call(line)
+        message, body = line.hear_call()
         assert (message.id, message.profile, message.sizes) == (CALL, "profile-1", [len(body)])
         assert pickle.loads(body) == ("what", "is called")
-        give(line, "zero", {"one": 1})
+        line.give("zero", {"one": 1})
         line.hear_end()
 
     with scripted(lead) as home:
@@ -81,16 +61,16 @@ def test_a_call_is_said_and_its_answers_come_back():
 def test_a_profile_is_said_once_per_line():
     def one(line):
         line.welcome()
-        hear_call(line)
-        give(line, 1)
+        line.hear_call()
+        line.give(1)
         line.hear(AskCall)  # at once
-        give(line, 2)
+        line.give(2)
         line.hear_end()
 
     def another(line):
         line.welcome()
-        hear_call(line)
-        give(line, 3)
+        line.hear_call()
+        line.give(3)
         line.hear_end()
 
     with scripted(one, another) as home:
@@ -107,11 +87,11 @@ def test_what_is_said_of_other_calls_is_not_taken_for_this_one():
 
     def lead(line):
         line.welcome()
-        hear_call(line)
+        line.hear_call()
         line.say(CallResults(id="another", ends=True, answers=[]))
         line.say(CallEnded(id="another", state="cancelled"))
         line.say(Heartbeat())
-        give(line, "mine")
+        line.give("mine")
         line.hear_end()
 
     with scripted(lead) as home:
@@ -123,10 +103,10 @@ def test_what_is_said_of_other_calls_is_not_taken_for_this_one():
 def test_what_ranks_print_and_what_the_lead_says_reach_the_user(capsys):
     def lead(line):
         line.welcome()
-        hear_call(line)
+        line.hear_call()
         line.say(CallPrinted(id=CALL, rank=3), b"printed\n")
         line.say(CallSaid(id=CALL, line="node 1: installing"))
-        give(line, None)
+        line.give(None)
         line.hear_end()
 
     with scripted(lead) as home:
@@ -144,13 +124,13 @@ def test_while_a_call_waits_its_compute_is_looked_after(monkeypatch):
 
     def lead(line):
         line.welcome()
-        hear_call(line)
+        line.hear_call()
         line.say(CallWaiting(id=CALL, what="waiting for node 1"))
         wait_for(lambda: home.looked_after[:1] == waits_for[:1], "it is told at once")
         line.say(CallQueued(id=CALL, ahead=2, first="first-call"))
         wait_for(lambda: home.looked_after[-1] == waits_for[1], "it is told when that lasts")
         line.say(CallStarted(id=CALL))
-        give(line, None)
+        line.give(None)
         line.hear_end()
 
     with scripted(lead) as home:
@@ -163,7 +143,7 @@ def test_while_a_call_waits_its_compute_is_looked_after(monkeypatch):
 def test_to_cancel_is_said_over_another_line():
     def lead(line):
         line.welcome()
-        hear_call(line)
+        line.hear_call()
         lines.append(line.socket.dup())  # its end comes when it was cancelled
 
     def cancelled(line):
@@ -192,9 +172,9 @@ def test_to_cancel_is_said_over_another_line():
 def test_who_does_not_want_to_wait_longer_may_wait_again():
     def lead(line):
         line.welcome()
-        hear_call(line)
+        line.hear_call()
         assert has_waited.wait(WAIT_S)
-        give(line, "late")
+        line.give("late")
         line.hear_end()
 
     has_waited = threading.Event()
@@ -210,7 +190,7 @@ def test_who_does_not_want_to_wait_longer_may_wait_again():
 def test_a_detached_call_is_let_go_when_it_was_accepted():
     def lead(line):
         line.welcome()
-        hear_call(line)
+        line.hear_call()
         line.say(CallAccepted(id="another"))
         line.say(CallAgain(id=CALL, has="digest-1"))
         line.hear(AskCall)
@@ -222,140 +202,6 @@ def test_a_detached_call_is_let_go_when_it_was_accepted():
         call.say()
         call.wait_for_acceptance()
         assert len(home.idle) == 1
-
-
-def test_a_line_over_which_a_call_goes_on_being_told_is_not_used_again():
-    def broken(line):
-        line.welcome()
-        hear_call(line)
-
-    def lead(line):
-        line.welcome()
-        line.hear(AttendCall)
-        line.say(CallAccepted(id=CALL))
-        line.hear_end()
-
-    with scripted(broken, lead) as home:
-        call = home.make_call()
-        call.say()
-        call.wait_for_acceptance()
-        assert home.idle == []
-
-
-# -- at most once --------------------------------------------------------------------------------
-
-
-def test_a_call_whose_answer_was_lost_is_attended_to_and_never_said_again():
-    def broken(line):
-        line.welcome(num_calls=7)
-        hear_call(line)
-
-    def lead(line):
-        line.welcome(num_calls=9)
-        order = line.hear(AttendCall)
-        assert (order.id, order.since) == (CALL, 7)  # it cannot have come before the first line
-        line.say(CallAccepted(id=CALL))
-        body = pickle.dumps("once")
-        line.say(CallResult(id=CALL, rank=0, state="returned", sizes=[len(body)]), body)
-        line.say(CallEnded(id=CALL, state="returned"))
-        line.hear_end()
-
-    with scripted(broken, lead) as home:
-        call = home.make_call()
-        call.say()
-        assert call.follow().value(0) == "once"
-
-
-def test_a_call_that_its_lead_never_heard_of_is_said_to_it_again():
-    def broken(line):
-        line.welcome()
-        line.hear(SetProfile)  # and hangs up before the call
-
-    def lead(line):
-        line.welcome()
-        line.hear(AttendCall)
-        line.say(CallUnknown(id=CALL))
-        message, body = hear_call(line)
-        assert (message.id, pickle.loads(body)) == (CALL, "what is called")
-        give(line, "once")
-        line.hear_end()
-
-    with scripted(broken, lead) as home:
-        call = home.make_call("what is called")
-        call.say()
-        assert call.follow().value(0) == "once"
-
-
-def test_a_call_is_never_said_to_another_lead():
-    def broken(line):
-        line.welcome(born="lead-1")
-        hear_call(line)
-
-    def another(line):
-        line.welcome(born="lead-2")
-        line.hear_end()
-
-    with scripted(broken, another) as home:
-        call = home.make_call()
-        call.say()
-        with pytest.raises(NodeLost, match="node 0 was lost during the call"):
-            call.follow()
-        call.let_go(is_broken=True)
-
-
-def test_a_lead_that_ends_did_not_take_the_call_which_is_for_the_next():
-    def leaving(line):
-        line.welcome(born="lead-1")
-        hear_call(line)
-        line.say(LeadEnding(id=CALL))
-
-    def lead(line):
-        line.welcome(born="lead-2")
-        line.hear(AttendCall)
-        line.say(CallUnknown(id=CALL))
-        hear_call(line)
-        give(line, "by the next")
-        line.hear_end()
-
-    with scripted(leaving, lead) as home:
-        call = home.make_call()
-        call.say()
-        assert call.follow().value(0) == "by the next"
-
-
-def test_a_call_that_was_forgotten_is_not_repeated():
-    def broken(line):
-        line.welcome()
-        hear_call(line)
-
-    def lead(line):
-        line.welcome()
-        line.hear(AttendCall)
-        line.say(CallForgotten(id=CALL))
-        line.hear_end()
-
-    with scripted(broken, lead) as home:
-        call = home.make_call()
-        call.say()
-        with pytest.raises(JobNotFound, match="is not known any more") as caught:
-            call.follow()
-        assert not caught.value.retryable
-        assert len(home.idle) == 1
-
-
-def test_a_call_of_another_process_is_taken_up_and_cannot_be_said_from_here():
-    def lead(line):
-        line.welcome(num_calls=5)
-        assert line.hear(AttendCall).since == 0  # it may be any
-        line.say(CallUnknown(id=CALL))
-        line.hear_end()
-
-    with scripted(lead) as home:
-        call = home.make_call(segments=[], profile=None)
-        call.attend()
-        with pytest.raises(NodeLost):
-            call.follow()
-        call.let_go()
 
 
 # -- what the lead lacks -------------------------------------------------------------------------
@@ -372,12 +218,12 @@ def test_code_is_said_before_the_call_and_again_from_where_the_lead_is():
         line.welcome()
         order, body = line.hear_whole(SyncCode)
         assert (order.base, body) == ("digest-0", b"from digest-0")
-        hear_call(line)
+        line.hear_call()
         line.say(CallAgain(id=CALL, has="digest-1"))
         order, body = line.hear_whole(SyncCode)
         assert (order.base, body) == ("digest-1", b"from digest-1")
         assert line.hear(AskCall).id == CALL
-        give(line, "done")
+        line.give("done")
         line.hear_end()
 
     with scripted(lead) as home:
@@ -390,12 +236,12 @@ def test_code_is_said_before_the_call_and_again_from_where_the_lead_is():
 def test_what_makes_an_object_is_said_where_it_is_asked_for(capsys):
     def lead(line):
         line.welcome()
-        hear_call(line)
+        line.hear_call()
         line.say(CallAgain(id=CALL, make=True))
         order, body = line.hear_whole(MakeObject)
         assert (order.sizes, body) == ([5, 4], b"classargs")
         line.hear(AskCall)
-        give(line, "done")
+        line.give("done")
         line.hear_end()
 
     with scripted(lead) as home:
@@ -408,7 +254,7 @@ def test_what_makes_an_object_is_said_where_it_is_asked_for(capsys):
 def test_an_object_that_nobody_here_can_make_is_lost():
     def lead(line):
         line.welcome()
-        hear_call(line)
+        line.hear_call()
         line.say(CallAgain(id=CALL, make=True))
         line.hear_end()
 
@@ -426,11 +272,11 @@ def test_an_object_that_nobody_here_can_make_is_lost():
 def test_what_is_yielded_comes_in_order():
     def lead(line):
         line.welcome()
-        hear_call(line)
+        line.hear_call()
         for number in range(3):
             body = pickle.dumps(number)
             line.say(CallResult(id=CALL, rank=0, sizes=[len(body)]), body)
-        give(line, None)
+        line.give(None)
         line.hear_end()
 
     with scripted(lead) as home:
@@ -456,7 +302,7 @@ def fail(line, error, *, verdict=None, **about):
 def follow_failure(error):
     def lead(line):
         line.welcome()
-        hear_call(line)
+        line.hear_call()
         fail(line, error)
 
     with scripted(lead) as home:
@@ -484,7 +330,7 @@ def test_what_to_do_next_is_said_of_the_call():
 def test_a_value_that_cannot_be_rebuilt_here_is_told_so():
     def lead(line):
         line.welcome()
-        hear_call(line)
+        line.hear_call()
         answers = [CallAnswer(rank=0, sizes=[7])]
         line.say(CallResults(id=CALL, ends=True, answers=answers), b"garbage")
         line.hear_end()

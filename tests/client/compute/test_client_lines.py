@@ -1,4 +1,7 @@
-"""Lines that break while a client speaks, and leads that refuse what it says: taken up again, in bounds."""
+"""Lines that break under a call, and leads that refuse what a client says: taken up again, in bounds.
+
+A call is said once, and never again to a lead that may have heard it.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,22 @@ import pickle
 import threading
 
 import pytest
-from scripted_lead import JOB, WAIT_S, scripted
+from scripted_lead import CALL, WAIT_S, scripted
 
-from windlass.errors import ProtocolError
+from windlass.errors import JobNotFound, NodeLost, ProtocolError
 from windlass.wire.messages.calls import (
     AskCall,
     AttendCall,
+    CallAccepted,
     CallAgain,
-    CallResults,
+    CallEnded,
+    CallForgotten,
+    CallResult,
     CallUnknown,
+    LeadEnding,
     SetProfile,
 )
-from windlass.wire.messages.computes import CallAnswer
 from windlass.wire.messages.link import Refused
-
-CALL = f"{JOB}.1"
 
 
 def run_again(line):
@@ -28,11 +32,8 @@ def run_again(line):
     line.welcome()
     assert line.hear(AttendCall).id == CALL
     line.say(CallUnknown(id=CALL))
-    line.hear(SetProfile)
-    assert line.hear(AskCall).id == CALL
-    body = pickle.dumps("once")
-    answers = [CallAnswer(rank=0, sizes=[len(body)])]
-    line.say(CallResults(id=CALL, ends=True, answers=answers), body)
+    assert line.hear_call()[0].id == CALL
+    line.give("once")
     line.hear_end()
 
 
@@ -115,3 +116,137 @@ def test_a_lead_that_refuses_the_same_again_is_not_asked_for_ever():
         with pytest.raises(ProtocolError, match="it makes no sense") as caught:
             call.follow()
         assert caught.value.hint == "say something else"
+
+
+# -- at most once --------------------------------------------------------------------------------
+
+
+def test_a_call_whose_answer_was_lost_is_attended_to_and_never_said_again():
+    def broken(line):
+        line.welcome(num_calls=7)
+        line.hear_call()
+
+    def lead(line):
+        line.welcome(num_calls=9)
+        order = line.hear(AttendCall)
+        assert (order.id, order.since) == (CALL, 7)  # it cannot have come before the first line
+        line.say(CallAccepted(id=CALL))
+        body = pickle.dumps("once")
+        line.say(CallResult(id=CALL, rank=0, state="returned", sizes=[len(body)]), body)
+        line.say(CallEnded(id=CALL, state="returned"))
+        line.hear_end()
+
+    with scripted(broken, lead) as home:
+        call = home.make_call()
+        call.say()
+        assert call.follow().value(0) == "once"
+
+
+def test_a_call_that_its_lead_never_heard_of_is_said_to_it_again():
+    def broken(line):
+        line.welcome()
+        line.hear(SetProfile)  # and hangs up before the call
+
+    def lead(line):
+        line.welcome()
+        line.hear(AttendCall)
+        line.say(CallUnknown(id=CALL))
+        message, body = line.hear_call()
+        assert (message.id, pickle.loads(body)) == (CALL, "what is called")
+        line.give("once")
+        line.hear_end()
+
+    with scripted(broken, lead) as home:
+        call = home.make_call("what is called")
+        call.say()
+        assert call.follow().value(0) == "once"
+
+
+def test_a_call_is_never_said_to_another_lead():
+    def broken(line):
+        line.welcome(born="lead-1")
+        line.hear_call()
+
+    def another(line):
+        line.welcome(born="lead-2")
+        line.hear_end()
+
+    with scripted(broken, another) as home:
+        call = home.make_call()
+        call.say()
+        with pytest.raises(NodeLost, match="node 0 was lost during the call"):
+            call.follow()
+        call.let_go(is_broken=True)
+
+
+def test_a_lead_that_ends_did_not_take_the_call_which_is_for_the_next():
+    def leaving(line):
+        line.welcome(born="lead-1")
+        line.hear_call()
+        line.say(LeadEnding(id=CALL))
+
+    def lead(line):
+        line.welcome(born="lead-2")
+        line.hear(AttendCall)
+        line.say(CallUnknown(id=CALL))
+        line.hear_call()
+        line.give("by the next")
+        line.hear_end()
+
+    with scripted(leaving, lead) as home:
+        call = home.make_call()
+        call.say()
+        assert call.follow().value(0) == "by the next"
+
+
+def test_a_call_that_was_forgotten_is_not_repeated():
+    def broken(line):
+        line.welcome()
+        line.hear_call()
+
+    def lead(line):
+        line.welcome()
+        line.hear(AttendCall)
+        line.say(CallForgotten(id=CALL))
+        line.hear_end()
+
+    with scripted(broken, lead) as home:
+        call = home.make_call()
+        call.say()
+        with pytest.raises(JobNotFound, match="is not known any more") as caught:
+            call.follow()
+        assert not caught.value.retryable
+        assert len(home.idle) == 1
+
+
+def test_a_call_of_another_process_is_taken_up_and_cannot_be_said_from_here():
+    def lead(line):
+        line.welcome(num_calls=5)
+        assert line.hear(AttendCall).since == 0  # it may be any
+        line.say(CallUnknown(id=CALL))
+        line.hear_end()
+
+    with scripted(lead) as home:
+        call = home.make_call(segments=[], profile=None)
+        call.attend()
+        with pytest.raises(NodeLost):
+            call.follow()
+        call.let_go()
+
+
+def test_a_line_over_which_a_call_goes_on_being_told_is_not_used_again():
+    def broken(line):
+        line.welcome()
+        line.hear_call()
+
+    def lead(line):
+        line.welcome()
+        line.hear(AttendCall)
+        line.say(CallAccepted(id=CALL))
+        line.hear_end()
+
+    with scripted(broken, lead) as home:
+        call = home.make_call()
+        call.say()
+        call.wait_for_acceptance()
+        assert home.idle == []

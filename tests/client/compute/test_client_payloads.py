@@ -7,7 +7,7 @@ import pickle
 from pathlib import Path
 
 import pytest
-from scripted_lead import JOB, scripted
+from scripted_lead import CALL, scripted
 
 from windlass.wire.messages.calls import (
     AskCall,
@@ -22,7 +22,6 @@ from windlass.wire.messages.calls import (
 from windlass.wire.messages.computes import PayloadPart
 from windlass.wire.payloads import SPILL_BYTES
 
-CALL = f"{JOB}.1"
 LARGE = bytes(range(256)) * (SPILL_BYTES // 256 + 1)
 
 

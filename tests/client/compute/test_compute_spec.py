@@ -10,6 +10,7 @@ import pytest
 from windlass.client.compute.compute_spec import decide, describe_change, read_ttl
 from windlass.client.compute.image import images
 from windlass.errors import SpecError
+from windlass.spec.image_step import RunStep
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +32,7 @@ def test_a_gpu_is_a_rank():
 def test_an_image_brings_steps_and_variables():
     image = images.pytorch("24.08-py3").run("true").env(A=1, B=2)
     wanted = decide({"image": image, "env": {"B": 3}})
-    assert wanted.steps == ({"kind": "run", "command": "true"},)
+    assert wanted.steps == (RunStep(command="true"),)
     assert dict(wanted.env) == {"A": "1", "B": "3"}
 
 

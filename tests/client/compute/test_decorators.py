@@ -157,6 +157,9 @@ def test_decorators_come_in_any_order_and_number():
         assert kt.compute(target).marks.compute == {}
         assert kt.distribute(target).marks.distribute == {}
         assert kt.distribute(workers=2)(target).marks.compute is None
+        assert (
+            kt.distribute("", workers=2)(target).marks.distribute["framework"] == ""
+        )  # the setting's
     assert kt.compute(plain).local() == "here"
 
 

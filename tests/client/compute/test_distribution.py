@@ -15,10 +15,28 @@ def test_the_words_of_others_mean_the_same():
     assert make_spread(replicas=4, nproc_per_node=2) == wanted
 
 
-@pytest.mark.parametrize("framework", ["ray", "monarch"])
-def test_what_comes_later(framework):
-    with pytest.raises(SpecError, match="not there yet"):
-        make_spread(framework)
+def test_with_monarch_every_worker_is_a_node():
+    assert make_spread("monarch", workers=4).workers == 4
+
+
+def test_with_ray_the_head_is_a_node_beside_the_workers():
+    options = {"gpus": 1, "cpus": "4", "memory": "16Gi"}
+    spread = make_spread("ray", workers=4, worker_node_options=options)
+    assert (spread.workers, spread.min_workers, spread.worker_node_options) == (5, 0, options)
+    assert make_spread("ray", workers="2:4").min_workers == 3
+
+
+@pytest.mark.parametrize(
+    ("framework", "options", "message"),
+    [
+        ("ray", {"gpu": 1}, "worker_node_options: has no 'gpu'"),
+        ("ray", "gpus=1", "worker_node_options must be a dict"),
+        ("pytorch", {"gpus": 1}, "framework pytorch has no workers beside a head"),
+    ],
+)
+def test_options_of_workers_that_mean_nothing(framework, options, message):
+    with pytest.raises(SpecError, match=message):
+        make_spread(framework, worker_node_options=options)
 
 
 @pytest.mark.parametrize(("wrong", "hint"), [("torch", "pytorch"), ("spdm", "spmd")])

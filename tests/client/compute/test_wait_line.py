@@ -11,8 +11,7 @@ import sys
 import pytest
 
 from windlass.client.compute import wait_line as module
-from windlass.client.compute.engine_choice import say
-from windlass.client.compute.wait_line import WaitLine
+from windlass.client.compute.wait_line import WaitLine, say
 
 ERASE = "\r\x1b[2K"
 

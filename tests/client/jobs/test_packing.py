@@ -259,3 +259,21 @@ def test_a_command_needs_no_project(tmp_path, monkeypatch):
     flags = {"engine": "kubernetes", "image": "a:1"}
     plan = prepare(["no-such-program-here"], detach=True, flags=flags).plan
     assert (plan.work.argv, plan.cwd, plan.inputs) == (("no-such-program-here",), "", ())
+
+
+@pytest.mark.parametrize(
+    ("source", "travels"), [("from windlass.train import Loader", True), ("import torch", False)]
+)
+def test_the_training_library_is_asked_for_where_it_is_imported(project, tmp_path, source, travels):
+    (project / "train.py").write_text(source)
+    target = read_target("train.py", cwd=project)
+    spec = JobSpec(work=target.work, cwd=str(project), pod=PodSpec(image="i"))
+    packed = pack(spec, target, cwd=project, code_folder=THERE, home=tmp_path)
+    assert (names.TRAIN in packed.spec.env) == travels
+
+
+def test_code_of_the_image_may_import_it(tmp_path):
+    target = read_in_image("/app/train.py")
+    spec = JobSpec(work=target.work, pod=PodSpec(image="i", in_image=True))
+    packed = pack(spec, target, cwd=tmp_path, code_folder=THERE, home=tmp_path)
+    assert packed.spec.env[names.TRAIN] == "/windlass/train/train.pyz"

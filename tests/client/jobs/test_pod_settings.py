@@ -48,6 +48,28 @@ def test_texts_become_records(tmp_path):
     assert (pod.labels, pod.run_as, pod.ttl_s) == ({"team": "red"}, None, 7200.0)
 
 
+def test_pods_of_a_mesh_are_what_monarchs_clients_look_for(tmp_path):
+    pod = pod_of(tmp_path, mesh_name="ddpmesh", open_mesh=True, labels=["team=red"])
+    assert pod.labels == {
+        "app.kubernetes.io/name": "monarch-worker",
+        "monarch.pytorch.org/mesh-name": "ddpmesh",
+        "team": "red",
+    }
+    assert pod.open_ports == (26600,)
+    assert pod_of(tmp_path).open_ports == ()
+    with pytest.raises(SpecError, match="'ddp-mesh' is no name of a Monarch mesh"):
+        pod_of(tmp_path, mesh_name="ddp-mesh")
+
+
+@pytest.mark.parametrize(
+    ("asked", "mesh"), [({}, "mine1"), ({"mesh_name": "ours"}, "ours"), ({"framework": "spmd"}, "")]
+)
+def test_the_mesh_of_a_job_has_the_name_of_the_job_without_dashes(tmp_path, asked, mesh):
+    flags = {"framework": "monarch", "engine": "kubernetes", "image": "torch:1", **asked}
+    prepared = prepare(tmp_path.exists, detach=True, flags=flags, job_id="mine-1")
+    assert prepared.plan.pod.labels.get("monarch.pytorch.org/mesh-name", "") == mesh
+
+
 def test_folders_of_the_host_have_a_flag_of_their_own(tmp_path):
     with pytest.raises(SpecError, match="is a folder of the machine"):
         pod_of(tmp_path, volumes=["/a:/a"])

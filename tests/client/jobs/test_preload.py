@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from windlass.client.jobs.preload import TORCH, choose_preload
+import windlass as wl
+from windlass.client.jobs.preload import TORCH, TRAINING, choose_preload
 
 
 @pytest.fixture
@@ -35,6 +38,31 @@ def write(tmp_path):
 )
 def test_directly(write, text):
     assert choose_preload(write(train=text)) == TORCH
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from windlass.train import get_context",
+        "import windlass\nfrom windlass import train",
+        "import windlass.recipes.llm_model",
+        "import torch\ndef f():\n    from windlass.train import TorchTrainer",
+        "import loop",
+    ],
+)
+def test_what_the_training_library_imports_later(write, text):
+    assert choose_preload(write(train=text, loop="import windlass.train")) == TRAINING
+
+
+def test_what_is_imported_for_training_can_be_forked_from():
+    code = "import importlib, os, sys\n"
+    code += f"for name in {TRAINING!r}: importlib.import_module(name)\n"
+    code += "print(len(os.listdir('/proc/self/task')), 'torch._dynamo' in sys.modules)"
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # as the fork server has it
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env
+    )
+    assert run.stdout.split() == ["1", "False"]
 
 
 @pytest.mark.parametrize(
@@ -150,3 +178,16 @@ def test_many_files_are_given_up(write, tmp_path):
     (tmp_path / "m300.py").write_text("import torch\n")
     assert choose_preload(write(train="import m0")) == ()
     assert Path(tmp_path / "m300.py").exists()
+
+
+def test_a_job_that_trains_finds_the_librarys_imports_done(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys\n"
+        f"ahead = all(name in sys.modules for name in {TRAINING!r})\n"
+        "import windlass.train\n"
+        "print('imported ahead:', ahead)\n"
+    )
+    job = wl.submit(str(script))
+    job.wait(timeout_s=120)
+    assert "imported ahead: True" in "\n".join(line.text for line in job.logs())

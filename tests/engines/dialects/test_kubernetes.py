@@ -9,9 +9,9 @@ from kube.plans import FILES, make_pod_plan
 from kube.storing_cluster import merge
 from stateful_set_dialect import STATEFUL_SET
 
-from windlass.engines.dialects.dialect import ObjectEnd, ObjectPhase
-from windlass.engines.dialects.kubernetes import KUBERNETES, index_in_name, read_end, read_phase
-from windlass.engines.dialects.table import dialect_names, load_dialect
+from windlass.engines.dialects.dialect import ObjectEnd, ObjectPhase, read_condition_end
+from windlass.engines.dialects.dialect_table import dialect_names, load_dialect
+from windlass.engines.dialects.kubernetes import KUBERNETES, index_in_name, read_phase
 
 AT = "1970-01-01T00:01:40Z"
 
@@ -35,7 +35,7 @@ def make_job(*conditions: dict[str, Any], suspend: bool = False, **counts: int) 
     ],
 )
 def test_its_end(job, end):
-    assert read_end(job) == end
+    assert read_condition_end(job) == end
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,31 @@ def test_a_recipe_of_ones_own_is_this():
     check_golden("statefulset/own.yaml", documents)
 
 
+def test_the_fine_tuning_recipe_is_this():
+    documents = render(
+        work=Module(
+            name="windlass.recipes.train_framework",
+            args=("--model-local-dir", "/models/llama", "--local-files-only"),
+        ),
+        script=None,
+        nodes=4,
+        gpus=1,
+        image="registry.local/llm:1",
+        rendezvous=Rendezvous(backend="etcd", endpoint="etcd:2379"),
+    )
+    check_golden("statefulset/train_framework.yaml", documents)
+    claims = {m["mountPath"]: m["name"] for m in container_of(documents)["volumeMounts"]}
+    assert {"/data", "/out", "/models"} <= claims.keys()
+
+
+@pytest.mark.parametrize("words", [("--model", "org/name"), ("--out", "/models2/x")])
+def test_the_claim_of_models_comes_with_a_model_that_lies_there(words):
+    volumes = template_of(render(work=Script(path="a.py", args=words)))["volumes"]
+    assert "models" not in {v["name"] for v in volumes}
+    named = render(work=Script(path="a.py", args=("--model-local-dir=/models/x",)))
+    assert "models" in {v["name"] for v in template_of(named)["volumes"]}
+
+
 def test_the_names_are_the_classic_ones():
     documents = render(procs=3)
     kinds = [(d["kind"], d["metadata"]["name"]) for d in documents]
@@ -99,8 +124,13 @@ def test_the_names_are_the_classic_ones():
     assert env["MASTER_ADDR"] == "train-llm-0.train-rdzv"
     assert env["RANK"]["fieldRef"]["fieldPath"] == "metadata.labels['apps.kubernetes.io/pod-index']"
     for name in ("HF_TOKEN", "HUGGINGFACE_HUB_TOKEN"):
-        assert env[name]["secretKeyRef"] == {"name": "hf-token", "key": "token", "optional": True}
-    for name in ("NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "TORCH_NCCL_ASYNC_ERROR_HANDLING"):
+        assert env[name]["secretKeyRef"] == {
+            "name": "hf-token",
+            "key": "HUGGINGFACE_HUB_TOKEN",
+            "optional": True,
+        }
+    assert env["NCCL_DEBUG"] == "INFO"
+    for name in ("NCCL_SOCKET_IFNAME", "TORCH_NCCL_ASYNC_ERROR_HANDLING"):
         assert env[name]
     claims = {
         v["name"]: v["persistentVolumeClaim"]["claimName"]
@@ -152,6 +182,8 @@ def test_functions_are_refused():
 def test_another_meeting_point():
     shell = container_of(render(Rendezvous(backend="etcd-v2", endpoint="etcd:2379")))["command"][2]
     assert "--rdzv-backend=etcd-v2" in shell
+    other = container_of(render(Rendezvous(backend="etcd", endpoint="etcd:2379")))["command"][2]
+    assert other == shell
     assert "endpoint=etcd:2379" in shell
     assert "is_host" not in shell
     with pytest.raises(SpecError, match="needs a server to meet at"):
@@ -234,18 +266,18 @@ def test_the_recipe_trains_and_its_pods_stay_finished(space):
 
 @pytest.mark.cluster
 def test_a_plain_job_trains_and_ends(space):
-    plan = make_pod_plan(job_id="plain-ab2cd", nodes=2, image=space.image, **SIZE)
+    plan = make_pod_plan(job_id="plain-ends2", nodes=2, image=space.image, **SIZE)
     text = render_manifests(make_plain(plan, script=ALL_REDUCE, rendezvous=Rendezvous()))
     kubectl(space.namespace, "apply", "-f", "-", given=text)
     try:
         path = "jsonpath={.status.conditions[?(@.type=='Complete')].status}"
         wait_for(
-            lambda: kubectl(space.namespace, "get", "job", "plain-ab2cd", "-o", path) == "True",
+            lambda: kubectl(space.namespace, "get", "job", "plain-ends2", "-o", path) == "True",
             "the job is complete",
             150,
         )
         wanted = ["rank 0 group 0 total 3", "rank 1 group 1 total 3"]
-        assert lines_of(space.namespace, "app=plain-ab2cd") == wanted
+        assert lines_of(space.namespace, "app=plain-ends2") == wanted
     finally:
         kubectl(space.namespace, "delete", "-f", "-", "--wait=false", given=text)
 
@@ -291,4 +323,5 @@ def test_the_golden_folder_holds_nothing_else():
         "plain/script.yaml",
         "statefulset/default.yaml",
         "statefulset/own.yaml",
+        "statefulset/train_framework.yaml",
     ]

@@ -17,7 +17,6 @@ import select
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,7 +32,6 @@ from windlass.wire.job_folder import JobFolder
 from windlass.wire.message import Handlers, to_plain
 from windlass.wire.messages.forkserver import (
     CallRankSetup,
-    ForkCallRank,
     ForkRank,
     ForkStore,
     ModulesImported,
@@ -69,8 +67,7 @@ def _end_now(*_: object) -> NoReturn:
 
 
 def _preload(modules: Sequence[str], control: socket.socket) -> bool:
-    """Import; tell the agent how it went; whether forking is safe after it."""
-    started_s = time.monotonic()
+    """Import the modules and tell the agent how it went; returns whether it is safe to fork now."""
     missing: dict[str, str] = {}
     culprit = ""
     gc.disable()  # a tenth of the time of importing torch
@@ -91,7 +88,6 @@ def _preload(modules: Sequence[str], control: socket.socket) -> bool:
     gc.enable()
     imported = ModulesImported(
         modules=list(modules),
-        import_s=time.monotonic() - started_s,
         missing=missing,
         num_threads=processes.count_threads(),
         culprit=culprit,
@@ -123,7 +119,6 @@ class _ForkServer:
             PreloadModules: self._import_more,
             ForkStore: self._fork_store,
             ForkRank: self._fork_rank,
-            ForkCallRank: self._fork_rank,
         }
         self._wake_read, self._wake_write = os.pipe()
         for end in (self._wake_read, self._wake_write):
@@ -166,12 +161,11 @@ class _ForkServer:
         pid = self._fork(self._enter_store, request, fds)
         send_event(self._control, StoreStarted(attempt=request.attempt, pid=pid))
 
-    def _fork_rank(self, request: ForkRank | ForkCallRank, fds: list[int]) -> None:
+    def _fork_rank(self, request: ForkRank, fds: list[int]) -> None:
         if self._is_safe:
             kept = {k: v for k, v in os.environ.items() if k not in request.forget}
             self._threads.promise({**kept, **request.env})
-        is_callee = isinstance(request, ForkCallRank)
-        pid = self._fork(self._enter_callee if is_callee else self._enter_rank, request, fds)
+        pid = self._fork(self._enter_rank, request, fds)
         started = ProcessStarted(rank=request.rank, attempt=request.attempt, pid=pid)
         send_event(self._control, started)
 
@@ -201,7 +195,7 @@ class _ForkServer:
         rank_exit.leave(code)
 
     def _leave_server(self, server: int) -> None:
-        """What every child does first: a session of its own, a life no longer than the server's."""
+        """What every child does first: start its own session, and arrange to die with the server."""
         os.setsid()
         processes.die_with_parent(server, signal.SIGKILL)
         signal.set_wakeup_fd(-1)
@@ -212,14 +206,23 @@ class _ForkServer:
         os.close(self._wake_read)
         os.close(self._wake_write)
 
-    def _enter_store(self, server: int, request: ForkStore, _fds: list[int]) -> NoReturn:
+    def _enter_store(self, server: int, request: ForkStore, fds: list[int]) -> NoReturn:
         self._leave_server(server)
+        if fds:
+            _connect_streams(fds)
 
-        def tell(port: int) -> None:
-            send_event(self._control, StoreOpened(attempt=request.attempt, port=port))
+        def tell(port: int, **more: str) -> None:
+            send_event(self._control, StoreOpened(attempt=request.attempt, port=port, **more))
             self._control.close()
 
-        store = load_framework(request.framework).store
+        framework = load_framework(request.framework)
+        if framework.cluster is not None and request.cluster is not None:
+            try:
+                framework.cluster.run(request.address, request.port, request.cluster, tell)
+            except Exception as error:  # else all that is known is that it died
+                tell(0, error=f"{framework.name}: {type(error).__name__}: {error}")
+                raise
+        store = framework.store
         if store is None:
             tell(0)
             os._exit(0)
@@ -230,6 +233,8 @@ class _ForkServer:
         _connect_streams(fds)
         self._control.close()
         _set_environment(request.env, forgotten=request.forget)
+        if request.about is not None:
+            return self._enter_callee(fds[2], request.about)
         plan, folder = load_job(request.plan)
         if plan["cwd"]:
             os.chdir(plan["cwd"])
@@ -239,22 +244,17 @@ class _ForkServer:
             os.execv(sys.executable, [sys.executable, sys.argv[0], "rank", request.plan, *rank])
         return enter_work(plan, folder, rank=request.rank, attempt=request.attempt)
 
-    def _enter_callee(self, server: int, request: ForkCallRank, fds: list[int]) -> int:
-        self._leave_server(server)
-        *streams, channel = fds
-        _connect_streams(streams)
-        self._control.close()
-        _set_environment(request.env, forgotten=request.forget)
-        if request.about.start == "spawn" or not self._is_safe:
+    def _enter_callee(self, channel: int, about: CallRankSetup) -> int:
+        if about.start == "spawn" or not self._is_safe:
             os.set_inheritable(channel, True)
-            about = json.dumps(to_plain(request.about))
-            argv = [sys.executable, sys.argv[0], "callee", str(channel), about]
+            said = json.dumps(to_plain(about))
+            argv = [sys.executable, sys.argv[0], "callee", str(channel), said]
             os.execv(sys.executable, argv)
-        return enter_callee(channel, request.about)
+        return enter_callee(channel, about)
 
 
 def enter_callee(fd: int, about: CallRankSetup) -> int:
-    """From a prepared process, forked or spawned, into one that takes calls; its exit code."""
+    """In a prepared process, forked or spawned: take calls; returns the exit code."""
     from windlass.agent.rank.call_rank import serve as serve_calls
 
     settle_python()
@@ -271,7 +271,7 @@ def load_job(plan_path: str) -> tuple[dict[str, Any], JobFolder]:
 
 
 def enter_work(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> int:
-    """From a prepared process, forked or spawned, into the user's work; its exit code."""
+    """In a prepared process, forked or spawned: enter the user's work; returns the exit code."""
     return load_framework(plan["framework"]).enter(plan, folder, rank=rank, attempt=attempt)
 
 

@@ -93,7 +93,7 @@ class _Finder:
 
 
 class _Loader(SourceFileLoader):
-    """Python's own loader of source files, which finds the byte code in its hand."""
+    """Python's own loader of source files, given the byte code in advance."""
 
     def __init__(self, name: str, path: str, code: bytes) -> None:
         super().__init__(name, path)

@@ -31,7 +31,7 @@ class Threads:
         self._num_threads = 1
 
     def promise(self, env: Mapping[str, str]) -> None:
-        """As many as it would choose by itself in this environment."""
+        """Set as many threads as OpenBLAS would choose by itself in this environment."""
         wanted = _choose(env)
         if self._setters and wanted != self._num_threads:
             for set_threads in self._setters:
@@ -40,7 +40,7 @@ class Threads:
 
 
 def _choose(env: Mapping[str, str]) -> int:
-    """As OpenBLAS reads its variables: the first that begins with a number, of cores at most."""
+    """As OpenBLAS reads its variables: the first that begins with a number, at most the number of cores."""
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     for name in (names.OPENBLAS_NUM_THREADS, "GOTO_NUM_THREADS", names.OMP_NUM_THREADS):
         number = re.match(r"\s*\+?(\d+)", env.get(name, ""))

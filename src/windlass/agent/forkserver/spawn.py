@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def spawn_server(control_fd: int, preload: Sequence[str], env: Mapping[str, str]) -> int:
-    """Start one that talks over `control_fd`, which is closed here; its pid."""
+    """Start a fork server that talks over `control_fd`, which is closed here; returns its pid."""
     os.set_inheritable(control_fd, True)
     argv = [sys.executable, sys.argv[0], "forkserver", str(control_fd), ",".join(preload)]
     pid = os.posix_spawn(sys.executable, argv, {names.OPENBLAS_NUM_THREADS: "1", **env})

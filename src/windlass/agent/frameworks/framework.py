@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from typing import Any, NoReturn, Protocol
 
     from windlass.plan.plan import Plan
     from windlass.plan.rank_env import Meeting
     from windlass.wire.job_folder import JobFolder
+    from windlass.wire.messages.forkserver import ClusterNode
     from windlass.wire.results import ErrorInfo
 
     class MakeEnv(Protocol):
@@ -28,6 +29,27 @@ if TYPE_CHECKING:
         def __call__(
             self, plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int
         ) -> int: ...
+
+    class Fill(Protocol):
+        def __call__(
+            self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], /
+        ) -> tuple[Sequence[Any], Mapping[str, Any]]: ...
+
+    class TellCluster(Protocol):
+        def __call__(
+            self,
+            port: int,
+            *,
+            address: str = "",
+            error: str = "",
+            note: str = "",
+            dashboard: str = "",
+        ) -> None: ...
+
+    class RunClusterNode(Protocol):
+        def __call__(
+            self, address: str, port: int, node: ClusterNode, tell: TellCluster
+        ) -> NoReturn: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +63,39 @@ class MeetingStore:
     # in a rank that takes calls: what its call's variables say of the meeting, and how to name
     # the part of the store that is for one group of ranks alone
     share: Callable[[Mapping[str, str], Callable[[], str]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCluster:
+    """Processes of a framework's own on all nodes, which serve the rank on node 0 and outlive its calls.
+
+    Node 0's is opened first, as a store is; the others are told where that is, and join it. Each is a fork
+    of its node's fork server.
+    """
+
+    run: RunClusterNode  # at an address, or the one to join: tell the port once it is there, and serve
+    meet: Callable[[], None]  # in a rank that takes calls, once its call's variables are set
+    first: str  # what node 0's is called, for people
+    other: str  # and that of the others
+    extra_nodes: int  # beside those that are asked for as workers
+    library: str  # the package whose version must be that of the client
+    pod_port: int = (
+        0  # at which others find node 0's, in pods: they need not wait to be told; 0: any
+    )
+    dashboard_port: int = 0  # at which it serves a page on node 0, in pods; 0: none
+    needs_all: bool = False  # without any one of its nodes it is none, and whatever runs on it ends
+    is_in_project: bool = False  # its processes import the project's code, and are where ranks are
+    is_mesh: bool = False  # its own clients find its pods by a mesh's name
+    prints: bool = False  # what its processes print is shown, as that of ranks is
+    # in a rank that takes calls: what takes long and needs no call, and what follows its last one
+    prepare: Callable[[], None] = lambda: None
+    leave: Callable[[], None] = lambda: None
+
+
+def _fill_nothing(
+    _function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    return args, kwargs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,3 +114,17 @@ class Framework:
     store: MeetingStore | None  # None: rank 0 opens a place to meet, at a port that is held for it
     enter: Enter  # from a prepared process into the work; its exit code
     is_consequence: Callable[[ErrorInfo], bool]  # whether a rank failed only because another did
+    cluster: NodeCluster | None = None  # then ranks are on node 0 alone, and meet there
+    gives: str = ""  # a parameter that functions may have, and that `fill` gives them
+    fill: Fill = (
+        _fill_nothing  # in a rank: the arguments of a function, and what it is given beside
+    )
+    # in a rank: what was raised, in words that say more
+    explain: Callable[[BaseException], BaseException] = lambda error: error
+
+    def opens_store(self, preload: Collection[str], num_ranks: int) -> bool:
+        """Whether something is opened before ranks start, where they meet."""
+        store = self.store
+        return self.cluster is not None or (
+            store is not None and store.is_wanted(preload, num_ranks)
+        )

@@ -15,8 +15,9 @@ FRAMEWORKS = {
     "pytorch": "windlass.agent.frameworks.pytorch",
     "spmd": "windlass.agent.frameworks.spmd",
     "command": "windlass.agent.frameworks.command",
+    "ray": "windlass.agent.frameworks.ray",
+    "monarch": "windlass.agent.frameworks.monarch",
 }
-_LATER = ("ray", "monarch")
 
 
 @functools.cache
@@ -38,14 +39,9 @@ def choose_framework(asked: str, *, is_command: bool) -> Framework:
 
 
 def check_framework(name: str) -> None:
-    """Refuse a name that is none, and say which is near."""
+    """Refuse an unknown name, and suggest the nearest one."""
     if name in FRAMEWORKS:
         return
-    if name in _LATER:
-        raise SpecError(
-            f"the framework {name!r} is not there yet",
-            hint="pytorch and spmd run any function on all ranks; command runs a program",
-        )
     from windlass.near_names import did_you_mean
 
     hint = did_you_mean(str(name), FRAMEWORKS, show=repr)

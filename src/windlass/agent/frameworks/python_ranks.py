@@ -41,6 +41,26 @@ def make_env(plan: Plan, rank: int, *, attempt: int, meeting: Meeting) -> dict[s
     return make_rank_env(plan, rank, attempt=attempt, meeting=meeting)
 
 
+def make_lone_env(plan: Plan, rank: int, *, attempt: int, meeting: Meeting) -> dict[str, str]:
+    """The same but for torch's place to meet, which a rank beside a cluster opens where it wants one."""
+    from windlass import names
+
+    env = make_env(plan, rank, attempt=attempt, meeting=meeting)
+    for name in (names.MASTER_ADDR, names.MASTER_PORT, names.TORCHELASTIC_USE_AGENT_STORE):
+        del env[name]
+    return env
+
+
+def find_version(library: str) -> str:
+    """Of a framework's package here; empty where it is not installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
 def make_call_env(meeting: Meeting) -> dict[str, str]:
     """Where the ranks of a call meet. A call is not a restart of the one before."""
     from windlass import names
@@ -49,16 +69,24 @@ def make_call_env(meeting: Meeting) -> dict[str, str]:
     return {**make_meeting_env(meeting), names.TORCHELASTIC_RESTART_COUNT: "0"}
 
 
-def enter(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> int:
-    """Into the user's Python: a function, a script or a module."""
+def enter(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int, **more: Any) -> int:
+    """Into the user's Python: a function, a script or a module; `more` is for `run_rank`."""
+    import os
+
+    from windlass import names
     from windlass.agent.rank.forked_python import settle_python
     from windlass.agent.rank.rank_main import run_rank
 
     settle_python()
-    return run_rank(plan, folder, rank=rank, attempt=attempt)
+    if names.STEPS in os.environ:
+        from windlass.agent.rank.command_setup import run_prelude
+
+        paths = run_prelude(folder, rank=rank, attempt=attempt)
+        plan = {**plan, "paths": [*paths, *plan["paths"]]}
+    return run_rank(plan, folder, rank=rank, attempt=attempt, **more)
 
 
 def has_lost_peer(error: ErrorInfo) -> bool:
-    """Whether a rank failed only because its connection to another did."""
+    """Whether a rank failed only because it lost its connection to another rank."""
     text = error.message.lower()
     return any(sign in text for sign in _PEER_LOST)

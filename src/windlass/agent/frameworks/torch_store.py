@@ -34,7 +34,7 @@ def _is_possible() -> bool:
 
 
 def serve_store(address: str, preferred_port: int, tell: Callable[[int], None]) -> NoReturn:
-    """Open a store, tell its port, and serve until killed; the port is 0 where there can be none."""
+    """Open a store, report its port and serve until killed; the port is 0 if no store is possible."""
     if not _is_possible():
         tell(0)
         os._exit(0)
@@ -55,7 +55,7 @@ def serve_store(address: str, preferred_port: int, tell: Callable[[int], None]) 
 
 
 def _open_store(address: str, port: int) -> Any:
-    """Left alone torch listens on all addresses, and asks nobody who it is: on one machine, only here."""
+    """torch would listen on all addresses and authenticate nobody: on one machine, listen on loopback."""
     make = sys.modules["torch.distributed"].TCPStore
     if not address.startswith(_LOOPBACK):
         return make(address, port, is_master=True, wait_for_workers=False)

@@ -6,8 +6,9 @@ Keeps records, gives no orders: what is done about them is the lead's business.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from windlass.agent.changes import Changes
 from windlass.agent.lead.failure import choose_first, is_consequence, make_verdict
 from windlass.plan.plan import Plan
 from windlass.wire.results import Outcome
@@ -27,8 +28,7 @@ class Attempt:
         self.exited: set[int] = set()
         self.running: set[int] = set()
         self.done: set[int] = set()  # ranks whose work has returned; they wait for the others
-        self.stopped: set[int] = set()  # nodes
-        self.store_port: int | None = None
+        self._broken: Verdict | None = None
 
     def add(self, outcome: Outcome, *, exited: bool) -> bool:
         """Hear how a rank ended; False when it was one of another attempt."""
@@ -53,7 +53,6 @@ class Attempt:
         for node in self.world.nodes:
             if node.index != index:
                 continue
-            self.stopped.add(index)
             for rank in node.ranks:
                 if is_missed or rank not in self.exited:
                     yield Outcome(
@@ -64,8 +63,10 @@ class Attempt:
                         note=note,
                     )
 
-    def takes_part(self, index: int) -> bool:
-        return any(node.index == index for node in self.world.nodes)
+    def break_off(self, verdict: Verdict) -> None:
+        """It failed, and not by one of its ranks: what they raise after that is a consequence."""
+        self._broken = self._broken or verdict
+        self.has_failure = True
 
     @property
     def is_done(self) -> bool:
@@ -79,11 +80,26 @@ class Attempt:
     @property
     def has_only_consequences(self) -> bool:
         """Whether all that failed did so because a peer was gone: who went first is still to be heard."""
+        if self._broken is not None:
+            return False
         first = choose_first(self.world, self.outcomes.values())
         return first is not None and is_consequence(self.world, first)
 
+    async def hear_cause(
+        self, changed: Changes, is_in_vain: Callable[[], bool], *, timeout_s: float
+    ) -> None:
+        """While all that failed have only lost a peer, wait for those that failed before them.
+
+        First before anything is stopped: a rank that is stopped now could not say any more what it raised.
+        """
+        await changed.until(
+            lambda: not self.has_only_consequences or is_in_vain(), timeout_s=timeout_s
+        )
+
     def make_verdict(self) -> Verdict | None:
         """Who failed first; None when nobody did."""
+        if self._broken is not None:
+            return self._broken
         running = self.num_ranks - len(self.outcomes)
         return make_verdict(
             self.world, self.outcomes.values(), attempt=self.number, running=running

@@ -66,6 +66,11 @@ class CallHistory:
     def recent(self) -> list[Call]:
         return list(self._calls.values())
 
+    @property
+    def last_started(self) -> Call | None:
+        """The newest call that came to ranks."""
+        return next((c for c in reversed(self._calls.values()) if c.attempt is not None), None)
+
     def count_ahead(self, call: Call) -> int:
         """How many calls that came before it have not ended."""
         calls = self.recent()
@@ -85,7 +90,8 @@ class CallHistory:
         self._remember(call.id)
         for answer in call.answers.values():
             self._held -= answer.num_bytes
-        for path in (*(a.file for a in (*call.answers.values(), *call.items)), *call.unread):
+        answered = [answer.file for answer in call.answers.values()]
+        for path in (*answered, *(item.file for item in call.items), *call.unread):
             forget(path)
 
     def _remember(self, call_id: str) -> None:

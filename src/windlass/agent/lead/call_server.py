@@ -17,11 +17,11 @@ from windlass.agent.agent_context import AgentContext
 from windlass.agent.lead.call_lead import CallLead
 from windlass.agent.lead.call_state import Call, CallListener
 from windlass.agent.lead.call_status import make_call_status, read_call_logs
-from windlass.agent.lead.node_table import make_setup
+from windlass.agent.lead.ready_nodes import make_setup
 from windlass.agent.lead.world_shape import shape_of
 from windlass.agent.link.agent_link import Link
 from windlass.agent.link.payload_parts import PartStore, send_parts
-from windlass.agent.node.call_node import CallNode
+from windlass.agent.node.compute_orders import ComputeOrders
 from windlass.bundle.manifest import EMPTY
 from windlass.errors import ProtocolError
 from windlass.wire.message import Handlers, Message
@@ -48,12 +48,7 @@ from windlass.wire.messages.calls import (
     ScaleNodes,
     SetProfile,
 )
-from windlass.wire.messages.computes import (
-    COMPUTE_NODE_TO_LEAD,
-    MakeObject,
-    PayloadPart,
-    SyncCode,
-)
+from windlass.wire.messages.computes import COMPUTE_NODE_TO_LEAD, MakeObject, PayloadPart, SyncCode
 from windlass.wire.messages.jobs import Heard, JoinLead
 
 logger = logging.getLogger(__name__)
@@ -76,7 +71,7 @@ class CallServer:
     client_reads = CLIENT_TO_COMPUTE_LEAD
     node_reads = COMPUTE_NODE_TO_LEAD
 
-    def __init__(self, context: AgentContext, lead: CallLead, node: CallNode) -> None:
+    def __init__(self, context: AgentContext, lead: CallLead, node: ComputeOrders) -> None:
         self._context = context
         self._lead = lead
         self._node = node
@@ -173,7 +168,7 @@ class CallServer:
         if self._lead.history.has_forgotten(call_id):
             link.send(CallForgotten(id=call_id))
             return
-        if self._lead.stopped is not None:  # it is for the nodes that come after these
+        if self._lead.stop.is_asked:  # it is for the nodes that come after these
             link.send(LeadEnding(id=call_id))
             return
         if message.profile not in visitor.profiles:
@@ -211,7 +206,7 @@ class CallServer:
         return "" if self._context.is_pod else message.file
 
     def _knows_object(self, asked: CallProfile) -> bool:
-        return not asked.instance or self._lead.has_instance(asked.slot, asked.instance)
+        return not asked.instance or self._lead.pool.has_instance(asked.slot, asked.instance)
 
     def _place(self, project: ProjectPlace) -> ProjectPlace:
         """Paths of a project that travelled are the nodes' own."""
@@ -233,9 +228,11 @@ class CallServer:
             return
         link.send(CallAccepted(id=call_id))
         listener = self._make_listener(link)
-        items = [item for item in call.items if not item.file or os.path.exists(item.file)]
-        for answer in (*items, *(call.answers[rank] for rank in sorted(call.answers))):
-            call.tell_answer(listener, answer)
+        for item in call.items:
+            if not item.file or os.path.exists(item.file):
+                call.tell_answer(listener, item)
+        for rank in sorted(call.answers):
+            call.tell_answer(listener, call.answers[rank])
         if call.is_final:
             call.tell_end(listener)
         else:
@@ -304,7 +301,7 @@ class CallServer:
             job_id=self._context.plan.job_id,
             spill=str(self._node.spill),
             nodes=len(lead.plan.nodes),
-            here=[node.index for node in lead.plan.nodes if lead.is_here(node.index)],
+            here=[node.index for node in lead.plan.nodes if node.index in lead.nodes],
             projects={key: self._expected(key) for key in self._node.projects.digests()},
             calls=[
                 CallListed(id=call.id, name=call.asked.name, state=call.state)

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from os.path import exists
+from typing import Generic, TypeVar
 
 from windlass.agent.lead.attempt import Attempt
-from windlass.agent.lead.worlds import World
+from windlass.agent.lead.world import World
 from windlass.agent.link.agent_link import Link
 from windlass.agent.link.payload_parts import send_parts
 from windlass.plan.plan import Plan
@@ -23,6 +24,7 @@ from windlass.wire.messages.calls import CallEnded, CallProfile, CallResult, Cal
 from windlass.wire.messages.computes import CallAnswer, CallItem, MakeObject, SyncCode
 from windlass.wire.payloads import forget
 from windlass.wire.results import Outcome
+from windlass.wire.states import CallState
 from windlass.wire.status import FailureKind, Verdict
 
 _SLOW_S = 24 * 3600.0
@@ -30,11 +32,14 @@ _SMALL_BYTES = 64 << 10
 _KEPT_ITEM_BYTES = 16 << 20
 
 
+Said = TypeVar("Said", CallAnswer, CallItem)
+
+
 @dataclass(slots=True)
-class RankAnswer:
+class RankAnswer(Generic[Said]):
     """What one rank answered, or yields: its message, and its payload, in memory or in the message's file."""
 
-    message: CallAnswer | CallItem
+    message: Said
     body: bytes = b""
 
     @property
@@ -102,16 +107,17 @@ class Call:
     sync: tuple[SyncCode, bytes] | None = None
     constructor: tuple[MakeObject, bytes] | None = None
     created_at_s: float = field(default_factory=time.time)
-    started_at_s: float | None = None
     ended_at_s: float | None = None
-    state: str = "queued"  # queued, running, returned, failed, cancelled
+    state: CallState = CallState.QUEUED
     attempt: Attempt | None = None
     unreached: set[int] = field(default_factory=set)  # ranks that were gone before it came to them
-    answers: dict[int, RankAnswer] = field(default_factory=dict)
-    items: list[RankAnswer] = field(default_factory=list)
+    answers: dict[int, RankAnswer[CallAnswer]] = field(default_factory=dict)
+    items: list[RankAnswer[CallItem]] = field(default_factory=list)
     item_bytes: int = 0
     unread: list[str] = field(default_factory=list)  # files of items that are no longer kept
-    unsaid: list[RankAnswer] = field(default_factory=list)  # small ones, told together at the end
+    unsaid: list[RankAnswer[CallAnswer]] = field(
+        default_factory=list
+    )  # small ones, told together at the end
     verdict: Verdict | None = None
     is_told_to_wait: bool = False  # then its start is told, too
     stop: Verdict | None = None  # somebody ended it: cancel, timeout
@@ -124,10 +130,10 @@ class Call:
 
     @property
     def is_final(self) -> bool:
-        return self.state in ("returned", "failed", "cancelled")
+        return self.state.is_final
 
     def start(self, number: int, world: Plan) -> None:
-        self.state, self.started_at_s = "running", time.time()
+        self.state = CallState.RUNNING
         self.attempt = Attempt(number, world)
 
     def may_start_again(self, world: World) -> bool:
@@ -142,12 +148,12 @@ class Call:
 
     def start_again(self) -> None:
         """As before its first start."""
-        self.state, self.started_at_s, self.attempt = "queued", None, None
+        self.state, self.attempt = CallState.QUEUED, None
         self.unreached.clear()
         self.over.clear()
         self.on_trouble = None  # whoever starts it again waits for it
 
-    def yielded(self, answer: RankAnswer) -> None:
+    def yielded(self, answer: RankAnswer[CallItem]) -> None:
         """A rank has yielded something; a client that comes later gets the last ones, as many as are kept."""
         self.items.append(answer)
         self.item_bytes += answer.num_bytes
@@ -157,13 +163,11 @@ class Call:
             if oldest.file:  # a listener may be slow: the one that reads it removes it
                 self.unread = [path for path in (*self.unread, oldest.file) if exists(path)]
 
-    def answered(self, answer: RankAnswer) -> None:
+    def answered(self, answer: RankAnswer[CallAnswer]) -> None:
         """A rank has answered; the first failure and the last answer end the call."""
-        if self.attempt is None or self.is_final:
+        if self.attempt is None:
             return
         message = answer.message
-        if not isinstance(message, CallAnswer):
-            return
         outcome = Outcome(
             rank=message.rank,
             attempt=self.attempt.number,
@@ -222,7 +226,9 @@ class Call:
         attempt = self.attempt
         return attempt is not None and attempt.is_done and not attempt.has_failure
 
-    def tell_answer(self, listener: CallListener, answer: RankAnswer) -> None:
+    def tell_answer(
+        self, listener: CallListener, answer: RankAnswer[CallAnswer] | RankAnswer[CallItem]
+    ) -> None:
         """One rank's answer, or one of the things it yields."""
         message = answer.message
         result = CallResult(id=self.id, rank=message.rank, sizes=message.sizes, at_s=message.at_s)
@@ -232,9 +238,9 @@ class Call:
             )
         listener.tell(result, answer.body, answer.file)
 
-    def pass_on(self, answer: RankAnswer, *, at_once: bool) -> None:
+    def pass_on(self, answer: RankAnswer[CallAnswer]) -> None:
         """Tell all listeners, small ones together at the end."""
-        if at_once or answer.file or len(answer.body) > _SMALL_BYTES:
+        if answer.file or len(answer.body) > _SMALL_BYTES:
             for listener in self.listeners:
                 self.tell_answer(listener, answer)
         else:
@@ -249,9 +255,7 @@ class Call:
         """Tell those that waited in one frame, which is the end of a call that went well, too."""
         unsaid, self.unsaid = self.unsaid, []
         if unsaid or ends:
-            answers = [
-                answer.message for answer in unsaid if isinstance(answer.message, CallAnswer)
-            ]
+            answers = [answer.message for answer in unsaid]
             results = CallResults(id=self.id, ends=ends, answers=answers)
             self.tell(results, b"".join([answer.body for answer in unsaid]))
 
@@ -262,8 +266,11 @@ class Call:
         """It ends so: tell whoever listens, unless they know, and let go of what it brought."""
         self.verdict, self.ended_at_s = verdict, time.time()
         self.tell_unsaid()
-        is_cancelled = verdict is not None and verdict.kind is FailureKind.CANCELLED
-        self.state = "returned" if verdict is None else "cancelled" if is_cancelled else "failed"
+        if verdict is None:
+            self.state = CallState.RETURNED
+        else:
+            is_cancelled = verdict.kind is FailureKind.CANCELLED
+            self.state = CallState.CANCELLED if is_cancelled else CallState.FAILED
         for listener in self.listeners if not is_told else ():
             self.tell_end(listener)
         self.release()

@@ -10,15 +10,16 @@ from windlass.agent.lead.call_state import Call
 from windlass.plan.plan import Plan
 from windlass.wire.initial_status import make_ranks
 from windlass.wire.job_folder import JobFolder
-from windlass.wire.states import RankState
+from windlass.wire.log_lines import number_node
+from windlass.wire.states import CallState, RankState
 from windlass.wire.status import Condition, JobStatus, Phase, RankStatus
 
 _PHASES = {
-    "queued": Phase.PENDING,
-    "running": Phase.RUNNING,
-    "returned": Phase.SUCCEEDED,
-    "failed": Phase.FAILED,
-    "cancelled": Phase.CANCELLED,
+    CallState.QUEUED: Phase.PENDING,
+    CallState.RUNNING: Phase.RUNNING,
+    CallState.RETURNED: Phase.SUCCEEDED,
+    CallState.FAILED: Phase.FAILED,
+    CallState.CANCELLED: Phase.CANCELLED,
 }
 
 
@@ -44,7 +45,7 @@ def make_call_status(call: Call, plan: Plan, ahead: int) -> JobStatus:
 
 
 def _explain(call: Call, ahead: int) -> tuple[Condition, ...]:
-    if call.state != "queued":
+    if call.state is not CallState.QUEUED:
         return ()
     what = f"{ahead} call{'s' * (ahead > 1)} before it" if ahead else "it waits for its nodes"
     kind, reason = Phase.PENDING.value, names.REASON_QUEUED
@@ -66,7 +67,7 @@ def read_call_logs(
         return [], b""
     files, pieces = [], []
     for node in call.attempt.world.nodes:
-        for rank in node.ranks:
+        for rank in (*node.ranks, number_node(node.index)):
             try:
                 with folder.log(call.attempt.number, rank).open("rb") as file:
                     file.seek(seen.get(str(rank), 0))

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from windlass.agent.lead.job_lead import Lead
+from windlass.agent.lead.lead import Lead
 from windlass.agent.link.agent_link import Link
 from windlass.agent.node.inputs import Inputs
 from windlass.errors import BundleError, ProtocolError
@@ -22,7 +22,6 @@ from windlass.wire.messages.link import FilePiece, Heartbeat
 from windlass.wire.status import FailureKind
 
 if TYPE_CHECKING:
-    from windlass.agent.lead.call_lead import CallLead
     from windlass.agent.lead.call_server import CallServer
 
 
@@ -32,7 +31,7 @@ class ClientLink:
     def __init__(
         self,
         link: Link,
-        lead: Lead | CallLead,
+        lead: Lead,
         call_server: CallServer | None,
         folder: JobFolder,
         inputs: Inputs,
@@ -92,6 +91,6 @@ class ClientLink:
             return
         try:
             if self._inputs.arrived(piece.path):
-                self._lead.prepare(0)
+                self._lead.nodes.prepare(0)
         except BundleError as error:
             raise ProtocolError(error.message, hint=error.hint) from error

@@ -17,6 +17,9 @@ from windlass.wire.states import RankState
 from windlass.wire.status import FailureKind, Verdict
 
 _STEP_FAILED = f"{StepFailed.__module__}.{StepFailed.__qualname__}"
+_ASKED_TO_END = (
+    128 + signal.SIGTERM
+)  # what programs exit with when SIGTERM ended them in good order
 
 
 def choose_first(plan: Plan, outcomes: Iterable[Outcome]) -> Outcome | None:
@@ -57,7 +60,7 @@ def make_verdict(
         line=error.line if error else 0,
         source=error.source if error else "",
         exit_code=first.exit_code,
-        signal=signal_name(first.signal) if first.signal else "",
+        signal=_name_signal(first),
         others=dict(others),
         next=_next_step(plan, first),
     )
@@ -68,13 +71,24 @@ def _classify(outcome: Outcome) -> FailureKind:
         return FailureKind.LOST_NODE
     if outcome.out_of_memory or (outcome.error and _is_memory_error(outcome.error.type)):
         return FailureKind.OUT_OF_MEMORY
-    if outcome.state == RankState.KILLED:
+    if outcome.state == RankState.KILLED or _was_asked_to_end(outcome):
         return FailureKind.KILLED
     if _never_started(outcome):
         return FailureKind.START_FAILED
     if outcome.error is not None and outcome.error.type == _STEP_FAILED:
         return FailureKind.STEP_FAILED
     return FailureKind.USER_ERROR
+
+
+def _name_signal(outcome: Outcome) -> str:
+    if _was_asked_to_end(outcome):
+        return signal.SIGTERM.name
+    return signal_name(outcome.signal) if outcome.signal else ""
+
+
+def _was_asked_to_end(outcome: Outcome) -> bool:
+    """Whether a rank took SIGTERM as a request, finished what it wanted to, and left."""
+    return outcome.state == RankState.EXITED and outcome.exit_code == _ASKED_TO_END
 
 
 def _never_started(outcome: Outcome) -> bool:
@@ -103,6 +117,9 @@ def _describe(outcome: Outcome, node_name: str, memory: str) -> str:
         return f"{who} was killed by {signal_name(outcome.signal)}"
     error = outcome.error
     where = f" at {error.file}:{error.line}" if error and error.file else ""
+    if _was_asked_to_end(outcome):
+        why = f": {text}" if error and (text := _exit_text(error)) else ""
+        return f"{who} ended on SIGTERM{why}"
     if error is not None and error.text and not error.type.endswith("SystemExit"):
         return f"{who} raised {error.text.splitlines()[0][:200]}{where}"
     if _never_started(outcome):
@@ -117,7 +134,7 @@ def _exit_text(error: ErrorInfo) -> str:
     """What `sys.exit` was called with, unless that was the code."""
     first = error.message.strip().partition("\n")[0][:200]
     is_code = first.lstrip("-").isdigit() or first in ("True", "False")
-    return "" if is_code or not error.type.endswith("SystemExit") else first
+    return "" if is_code else first
 
 
 def _next_step(plan: Plan, outcome: Outcome) -> str:

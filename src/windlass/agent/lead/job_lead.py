@@ -1,4 +1,4 @@
-"""The lead: node 0's agent decides for all nodes when an attempt starts, ends and is tried again.
+"""The lead of a job: node 0's agent decides for all nodes when an attempt starts, ends and is tried again.
 
 It hears of ranks from nodes (its own included), gives orders to nodes, and writes what it knows to the
 status. It touches no process and no socket itself: nodes do the one, links the other.
@@ -7,44 +7,46 @@ status. It touches no process and no socket itself: nodes do the one, links the 
 from __future__ import annotations
 
 import logging
+import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from windlass import names
+from windlass.agent.changes import Changes
 from windlass.agent.frameworks.framework_table import load_framework
 from windlass.agent.lead.attempt import Attempt
+from windlass.agent.lead.budget import Budget
 from windlass.agent.lead.failure import make_job_verdict
-from windlass.agent.lead.lead_inbox import LeadInbox
-from windlass.agent.lead.missing_nodes import judge_missing
-from windlass.agent.lead.owed_results import find_owing, render_missing
-from windlass.agent.lead.roster import JoinedNode
+from windlass.agent.lead.gathering import Gathering
+from windlass.agent.lead.node_news import NodeNews
+from windlass.agent.lead.node_table import JoinedNode, NodeTable, SendBody
+from windlass.agent.lead.owed_results import OwedResults
+from windlass.agent.lead.rank_news import RankNews
+from windlass.agent.lead.rendezvous import LeadRendezvous, MeetingPoint
 from windlass.agent.lead.status_writer import StatusWriter
-from windlass.agent.node.master_port import hold_port
+from windlass.agent.lead.stop_request import StopRequest
+from windlass.agent.lead.world import World
+from windlass.agent.lead.world_table import WorldTable
 from windlass.agent.silence_limits import SIGHT, Parting, SilenceLimits
 from windlass.plan.plan import Plan
-from windlass.wire.lead_handover import LeadHandover, choose_memory
-from windlass.wire.message import Message
-from windlass.wire.messages.jobs import (
-    FlushFiles,
-    KeepHandover,
-    OpenAttemptStore,
-    ReleaseRanks,
-    StartAttempt,
-)
-from windlass.wire.states import MomentName
+from windlass.wire.lead_handover import LeadHandover, Seat
+from windlass.wire.message import Handlers, Message
+from windlass.wire.messages.jobs import JoinLead, KeepHandover, ReleaseRanks, StartAttempt
+from windlass.wire.messages.worlds import WorldCleared
 from windlass.wire.status import FailureKind, Phase, Verdict
+
+if TYPE_CHECKING:
+    from windlass.agent.link.payload_parts import Ship
 
 logger = logging.getLogger(__name__)
 
 _SETTLE_S = 0.3  # how long a verdict waits for a failure that came earlier but is heard of later
 _SETTLE_LOST_S = 6.0  # a silent node takes so long to be missed
 _STOP_MARGIN_S = 5.0
-_STALL_S = 60.0  # how long nodes may send nothing of what their ranks left
-_LOOPBACK = "127.0.0.1"
 
 
-class Lead(LeadInbox):
+class JobLead:
     """One job, from the first node that joins to the last that stops."""
 
     def __init__(
@@ -57,9 +59,105 @@ class Lead(LeadInbox):
         incarnation: str = "",
         sight: SilenceLimits = SIGHT,
     ) -> None:
-        super().__init__(plan, status_writer, incarnation=incarnation, sight=sight)
-        self._address = plan.master_addr or address or _LOOPBACK
-        self._memory = memory or LeadHandover()
+        self._plan = plan
+        self._status_writer = status_writer
+        self._changed = Changes()
+        self.stop = StopRequest()
+        self.nodes = NodeTable(
+            plan, status_writer, self._changed.set, incarnation=incarnation, sight=sight
+        )
+        self._worlds = WorldTable(self.nodes)
+        self._world = World(-1, plan)  # none yet
+        self._rendezvous = LeadRendezvous(
+            plan, address, self.nodes, status_writer, self._lose_cluster
+        )
+        self.budget = Budget(plan, memory or LeadHandover())
+        self._gathering = Gathering(
+            self.nodes, self.budget, self.stop, self._changed, status_writer, self._end_for_time
+        )
+        self._owed_results = OwedResults(self.nodes, self._changed, status_writer)
+        self._ranks = RankNews(Attempt(-1, plan), status_writer)
+        self._handlers: Handlers = {
+            **NodeNews(self.nodes, status_writer).handlers,
+            **self._ranks.handlers,
+            **self._rendezvous.handlers,
+            **self._owed_results.handlers,
+            WorldCleared: self._take_cleared,
+        }
+
+    @property
+    def attempt(self) -> Attempt:
+        """The current attempt, or the last one."""
+        return self._ranks.attempt
+
+    # -- nodes ---------------------------------------------------------------------------------
+
+    def join(
+        self, index: int, send: SendBody, about: JoinLead, *, ship: Ship | None = None
+    ) -> None:
+        """A node is there, with what it knows of the lead before this one."""
+        self.nodes.join(index, send, about, ship)
+        if self.budget.hear(about.memory) and about.memory and about.lost_lead:
+            self.nodes.one_world.hear_of_lost_lead(about.memory, about.lost_lead)
+        self._check_python(index, about.python)
+        self._rendezvous.check_clusters()
+
+    def _check_python(self, index: int, python: str) -> None:
+        wanted = self._plan.python_minor
+        has = ".".join(python.split(".")[:2])
+        if wanted and has != wanted:
+            message = (
+                f"the function travels by value from Python {wanted}, but {self.nodes.name(index)} "
+                f"runs {has}, which cannot run its code; put it in a module of the project, or use "
+                f"an image with Python {wanted}, or a client with {has}"
+            )
+            self.end(FailureKind.START_FAILED, message)
+
+    def receive(self, index: int, message: Message, body: bytes = b"") -> None:
+        """Something a node says."""
+        self._handlers[type(message)](index, message, body)
+        self._rendezvous.check_clusters()
+        self._changed.set()
+
+    def lose(self, index: int, why: str = "", *, parting: Parting = Parting.CLOSED) -> None:
+        """A node is gone. Where it was cut off, its ranks may go on, and it may be this one that is."""
+        node = self._worlds.lose(index, why, parting)
+        if node is not None:
+            is_cut = parting is Parting.CUT and self._world.is_cut
+            note = _render_loss(why, node)
+            for outcome in list(self.attempt.lose_node(index, note, is_cut=is_cut)):
+                self._ranks.take(outcome, exited=True)
+            self._rendezvous.lose_node(index)
+
+    def part(self, index: int) -> None:
+        """The ranks of a node that leaves are dead: a lead that comes after this one need not wait for it."""
+        self.lose(index)
+        self._forget_gone()
+
+    def hear_farewell(self, seat: Seat, memory: LeadHandover | None) -> None:
+        """A node that had been out of sight ends for good, and has no ranks; others may know what it knew."""
+        self.budget.hear(memory)
+        logger.info("node %s of an earlier attempt has ended for good", seat.index)
+        self.nodes.part(seat)
+
+    def _forget_gone(self) -> None:
+        self.budget.memory = self.nodes.one_world.without_gone(self.budget.memory)
+        self._have_remembered()
+
+    def _have_remembered(self) -> None:
+        """Have every node keep what this lead knows, in case it is lost."""
+        self.nodes.tell_all(KeepHandover(memory=self.budget.memory))
+
+    def end(
+        self, kind: FailureKind, message: str, *, now: bool = False, signum: int = signal.SIGTERM
+    ) -> None:
+        """Somebody wants the job to end, which ranks hear as `signum`; asked again, it may end at once."""
+        attempt = max(0, self.attempt.number)
+        verdict = make_job_verdict(self._plan, kind, message, at_s=time.time(), attempt=attempt)
+        is_hurried = self.stop.ask(verdict, now=now, signum=signum)
+        if is_hurried and self._status_writer.status.phase is Phase.STOPPING:
+            self._worlds.end(self._world, now=True, signum=self.stop.signal)
+        self._changed.set()
 
     # -- the job -------------------------------------------------------------------------------
 
@@ -68,97 +166,29 @@ class Lead(LeadInbox):
         verdict = await self._run_attempts()
         if verdict is not None:
             self._status_writer.set_verdict(verdict, final=True)
-        await self._flush(is_complete=verdict is None)
+        await self._owed_results.collect(self.attempt, is_complete=verdict is None)
         if verdict is None:
-            message = f"all {self._attempt.num_ranks} ranks returned"
+            message = f"all {self.attempt.num_ranks} ranks returned"
             self._status_writer.set_phase(Phase.SUCCEEDED, names.REASON_ALL_RETURNED, message)
             return
         phase = Phase.CANCELLED if verdict.kind is FailureKind.CANCELLED else Phase.FAILED
         self._status_writer.set_phase(phase, verdict.reason, verdict.message)
 
     async def _run_attempts(self) -> Verdict | None:
-        verdict = await self._gather() or self._take_over()
+        verdict = await self._gathering.wait() or self._take_over()
         while verdict is None:
-            verdict = await self._run_attempt(self._memory.attempt + 1)
-            is_last = verdict is None or self._stop is not None or self._is_hopeless()
+            verdict = await self._run_attempt()
+            is_last = verdict is None or self.stop.is_asked or self._gathering.is_hopeless
             if verdict is None or is_last or not self._spend(verdict):
                 return verdict
-            verdict = await self._gather() or self._take_over()
+            verdict = await self._gathering.wait() or self._take_over()
         return verdict
-
-    async def _gather(self) -> Verdict | None:
-        """Wait until there are nodes enough for an attempt; a verdict when there never will be."""
-        self._status_writer.set_phase(
-            Phase.STARTING,
-            names.REASON_WAITING_FOR_NODES,
-            f"waiting for {len(self._roster.missing())} node(s) of {len(self._plan.nodes)}",
-        )
-
-        def is_over() -> bool:
-            is_ready = self._roster.is_complete and self._may_start()
-            return is_ready or self._is_hopeless() or self._stop is not None
-
-        def is_enough() -> bool:
-            return (self._roster.is_enough and self._may_start()) or is_over()
-
-        join_s, left_s = self._plan.join_timeout_s, self._left_s()
-        timeout_s = join_s if left_s is None else min(join_s, left_s)
-        first_s = min(names.FEWER_AFTER_S, timeout_s) if self._is_elastic else timeout_s
-        if not await self._changed.until(is_over, timeout_s=first_s) and self._is_elastic:
-            await self._changed.until(is_enough, timeout_s=timeout_s - first_s)
-        is_late = not (self._roster.is_enough and self._may_start())
-        if timeout_s < join_s and is_late and not self._is_hopeless():
-            self._end_for_time()
-        if self._stop is not None:
-            return self._stop
-        if is_late:
-            return self._judge_missing()
-        self._status_writer.mark(MomentName.NODES_JOINED)
-        return None
-
-    @property
-    def _is_elastic(self) -> bool:
-        return self._plan.min_nodes < len(self._plan.nodes)
-
-    def _may_start(self) -> bool:
-        """Whether no other world of this job can be there; if one might, the status says why."""
-        obstacle = self._find_obstacle()
-        message = f"{obstacle}; the job ends if that lasts for {self._plan.join_timeout_s:g} s"
-        if obstacle and self._status_writer.status.conditions[-1].message != message:
-            self._status_writer.set_phase(Phase.STARTING, names.REASON_ONE_WORLD, message)
-        return not obstacle
-
-    def _find_obstacle(self) -> str:
-        is_complete, is_elastic = self._roster.is_complete, self._is_elastic
-        return self._one_world.find_obstacle(
-            self._recall(), self._roster.seats(), is_complete=is_complete, is_elastic=is_elastic
-        )
-
-    def _recall(self) -> LeadHandover:
-        """What is known of the last attempt, be it this lead's or another's."""
-        if self._attempt.number < 0:
-            return choose_memory(self._told, own=self._memory)
-        return max((self._memory, *self._told), key=lambda memory: memory.attempt)
-
-    def _is_hopeless(self) -> bool:
-        return bool(self._roster.lost) and self._plan.node_restarts == 0
-
-    def _judge_missing(self) -> Verdict:
-        obstacle = self._find_obstacle() if self._roster.is_enough else ""
-        return judge_missing(
-            self._plan,
-            self._roster,
-            obstacle=obstacle,
-            is_hopeless=self._is_hopeless(),
-            has_begun=self._attempt.number >= 0,
-        )
 
     def _take_over(self) -> Verdict | None:
         """Go on where another lead stopped, if there was one; a verdict when its loss was one too many."""
-        known = self._recall()
-        self._told.clear()
-        if known.attempt < 0 or known is self._memory:
+        if not self.budget.take_over():
             return None
+        known = self.budget.memory
         verdict = make_job_verdict(
             self._plan,
             FailureKind.LOST_NODE,
@@ -167,240 +197,180 @@ class Lead(LeadInbox):
             attempt=known.attempt,
             node=0,
         )
-        self._memory = known
         self._status_writer.restore(known.history, known.timeline)
         return None if self._spend(verdict) else verdict
 
     def _spend(self, verdict: Verdict) -> bool:
-        """Take what failed out of its budget; whether there is another attempt."""
-        if not self._has_budget(verdict):
+        """Whether there is another attempt after this one."""
+        if not self.budget.spend(verdict):
             return False
-        memory = self._memory
-        if verdict.kind is FailureKind.LOST_NODE:
-            memory = replace(memory, losses_used=memory.losses_used + 1)
-        else:
-            memory = replace(memory, restarts_used=memory.restarts_used + 1)
-        logger.info("attempt %s: %s", verdict.attempt, verdict.message)
-        self._memory = replace(memory, history=(*memory.history, verdict))
         self._status_writer.set_verdict(verdict, final=False)
         return True
 
-    def _has_budget(self, verdict: Verdict) -> bool:
-        if verdict.kind is FailureKind.LOST_NODE:
-            return self._memory.losses_used < self._plan.node_restarts
-        return self._memory.restarts_used < self._plan.restarts
-
-    # -- an attempt ----------------------------------------------------------------------------
-
-    async def _run_attempt(self, number: int) -> Verdict | None:
-        world = self._plan.on_nodes(self._roster.prepared())
-        self._attempt = Attempt(number, world)
-        self._is_cut = self._is_stopping = False
-        self._status_writer.start_attempt(number, world)
-        self._remember(number)
-        self._status_writer.set_phase(
-            Phase.RUNNING,
-            names.REASON_RANKS_RUNNING,
-            f"attempt {number}, {world.num_ranks} rank(s)",
-        )
-        port = await self._open_store()
-        held = None if port else hold_port(self._plan.master_port)
-        try:
-            self._order(
-                StartAttempt(
-                    attempt=number,
-                    nodes=[node.index for node in world.nodes],
-                    address=self._address,
-                    port=held.number if held else port,
-                    has_store=held is None,
-                )
-            )
-            await self._watch()
-            if not self._attempt.has_failure and self._stop is None:
-                return None
-            return await self._stop_attempt()
-        finally:
-            if held:
-                held.release()
-
-    def _remember(self, number: int) -> None:
-        """Have every node keep what this lead knows, in case it is lost."""
-        deadline = self._memory.deadline_at_s
-        if deadline is None and self._plan.timeout_s is not None:
-            deadline = time.time() + self._plan.timeout_s
-        timeline = self._status_writer.status.timeline
-        self._memory = replace(
-            self._memory,
-            attempt=number,
-            deadline_at_s=deadline,
-            timeline=timeline,
-            seats=tuple(self._roster.seats()),
-        )
-        self._have_remembered()
-
-    def _have_remembered(self) -> None:
-        self._tell_all(KeepHandover(memory=self._memory))
-
-    def part(self, index: int) -> None:
-        """A node has left for good: a lead that comes after this one need not wait for it."""
-        super().part(index)
-        self._memory = self._one_world.without_gone(self._memory)
-        self._have_remembered()
-
     async def leave(self) -> None:
         """End the attempt everywhere while its nodes still hear their lead, then leave for good."""
-        if self._attempt.number < 0:
+        if self.attempt.number < 0:
             return
-        self._is_stopping = True
-        self._order(self._make_stop(now=False))
+        self._worlds.end(self._world, now=False, signum=self.stop.signal)
         limit_s = self._plan.grace_s + _STOP_MARGIN_S
-        if await self._changed.until(self._has_stopped, timeout_s=limit_s):
-            self._one_world.lose(self._one_world.own, Parting.CLOSED)
-            self._memory = self._one_world.without_gone(self._memory)
-            self._have_remembered()
+        if await self._changed.until(lambda: self._world.is_cleared, timeout_s=limit_s):
+            one_world = self.nodes.one_world
+            one_world.lose(one_world.own, Parting.CLOSED)
+            self._forget_gone()
 
     @property
     def has_lost_nodes(self) -> bool:
         """Whether nodes of the last attempt are out of sight, and may have another lead."""
-        return bool(set(self._memory.seats) - set(self._roster.seats()))
+        return bool(set(self.budget.memory.seats) - set(self.nodes.seats()))
 
-    async def _open_store(self) -> int:
-        """The port of this attempt's store; 0 when rank 0 must open one itself."""
-        store = load_framework(self._plan.framework).store
-        is_wanted = store is not None and store.is_wanted(
-            self._plan.preload, self._attempt.num_ranks
+    # -- an attempt ----------------------------------------------------------------------------
+
+    async def _run_attempt(self) -> Verdict | None:
+        plan = self._plan.on_nodes(self.nodes.prepared())
+        number = self.budget.begin(self._status_writer.status.timeline, self.nodes.seats())
+        self._ranks.attempt = attempt = Attempt(number, plan)
+        self._worlds.forget(self._world)
+        self._world = World(number, plan)
+        self._worlds.add(self._world)
+        self._status_writer.start_attempt(number, plan)
+        self._have_remembered()
+        about = f"attempt {number}, {plan.num_ranks} rank(s)"
+        self._status_writer.set_phase(Phase.RUNNING, names.REASON_RANKS_RUNNING, about)
+        meeting = await self._meet(attempt)
+        try:
+            if meeting.sizes is None or (meeting.is_settled and not attempt.has_failure):
+                self._start_ranks(number, meeting)
+            await self._watch(attempt)
+            if not attempt.has_failure and not self.stop.is_asked:
+                return None
+            return await self._stop_attempt(attempt)
+        finally:
+            self._rendezvous.leave(meeting)
+            self._rendezvous.drop_stores()
+
+    def _start_ranks(self, number: int, meeting: MeetingPoint) -> None:
+        order = StartAttempt(
+            attempt=number,
+            nodes=self._world.nodes,
+            address=meeting.address or self._rendezvous.address,
+            port=meeting.port or 0,
+            has_store=meeting.has_store,
         )
-        if not is_wanted or 0 not in self._roster:
-            return 0
-        number, port = self._attempt.number, self._plan.master_port
-        order = OpenAttemptStore(attempt=number, address=self._address, port=port)
-        self._roster[0].send(order)
-        await self._changed.until(
-            lambda: (
-                self._attempt.store_port is not None
-                or self._stop is not None
-                or self._attempt.has_failure
-            ),
-            timeout_s=self._left_s(),
+        if meeting.secret:
+            order = order.replaced(secret=meeting.secret, members=meeting.members)
+        self._worlds.send(self._world, order)
+
+    async def _open_cluster(self, attempt: Attempt) -> MeetingPoint:
+        """The framework's own processes, on all nodes, before any rank starts."""
+        from windlass.spec.node_sizes import NodeSizes  # which most jobs have no need of
+
+        plan = self._plan
+        sizes = plan.sizes or NodeSizes()
+        meeting = self._rendezvous.open_cluster(
+            plan.framework, attempt.number, self._world.nodes, sizes, plan.preload
         )
-        return self._attempt.store_port or 0
-
-    def _left_s(self) -> float | None:
-        """How much of the job's time limit is left."""
-        deadline = self._memory.deadline_at_s
-        return None if deadline is None else max(0.0, deadline - time.time())
-
-    async def _watch(self) -> None:
-        """Until all ranks have returned, one has failed, or somebody ends the job."""
-
-        attempt = self._attempt
 
         def is_over() -> bool:
-            return attempt.is_done or attempt.has_failure or self._stop is not None
+            return meeting.is_settled or self.stop.is_asked or attempt.has_failure
+
+        await self._changed.until(is_over, timeout_s=self.budget.left_s())
+        node, error = meeting.find_error()
+        if error:
+            self._break_off(FailureKind.START_FAILED, error, node)
+        return meeting
+
+    def _lose_cluster(
+        self, _meeting: MeetingPoint, kind: FailureKind, what: str, node: int
+    ) -> None:
+        message = f"{what} on {self.nodes.name(node)} was lost, and the cluster with it"
+        self._break_off(kind, message, node)
+
+    def _break_off(self, kind: FailureKind, message: str, node: int) -> None:
+        attempt = self.attempt
+        verdict = make_job_verdict(
+            self._plan, kind, message, at_s=time.time(), attempt=attempt.number, node=node
+        )
+        attempt.break_off(verdict)
+
+    async def _meet(self, attempt: Attempt) -> MeetingPoint:
+        """Where the ranks meet: in a store of node 0's, if their framework has one, else rank 0 opens it."""
+        framework = self._plan.framework
+        loaded = load_framework(framework)
+        if loaded.cluster is not None:
+            return await self._open_cluster(attempt)
+        if loaded.opens_store(self._plan.preload, attempt.num_ranks):
+            self._rendezvous.open_store(framework, attempt.number)
+        meeting = self._rendezvous.find_store(framework)
+        if meeting is None:
+            return self._rendezvous.hold_port(attempt.number)
+
+        def is_over() -> bool:
+            return meeting.port is not None or self.stop.is_asked or attempt.has_failure
+
+        await self._changed.until(is_over, timeout_s=self.budget.left_s())
+        if meeting.port is None:
+            self._rendezvous.do_without(meeting)
+        return meeting
+
+    async def _watch(self, attempt: Attempt) -> None:
+        """Until all ranks have returned, one has failed, or somebody ends the job."""
+
+        def is_over() -> bool:
+            return attempt.is_done or attempt.has_failure or self.stop.is_asked
 
         def is_over_or_done() -> bool:
             return is_over() or attempt.are_all_done
 
-        await self._changed.until(is_over_or_done, timeout_s=self._left_s())
+        await self._changed.until(is_over_or_done, timeout_s=self.budget.left_s())
         if not is_over() and attempt.are_all_done:
-            self._order(ReleaseRanks())
-        if not await self._changed.until(is_over, timeout_s=self._left_s()):
+            self._worlds.send(self._world, ReleaseRanks())
+        if not await self._changed.until(is_over, timeout_s=self.budget.left_s()):
             self._end_for_time()
 
     def _end_for_time(self) -> None:
         limit = f"{self._plan.timeout_s:g} s"
         self.end(FailureKind.TIMEOUT, f"the job was not done after its time limit of {limit}")
 
-    async def _stop_attempt(self) -> Verdict:
+    async def _stop_attempt(self, attempt: Attempt) -> Verdict:
         """End the attempt everywhere at once; the verdict does not wait for the slowest rank."""
-        why = self._stop.message if self._stop else "a rank failed"
-        self._status_writer.set_phase(Phase.STOPPING, self._make_verdict().reason, why)
-        await self._hear_cause(lambda: self._attempt.are_all_done, timeout_s=self._plan.grace_s)
-        self._is_stopping = True
-        self._order(self._make_stop(now=self._now))
-        await self._changed.until(self._has_stopped, timeout_s=_SETTLE_S)
-        await self._hear_cause(self._has_stopped, timeout_s=max(self._plan.grace_s, _SETTLE_LOST_S))
-        verdict = self._make_verdict()
-        if not self._has_stopped() and not (self._stop is None and self._has_budget(verdict)):
+        world = self._world
+        why = self.stop.verdict.message if self.stop.verdict else "a rank failed"
+        self._status_writer.set_phase(Phase.STOPPING, self._make_verdict(attempt).reason, why)
+        await self._hear_cause(attempt, lambda: attempt.are_all_done, self._plan.grace_s)
+        self._worlds.end(world, now=self.stop.now, signum=self.stop.signal)
+        await self._changed.until(lambda: world.is_cleared, timeout_s=_SETTLE_S)
+        settle_s = max(self._plan.grace_s, _SETTLE_LOST_S)
+        await self._hear_cause(attempt, lambda: world.is_cleared, settle_s)
+        verdict = self._make_verdict(attempt)
+        if not world.is_cleared and (self.stop.is_asked or not self.budget.allows(verdict)):
             self._status_writer.set_verdict(verdict, final=True)
-        if not await self._changed.until(
-            self._has_stopped, timeout_s=self._plan.grace_s + _STOP_MARGIN_S
-        ):
-            for index in [i for i in self._roster.here() if i not in self._attempt.stopped]:
+        limit_s = self._plan.grace_s + _STOP_MARGIN_S
+        if not await self._changed.until(lambda: world.is_cleared, timeout_s=limit_s):
+            for index in set(world.nodes) - world.cleared:
                 self.lose(index, "it did not stop its ranks", parting=Parting.CUT)
-        last = self._make_verdict()  # the same, but what became of the others is known by now
+        last = self._make_verdict(
+            attempt
+        )  # the same, but what became of the others is known by now
         return last if verdict.rank in (None, last.rank) else verdict
 
-    async def _hear_cause(self, is_in_vain: Callable[[], bool], *, timeout_s: float) -> None:
-        """While all that failed have only lost a peer, wait for those that failed before them.
-
-        First before anything is stopped: a rank that is stopped now could not say any more what it raised.
-        """
-
-        def is_over() -> bool:
-            is_known = not self._attempt.has_only_consequences
-            return is_known or self._stop is not None or is_in_vain()
-
-        await self._changed.until(is_over, timeout_s=timeout_s)
-
-    def _has_stopped(self) -> bool:
-        return all(
-            index in self._attempt.stopped
-            for index in self._roster.here()
-            if self._attempt.takes_part(index)
+    async def _hear_cause(
+        self, attempt: Attempt, is_in_vain: Callable[[], bool], limit_s: float
+    ) -> None:
+        await attempt.hear_cause(
+            self._changed, lambda: self.stop.is_asked or is_in_vain(), timeout_s=limit_s
         )
 
-    def _make_verdict(self) -> Verdict:
-        verdict = self._attempt.make_verdict()
-        if self._stop is not None and (verdict is None or verdict.at_s > self._stop.at_s):
-            return self._stop
+    def _make_verdict(self, attempt: Attempt) -> Verdict:
+        verdict = self.stop.choose(attempt.make_verdict())
         if verdict is None:
             raise RuntimeError("an attempt was stopped without a reason")
         return verdict
 
-    # -- orders --------------------------------------------------------------------------------
+    def _take_cleared(self, index: int, message: WorldCleared, _body: bytes) -> None:
+        """Ranks that have ended by themselves are still missed if their node is cut off before the others."""
+        if self._world.is_ending:
+            self._worlds.take_cleared(index, message)
 
-    async def _flush(self, *, is_complete: bool) -> None:
-        """Wait for what nodes have still to send, logs and results of their ranks, while anything comes.
 
-        Where all ranks have returned, a node that is gone and owes a result may come back with it.
-        """
-        self._flushed.clear()
-        asked: dict[int, JoinedNode] = {}
-        owing: set[int] = set()
-
-        def is_over() -> bool:
-            for index in self._roster.here():  # also one that has just come back
-                if asked.get(index) is not self._roster[index]:
-                    asked[index] = self._roster[index]
-                    self._flushed.discard(index)
-                    self._roster[index].send(FlushFiles())
-            gone = {index for index in self._find_owing() if index not in self._roster}
-            owing.update(gone if is_complete else ())
-            return self._flushed.issuperset(self._roster.here()) and not (is_complete and gone)
-
-        num_pieces = -1
-        while num_pieces != self._num_pieces:
-            num_pieces = self._num_pieces
-            if await self._changed.until(is_over, timeout_s=_STALL_S):
-                break
-        owing.update(set(self._roster.here()) - self._flushed)
-        self._tell_missing({i: r for i, r in self._find_owing().items() if i in owing})
-
-    def _find_owing(self) -> dict[int, list[int]]:
-        return find_owing(self._attempt, self._status_writer.folder)
-
-    def _tell_missing(self, owing: dict[int, list[int]]) -> None:
-        for index, ranks in owing.items():
-            why = f"sent nothing more for {_STALL_S:g} s" if index in self._roster else "was lost"
-            message = render_missing(self._plan.nodes[index].name, ranks, why)
-            self._status_writer.add_condition("warning", names.REASON_RESULT_MISSING, message)
-
-    def _order(self, message: Message) -> None:
-        for index in self._roster.here():
-            if self._attempt.takes_part(index):
-                self._roster[index].send(message)
-
-    def _tell_all(self, message: Message) -> None:
-        for index in self._roster.here():
-            self._roster[index].send(message)
+def _render_loss(why: str, node: JoinedNode) -> str:
+    return "; ".join(part for part in (why, f"it was on {node.host}" * bool(node.host)) if part)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from windlass.agent.agent_context import AgentContext
 from windlass.agent.lead.client_link import ClientLink
 from windlass.agent.lead.index_table import IndexTable
-from windlass.agent.lead.job_lead import Lead
+from windlass.agent.lead.lead import Lead
 from windlass.agent.lead.node_link import NodeLink
 from windlass.agent.link.agent_link import Link
 from windlass.agent.node.folder_sender import FolderSender
@@ -33,7 +33,6 @@ from windlass.wire.messages.link import GiveIndex, Heartbeat, Hello
 from windlass.wire.status import FailureKind
 
 if TYPE_CHECKING:
-    from windlass.agent.lead.call_lead import CallLead
     from windlass.agent.lead.call_server import CallServer
 
 READER_SILENCE_S = 60.0
@@ -47,7 +46,7 @@ class LeadServer:
     def __init__(
         self,
         context: AgentContext,
-        lead: Lead | CallLead,
+        lead: Lead,
         inputs: Inputs,
         call_server: CallServer | None = None,
     ) -> None:
@@ -88,7 +87,7 @@ class LeadServer:
     def _give_index(self, link: Link, hello: Hello) -> None:
         """An agent that has no index asks for one; it comes back with it, or asks again."""
         self._indexes.hear_of_lead(hello.last_lead)
-        indexes = itertools.takewhile(self._lead.knows, itertools.count(1))
+        indexes = itertools.takewhile(self._lead.nodes.knows, itertools.count(1))
         self._tell_index(link, self._indexes.give(hello.asks_index, indexes))
 
     def _tell_index(self, link: Link, index: int | None) -> None:
@@ -105,7 +104,7 @@ class LeadServer:
 
     async def _take_node(self, link: Link, hello: Hello) -> None:
         index = hello.node or 0
-        if index == 0 or not self._lead.knows(index):
+        if index == 0 or not self._lead.nodes.knows(index):
             raise ProtocolError(f"there is no node {index} in this job")
         if not self._has_index(link, index, hello):
             return

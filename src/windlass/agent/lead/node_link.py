@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from windlass import names
 from windlass.agent.agent_context import AgentContext
-from windlass.agent.lead.job_lead import Lead
+from windlass.agent.lead.lead import Lead
 from windlass.agent.link.agent_link import Link
 from windlass.agent.node.folder_sender import FolderSender
 from windlass.agent.silence_limits import Parting
@@ -24,18 +24,11 @@ from windlass.wire.file_sync import (
 )
 from windlass.wire.frames import Frame
 from windlass.wire.message import Handlers
-from windlass.wire.messages.jobs import (
-    NODE_TO_LEAD,
-    AttemptStopped,
-    FilesHere,
-    InputsReady,
-    JoinLead,
-    NodeLeaving,
-)
+from windlass.wire.messages.jobs import NODE_TO_LEAD, FilesHere, InputsReady, JoinLead, NodeLeaving
 from windlass.wire.messages.link import FilePiece
+from windlass.wire.messages.worlds import WorldCleared
 
 if TYPE_CHECKING:
-    from windlass.agent.lead.call_lead import CallLead
     from windlass.agent.lead.call_server import CallServer
 
 _DEPUTY = 1  # keeps a copy of what node 0's ranks left, for the node 0 that may come after it
@@ -49,7 +42,7 @@ class NodeLink:
     def __init__(
         self,
         context: AgentContext,
-        lead: Lead | CallLead,
+        lead: Lead,
         call_server: CallServer | None,
         link: Link,
         index: int,
@@ -66,7 +59,7 @@ class NodeLink:
         self._handlers: Handlers = {
             FilePiece: self._take_piece,
             JoinLead: self._join,
-            InputsReady: lambda _message, _body: lead.prepare(index),
+            InputsReady: lambda _message, _body: lead.nodes.prepare(index),
             NodeLeaving: self._leave,
         }
 
@@ -80,9 +73,9 @@ class NodeLink:
             self._link, message, frame.body
         ):
             return
-        elif self._is_leaving and isinstance(message, AttemptStopped):
+        elif self._is_leaving and isinstance(message, WorldCleared) and message.is_last:
             self._lead.part(self._index)
-        elif self._lead.is_here(self._index):
+        elif self._index in self._lead.nodes:
             if self._call_server is not None:
                 message = self._call_server.with_file(self._link, message)
             self._lead.receive(self._index, message, frame.body)

@@ -6,21 +6,29 @@ from windlass.agent.agent_context import AgentContext
 from windlass.agent.lead.call_lead import CallLead
 from windlass.agent.lead.call_server import CallServer
 from windlass.agent.lead.status_writer import StatusWriter
-from windlass.agent.node.call_node import CallNode, SendBody
+from windlass.agent.node.compute_orders import ComputeOrders
 from windlass.agent.node.forkserver_client import ForkServer
-from windlass.agent.node.job_node import Echo
+from windlass.agent.node.node import Node
+from windlass.agent.node.world_ranks import Echo, Tell
 
 
 def make_staff(
     context: AgentContext,
     forks: ForkServer,
     status_writer: StatusWriter,
-    hear: SendBody,
+    hear: Tell,
     echo: Echo | None,
-) -> tuple[CallLead, CallNode, CallServer]:
+) -> tuple[CallLead, Node, CallServer]:
     """Lead, node and call server of one compute."""
-    node = CallNode(context, forks=forks, send=hear, echo=echo)
-    lead = CallLead(context.plan, status_writer, address=context.address, sight=context.sight)
-    lead.projects = node.projects
-    lead.keeps_logs = context.is_pod
-    return lead, node, CallServer(context, lead, node)
+    node = Node(context, forks=forks, send=hear)
+    orders = ComputeOrders(node, echo=echo)
+    lead = CallLead(
+        context.plan,
+        status_writer,
+        address=context.address,
+        incarnation=context.incarnation,
+        sight=context.sight,
+        projects=orders.projects,
+        keeps_logs=context.is_pod,
+    )
+    return lead, node, CallServer(context, lead, orders)

@@ -51,9 +51,20 @@ class OneWorld:
         """A node is back, and none joins before its ranks are dead."""
         self._until_s.pop(seat, None)
 
-    def find_leaving(self, index: int) -> Seat | None:
-        """The agent that leaves as node `index` and has not told yet that its ranks are gone."""
-        return self._leaving.get(index)
+    def find_unseen(self, index: int) -> Seat | None:
+        """The agent of a node that leaves or was cut off, and whose ranks are not known to be gone."""
+        cut_off = (seat for seat in self._cut_off() if seat.index == index)
+        return self._leaving.get(index) or next(cut_off, None)
+
+    def unseen(self) -> list[int]:
+        """Nodes that are out of sight and may still have ranks."""
+        if not self._leaving and not self._until_s:
+            return []
+        return sorted(self._leaving.keys() | {seat.index for seat in self._cut_off()})
+
+    def _cut_off(self) -> list[Seat]:
+        now_s = self._loop.time()
+        return [seat for seat, until_s in self._until_s.items() if until_s > now_s]
 
     def hear_of_lost_lead(self, last: LeadHandover, lost: LostLead) -> None:
         """What a node tells of the lead of the last attempt."""
@@ -101,10 +112,7 @@ class OneWorld:
         return memory if seats == memory.seats else replace(memory, seats=seats)
 
     def _find_waiting(self, last: LeadHandover, here: Collection[Seat]) -> str:
-        now_s = self._loop.time()
-        cut_off = {seat.index for seat, until_s in self._until_s.items() if until_s > now_s}
-        late = self._leaving.keys() | cut_off
-        if late:
+        if late := self.unseen():
             return _name(late)
         missing = set(last.seats) - set(here)
         if (
@@ -113,7 +121,7 @@ class OneWorld:
             return ""
         is_lead_alone = all(seat.index == 0 for seat in missing)
         until_s = self._lead_until_s if is_lead_alone else self._world_until_s
-        return _name(seat.index for seat in missing) if until_s > now_s else ""
+        return _name(seat.index for seat in missing) if until_s > self._loop.time() else ""
 
 
 _MINORITY = (

@@ -15,5 +15,5 @@ def shape_of(asked: CallProfile) -> str:
     """What a call wants of the ranks that run it, as a text to compare."""
     project = asked.project
     place = [project.cwd, project.root, project.paths]
-    forked = [asked.preload, asked.store, asked.start, asked.framework]
+    forked = [asked.preload, asked.store, asked.start, asked.framework, asked.sizes]
     return json.dumps([asked.world, asked.env, forked, place], default=to_plain)

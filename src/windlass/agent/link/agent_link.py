@@ -20,14 +20,13 @@ from windlass.agent.link.refusal_log import render_trouble
 from windlass.agent.link.tcp import SHUTDOWN_TIMEOUT_S, render_address
 from windlass.errors import ProtocolError
 from windlass.trusted import find_peer_fault
-from windlass.wire.frames import Frame, FrameDecoder, render_frame, render_head
+from windlass.wire.frames import Frame, FrameDecoder, render_pieces
 from windlass.wire.message import Message
 
 logger = logging.getLogger(__name__)
 
 _READ_BYTES = 64 << 10  # a larger read is taken from the system and given back each time
 _UNREAD_BYTES = 512 << 10
-_LARGE_BYTES = 64 << 10
 _DRAIN_TIMEOUT_S = 60.0
 _CLOSE_TIMEOUT_S = 1.0
 _NO_LINGER = struct.pack("ii", 1, 0)
@@ -48,8 +47,7 @@ class Link(asyncio.Protocol):
         self._on_made = on_made
         self._transport: Any = None
         self._decoder = FrameDecoder(max_body_bytes=max_body_bytes)
-        self._early: list[Frame] = []
-        self._unread: list[bytes] = []
+        self._early: Frame | None = None  # to be given again
         self._take: Callable[[Frame], None] | None = None
         self._news = asyncio.Event()  # something came, or it is over
         self._is_over = False
@@ -84,11 +82,11 @@ class Link(asyncio.Protocol):
         self._heard_s = self._loop.time()
         if self._is_deaf:
             return
+        self._decoder.feed(data)
         if self._take is not None:
-            self._hand_over(self._take, data)
+            self._hand_over(self._take)
             return
-        self._unread.append(data)
-        if sum(map(len, self._unread)) > _UNREAD_BYTES:
+        if self._decoder.num_unread > _UNREAD_BYTES:
             self._transport.pause_reading()
         self._news.set()
 
@@ -116,11 +114,8 @@ class Link(asyncio.Protocol):
     def send(self, message: Message, body: bytes = b"") -> None:
         if self._transport.is_closing():
             return
-        if len(body) < _LARGE_BYTES:
-            self._transport.write(render_frame(message, body))
-        else:
-            self._transport.write(render_head(message, len(body)))
-            self._transport.write(body)
+        for piece in render_pieces(message, (body,)):
+            self._transport.write(piece)
 
     async def drain(self, *, timeout_s: float = _DRAIN_TIMEOUT_S) -> None:
         """Wait while more than a little is unsent. ConnectionError when the peer will never take it.
@@ -147,17 +142,12 @@ class Link(asyncio.Protocol):
 
     async def frames(self) -> AsyncGenerator[Frame, None]:
         """Frames until the peer hangs up."""
-        data = b""  # what an earlier reader left in the decoder comes first
         while True:
-            while self._early:
-                yield self._early.pop(0)
-            for frame in self._decoder.feed(data):
+            while (frame := self._take_early() or self._decoder.take()) is not None:
                 yield frame
-            while not self._unread and not self._is_over:
-                await self._wait()
-            data = self._take_unread()
-            if not data:
+            if self._is_over:
                 break
+            await self._wait()
         self._check_end()
 
     async def listen(self, take: Callable[[Frame], None]) -> None:
@@ -167,9 +157,9 @@ class Link(asyncio.Protocol):
         """
         self._take = take
         try:
-            while self._early:
-                take(self._early.pop(0))
-            self._hand_over(take, self._take_unread())
+            if early := self._take_early():
+                take(early)
+            self._hand_over(take)
             while not self._is_over:
                 await self._wait()
         finally:
@@ -190,27 +180,25 @@ class Link(asyncio.Protocol):
             raise ConnectionResetError(f"{self.peer} hung up without a word") from None
         finally:
             await frames.aclose()
-        self._early.append(frame)
+        self._early = frame
         return frame
 
-    def _hand_over(self, take: Callable[[Frame], None], data: bytes) -> None:
+    def _take_early(self) -> Frame | None:
+        frame, self._early = self._early, None
+        return frame
+
+    def _hand_over(self, take: Callable[[Frame], None]) -> None:
         try:
-            for frame in self._decoder.feed(data):
+            while not self._is_deaf and (frame := self._decoder.take()) is not None:
                 take(frame)
-                if self._is_deaf:
-                    return
         except Exception as error:  # noqa: BLE001 - whoever listens raises it
             self._is_deaf = True
             self._end(error)
 
-    def _take_unread(self) -> bytes:
-        data = b"".join(self._unread)
-        self._unread.clear()
-        if len(data) > _UNREAD_BYTES and not self._transport.is_closing():
-            self._transport.resume_reading()
-        return data
-
     async def _wait(self) -> None:
+        """Until something has come, or it is over."""
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
         self._news.clear()
         await self._news.wait()
 

@@ -4,6 +4,7 @@ a file there until somebody claims it. What is in it is nobody's business here.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from windlass.wire.message import Message
 from windlass.wire.messages.computes import PayloadPart
 
 M = TypeVar("M", bound=Message)
+Ship = Callable[[str, str], Awaitable[None]]  # sends a payload ahead: its key and its file
 
 
 class PartStore:

@@ -1,7 +1,7 @@
 """Between a node and one rank that takes calls: frames over a socket pair, both ends.
 
 The rank's end blocks, since the rank has nothing else to do; the node's end lives in the agent's loop. What
-the frames say is `agent.rank.call_rank` and `agent.node.world_ranks`.
+the frames say is `agent.rank.call_rank` and `agent.node.call_ranks`.
 """
 
 from __future__ import annotations
@@ -11,73 +11,43 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from windlass.agent.link.blocking_link import BlockingLink, LineBroke, Received
 from windlass.errors import ProtocolError
-from windlass.wire.frames import LENGTHS, Frame, FrameDecoder, Header, read_header, render_head
+from windlass.wire.frames import Buffer, Frame, FrameDecoder
 from windlass.wire.message import Message
+from windlass.wire.messages.computes import NODE_TO_RANK
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
 _READ_BYTES = 64 << 10  # more is taken from the system and given back each time
-_AHEAD_BYTES = 4 << 10  # most frames are smaller as a whole, and so read in one go
-_SMALL_BYTES = 256 << 10
-
-Buffer = bytes | bytearray | memoryview
 
 
 class RankEnd:
-    """The rank's end. Large bodies are read in place, once."""
+    """The rank's end. It waits as long as it takes."""
 
     def __init__(self, fd: int) -> None:
-        self._socket = socket.socket(fileno=fd)
-        self._socket.setblocking(True)
-        self._ahead = b""  # read with what came before it
+        self._link = BlockingLink(socket.socket(fileno=fd), NODE_TO_RANK, patience_s=None)
 
-    def receive(self) -> tuple[Header, bytearray] | None:
-        """The next frame; None when the node has hung up."""
+    def receive(self) -> Received | None:
+        """The next message; None when the node has hung up."""
         try:
-            lengths = self._read(LENGTHS.size)
-            header_length, body_length = LENGTHS.unpack(lengths)
-            header = read_header(self._read(header_length))
-            return header, self._read(body_length)
-        except (EOFError, ConnectionError):
+            return self._link.receive(None)
+        except LineBroke:
             return None
-
-    def wait_for_hangup(self, limit_s: float) -> None:
-        """Until the node has hung up, or the limit: its peers may still be meeting this rank."""
-        self._socket.settimeout(limit_s)
-        try:
-            while self._socket.recv(_AHEAD_BYTES):
-                pass
-        except BaseException:  # noqa: BLE001, S110 - the limit, or what a signal handler of the user's raised
-            pass
-
-    def _read(self, length: int) -> bytearray:
-        if length and not self._ahead:
-            self._ahead = self._socket.recv(_AHEAD_BYTES)
-            if not self._ahead:
-                raise EOFError
-        data = bytearray(length)
-        have, self._ahead = self._ahead[:length], self._ahead[length:]
-        data[: len(have)] = have
-        view = memoryview(data)[len(have) :]
-        while view:
-            num = self._socket.recv_into(view)
-            if not num:
-                raise EOFError
-            view = view[num:]
-        return data
 
     def send(self, message: Message, segments: Sequence[Buffer] = ()) -> None:
         """Say something; a node that is gone hears nothing, and will end this rank."""
-        head = render_head(message, sum(len(segment) for segment in segments))
-        with contextlib.suppress(ConnectionError):
-            if sum(map(len, segments)) < _SMALL_BYTES:
-                self._socket.sendall(b"".join((head, *segments)))
-                return
-            self._socket.sendall(head)
-            for segment in segments:
-                self._socket.sendall(segment)
+        with contextlib.suppress(LineBroke):
+            self._link.send(message, segments)
+
+    def wait_for_hangup(self, limit_s: float) -> None:
+        """Until the node has hung up, or the limit: its peers may still be meeting this rank."""
+        try:
+            while self._link.receive(limit_s) is not None:
+                pass
+        except BaseException:  # noqa: BLE001, S110 - that, or what a signal handler of the user's raised
+            pass
 
 
 class NodeEnd:

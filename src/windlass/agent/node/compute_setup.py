@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from windlass.agent.agent_context import AgentContext
 from windlass.agent.node.forkserver_client import ForkServer
+from windlass.spec.image_step import ImageStep
 from windlass.wire.messages.computes import SetUpNode
 
 
@@ -23,7 +23,7 @@ class ComputeSetup:
         self._context = context
         self._forks = forks
         self._env: dict[str, str | None] = {}  # None: one of the plan's that is taken away
-        self._steps: list[Any] = []
+        self._steps: list[ImageStep] = []
         self._hidden: dict[str, str] = {}
         self.paths: list[str] = []  # of what the steps installed
 
@@ -44,7 +44,7 @@ class ComputeSetup:
         return True
 
     async def _run(
-        self, steps: list[Any], cwd: str, env: dict[str, str], say: Callable[[str], None]
+        self, steps: list[ImageStep], cwd: str, env: dict[str, str], say: Callable[[str], None]
     ) -> list[str]:
         from windlass.agent.node.image_steps import run_steps
 

@@ -19,11 +19,13 @@ from windlass.agent.agent_context import AgentContext
 from windlass.agent.lead.lead_server import beat
 from windlass.agent.link import endpoints
 from windlass.agent.link.agent_link import Link
+from windlass.agent.node.attempt_ranks import JobOrders
 from windlass.agent.node.folder_sender import FolderSender
 from windlass.agent.node.forkserver_client import ForkServer
 from windlass.agent.node.inputs import Inputs
-from windlass.agent.node.job_node import Echo, Node
 from windlass.agent.node.leave_notice import say_farewell
+from windlass.agent.node.node import Node
+from windlass.agent.node.world_ranks import Echo
 from windlass.errors import BundleError, ProtocolError
 from windlass.spec.work import Calls
 from windlass.wire.file_sync import (
@@ -52,7 +54,6 @@ from windlass.wire.messages.link import FilePiece, GiveIndex, Refused
 
 if TYPE_CHECKING:
     from windlass.agent.link.payload_parts import PartStore
-    from windlass.agent.node.call_node import CallNode
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class Follower:
         self._is_led = False  # whoever the link leads to has taken this node
         self._pump: FolderSender | None = None
         self._has_ended = False
+        self.has_failed = False  # the job ended, and did not succeed
         self._given_by = context.given_by
         self._is_replaced = False  # its index is another agent's by now
         self.must_go = asyncio.Event()
@@ -90,30 +92,22 @@ class Follower:
             FlushFiles: lambda _message, _body: self._start(self._flush()),
             EndAgent: self._end,
         }
-        self.node = self._make_node(forks, echo)
-
-    def _make_node(self, forks: ForkServer, echo: Echo | None) -> Node | CallNode:
-        context = self._context
+        self.node = Node(context, forks=forks, send=self._send)
         if isinstance(context.plan.work, Calls):
-            from windlass.agent.link.payload_parts import PartStore
-            from windlass.agent.node.call_node import CallNode
-            from windlass.wire.messages.computes import LEAD_TO_COMPUTE_NODE, PayloadPart
+            self._take_calls(echo)
+        else:
+            JobOrders(self.node, echo=echo)
 
-            ship = self._ship if context.is_pod else None
-            node = CallNode(context, forks=forks, send=self._send, echo=echo, ship=ship)
-            self._parts = PartStore(node.spill, is_far=context.is_pod)
-            self._reads = LEAD_TO_COMPUTE_NODE
-            self._handlers[PayloadPart] = self._parts.take
-            return node
-        return Node(
-            context.plan,
-            context.folder,
-            context.index,
-            context.run_dir,
-            forks=forks,
-            send=self._send,
-            echo=echo,
-        )
+    def _take_calls(self, echo: Echo | None) -> None:
+        from windlass.agent.link.payload_parts import PartStore
+        from windlass.agent.node.compute_orders import ComputeOrders
+        from windlass.wire.messages.computes import LEAD_TO_COMPUTE_NODE, PayloadPart
+
+        is_pod = self._context.is_pod
+        orders = ComputeOrders(self.node, echo=echo, ship=self._ship if is_pod else None)
+        self._parts = PartStore(orders.spill, is_far=is_pod)
+        self._reads = LEAD_TO_COMPUTE_NODE
+        self._handlers[PayloadPart] = self._parts.take
 
     def _send(self, message: Message, body: bytes = b"") -> None:
         if self._link is not None:
@@ -226,6 +220,7 @@ class Follower:
             pid=os.getpid(),
             python=platform.python_version(),
             host=context.host,
+            pod=context.pod,
             address=context.address,
             is_prepared=self._inputs.is_ready,
             has=measure_files(context.folder, is_input) if context.is_pod else {},
@@ -264,8 +259,8 @@ class Follower:
             sender = Sender(self._context.folder, is_from_ranks, has=message.files)
             self._pump = FolderSender(self._link, sender)
 
-    def _end(self, _message: EndAgent, _body: bytes) -> None:
-        self._has_ended = True
+    def _end(self, message: EndAgent, _body: bytes) -> None:
+        self._has_ended, self.has_failed = True, message.has_failed
         if self._parts is not None and self._link is not None:
             # a compute that goes on without this node does not hang up
             self._start(self._link.close())

@@ -19,9 +19,6 @@ from windlass.wire.message import to_plain
 from windlass.wire.messages.forkserver import (
     FORK_SERVER_TO_NODE,
     NODE_TO_FORK_SERVER,
-    CallRankSetup,
-    ForkCallRank,
-    ForkRank,
     ForkServerGone,
     ForkStore,
     PreloadModules,
@@ -33,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from windlass.wire.message import Message
+    from windlass.wire.messages.forkserver import ClusterNode, ForkRank
 
 _LENGTH = struct.Struct(">I")
 _MAX_FDS = 8
@@ -95,6 +93,8 @@ class ForkServer:
         self._control, self.pid = control, pid
         self._preload, self._env = list(preload), env
         self._buffer = b""
+        if self._loop is not None:
+            self.listen(self._loop, self._on_event)
 
     def extend(self, preload: Sequence[str]) -> None:
         """Have it import what it was not started with; it says `ready` again."""
@@ -103,66 +103,45 @@ class ForkServer:
             self._preload += more
             self._ask(PreloadModules(modules=more))
 
-    def restart(self) -> None:
-        """Start it again after it died."""
-        self.start(self._preload, self._env)
+    def revive(self) -> None:
+        """Start it again if it has died."""
+        if not self.is_running:
+            self.start(self._preload, self._env)
 
     def listen(self, loop: AbstractEventLoop, on_event: Callable[[Message], None]) -> None:
-        """Hand events to the loop from now on."""
+        """Hand events to the loop from now on, also those of a server that is started later."""
         self._loop, self._on_event = loop, on_event
         if self._control is not None:
             self._control.setblocking(False)
             loop.add_reader(self._control.fileno(), self._read)
 
-    def fork(
-        self,
-        plan_path: str,
-        *,
-        framework: str,
-        rank: int,
-        attempt: int,
-        env: dict[str, str],
-        fds: tuple[int, int],
-    ) -> None:
+    def fork(self, request: ForkRank, fds: tuple[int, ...]) -> None:
         """Ask for one rank; `started` and, once, `exited` follow as events."""
-        request = ForkRank(
-            framework=framework,
-            rank=rank,
-            attempt=attempt,
-            env=env,
-            plan=plan_path,
-            forget=self._forgotten,
-        )
+        if own := self._own_variables:
+            request = request.replaced(forget=own)
         self._ask(request, fds)
 
-    def fork_callee(
+    def open_store(
         self,
-        about: CallRankSetup,
+        framework: str,
         *,
-        rank: int,
         attempt: int,
-        env: dict[str, str],
-        fds: tuple[int, int, int],
+        address: str,
+        port: int,
+        cluster: ClusterNode | None = None,
+        fds: tuple[int, ...] = (),
     ) -> None:
-        """Ask for one rank that takes calls over the last of `fds`."""
-        request = ForkCallRank(
-            framework=about.framework,
-            rank=rank,
-            attempt=attempt,
-            env=env,
-            about=about,
-            forget=self._forgotten,
-        )
+        """Ask for the store of an attempt; `store` follows with its port, 0 where there can be none."""
+        request = ForkStore(framework=framework, attempt=attempt, address=address, port=port)
+        if cluster is not None:
+            cluster = cluster.replaced(forget=self._own_variables)
+            request = request.replaced(cluster=cluster)
         self._ask(request, fds)
 
     @property
-    def _forgotten(self) -> list[str]:
-        """Variables that the server was given for itself alone."""
-        return [] if names.OPENBLAS_NUM_THREADS in self._env else [names.OPENBLAS_NUM_THREADS]
-
-    def open_store(self, framework: str, *, attempt: int, address: str, port: int) -> None:
-        """Ask for the store of an attempt; `store` follows with its port, 0 where there can be none."""
-        self._ask(ForkStore(framework=framework, attempt=attempt, address=address, port=port))
+    def _own_variables(self) -> list[str]:
+        """Which the server was given for itself alone."""
+        return [name for name in (names.OPENBLAS_NUM_THREADS,) if name not in self._env]
 
     def _ask(self, request: Message, fds: tuple[int, ...] = ()) -> None:
         if self._control is None:

@@ -23,12 +23,14 @@ from typing import Any
 
 from windlass.agent.node.overlay import Overlay
 from windlass.agent.node.shell import Ended, run_command
-from windlass.errors import ProtocolError, StepFailed
+from windlass.errors import StepFailed
+from windlass.records import to_json
+from windlass.spec.image_step import ImageStep, PipStep, RunStep
 from windlass.trusted import make_own
 from windlass.wire.job_folder import write_atomically
 
 Say = Callable[[str], None]
-Plain = Mapping[str, Any]
+Plain = Mapping[str, Any]  # what was run, as it is kept
 
 STEPS_FILE = "steps.json"
 TIMEOUT_S = 3600.0
@@ -37,7 +39,7 @@ _KILLED = 137
 
 
 async def run_steps(
-    steps: Sequence[Plain],
+    steps: Sequence[ImageStep],
     *,
     folder: Path,
     python: str,
@@ -72,27 +74,17 @@ async def run_steps(
         return overlay.paths() if steps else []
 
 
-def label(step: Plain) -> str:
+def label(step: ImageStep) -> str:
     """A step as one would type it; passwords in addresses are left out."""
-    kind = step.get("kind")
-    if kind == "pip":
-        text = f"pip install {shlex.join(step['packages'])}"
-    elif kind == "run":
-        text = str(step["command"])
-    else:
-        raise ProtocolError(
-            f"this agent knows no step of kind {kind!r}",
-            hint="use the same version of Windlass on both sides",
-        )
+    text = step.command if isinstance(step, RunStep) else f"pip install {shlex.join(step.packages)}"
     return _PASSWORD.sub(r"\1***@", text)
 
 
-def make_chain(steps: Sequence[Plain], cwd: Path) -> list[str]:
+def make_chain(steps: Sequence[ImageStep], cwd: Path) -> list[str]:
     """What each step is known by: its content and that of all before it."""
     digests, last = [], b""
     for step in steps:
-        label(step)  # which refuses what is unknown
-        digest = hashlib.sha256(last + json.dumps(step, sort_keys=True).encode())
+        digest = hashlib.sha256(last + json.dumps(to_json(step), sort_keys=True).encode())
         for path in _local_files(step, cwd):
             digest.update(str(path.relative_to(cwd)).encode() + b"\0" + path.read_bytes())
         last = digest.digest()
@@ -100,11 +92,11 @@ def make_chain(steps: Sequence[Plain], cwd: Path) -> list[str]:
     return digests
 
 
-def _local_files(step: Plain, cwd: Path) -> list[Path]:
+def _local_files(step: ImageStep, cwd: Path) -> list[Path]:
     """Files of the project that a pip step names: wheels, requirements, folders."""
     files: list[Path] = []
     last = ""
-    for word in step.get("packages", ()):
+    for word in step.packages if isinstance(step, PipStep) else ():
         text = word.partition("=")[2] if word.startswith("--") else word.partition("[")[0]
         # pip takes a bare name for a package, whatever folders there are
         is_value = word.startswith("--") or (last.startswith("-") and "=" not in last)
@@ -149,7 +141,7 @@ def _count_common(done: Sequence[Plain], chain: Sequence[str]) -> int:
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(hashes), len(chain)))
 
 
-def _say_left(gone: Sequence[Plain], steps: Sequence[Plain], say: Say) -> None:
+def _say_left(gone: Sequence[Plain], steps: Sequence[ImageStep], say: Say) -> None:
     asked = {label(step) for step in steps}
     for step in gone:
         if step["label"] not in asked:
@@ -199,18 +191,17 @@ class _Runner:
         if ended.code != 0:
             raise self._failed("a place to install to", "python -m venv", ended)
 
-    async def run(self, step: Plain, which: str) -> None:
+    async def run(self, step: ImageStep, which: str) -> None:
         """Run one step to its end."""
         self._say(f"{which}: {label(step)}")
-        if step["kind"] == "pip":
-            ended = await self._install(step)
+        if isinstance(step, PipStep):
+            ended = await self._install(list(step.packages))
         else:
-            ended = await self._command(["/bin/sh", "-c", step["command"]])
+            ended = await self._command(["/bin/sh", "-c", step.command])
         if ended.code != 0:
-            raise self._failed(which, label(step), ended, kind=step["kind"])
+            raise self._failed(which, label(step), ended, kind=step.kind)
 
-    async def _install(self, step: Plain) -> Ended:
-        words = list(step["packages"])
+    async def _install(self, words: list[str]) -> Ended:
         uv = self._overlay.find_uv(self._env)
         if uv is not None:
             ended = await self._install_with_uv(uv, words)

@@ -11,7 +11,7 @@ from typing import Any
 
 
 class ByFile:
-    """Stands for what a script defines; to ranks it travels as that."""
+    """Stands for something a script defines; unpickled in a rank it becomes the thing itself."""
 
     def __init__(self, module: str, name: str) -> None:
         self._module = module
@@ -25,7 +25,7 @@ class ByFile:
 
 
 def find(module: str, name: str) -> Any:
-    """What a module of the project defines under this name."""
+    """Whatever a module of the project defines under this name."""
     value: Any = importlib.import_module(module)
     for part in name.split("."):
         value = getattr(value, part)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from windlass import names
 from windlass.agent.frameworks.framework_table import load_framework
 from windlass.agent.link.rank_channel import RankEnd
 from windlass.agent.rank import command_call
@@ -27,18 +28,15 @@ from windlass.agent.rank.reload import Reloader, import_freshly, renew_class
 from windlass.agent.rank.user_main import make_main, set_argv
 from windlass.errors import BundleError
 from windlass.wire import payloads
-from windlass.wire.messages.computes import (
-    NODE_TO_RANK,
-    CallAnswer,
-    CallItem,
-    MakeObject,
-    RunCall,
-)
+from windlass.wire.message import have_reader
+from windlass.wire.messages.computes import CallAnswer, CallItem, MakeObject, RunCall
 from windlass.wire.messages.forkserver import CallRankSetup
 from windlass.wire.states import RankState
 
 _AHEAD_BYTES = 4 << 20  # of a stream, before its readers must have caught up
 _ITEM_BYTES = 1 << 10  # what an item costs besides its own bytes
+
+have_reader(RunCall)  # in the fork server: each rank would else make its own
 
 
 def serve(fd: int, about: CallRankSetup) -> int:
@@ -63,7 +61,7 @@ class _Callee:
 
     def __init__(self, end: RankEnd, about: CallRankSetup) -> None:
         self._end = end
-        self._rank = int(os.environ["RANK"])
+        self._rank = int(os.environ[names.RANK])
         self._about = about
         self._reloader = Reloader(about.root)
         self._object: Any = None
@@ -75,24 +73,27 @@ class _Callee:
         step_aside(about.paths)
         import_freshly([about.root, *about.paths])
         make_main()
+        if self._framework.cluster is not None:
+            self._framework.cluster.prepare()
 
     def loop(self) -> int:
         code = 0
         while (received := self._end.receive()) is not None:
-            header, body = received
-            message = NODE_TO_RANK.read(header)
+            message, body = received
             if isinstance(message, MakeObject):
                 self._constructor = payloads.cut(body, message.sizes)
             if not isinstance(message, RunCall):
                 continue
             code = self._take(message, body)
-            del header, message, body, received  # what came with the call ends with it
+            del message, body, received  # what came with the call ends with it
             if not self._about.keep:
+                if self._framework.cluster is not None:
+                    self._framework.cluster.leave()
                 self._end.wait_for_hangup(self._about.peer_wait_s)
                 break
         return code
 
-    def _take(self, order: RunCall, body: bytearray) -> int:
+    def _take(self, order: RunCall, body: bytes) -> int:
         """Run one call and answer it; what the process should exit with if this was its last."""
         set_argv([order.name])
         for file, text in order.sources.items():  # where tracebacks look for them
@@ -113,7 +114,7 @@ class _Callee:
             packed = payloads.pack(value, name="result") if is_wanted else []
             self._answer(order, packed, state=RankState.RETURNED)
         except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is the answer
-            raised = error
+            raised = self._framework.explain(error)
         else:
             return 0
         try:
@@ -122,18 +123,20 @@ class _Callee:
             del raised  # it holds this frame, which holds it
 
     def _meet(self, meeting: Mapping[str, str]) -> None:
-        """Take up where the ranks of this world find each other."""
+        """Set where the ranks of this world meet."""
         os.environ.update(meeting)
         if self._framework.store is not None:
             self._framework.store.share(meeting, self._name_part)
+        if self._framework.cluster is not None:
+            self._framework.cluster.meet()
 
     def _name_part(self) -> str:
-        """Of the compute's store, for one meeting in this call."""
+        """The part of the compute's store that one meeting of this call uses."""
         self._num_stores += 1
         return f"{self._part}/{self._num_stores}"
 
     @staticmethod
-    def _segments(order: RunCall, body: bytearray) -> list[memoryview]:
+    def _segments(order: RunCall, body: bytes) -> list[memoryview]:
         whole = payloads.map_file(order.file) if order.file else body
         return payloads.cut(whole, order.sizes)
 
@@ -144,18 +147,21 @@ class _Callee:
         if is_due and reloader.reload() and self._object is not None:
             renew_class(self._object, sys.modules.get)
         if self._constructor is not None:
-            cls, args, kwargs = payloads.unpack(self._constructor)
-            self._object = cls(*args, **kwargs)
+            self._object = self._call(*payloads.unpack(self._constructor))
             self._constructor = None  # one that raised is tried again with the next call
         if order.method:
             args, kwargs = payloads.unpack(segments)
             member = getattr(self._object, order.method)
-            value = member(*args, **kwargs) if callable(member) else member
+            value = self._call(member, args, kwargs) if callable(member) else member
         else:
             function, args, kwargs = payloads.unpack(segments)
             self._is_command = type(function).__module__ == command_call.__name__
-            value = function(*args, **kwargs)
+            value = self._call(function, args, kwargs)
         return value
+
+    def _call(self, function: Any, args: Any, kwargs: Any) -> Any:
+        args, kwargs = self._framework.fill(function, args, kwargs)
+        return function(*args, **kwargs)
 
     def _stream(self, order: RunCall, value: Any) -> Any:
         """Send what a generator of rank 0 yields as it comes; what it returns is the result."""
@@ -196,7 +202,7 @@ class _Callee:
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
     def _exited(self, order: RunCall, error: SystemExit) -> int:
-        """As Python does it: no code is success, a text is printed and a failure."""
+        """As Python treats an exit: no code is success; text is printed and means failure."""
         code = read_exit_code(error)
         if code == 0:
             self._answer(order, payloads.pack(None, name="result"), state=RankState.RETURNED)
@@ -220,7 +226,7 @@ class _Callee:
             self._say(answer.replaced(state=RankState.RAISED, error=info, sizes=[]), [])
 
     def _say(self, message: CallAnswer | CallItem, segments: list[payloads.Segment]) -> None:
-        """What came of a call; OSError where it is large, and there is no room for it."""
+        """Send the outcome of a call; OSError if it is large and there is no room for it."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()

@@ -19,7 +19,7 @@ class CommandCall:
         self.words = list(words)
 
     def __call__(self, *more: str) -> int:
-        """Run it; a code that is not 0 is an error."""
+        """Run it; an exit code other than 0 is an error."""
         words = [*self.words, *(str(word) for word in more)]
         env = {**make_node_env(os.environ), **os.environ}
         try:
@@ -45,4 +45,4 @@ def make_node_env(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def do_nothing() -> None:
-    """What is called to have everything ready for what is called next."""
+    """Called so that everything is ready for the call that follows."""

@@ -1,4 +1,4 @@
-"""What a command's node does before the command: the steps of its image.
+"""What a job's node does before the command or the ranks' own Python: the steps of its image.
 
 Runs in the rank itself, so that steps are told in its log and what fails in them fails the rank. Ranks of one
 node wait for each other.
@@ -15,15 +15,19 @@ from pathlib import Path
 
 from windlass import names
 from windlass.errors import StepFailed
+from windlass.spec.image_step import read_step
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.states import RankState
 
 
-def run_prelude(job: JobFolder, *, rank: int, attempt: int) -> None:
-    """Run the steps that this node has not run yet, and let the command find what they installed."""
-    steps = json.loads(os.environ.get(names.STEPS) or "[]")
+def run_prelude(job: JobFolder, *, rank: int, attempt: int) -> list[str]:
+    """Run the steps that this node has not run yet; where what they installed is.
+
+    A command finds it by its variables.
+    """
+    steps = [read_step(one) for one in json.loads(os.environ.get(names.STEPS) or "[]")]
     if not steps:
-        return
+        return []
     import asyncio
 
     from windlass.agent.node.image_steps import run_steps
@@ -40,10 +44,11 @@ def run_prelude(job: JobFolder, *, rank: int, attempt: int) -> None:
         os._exit(1)
     _put_first("PYTHONPATH", paths)
     _put_first("PATH", [str(folder / "site" / "bin")])
+    return paths
 
 
 def _leave_error(path: Path, error: Exception, *, rank: int, attempt: int) -> None:
-    """What failed is the step, not the command, which never ran."""
+    """Report that a step failed: the command never ran."""
     from windlass.agent.rank.error_info import make_error
     from windlass.wire.results import ResultHeader, write_result
 

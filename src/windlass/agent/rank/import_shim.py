@@ -1,4 +1,4 @@
-"""What a command's Python finds of ours: an installed `windlass` if it has one, else that of the archive.
+"""Which `windlass` a command's Python imports: the installed one if there is one, else the archive's.
 
 A command is no rank of ours: it has an interpreter of its own, which knows nothing of the agent's archive.
 The archive itself is not put on its path, since it also holds a cloudpickle, which might not be the image's.
@@ -10,6 +10,7 @@ import os
 import sys
 from pathlib import Path
 
+from windlass import names
 from windlass.trusted import make_own
 
 # Stands first on the path and steps aside when it is imported.
@@ -31,5 +32,5 @@ def lend_package(folder: Path) -> None:
     beside = package / f"{os.getpid()}.tmp"
     beside.write_text(_PACKAGE.format(archive=archive, folder=str(folder)))
     beside.rename(package / "__init__.py")  # ranks of one node may do this at the same time
-    paths = [os.environ.get("PYTHONPATH", ""), str(folder)]
+    paths = [os.environ.get("PYTHONPATH", ""), os.environ.get(names.TRAIN, ""), str(folder)]
     os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in paths if entry)

@@ -1,4 +1,4 @@
-"""How a rank's process ends: as an interpreter ends, less what torch would take apart of its own.
+"""How a rank's process ends: as an interpreter does, but without tearing down torch's own modules.
 
 Threads are joined, exit handlers run, `__main__` is cleared, objects are finalised, stdio and C streams are
 flushed, C exit handlers run: the interpreter does it, since a rank leaves its fork server by unwinding to the
@@ -29,13 +29,13 @@ _spared: dict[str, Any] = {}
 
 
 def prepare() -> None:
-    """In the fork server, before it imports anything: what is registered first is run last."""
+    """Called in the fork server before it imports anything: the handler registered first runs last."""
     atexit.register(_set_aside)
 
 
 @contextlib.contextmanager
 def sparing() -> Iterator[None]:
-    """What is imported while this lasts is not taken apart when a rank ends."""
+    """Modules imported inside this block are not torn down when a rank ends."""
     before = _find_finalizers()
     yield
     for finalizer in _find_finalizers() - before:
@@ -69,7 +69,7 @@ def _leave_libraries() -> None:
 
 
 def _set_aside() -> None:
-    """The last exit handler of a rank: hide from the interpreter what it would take apart for nothing."""
+    """The last exit handler of a rank: hide from the interpreter what it need not tear down."""
     if not _spared:
         gc.unfreeze()  # else what a frozen object refers to would stay
         return

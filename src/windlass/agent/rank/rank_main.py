@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from windlass import names
 from windlass.agent.rank.rank_outcome import RankOutcome
 from windlass.agent.rank.user_main import (
     is_folder,
@@ -34,8 +35,19 @@ from windlass.wire.job_folder import JobFolder
 _noted: tuple[int, list[str]] = (0, [])
 
 
-def run_rank(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> int:
-    """Run the work of one rank, leave its result, and wait for its peers; what to exit with."""
+def run_rank(
+    plan: dict[str, Any],
+    folder: JobFolder,
+    *,
+    rank: int,
+    attempt: int,
+    fill: Callable[..., Any] | None = None,
+    explain: Callable[[BaseException], BaseException] = lambda error: error,
+) -> int:
+    """Run the work of one rank, write its result and wait for its peers; returns the exit code.
+
+    What a function is given beside its arguments, and how errors are put, is the framework's.
+    """
     outcome = RankOutcome(
         folder.result(attempt, rank),
         rank=rank,
@@ -43,15 +55,17 @@ def run_rank(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int
         root=plan["cwd"],
         owes_result=plan["work"]["kind"] == "function",
     )
-    call = _make_call(plan, folder)
+    call = _make_call(plan, folder, fill)
     step_aside(plan["paths"])
     outcome.tell_running()
-    code = outcome.take(call)
+    code = outcome.take(call, explain)
     outcome.wait_for_peers(plan["peer_wait_s"])
     return code
 
 
-def _make_call(plan: dict[str, Any], folder: JobFolder) -> Callable[[], Any]:
+def _make_call(
+    plan: dict[str, Any], folder: JobFolder, fill: Callable[..., Any] | None
+) -> Callable[[], Any]:
     """What to call; everything of ours that it needs is loaded by the time this returns."""
     work = plan["work"]
     if work["kind"] == "script" and is_folder(Path(plan["cwd"], work["path"])):
@@ -66,16 +80,20 @@ def _make_call(plan: dict[str, Any], folder: JobFolder) -> Callable[[], Any]:
     importlib.import_module("cloudpickle")
     payload = folder.payload.read_bytes()
     file = Path(plan["cwd"], work["file"]) if work["file"] else None
-    return lambda: _call_function(work["name"], file, payload)
+    return lambda: _call_function(work["name"], file, payload, fill)
 
 
-def _call_function(name: str, file: Path | None, payload: bytes) -> Any:
+def _call_function(
+    name: str, file: Path | None, payload: bytes, fill: Callable[..., Any] | None
+) -> Any:
     make_main()
     set_argv([name])
     target = _import_file(file) if file else None
     function, args, kwargs = pickle.loads(payload)  # noqa: S301 - written by this job's own client
     if target is not None:
         function = getattr(target, name)
+    if fill is not None:
+        args, kwargs = fill(function, args, kwargs)
     return function(*args, **kwargs)
 
 
@@ -96,10 +114,11 @@ def step_aside(paths: Sequence[str]) -> None:
     """Let the user's own modules win: our archive goes last, our modules are forgotten.
 
     An `import windlass` in user code then finds the installed package if there is one, else the
-    part that travels with the agent.
+    part that travels with the agent; but first the training library, where that travels with the work.
     """
     archive = sys.path.pop(0) if sys.path and sys.path[0].endswith(".pyz") else ""
-    sys.path[:0] = [path for path in paths if path not in sys.path]
+    first = (*paths, os.environ.get(names.TRAIN, ""))
+    sys.path[:0] = [path for path in first if path and path not in sys.path]
     if archive:
         sys.path.append(archive)
         for name in _find_ours():

@@ -25,7 +25,7 @@ from windlass.agent.rank.rank_exit import INTERRUPTED
 from windlass.errors import BundleError
 from windlass.wire import pickling
 from windlass.wire.message import Message
-from windlass.wire.messages.ranks import RankDone, RankFailed, RankRunning
+from windlass.wire.messages.ranks import RankDone, RankRaised, RankRunning
 from windlass.wire.results import ResultHeader, write_result
 from windlass.wire.states import RankState
 
@@ -47,12 +47,14 @@ class RankOutcome:
         self._has_peers = os.environ.get(names.WORLD_SIZE) != "1"
         self._release: PeerRelease | None = None
 
-    def take(self, call: Callable[[], Any]) -> int:
-        """Run the work, and tell what came of it; what the process should exit with."""
+    def take(
+        self, call: Callable[[], Any], explain: Callable[[BaseException], BaseException]
+    ) -> int:
+        """Run the work and report its outcome, errors as `explain` has them; the process's exit code."""
         try:
             value = call()
         except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is its outcome
-            raised = error
+            raised = explain(error)
         else:
             return self._returned(value)
         # out of the except clause: what a hook raises now is not raised while handling this
@@ -134,7 +136,7 @@ class RankOutcome:
             write_result(self._path, header, payload)
         self._expect_release()
         # last, since from here on this rank is being stopped
-        self._notify(RankFailed(**self._who, at_s=time.time(), header=header))
+        self._notify(RankRaised(**self._who, at_s=time.time(), header=header))
 
     def _write(self, payload: bytes, **fields: Any) -> None:
         write_result(self._path, self._make_header(fields), payload)
@@ -152,7 +154,7 @@ class RankOutcome:
 
 
 def read_exit_code(error: SystemExit) -> int:
-    """What a process exits with that raised this: as Python and the system take it."""
+    """The exit code of a process that raised this, as Python and the system define it."""
     if error.code is None:
         return 0
     return error.code & 0xFF if isinstance(error.code, int) else 1

@@ -110,11 +110,11 @@ class Reloader:
         ]
 
     def _is_own(self, path: str) -> bool:
-        """Whether it is of the project, by its path or by where links lead."""
+        """Whether a file belongs to the project, by its own path or by the path its links lead to."""
         return path.startswith(self._prefixes) or os.path.realpath(path).startswith(self._prefixes)
 
     def has_linked_edits(self) -> bool:
-        """Whether a loaded file changed that a link leads to out of the project, where nobody watches."""
+        """Whether a loaded file changed that a link leads to outside the project, which is not watched."""
         if len(_files) != self._num_looked:
             self._num_looked = len(_files)
             self._linked = [
@@ -127,14 +127,14 @@ class Reloader:
 
 
 def _forget_listings() -> None:
-    """Have folders listed anew. Not archives: their listing takes long, and they do not change."""
+    """Make Python list folders again. Not archives: listing them is slow, and they do not change."""
     for finder in list(sys.path_importer_cache.values()):
         if isinstance(finder, importlib.machinery.FileFinder):
             finder.invalidate_caches()
 
 
 def stamp(path: str) -> _Stamp:
-    """What changes when a file does; zeros for one that is gone."""
+    """A value that changes whenever the file does; zeros for a file that is gone."""
     try:
         info = os.stat(path)
     except OSError:

@@ -96,7 +96,7 @@ def send(sender: socket.socket, path: str, header: dict[str, Any]) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A number, text, truth value or None; whatever else is shown as text."""
+    """A number, text, bool or None; anything else is converted to text."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     try:

@@ -46,12 +46,12 @@ def run_module(name: str, args: list[str]) -> None:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether Python would look for `__main__` in it."""
+    """Whether Python would look for a `__main__` inside this path."""
     return path.is_dir() or (path.suffix in (".pyz", ".zip") and zipfile.is_zipfile(path))
 
 
 def run_folder(path: str, argv: list[str]) -> None:
-    """Be `__main__` of what is in a folder or archive.
+    """Run the `__main__` of a folder or archive.
 
     The standard library's `runpy.run_path` would take the module away at the end, which atexit handlers and
     threads may still want.

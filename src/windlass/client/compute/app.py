@@ -22,7 +22,7 @@ from windlass import names
 from windlass.client.compute.app_keywords import check_keywords
 from windlass.client.compute.check_values import read_words
 from windlass.client.compute.compute_spec import Wanted, decide
-from windlass.client.compute.engine_choice import say
+from windlass.client.compute.wait_line import say
 from windlass.client.jobs.job import Job
 from windlass.client.jobs.job_ids import is_made_from
 from windlass.client.jobs.launcher_size import check_num_nodes, read_num_nodes
@@ -31,6 +31,7 @@ from windlass.client.jobs.target import WorkTarget
 from windlass.client.keywords import APP, show_keywords
 from windlass.engines.protocol import Engine
 from windlass.errors import JobNotFound, SpecError
+from windlass.records import to_json
 from windlass.spec.launchers import find_launcher
 from windlass.spec.work import Command
 from windlass.wire.log_lines import LogLine
@@ -216,7 +217,7 @@ class App:
 
     def _make_env(self, wanted: Wanted) -> dict[str, str]:
         """Variables that the user's own win over: the steps of the image."""
-        return {names.STEPS: json.dumps(wanted.steps)} if wanted.steps else {}
+        return {names.STEPS: json.dumps(to_json(wanted.steps))} if wanted.steps else {}
 
     def _find(self, engine: Engine, *, is_running: bool) -> Job | None:
         """The newest job of this name, or the one that runs."""

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from windlass.agent.link.blocking_link import Received
 from windlass.agent.rank.rank_outcome import describe
 from windlass.client.compute.call_logs import CallLogs
 from windlass.client.compute.call_reply import Reply, of_call
 from windlass.client.compute.client_call import KEEPS, CallRequest, ClientCall
-from windlass.client.compute.connection import Received, expect
+from windlass.client.compute.connection import expect
 from windlass.client.compute.live_nodes import LiveNodes
 from windlass.client.jobs.job import Job
 from windlass.engines.protocol import JobRef
@@ -114,7 +115,7 @@ class CallJob(Job):
 
     def _ask_logs(self, seen: Mapping[str, int]) -> tuple[CallLogsTold, bytes]:
         received = self._ask(AskCallLogs(id=self.id, seen=seen))
-        return expect(CallLogsTold, received), received.body
+        return expect(CallLogsTold, received), bytes(received.body)
 
     def outcomes(self) -> list[ResultHeader | None]:
         """What each rank left; None where it left nothing. Values are rebuilt here to be shown."""

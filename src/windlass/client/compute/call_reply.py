@@ -11,7 +11,7 @@ from windlass.wire import payloads
 from windlass.wire.messages.calls import CallResult
 from windlass.wire.messages.computes import CallAnswer
 from windlass.wire.results import ResultHeader
-from windlass.wire.states import RankState
+from windlass.wire.states import CallState, RankState
 from windlass.wire.status import Verdict
 
 RankSaid = CallAnswer | CallResult
@@ -22,7 +22,7 @@ class Reply:
     """What came back."""
 
     results: dict[int, tuple[RankSaid, list[memoryview]]] = field(default_factory=dict)
-    state: str = ""
+    state: CallState | None = None
     verdict: Verdict | None = None
 
     def value(self, rank: int) -> Any:

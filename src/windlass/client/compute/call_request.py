@@ -13,16 +13,17 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from windlass import names
+from windlass import names, records
 from windlass.agent.frameworks.framework_table import choose_framework
 from windlass.bundle.functions import read_contents
 from windlass.client.compute.callable_work import Work, first_method, fit_command
 from windlass.client.compute.cell_sources import find_sources
 from windlass.client.compute.client_call import CallRequest
 from windlass.client.compute.distribution import Distribution
-from windlass.client.compute.engine_choice import say
 from windlass.client.compute.main_script import GUARD, name_by_file
 from windlass.client.compute.project_files import PlacedProject, Project, find_project, project_at
+from windlass.client.compute.wait_line import say
+from windlass.client.jobs.framework_sizes import make_sizes
 from windlass.client.jobs.job_ids import make_call_id
 from windlass.client.jobs.packing import check_modules
 from windlass.client.jobs.run import current_folder
@@ -34,6 +35,7 @@ from windlass.client.jobs.target import (
     unwrap,
 )
 from windlass.errors import BundleError, SpecError
+from windlass.spec.node_sizes import NodeSizes
 from windlass.spec.work import Calls
 from windlass.wire import payloads
 from windlass.wire.message import to_plain
@@ -83,7 +85,8 @@ class Requests:
             self._project = project_at(root, travels=nodes.is_remote)
         asked = 1 if spread is None else spread.procs or self._node_procs
         self.procs = self._framework.count_procs(asked, Calls.kind)
-        self.num_ranks = self._spread.workers * self.procs
+        has_cluster = self._framework.cluster is not None
+        self.num_ranks = self.procs if has_cluster else self._spread.workers * self.procs
         self._constructor: list[payloads.Segment] | None = None
         self._is_checked = False
         self._was_made = False
@@ -91,7 +94,9 @@ class Requests:
         self._profiles: dict[Any, tuple[Any, str, CallProfile]] = {}
         self._bound: set[Any] = set()
         self._bare: dict[str, list[payloads.Segment]] = {}  # calls without arguments, by method
-        self._signature = read_signature(work.target) if not work.is_command else None
+        self._signature = (
+            None if work.is_command else read_signature(work.target, self._framework.gives)
+        )
         self._preload = self._choose_preload()
         if work.early and work.early not in _told:
             _told.add(work.early)
@@ -110,6 +115,7 @@ class Requests:
             "place": to_plain(self._project.about(self._cwd, self._working_dir)),
             "preload": list(self._preload),
             "early": self._work.early,
+            "sizes": records.to_json(self._find_sizes()),
         }
 
     def make(
@@ -153,7 +159,7 @@ class Requests:
         known = self._profiles.get(kind)
         if known is not None and known[0] == what:
             return known[1:]
-        work, preload, store = self._work, self._preload, self._framework.store
+        work, preload, framework = self._work, self._preload, self._framework
         num_ranks = self.num_ranks if options.ranks is None else len(set(options.ranks))
         profile = CallProfile(
             name=work.name,
@@ -166,7 +172,7 @@ class Requests:
                 procs=self.procs,
                 ranks=None if options.ranks is None else sorted(set(options.ranks)),
             ),
-            store=store is not None and store.is_wanted(preload, num_ranks),
+            store=framework.opens_store(preload, num_ranks),
             preload=list(preload),
             start="spawn" if work.early else "",
             env=self._command_env,
@@ -181,11 +187,21 @@ class Requests:
             detach=detach,
             sources=sources,
         )
+        if sizes := self._find_sizes():
+            profile = profile.replaced(sizes=sizes)
         # equal ones have equal keys: the lead keeps each once
         text = json.dumps(to_plain(profile), sort_keys=True, default=to_plain)
         key = hashlib.sha256(text.encode()).hexdigest()[:16]
         self._profiles[kind] = (what, key, profile)  # at once: other threads call, too
         return key, profile
+
+    def _find_sizes(self) -> NodeSizes | None:
+        """What nodes have, where that is counted: as they were made, whatever the settings are here."""
+        if deployed := (self._deployed or {}).get("sizes"):
+            return records.read(NodeSizes, deployed)
+        wanted, workers = self._nodes.wanted, self._spread.worker_node_options
+        are_alike = wanted.has_pods and "worker_sizes" not in wanted.engine.can
+        return make_sizes(self._framework, wanted.settings, workers, are_alike=are_alike)
 
     def _find_sources(self) -> dict[str, str]:
         """Source lines that ranks would not find; none for what is imported there."""
@@ -250,7 +266,8 @@ class Requests:
         if self._signature is None or form in self._bound:
             return
         is_same = target is self._work.target
-        signature = self._signature if is_same else read_signature(target) or self._signature
+        own = self._signature if is_same else read_signature(target, self._framework.gives)
+        signature = own or self._signature
         check_bound(signature, args, kwargs, self._work.name)
         if is_same:
             self._bound.add(form)

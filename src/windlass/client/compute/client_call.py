@@ -11,12 +11,12 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
+from windlass.agent.link.blocking_link import LineBroke, Received
 from windlass.client.compute.call_reply import RankSaid, Reply, of_call
-from windlass.client.compute.connection import Connection, LineBroke, Received
-from windlass.client.compute.engine_choice import say
-from windlass.client.compute.wait_line import waiting_line
+from windlass.client.compute.connection import Connection
+from windlass.client.compute.wait_line import say, waiting_line
 from windlass.errors import JobNotFound, NodeLost, ProtocolError, WaitTimeout
 from windlass.wire import payloads
 from windlass.wire.message import Handlers, Message
@@ -42,6 +42,7 @@ from windlass.wire.messages.calls import (
 )
 from windlass.wire.messages.computes import MakeObject, PayloadPart, SyncCode
 from windlass.wire.payloads import Segment, forget
+from windlass.wire.states import CallState
 
 _LOOK_S = 2.0
 # what the lead may say before it takes a call, and that it has taken it, or had
@@ -109,35 +110,20 @@ class ClientCall:
         self._waiting = ""  # for what
         self._refusal = ""  # why the lead hung up on it last
         self.reply = Reply()
-        self._handlers: Handlers = {
-            CallResults: self._take_results,
-            CallResult: self._take_result,
-            CallPrinted: lambda message, body: on_log(message.rank, body),
-            PayloadPart: self._take_part,
-            CallQueued: self._take_queued,
-            CallWaiting: self._take_waiting,
-            CallStarted: self._take_started,
-            CallSaid: lambda message, _body: say(message.line),
-            CallAgain: self._say_again,
-            LeadEnding: self._leave_lead,
-            CallUnknown: self._check_lead,
-            CallForgotten: self._raise_forgotten,
-            CallEnded: self._end,
-            CallAccepted: lambda _message, _body: None,
-        }
+        self._on_log = on_log
 
     @property
     def id(self) -> str:
         return self._request.id
 
-    def say(self, *, timeout_s: float | None = None) -> None:
+    def say(self) -> None:
         """Ask for it; if the line breaks meanwhile, `follow` asks again."""
-        self._take_talk(timeout_s)
+        self._take_talk(None)
         self._say()
 
-    def attend(self, *, timeout_s: float | None = None) -> None:
+    def attend(self) -> None:
         """Take up one that was asked for before, perhaps by another process."""
-        connection = self._take_talk(timeout_s)
+        connection = self._take_talk(None)
         self._since = 0
         connection.send(AttendCall(id=self._request.id))
 
@@ -193,7 +179,7 @@ class ClientCall:
             if received is None or getattr(received.message, "id", "") != self._request.id:
                 continue
             if isinstance(received.message, _BEFORE_ACCEPTANCE):
-                self._handlers[type(received.message)](*received)
+                self._handlers[type(received.message)](self, *received)
             elif isinstance(received.message, _ACCEPTANCE):
                 self.let_go(
                     is_broken=self._has_attended
@@ -211,19 +197,19 @@ class ClientCall:
     def items(self, *, wait_s: float | None = None) -> Iterator[Any]:
         """What a generator yields, as it comes, until the call has ended."""
         deadline = None if wait_s is None else time.monotonic() + wait_s
-        self._waiting = ""
+        self._waiting, call_id = "", self._request.id
         while not self.reply.state:
             received = self._hear(deadline, is_waiting=bool(self._waiting))
             if received is None:
                 self._home.look_after(self._waiting)
                 continue
             message, body = received
-            if getattr(message, "id", self.id) != self.id:
+            if getattr(message, "id", call_id) != call_id:
                 continue
             if isinstance(message, CallResult) and not message.state:
                 yield self._take_item(message, body)
-            elif type(message) in self._handlers:
-                self._handlers[type(message)](message, body)
+            elif (handle := self._handlers.get(type(message))) is not None:
+                handle(self, message, body)
         self.let_go()
 
     def _hear(self, deadline: float | None, *, is_waiting: bool) -> Received | None:
@@ -313,7 +299,7 @@ class ClientCall:
             self.reply.results[said.rank] = (said, self._segments(said, body[start:end]))
             start = end
         if message.ends:
-            self.reply.state = "returned"
+            self.reply.state = CallState.RETURNED
 
     def _take_result(self, message: CallResult, body: bytes) -> None:
         self.reply.results[message.rank] = (message, self._segments(message, body))
@@ -323,6 +309,12 @@ class ClientCall:
         if not self._home.is_remote:
             forget(message.file)  # it is mapped, and nobody else wants it
         return payloads.unpack(segments)
+
+    def _take_printed(self, message: CallPrinted, body: bytes) -> None:
+        self._on_log(message.rank, bytes(body))
+
+    def _take_said(self, message: CallSaid, _body: bytes) -> None:
+        say(message.line)
 
     def _take_part(self, message: PayloadPart, body: bytes) -> None:
         self._payloads.setdefault(message.payload, bytearray()).extend(body)
@@ -344,8 +336,6 @@ class ClientCall:
             body = self._payloads.pop(said.payload, bytearray())
         elif said.file and not self._home.is_remote:  # else a path of another machine
             body = payloads.map_file(said.file)
-        elif len(said.sizes) > 1:
-            body = bytearray(body)  # so that arrays which come back can be written to
         return payloads.cut(body, said.sizes)
 
     def _end(self, message: CallEnded, _body: bytes) -> None:
@@ -366,3 +356,21 @@ class ClientCall:
     def cancel(self, why: str, *, interrupt: bool = False) -> None:
         """End it; its end is heard as any other. `interrupt`: its ranks hear it as Ctrl-C."""
         self._home.tell(EndCall(id=self._request.id, why=why, interrupt=interrupt))
+
+    # of the class: each call would else make it for itself
+    _handlers: ClassVar[Handlers] = {
+        CallResults: _take_results,
+        CallResult: _take_result,
+        CallPrinted: _take_printed,
+        PayloadPart: _take_part,
+        CallQueued: _take_queued,
+        CallWaiting: _take_waiting,
+        CallStarted: _take_started,
+        CallSaid: _take_said,
+        CallAgain: _say_again,
+        LeadEnding: _leave_lead,
+        CallUnknown: _check_lead,
+        CallForgotten: _raise_forgotten,
+        CallEnded: _end,
+        CallAccepted: lambda _call, _message, _body: None,
+    }

@@ -85,8 +85,8 @@ class Compute:
     ) -> Compute:
         """The same nodes, as many as asked for: what is sent to it runs on all of them.
 
-        framework: how ranks are set up: pytorch, spmd or command; empty: the setting, else pytorch.
-        workers: how many nodes; "2:4" is at least 2 and at most 4.
+        framework: pytorch, spmd, ray, monarch or command: how ranks are set up; empty: as the settings say.
+        workers: how many nodes, with ray beside the head; "2:4" is at least 2 and at most 4.
         procs: ranks per node; None: one per GPU, else one.
         """
         spread_out = Compute(**self.keywords)
@@ -129,8 +129,7 @@ class Compute:
 
         workers: how many, unless `.distribute` has said it; "2:4" is at least 2 and at most 4.
         """
-        spread = self.spread or make_spread(workers=workers)
-        self.nodes().bring_up(spread.workers, min_nodes=spread.min_workers)
+        self.nodes().bring_up(self.spread or make_spread(workers=workers))
         return self
 
     def teardown(self) -> None:

@@ -27,15 +27,17 @@ from windlass.client.compute.volume import Volume
 from windlass.client.jobs.job_ids import make_job_id
 from windlass.client.jobs.pod_settings import forget_own_python, make_pod
 from windlass.client.jobs.run import current_folder
+from windlass.client.jobs.train_travel import TRAIN_ARCHIVE
 from windlass.client.user import name_user
 from windlass.engines.protocol import ComputeEngine, make_compute_engine
 from windlass.errors import SpecError
 from windlass.plan.plan import Plan, make_plan
 from windlass.settings import Settings, read_settings
 from windlass.settings.durations import read_duration
+from windlass.spec.image_step import ImageStep
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.placement import Toleration
-from windlass.spec.pod_spec import PodSpec
+from windlass.spec.pod_spec import PodSize, PodSpec
 from windlass.spec.work import Calls
 
 _RESTARTS = 10_000  # a lost node is always replaced
@@ -52,7 +54,7 @@ class Wanted:
     settings: Settings
     pod: PodSpec | None
     env: Mapping[str, str]
-    steps: tuple[Mapping[str, Any], ...]
+    steps: tuple[ImageStep, ...]
     hidden: Mapping[str, str] = field(repr=False)  # values of secrets
     ttl_s: float | None
     procs: int
@@ -66,8 +68,7 @@ class Wanted:
     def fixed(self) -> dict[str, Any]:
         """What cannot change while the nodes live."""
         pod = {} if self.pod is None else dict(records.to_json(self.pod))
-        pod.pop("ttl_s", None)
-        return {**pod, **self.about}
+        return {**forget_changing(pod), **self.about}
 
     @property
     def about(self) -> dict[str, str]:
@@ -97,6 +98,7 @@ class Wanted:
         *,
         min_nodes: int = 0,
         place_s: float | None = None,
+        workers: PodSize | None = None,
     ) -> Plan:
         work = Calls(
             fixed=self.digest,
@@ -116,7 +118,8 @@ class Wanted:
             nodes=num_nodes,
             min_nodes=min_nodes,
             procs=self.procs,
-            env=self.env,
+            # any call may import it
+            env={**self.env, names.TRAIN: TRAIN_ARCHIVE} if self.has_pods else self.env,
             python=settings.python,
             start=settings.start,
             preload=settings.preload if settings.preload is not None else preload,
@@ -125,7 +128,7 @@ class Wanted:
             peer_wait_s=settings.peer_wait_s,
             join_timeout_s=settings.join_timeout_s,
             detach=True,
-            pod=None if self.pod is None else replace(self.pod, ttl_s=_GONE_S),
+            pod=None if self.pod is None else replace(self.pod, ttl_s=_GONE_S, workers=workers),
         )
         job_id = make_job_id(work, name)
         return make_plan(spec, job_id=job_id, now_s=time.time(), facts=self.engine.facts())
@@ -166,7 +169,7 @@ def decide(given: Mapping[str, Any], *, is_there: bool = False) -> Wanted:
         settings=settings,
         pod=pod,
         env={**image.variables, **settings.env, **_place(volumes, home, has_pods=has_pods)},
-        steps=tuple(image.plain_steps()),
+        steps=image.steps,
         hidden=secrets.hidden,
         ttl_s=read_ttl(given.get("inactivity_ttl")),
         procs=settings.procs or settings.gpus or 1,
@@ -238,6 +241,11 @@ def _place(volumes: list[Volume], home: Path, *, has_pods: bool) -> dict[str, st
         volume.variable(): volume.mount_path if has_pods else str(volume.local_folder(home))
         for volume in volumes
     }
+
+
+def forget_changing(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a pod cannot change while it lives; workers get others."""
+    return {key: value for key, value in pod.items() if key not in ("ttl_s", "workers")}
 
 
 def describe_change(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:

@@ -62,7 +62,7 @@ def compute(target: Any = None, /, **keywords: Unpack[ComputeKeywords]) -> Any:
 def distribute(target: Callable[..., Any], /) -> Decorated: ...
 @overload
 def distribute(
-    framework: str = "pytorch", /, **keywords: Unpack[DistributeKeywords]
+    framework: str = "", /, **keywords: Unpack[DistributeKeywords]
 ) -> Callable[[Callable[..., Any]], Decorated]: ...
 @show_keywords(DISTRIBUTE)
 def distribute(target: Any = None, /, **keywords: Unpack[DistributeKeywords]) -> Any:
@@ -75,7 +75,10 @@ def distribute(target: Any = None, /, **keywords: Unpack[DistributeKeywords]) ->
     if not is_inside():
         from windlass.client.compute.distribution import make_spread
 
-        make_spread(**keywords)
+        named: dict[str, Any] = {**keywords}
+        if named.get("framework") == "":  # the setting's, which is read when the work is sent
+            del named["framework"]
+        make_spread(**named)
     return _decorate(target, Marks(distribute=keywords))
 
 

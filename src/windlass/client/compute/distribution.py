@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
-import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from windlass.agent.frameworks.framework_table import check_framework, choose_framework
+from windlass.agent.frameworks.framework_table import choose_framework, load_framework
 from windlass.client.keywords import ALSO
 from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
-from windlass.settings import read_settings, start_folder
+from windlass.settings import read_settings_here
+from windlass.spec.node_sizes import make_size, read_texts
+from windlass.spec.pod_spec import PodSize
 
 _RANGE = re.compile(r"\s*(\d{1,6})\s*:\s*(\d{1,6})\s*")
 
@@ -27,10 +29,29 @@ class Distribution:
     workers: int = 1
     procs: int | None = None
     min_workers: int = 0  # a call may start with so many; 0: all of them
+    # what workers have, where a framework has a head beside them; empty: what the head has
+    worker_node_options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def worker_size(self) -> PodSize | None:
+        """The same for pods; None: they are like the head's."""
+        if not self.worker_node_options:
+            return None
+        texts = read_texts(self.worker_node_options, "worker_node_options:")
+        return PodSize(
+            cpus=texts.get("cpus", ""),
+            memory=texts.get("memory", ""),
+            gpus=int(texts.get("gpus") or 0),
+        )
 
 
 def make_spread(
-    framework: str = "pytorch", *, workers: int | str = 1, procs: int | None = None, **more: Any
+    framework: str = "pytorch",
+    *,
+    workers: int | str = 1,
+    procs: int | None = None,
+    worker_node_options: Mapping[str, Any] | None = None,
+    **more: Any,
 ) -> Distribution:
     """What `.distribute` was told, checked; other tools' words mean the same. Pure."""
     for name, value in more.items():
@@ -39,18 +60,43 @@ def make_spread(
         elif ALSO.get(name) == "procs":
             procs = value
         else:
-            hint = did_you_mean(name, ("framework", "workers", "procs"), show=repr)
+            known = ("framework", "workers", "procs", "worker_node_options")
+            is_of_fn = name == "keep"
+            hint = 'say fn(f, keep="process")' if is_of_fn else did_you_mean(name, known, show=repr)
             raise SpecError(f"distribute has no keyword {name!r}", hint=hint)
-    check_framework(framework)
+    cluster = load_framework(framework).cluster
+    if worker_node_options and cluster is None:
+        raise SpecError(
+            f"framework {framework} has no workers beside a head: worker_node_options mean nothing to it",
+            hint='give Compute(gpus=..., cpus=..., memory=...), or framework="ray"',
+        )
+    options = _read_options(worker_node_options or {})
     fewest, most = _read_workers(workers)
+    extra = 0 if cluster is None else cluster.extra_nodes
     if procs is not None and not _is_count(procs):
         raise SpecError(f"procs must be 1 or more, not {procs!r}", hint="procs=2")
-    return Distribution(framework=framework, workers=most, procs=procs, min_workers=fewest)
+    return Distribution(
+        framework=framework,
+        workers=most + extra,
+        procs=procs,
+        min_workers=fewest and fewest + extra,
+        worker_node_options=options,
+    )
+
+
+def _read_options(given: Any) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise SpecError(
+            f"worker_node_options must be a dict, not {given!r:.60}",
+            hint='{"gpus": 1, "cpus": "4", "memory": "16Gi"}',
+        )
+    make_size(given, "worker_node_options:")
+    return dict(given)
 
 
 def default_framework() -> str:
     """The framework of the settings, for a `.distribute` that names none."""
-    settings = read_settings(flags={}, environ=os.environ, start=start_folder())
+    settings = read_settings_here({})
     return choose_framework(settings.framework, is_command=False).name
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 
-from windlass.client.compute.image import Image, PipStep, RunStep
+from windlass.client.compute.image import Image
 from windlass.errors import SpecError
+from windlass.spec.image_step import ImageStep, PipStep, RunStep
 
 _FOLDER = "/build"
 _PIP = "python3 -m pip install --no-cache-dir"
@@ -39,7 +40,7 @@ def render_dockerfile(image: Image) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _render(step: PipStep | RunStep) -> str:
+def _render(step: ImageStep) -> str:
     if isinstance(step, PipStep):
         return f"RUN {_PIP} {shlex.join(step.packages)}"
     if "\n" in step.command or step.command.rstrip().endswith("\\"):
@@ -47,7 +48,7 @@ def _render(step: PipStep | RunStep) -> str:
     return f"RUN {step.command}"
 
 
-def _find_paths(step: PipStep | RunStep) -> list[str]:
+def _find_paths(step: ImageStep) -> list[str]:
     """Files of the project that pip is told to read."""
     if not isinstance(step, PipStep):
         return []

@@ -6,12 +6,8 @@ Looks at the kubeconfig, asks no API server.
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from windlass.client.compute.wait_line import waiting_line
-from windlass.client.terminal import clean
 from windlass.kube.kubeconfig import ConfigError, read_target
 from windlass.settings import Settings
 
@@ -24,26 +20,15 @@ class EngineChoice:
     why: str
 
 
-def choose_where(
-    given: str, settings: Settings, *, environ: Mapping[str, str] | None = None
-) -> EngineChoice:
+def choose_where(given: str, settings: Settings) -> EngineChoice:
     """What was said, else what the settings say, else the cluster of the kubeconfig or of this pod."""
     if given:
         return EngineChoice(engine=given, why=f"engine={given!r}")
     if settings.origin("engine") != "default":
         return EngineChoice(engine=settings.engine, why=settings.origin("engine"))
     try:
-        cluster = read_target(
-            context=settings.context, environ=os.environ if environ is None else environ
-        )
+        cluster = read_target(context=settings.context, environ=os.environ)
     except ConfigError as error:
         return EngineChoice(engine="local", why=error.message)
     why = f"the kubeconfig's context {cluster.context}" if cluster.context else "this is a pod"
     return EngineChoice(engine="kubernetes", why=why)
-
-
-def say(text: str) -> None:
-    """One line on stderr; stdout is the user's."""
-    waiting_line.erase()
-    sys.stderr.write(f"windlass: {clean(text, colour=False)}\n")
-    sys.stderr.flush()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from windlass.client.user import name_user
-from windlass.engines.protocol import ComputeEngine, JobRef, make_compute_engine
+from windlass.engines.protocol import ComputeEngine, JobRef, make_compute_engine, make_engine
 from windlass.errors import WindlassError
 from windlass.kube.blocker import needs_room
 from windlass.plan.plan import Plan
@@ -37,9 +37,8 @@ class IdleCompute:
 
 def find_holders(engine: ComputeEngine, ref: JobRef) -> Iterator[IdleCompute]:
     """This user's idle computes that hold what the job `ref` could use."""
-    from windlass.client.compute.connection import (
-        ask_at,  # it loads TLS, which a job that runs need not wait for
-    )
+    # it loads every message of calls, which a job that runs need not wait for
+    from windlass.client.compute.connection import ask_at
 
     resource = _read_gpus(engine.plan(ref))[0]
     for other in engine.computes():
@@ -51,7 +50,7 @@ def find_holders(engine: ComputeEngine, ref: JobRef) -> Iterator[IdleCompute]:
             if not _is_own(plan) or (resource and held != resource):
                 continue
             info = ask_at(engine, other)
-            if all(call.state not in ("queued", "running") for call in info.calls):
+            if all(call.state.is_final for call in info.calls):
                 num_nodes = len(info.here)
                 yield IdleCompute(name=plan.name, num_nodes=num_nodes, gpus=num_nodes * per_node)
 
@@ -100,7 +99,9 @@ class IdleComputes:
 
 
 def explain_by(ref: JobRef, settings: Settings) -> Callable[[JobStatus], JobStatus]:
-    """What names the holders in a job's status, for the command line."""
+    """What names the holders in a job's status, for the command line; an engine without computes has none."""
+    if "computes" not in make_engine(ref.engine, settings).can:
+        return lambda status: status
     holders = IdleComputes(make_compute_engine(ref.engine, settings), remove_by_command(settings))
     return lambda status: holders.name_in(status, ref)
 

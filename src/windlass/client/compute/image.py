@@ -19,6 +19,8 @@ from windlass import names
 from windlass.client.compute.pip_packages import check_packages
 from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
+from windlass.records import to_json
+from windlass.spec.image_step import ImageStep, PipStep, RunStep
 
 _REF = re.compile(
     r"([A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?/)?"  # the host, which may have large letters
@@ -39,29 +41,6 @@ _ALSO = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipStep:
-    """Packages, as words for `pip install`."""
-
-    packages: tuple[str, ...]
-
-    def plain(self) -> dict[str, Any]:
-        return {"kind": "pip", "packages": list(self.packages)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStep:
-    """A command for `sh -c`, in the project's folder."""
-
-    command: str
-
-    def plain(self) -> dict[str, Any]:
-        return {"kind": "run", "command": self.command}
-
-
-Step = PipStep | RunStep
-
-
 @dataclass(frozen=True, slots=True)
 class Image:
     """What nodes run in, and what is done on them before ranks start. Each method returns another Image.
@@ -73,7 +52,7 @@ class Image:
 
     ref: str = ""
     _: KW_ONLY
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ImageStep, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -133,7 +112,7 @@ class Image:
 
     def plain_steps(self) -> list[dict[str, Any]]:
         """The steps as JSON: what agents read."""
-        return [step.plain() for step in self.steps]
+        return [to_json(step) for step in self.steps]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -160,7 +139,7 @@ def _check_ref(ref: str) -> None:
         raise SpecError(f"{ref!r:.120} cannot be the name of an image", hint=hint)
 
 
-def _check_step(step: object) -> Step:
+def _check_step(step: object) -> ImageStep:
     if isinstance(step, PipStep | RunStep):
         return step
     raise SpecError(
@@ -219,6 +198,8 @@ class Images:
         tag: the image's tag.
         """
         return Image(f"rayproject/ray:{_check_tag(tag, '2.40.0-py311')}")
+
+    Ray = ray  # as Kubetorch has it
 
     def python(self, version: str) -> Image:
         """Python's own slim image: python("3.12").

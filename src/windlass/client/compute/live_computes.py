@@ -5,7 +5,6 @@ What `windlass compute` shows and works on. Reads; what is done to one is `clien
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,7 @@ from windlass.errors import JobNotFound, SpecError, WindlassError
 from windlass.kube.blocker import CONDITION
 from windlass.near_names import did_you_mean
 from windlass.plan.plan import Plan
-from windlass.settings import Settings, read_settings, start_folder
+from windlass.settings import Settings, read_settings_here
 from windlass.wire.message import to_plain
 from windlass.wire.states import NodeState
 from windlass.wire.status import JobStatus
@@ -65,7 +64,7 @@ class FoundCompute:
 
 def places(flags: Mapping[str, Any]) -> list[Wanted]:
     """Where computes are looked for: as said, else on this machine and where a compute would start."""
-    settings = read_settings(flags=flags, environ=os.environ, start=start_folder())
+    settings = read_settings_here(flags)
     return [decide({**flags, "engine": name}, is_there=True) for name in _engines(settings)]
 
 
@@ -100,7 +99,7 @@ def look(compute: FoundCompute) -> LiveCompute:
         info = ask_at(where.engine, ref)
     except (OSError, WindlassError) as error:
         return LiveCompute(**about, **_explain(status, error))
-    active = [call for call in info.calls if call.state in ("queued", "running")]
+    active = [call for call in info.calls if not call.state.is_final]
     about |= {
         "num_nodes": info.nodes,
         "num_here": len(info.here),

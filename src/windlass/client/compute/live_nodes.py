@@ -17,25 +17,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from windlass import records
-from windlass.client.compute.compute_spec import Wanted, describe_change
-from windlass.client.compute.connection import (
-    Connection,
-    LineBroke,
-    Received,
-    ask_at,
-    ask_info,
-    expect,
-)
-from windlass.client.compute.engine_choice import say
+from windlass.agent.link.blocking_link import LineBroke, Received
+from windlass.client.compute.compute_spec import Wanted, describe_change, forget_changing
+from windlass.client.compute.connection import Connection, ask_at, ask_info, expect
+from windlass.client.compute.distribution import Distribution
 from windlass.client.compute.find_computes import end_job, find_meant
 from windlass.client.compute.owners import is_own, split_owner
 from windlass.client.compute.scaling import scale_to
 from windlass.client.compute.start_wait import StartWait
-from windlass.client.compute.wait_line import waiting_line
+from windlass.client.compute.wait_line import say, waiting_line
 from windlass.engines.protocol import JobRef
 from windlass.errors import EngineError, JobNotFound, ProtocolError, SpecError, WindlassError
 from windlass.kube.naming import object_name
 from windlass.plan.plan import Plan
+from windlass.spec.pod_spec import PodSize
 from windlass.spec.work import Calls
 from windlass.trusted import make_own
 from windlass.wire.message import Message
@@ -68,6 +63,7 @@ class LiveNodes:
         self._lock = threading.RLock()
         self._preload: tuple[str, ...] = ()
         self._min_nodes = 0  # with so many calls may start; 0: with all
+        self._workers: PodSize | None = None  # of nodes from 1 on; None: as they are
         self._is_adopted = False
         self._start_wait = StartWait(self.name, wanted, timeout_s=launch_timeout_s)
         _all.add(self)
@@ -88,20 +84,23 @@ class LiveNodes:
 
     # -- being there ---------------------------------------------------------------------------
 
-    def bring_up(
-        self, num_nodes: int, preload: tuple[str, ...] = (), *, min_nodes: int = 0
-    ) -> None:
+    def bring_up(self, spread: Distribution, preload: tuple[str, ...] = ()) -> None:
         """Have at least so many nodes on their way; those that are live are used."""
+        num_nodes, workers = spread.workers, spread.worker_size
         with self._lock:
-            self._min_nodes = min_nodes
+            can_size = "worker_sizes" in self.wanted.engine.can
+            is_resized = can_size and workers not in (None, self._workers)
+            self._workers = workers if is_resized else self._workers
+            self._min_nodes = spread.min_workers
             self._preload = preload or self._preload
             if self.ref is None:
                 self.num_nodes = 0
                 with self._alone():
                     if not self._find():
                         self._start(max(num_nodes, 1))
-            if num_nodes > self.num_nodes:
-                self.scale(num_nodes, at_least=True)
+                        is_resized = False
+            if num_nodes > self.num_nodes or (is_resized and num_nodes > 1):
+                self.scale(max(num_nodes, self.num_nodes), at_least=True)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -139,8 +138,7 @@ class LiveNodes:
 
     def _replace(self, ref: JobRef, plan: Plan) -> None:
         """Nodes that are not what is wanted any more make room, unless they are at work."""
-        there = {} if plan.pod is None else dict(records.to_json(plan.pod))
-        there.pop("ttl_s", None)
+        there = {} if plan.pod is None else forget_changing(records.to_json(plan.pod))
         there |= plan.work.about if isinstance(plan.work, Calls) else {}
         change = describe_change(there, self.wanted.fixed)
         if self._is_at_work(ref):
@@ -157,7 +155,7 @@ class LiveNodes:
             calls = ask_at(self.wanted.engine, ref).calls
         except (OSError, WindlassError):
             return False
-        return any(call.state in ("queued", "running") for call in calls)
+        return not all(call.state.is_final for call in calls)
 
     def _start(self, num_nodes: int) -> None:
         wanted = self.wanted
@@ -169,10 +167,13 @@ class LiveNodes:
             self._preload,
             min_nodes=fewest,
             place_s=self._start_wait.place_s,
+            workers=self._workers if num_nodes > 1 else None,
         )
         word = f"{num_nodes} node{'s' * (num_nodes > 1)}"
         say(f"{self.name}: starting {word} ({wanted.where.engine}: {wanted.where.why})")
         ref = wanted.engine.submit(plan, None, None, hidden=wanted.hidden)
+        if self._workers and num_nodes > 1:
+            wanted.engine.grow(ref, (), num_nodes, workers=self._workers)
         self.num_nodes = num_nodes
         self._settle(ref, is_new=True)
 
@@ -224,7 +225,8 @@ class LiveNodes:
             return expect(ComputeInfo, self.ask(order)).before or 0
 
         def grow(new: Sequence[int], in_all: int) -> None:
-            engine.grow(ref, list(new), in_all, hidden=self.wanted.hidden)
+            hidden, workers = self.wanted.hidden, self._workers
+            engine.grow(ref, list(new), in_all, hidden=hidden, workers=workers)
 
         before, there = scale_to(ask_lead, grow, num_nodes)
         self.num_nodes = max(there, num_nodes) if at_least else there
@@ -287,7 +289,7 @@ class LiveNodes:
         while True:
             with self._lock:
                 if self.ref is None:  # taken down from here
-                    self.bring_up(max(self.num_nodes, 1))
+                    self.bring_up(Distribution(workers=max(self.num_nodes, 1)))
                     return self._idle.pop()
             try:
                 connection = self._connect()[0]

@@ -10,7 +10,7 @@ import sys
 from windlass.client.compute.wait_line import waiting_line
 from windlass.client.jobs.live_view import render_line
 from windlass.client.terminal import clean, wants_colour
-from windlass.wire.log_lines import PART, REPLACED, LogLine, LogRecord, read_record
+from windlass.wire.log_lines import PART, REPLACED, LogLine, LogRecord, number_node, read_record
 
 
 class LogEcho:
@@ -49,9 +49,11 @@ class LogEcho:
         out = sys.stdout if stream == "stdout" else sys.stderr
         text = data.decode(errors="replace")
         colour = wants_colour(out)
-        node = rank // self._procs
+        is_rank = rank >= 0
+        node = rank // self._procs if is_rank else number_node(rank)
         line = LogLine(at_s=at_s, node=node, rank=rank, attempt=0, stream=stream, text=text)
-        shown = clean(text, colour=colour) if self._is_alone else render_line(line, colour=colour)
+        is_plain = self._is_alone and is_rank
+        shown = clean(text, colour=colour) if is_plain else render_line(line, colour=colour)
         waiting_line.erase()
         out.write(shown + "\n")
         out.flush()

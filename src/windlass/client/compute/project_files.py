@@ -81,7 +81,7 @@ class Project:
 
     def refresh(self) -> None:
         """Look at what changed; SyntaxError for a module that does not compile any more."""
-        with self._lock:  # who finds nothing new knows that the others have looked already
+        with self._lock:  # a thread that finds nothing new knows that another has looked already
             if self._watch.has_changed():
                 self._look()
 

@@ -164,9 +164,8 @@ class Remote:
                 f".to takes a Compute, not {compute!r:.60}", hint=".to(Compute(gpus=1))"
             )
         spread = compute.spread or self._spread
-        most, fewest = (spread.workers, spread.min_workers) if spread else (1, 0)
         nodes = compute.nodes(self._work.label)
-        nodes.bring_up(most, self._work.preload, min_nodes=fewest)
+        nodes.bring_up(spread or Distribution(), self._work.preload)
         return self._with(compute=compute, spread=spread, deployed=None)
 
     @show_keywords(DISTRIBUTE_MORE)
@@ -179,13 +178,13 @@ class Remote:
     ) -> Remote:
         """The same on as many nodes as asked for; the node that is there stays node 0.
 
-        framework: how ranks are set up: pytorch, spmd or command; empty: the setting, else pytorch.
-        workers: how many nodes; "2:4" is at least 2 and at most 4.
+        framework: pytorch, spmd, ray, monarch or command: how ranks are set up; empty: as the settings say.
+        workers: how many nodes, with ray beside the head; "2:4" is at least 2 and at most 4.
         procs: ranks per node; None: one per GPU, else one.
         """
         spread = make_spread(framework or default_framework(), workers=workers, procs=procs, **more)
         if self._compute is not None:
-            self._nodes().bring_up(spread.workers, self._work.preload, min_nodes=spread.min_workers)
+            self._nodes().bring_up(spread, self._work.preload)
         return self._with(spread=spread)
 
     @show_keywords(CALL)

@@ -9,8 +9,9 @@ import shutil
 import sys
 import time
 
+from windlass.client import terminal
 from windlass.client.jobs.live_view import render_seconds
-from windlass.client.terminal import can_draw, clean, paint, wants_colour, wrap_advice
+from windlass.client.terminal import can_draw, one_line, paint, wants_colour, wrap_advice
 from windlass.wire.status import add_hint
 
 _REDRAW_S = 0.5
@@ -27,7 +28,7 @@ class WaitLine:
 
     def show(self, message: str, hint: str = "") -> None:
         """This is waited for. What was said already is not said again, only for how long by now."""
-        message, hint = _flatten(message), _flatten(hint)
+        message, hint = one_line(message), one_line(hint)
         text, now_s = add_hint(message, hint), time.monotonic()
         is_new = text != self._text
         if is_new:
@@ -73,12 +74,14 @@ class WaitLine:
         self._text = ""
 
 
-def _flatten(text: str) -> str:
-    return clean(" ".join(text.split()), colour=False)
-
-
 def _width() -> int:
     return shutil.get_terminal_size().columns - 1
 
 
 waiting_line = WaitLine()
+
+
+def say(text: str) -> None:
+    """One line of something else."""
+    waiting_line.erase()
+    terminal.say(text)

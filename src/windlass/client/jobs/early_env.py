@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windlass import names
-from windlass.client.jobs.project_imports import find_imported, list_imports, read_tree
+from windlass.client.jobs.project_imports import find_imported, is_of_train, list_imports, read_tree
 
 _MAX_FILES = 200
 _SETTERS = ("setdefault", "update", "pop", "clear", "popitem", "__setitem__", "__delitem__")
@@ -55,7 +55,7 @@ def find_early_write(
             walk.follow_function(script, function)
         else:
             has_torch = walk.follow(script, has_torch=has_torch)
-    return walk.found
+    return walk.early_write
 
 
 class _Walk:
@@ -66,11 +66,11 @@ class _Walk:
         self._seen: set[Path] = set()
         self._path = root
         self._environs: set[str] = set()
-        self.found: EarlyWrite | None = None
+        self.early_write: EarlyWrite | None = None
 
     def follow(self, path: Path, *, has_torch: bool) -> bool:
         """Run through a file; whether torch is imported after it."""
-        if has_torch or self.found or path in self._seen or len(self._seen) >= _MAX_FILES:
+        if has_torch or self.early_write or path in self._seen or len(self._seen) >= _MAX_FILES:
             return has_torch
         self._seen.add(path)
         tree = read_tree(path)
@@ -94,7 +94,7 @@ class _Walk:
 
     def _run(self, body: Iterable[ast.stmt], *, has_torch: bool) -> bool:
         for statement in body:
-            if has_torch or self.found:
+            if has_torch or self.early_write:
                 break
             has_torch = self._step(statement, has_torch=has_torch)
         return has_torch
@@ -128,7 +128,8 @@ class _Walk:
 
     def _import(self, node: ast.Import | ast.ImportFrom, *, has_torch: bool) -> bool:
         for name, level in list_imports(node):
-            if level == 0 and name.partition(".")[0] == "torch":
+            is_used = is_of_train(name) and name.count(".") > 1  # the package alone imports nothing
+            if level == 0 and (name.partition(".")[0] == "torch" or is_used):
                 return True
             for path in find_imported(name, level, self._path, self._root):
                 has_torch = self.follow(path, has_torch=has_torch)
@@ -136,8 +137,8 @@ class _Walk:
 
     def _note_writes(self, node: ast.stmt) -> None:
         for line, name in _Writes(self._environs).find(node):
-            if self.found is None and (not name or not _is_harmless(name)):
-                self.found = EarlyWrite(path=self._path, line=line, name=name)
+            if self.early_write is None and (not name or not _is_harmless(name)):
+                self.early_write = EarlyWrite(path=self._path, line=line, name=name)
 
 
 def _is_harmless(name: str) -> bool:

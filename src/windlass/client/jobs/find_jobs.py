@@ -6,7 +6,6 @@ Knows engines only through their protocol.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 
 from windlass import names
@@ -20,8 +19,8 @@ from windlass.engines.protocol import (
     make_compute_engine,
     make_engine,
 )
-from windlass.errors import JobNotFound, SpecError, WindlassError
-from windlass.settings import Settings, read_settings, start_folder
+from windlass.errors import SpecError, WindlassError
+from windlass.settings import Settings, read_settings_here
 
 _LABEL = re.compile(names.DNS_LABEL)
 
@@ -31,13 +30,13 @@ def attach(ref: str | JobRef) -> Job:
 
     ref: `local://ID` or `kubernetes://NAMESPACE/ID`, the job's id, the start of its id, or its name.
     """
-    settings = read_settings(flags={}, environ=os.environ, start=start_folder())
+    settings = read_settings_here({})
     return find_job(str(ref), settings)
 
 
 def jobs() -> list[Job]:
     """All jobs of the engine in the settings and all that this machine has a folder of, newest first."""
-    settings = read_settings(flags={}, environ=os.environ, start=start_folder())
+    settings = read_settings_here({})
     return list_jobs(settings)
 
 
@@ -124,8 +123,9 @@ def _choose(engine: Engine, matches: list[JobRef], job_id: str) -> Job:
     if len(matches) == 1:
         return Job(engine, matches[0])
     if not matches:
-        engine.status(JobRef(engine.name, job_id))  # says what is there instead
-        raise JobNotFound(f"there is no job {job_id!r} here")
+        ref = JobRef(engine.name, job_id)
+        engine.status(ref)  # where it is not what others made, this says what is there instead
+        return Job(engine, ref)
     raise SpecError(
         f"{job_id!r} could be any of {', '.join(ref.job_id for ref in matches[:5])}",
         hint="write more of the id",

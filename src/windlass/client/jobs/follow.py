@@ -22,7 +22,6 @@ _EVERY_S = 0.05
 def follow(
     job: Job,
     view: View,
-    query: LogQuery | None = None,
     *,
     lease: bool = True,
     interrupts: Interrupts | None = None,
@@ -37,7 +36,7 @@ def follow(
         if lease:
             stack.enter_context(job.hold())
         to_show = interrupts.to_show if interrupts is not None else []
-        reader = job.reader(query or LogQuery(follow=True))
+        reader = job.reader(LogQuery(follow=True))
         while True:
             while to_show:
                 view.interrupted(now=to_show.pop(0))

@@ -11,7 +11,7 @@ import threading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import FrameType, TracebackType
+    from types import FrameType
 
     from windlass.client.jobs.job import Job
 
@@ -34,12 +34,7 @@ class Interrupts:
             self._before = [signal.signal(number, self._hear) for number in _HANDLED]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         for number, handler in zip(_HANDLED, self._before, strict=False):
             signal.signal(number, handler)  # type: ignore[arg-type]
 

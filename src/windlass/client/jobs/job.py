@@ -5,6 +5,7 @@ Everything is asked of the engine each time; the handle itself knows only where 
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -37,6 +38,11 @@ class Job:
     def id(self) -> str:
         """The job's id, without its engine and namespace."""
         return self.ref.job_id
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its nodes are processes of this machine."""
+        return "pods" not in self._engine.can
 
     def __repr__(self) -> str:
         return f"Job({str(self.ref)!r})"
@@ -154,6 +160,13 @@ class Job:
     def verdict(self) -> Verdict | None:
         """Which rank or node failed first, why, and what to do next; None if nothing has failed."""
         return self.status().verdict
+
+    def open_port(self, port: int) -> socket.socket:
+        """A connection to a port of node 0, wherever that runs; OSError where nobody listens there.
+
+        port: the port, as it is known in the job's pods.
+        """
+        return self._engine.open_port(self.ref, port)
 
     def cancel(self, *, now: bool = False, why: str = "", interrupt: bool = False) -> None:
         """End it: ranks get SIGTERM, and SIGKILL after the grace.

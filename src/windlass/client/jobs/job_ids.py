@@ -1,7 +1,7 @@
 """Ids of jobs: short, readable, hard to guess twice, and valid as the name of any object.
 
-An id is a label as DNS knows it (RFC 1035): small letters, digits and -, a letter first. With at most 50
-characters there is room for what engines put behind it.
+An id is a label as DNS knows it (RFC 1035): small letters, digits and -, a letter first. With at most 45
+characters there is room for what engines put behind it: a TrainJob's pods are called ID-node-0-INDEX-xxxxx.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 
 from windlass.spec.work import Calls, Function, Module, Script, Work
 
-MAX_ID = 50
+MAX_ID = 45
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 _LETTERS = bytes(ord(_ALPHABET[byte % len(_ALPHABET)]) for byte in range(256))
 _TAIL = 5
-_CALL = 6
+_CALL = 10  # a compute remembers up to 100,000, and none may be drawn again
 _MAX_FROM_WORK = 24
 
 

@@ -12,7 +12,15 @@ import time
 from collections.abc import Iterable
 from typing import Protocol, TextIO
 
-from windlass.client.terminal import can_draw, clean, paint, rank_colour, wants_colour, wrap_advice
+from windlass.client.terminal import (
+    can_draw,
+    clean,
+    one_line,
+    paint,
+    rank_colour,
+    wants_colour,
+    wrap_advice,
+)
 from windlass.wire.log_lines import LogLine
 from windlass.wire.states import NOT_ENDED, MomentName, RankState
 from windlass.wire.status import Condition, JobStatus, Phase, Progress
@@ -27,12 +35,6 @@ _WAITING_FOR = {
     MomentName.CONTAINER: "waiting for the agents",
     MomentName.AGENT_UP: "waiting for all nodes",
 }
-
-
-def say(text: str) -> None:
-    """One line of messages before there is anything to show."""
-    sys.stderr.write(f"windlass: {clean(text, colour=False)}\n")
-    sys.stderr.flush()
 
 
 class View(Protocol):
@@ -145,7 +147,7 @@ class LiveView:
         self._drawn_s = now_s
         width = _width()
         line = render_status_line(status, now_s=time.time(), bar=self._last_bar())
-        text = clean(" ".join(line.split()), colour=False)
+        text = one_line(line)
         if len(text) > width:  # numbers before pictures
             text = re.sub("[━─]+ ", "", text)[:width]
         self._messages.write(f"\r\x1b[2K{paint(text, 2, colour=wants_colour(self._messages))}")
@@ -165,8 +167,9 @@ class LiveView:
 
 
 def render_line(line: LogLine, *, colour: bool) -> str:
-    """One line with its `[node/rank]`."""
-    prefix = paint(f"[{line.node}/{line.rank}]", rank_colour(line.rank), colour=colour)
+    """One line with its `[node/rank]`, or `[node]` where it is none of a rank's."""
+    who = f"[{line.node}/{line.rank}]" if line.rank >= 0 else f"[{line.node}]"
+    prefix = paint(who, rank_colour(line.rank), colour=colour)
     return f"{prefix} {clean(line.text, colour=colour)}"
 
 

@@ -22,6 +22,7 @@ from windlass.bundle.manifest import EMPTY, make_delta
 from windlass.bundle.root import check_root, find_root, is_marked
 from windlass.bundle.select import select_files
 from windlass.client.jobs.target import WorkTarget
+from windlass.client.jobs.train_travel import TRAIN_ARCHIVE, needs_train
 from windlass.errors import BundleError, SpecError
 from windlass.plan.plan import Input
 from windlass.spec.job_spec import JobSpec
@@ -52,10 +53,13 @@ def pack(
     root: Path | None = None,
 ) -> Packed:
     """Everything the nodes need of this machine; `root` is the project's folder where it was told."""
+    is_in_image = spec.pod is not None and spec.pod.in_image
+    if is_in_image or needs_train(target, cwd):
+        spec = replace(spec, env={**spec.env, names.TRAIN: TRAIN_ARCHIVE})
     contents = None if target.payload is None else read_contents(target.payload)
     inputs = [] if target.payload is None else [_make_input(names.PAYLOAD_FILE, target.payload)]
     minor = f"{sys.version_info[0]}.{sys.version_info[1]}" if contents and contents.by_value else ""
-    if spec.pod is not None and spec.pod.in_image:
+    if is_in_image:
         return Packed(spec=spec, inputs=tuple(inputs), python_minor=minor)
     if root is None and isinstance(target.work, Command) and not has_project(cwd):
         return Packed(spec=replace(spec, cwd=""), inputs=tuple(inputs), python_minor=minor)

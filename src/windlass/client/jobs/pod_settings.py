@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from windlass import names
+from windlass.agent.frameworks.framework import Framework
 from windlass.errors import SpecError
 from windlass.settings import Settings
 from windlass.settings.table import find_setting
@@ -21,12 +24,13 @@ from windlass.spec.storage import read_secret, read_volume
 
 logger = logging.getLogger(__name__)
 
+_MESH_NAME = re.compile(r"[a-z][a-z0-9]{0,62}")
 _PATCH_HINT = "a patch looks like a pod's template: spec: {hostNetwork: true}"
 _AS_THEY_ARE = (
     *("image", "namespace", "cpus", "memory", "gpus", "gpu_type", "gpu_label", "gpu_resource"),
     *("requests", "ephemeral_storage", "shm", "node_selector", "spread", "pack", "priority_class"),
     *("service_account", "pull_secrets", "annotations", "labels", "queue", "ttl_s", "in_image"),
-    "run_as",
+    *("run_as", "runtime"),
 )
 
 
@@ -47,17 +51,38 @@ def forget_own_python(settings: Settings) -> Settings:
     return replace(settings, python="")
 
 
+def name_mesh(settings: Settings, framework: Framework, job_id: str) -> Settings:
+    """The settings with a name for the mesh that a job's pods are, where its framework makes them one."""
+    is_mesh = framework.cluster is not None and framework.cluster.is_mesh
+    if settings.mesh_name or not is_mesh:
+        return settings
+    return replace(settings, mesh_name=job_id.replace("-", ""))
+
+
 def make_pod(settings: Settings) -> PodSpec:
     """What the settings ask of a pod, checked."""
     plain: dict[str, Any] = {name: settings.value(name) for name in _AS_THEY_ARE}
     allow = settings.allow_host_path
+    if settings.mesh_name:
+        plain["labels"] = {**make_mesh_labels(settings.mesh_name), **plain["labels"]}
     return PodSpec(
         **plain,
+        open_ports=(names.MONARCH_PORT,) if settings.open_mesh else (),
         tolerations=tuple(read_toleration(text) for text in settings.tolerations),
         secrets=tuple(read_secret(text) for text in settings.secrets),
         volumes=tuple(read_volume(text, allow_host_path=allow) for text in settings.volumes),
         patch=None if settings.patch is None else _read_patch(settings.patch),
     )
+
+
+def make_mesh_labels(name: str) -> dict[str, str]:
+    """The labels by which Monarch's own clients find the hosts of a mesh."""
+    if not _MESH_NAME.fullmatch(name):
+        raise SpecError(
+            f"{name!r:.80} is no name of a Monarch mesh",
+            hint="lowercase letters and digits, a letter first, at most 63: mesh_name=ddpmesh",
+        )
+    return {names.LABEL_APP: "monarch-worker", names.LABEL_MESH: name}
 
 
 def _read_patch(given: str | Mapping[str, Any]) -> Mapping[str, Any]:

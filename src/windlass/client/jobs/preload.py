@@ -8,39 +8,43 @@ ahead, such a model is freed as its function returns, which deadlocks with gloo'
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
 from pathlib import Path
 
-from windlass.client.jobs.project_imports import find_imported, find_module, list_imports, parse
-
-_MAX_FILES = 200
-
+from windlass.client.jobs.project_imports import (
+    find_module,
+    is_of_train,
+    read_imports,
+    walk_imports,
+)
 
 TORCH = ("torch",)
+# what the training library imports when it saves and shards: a restart imports nothing then
+TRAINING = (*TORCH, "torch.distributed.checkpoint", "torch.distributed.fsdp")
 
 _IS_TORCH = re.compile(r"torch(?![\w.-])", re.IGNORECASE)  # and not torchvision, torch-geometric
 
 
-def choose_preload(script: Path, root: Path | None = None) -> tuple[str, ...]:
+def choose_preload(script: Path) -> tuple[str, ...]:
     """What to import ahead for a script, judged by it and by the files of the project that it imports.
 
-    `root` is where absolute imports start, the script's folder unless told.
+    The search ends at the first import that leads to torch; the training library is looked for up to there,
+    and in all of the script itself.
     """
-    root = root or script.parent
-    todo, seen = [script], {script}
-    while todo and len(seen) < _MAX_FILES:
-        path = todo.pop()
-        tree = parse(path.read_bytes() if path.is_file() else b"")
-        imported = [pair for node in ast.walk(tree) for pair in list_imports(node)] if tree else []
-        tops = dict.fromkeys(name.partition(".")[0] for name, level in imported if level == 0)
-        if "torch" in tops or any(_needs_torch(top, root) for top in tops):
+    root = script.parent  # where absolute imports start
+    if any(level == 0 and is_of_train(name) for name, level in read_imports(script)):
+        return TRAINING
+    asked: set[str] = set()
+    for name, level in walk_imports(script, root):
+        if level == 0 and is_of_train(name):
+            return TRAINING
+        top = name.partition(".")[0]
+        if level or top in asked:
+            continue
+        asked.add(top)
+        if top == "torch" or _needs_torch(top, root):
             return TORCH
-        for name, level in imported:
-            new = [file for file in find_imported(name, level, path, root) if file not in seen]
-            seen.update(new)
-            todo += new
     return ()
 
 

@@ -7,6 +7,9 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+_MAX_FILES = 200
+_TRAIN = ("windlass.train", "windlass.recipes")
+
 
 def read_tree(path: Path) -> ast.Module | None:
     """A file as Python reads it; None where it is no Python, or not there."""
@@ -36,6 +39,30 @@ def list_imports(node: ast.AST) -> Iterator[tuple[str, int]]:
         for parts in (parents, *((*parents, alias.name) for alias in node.names)):
             if parts:
                 yield ".".join(parts), node.level
+
+
+def is_of_train(name: str) -> bool:
+    """Whether a module is the training library's, or a recipe: both import torch."""
+    return name in _TRAIN or name.startswith(tuple(f"{package}." for package in _TRAIN))
+
+
+def read_imports(path: Path) -> list[tuple[str, int]]:
+    """What a file imports, as `list_imports` has it; nothing where it is no Python."""
+    tree = read_tree(path)
+    return [pair for node in ast.walk(tree) for pair in list_imports(node)] if tree else []
+
+
+def walk_imports(script: Path, root: Path) -> Iterator[tuple[str, int]]:
+    """What a script imports, and what the project's files do that it imports, each as it stands there."""
+    todo, seen = [script], {script}
+    while todo and len(seen) < _MAX_FILES:
+        path = todo.pop()
+        imported = read_imports(path)
+        yield from imported
+        for name, level in imported:
+            new = [file for file in find_imported(name, level, path, root) if file not in seen]
+            seen.update(new)
+            todo += new
 
 
 def find_imported(name: str, level: int, path: Path, root: Path) -> Iterator[Path]:

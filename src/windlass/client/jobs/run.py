@@ -15,19 +15,20 @@ from typing import TYPE_CHECKING, Any
 from windlass.agent.frameworks.framework import Framework
 from windlass.agent.frameworks.framework_table import choose_framework, load_framework
 from windlass.client.jobs.declare_only import check_script
+from windlass.client.jobs.framework_sizes import make_sizes
 from windlass.client.jobs.in_image import read_in_image
 from windlass.client.jobs.interrupts import Interrupts
 from windlass.client.jobs.job import Job
 from windlass.client.jobs.job_ids import make_job_id
 from windlass.client.jobs.launcher_size import describe_worlds, fit_command
 from windlass.client.jobs.packing import Packed, pack
-from windlass.client.jobs.pod_settings import forget_own_python, make_pod
+from windlass.client.jobs.pod_settings import forget_own_python, make_pod, name_mesh
 from windlass.client.jobs.preload import choose_preload
 from windlass.client.jobs.target import WorkTarget, import_paths, read_target
 from windlass.client.keywords import JOB, show_keywords
 from windlass.engines.protocol import Renderer, as_engine, check_capabilities, make_renderer
 from windlass.errors import SpecError
-from windlass.plan.plan import Plan, make_plan
+from windlass.plan.plan import Facts, Plan, make_plan
 from windlass.settings import NodeRange, Settings, read_settings
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.pod_spec import PodSpec
@@ -79,7 +80,8 @@ def run(
     quiet: show no logs; without it they are shown as they come.
     """
     from windlass.client.jobs.follow import follow
-    from windlass.client.jobs.live_view import LiveView, QuietView, say
+    from windlass.client.jobs.live_view import LiveView, QuietView
+    from windlass.client.terminal import say
 
     prepared = prepare(target, args, kwargs, detach=False, flags=settings)
     for note in () if quiet else prepared.notes:
@@ -117,17 +119,19 @@ def prepare(
     *,
     detach: bool,
     flags: Mapping[str, Any],
+    job_id: str = "",
 ) -> Prepared:
-    """Decide everything about a job, and start nothing."""
+    """Decide everything about a job, and start nothing. Without `job_id` it gets one that nobody has."""
     cwd = current_folder()
     settings = read_settings(flags=flags, environ=os.environ, start=cwd)
     if settings.in_image:
         work_target = read_in_image(target, args, kwargs)
     else:
         is_local = settings.engine == "local"
-        work_target = read_target(target, args, kwargs, cwd=cwd, is_local=is_local)
+        given = choose_framework(settings.framework, is_command=False).gives
+        work_target = read_target(target, args, kwargs, cwd=cwd, is_local=is_local, given=given)
         _check_declares(work_target, cwd)
-    return prepare_target(work_target, settings, cwd=cwd, detach=detach)
+    return prepare_target(work_target, settings, cwd=cwd, detach=detach, job_id=job_id)
 
 
 def _check_declares(target: WorkTarget, cwd: Path) -> None:
@@ -149,6 +153,7 @@ def prepare_target(
     detach: bool,
     pod: PodSpec | None = None,
     root: Path | None = None,
+    job_id: str = "",
 ) -> Prepared:
     """The same for work that is known already, to be run in `cwd`.
 
@@ -160,6 +165,8 @@ def prepare_target(
     has_pods = "pods" in engine.can
     settings = forget_own_python(settings) if has_pods else settings
     framework = choose_framework(settings.framework, is_command=isinstance(work, Command))
+    job_id = job_id or make_job_id(target.work, settings.name)
+    settings = name_mesh(settings, framework, job_id) if has_pods else settings
     preload, notes = _choose_preload(target, settings, framework)
     spec = make_spec(
         target,
@@ -171,20 +178,7 @@ def prepare_target(
         framework=framework,
     )
     spec = spec if pod is None else replace(spec, pod=pod)
-    job_id = make_job_id(target.work, settings.name)
-    facts = engine.facts()
-    packed = Packed(spec=spec)
-    if facts.code_folder:
-        home = Path(str(settings.value("home"))).expanduser()
-        packed = pack(spec, target, cwd=cwd, code_folder=facts.code_folder, home=home, root=root)
-    plan = make_plan(
-        packed.spec,
-        job_id=job_id,
-        now_s=time.time(),
-        facts=facts,
-        inputs=packed.inputs,
-        python_minor=packed.python_minor,
-    )
+    packed, plan = _decide(target, spec, settings, engine.facts(), job_id, cwd=cwd, root=root)
     check_capabilities(engine, plan)
     return Prepared(
         engine=engine,
@@ -198,6 +192,32 @@ def prepare_target(
             *describe_worlds(work, len(plan.nodes)),
         ),
     )
+
+
+def _decide(
+    target: WorkTarget,
+    spec: JobSpec,
+    settings: Settings,
+    facts: Facts,
+    job_id: str,
+    *,
+    cwd: Path,
+    root: Path | None,
+) -> tuple[Packed, Plan]:
+    """The plan, and the code that travels where nodes do not share this machine."""
+    packed = Packed(spec=spec)
+    if facts.code_folder:
+        home = Path(str(settings.value("home"))).expanduser()
+        packed = pack(spec, target, cwd=cwd, code_folder=facts.code_folder, home=home, root=root)
+    plan = make_plan(
+        packed.spec,
+        job_id=job_id,
+        now_s=time.time(),
+        facts=facts,
+        inputs=packed.inputs,
+        python_minor=packed.python_minor,
+    )
+    return packed, plan
 
 
 def _describe_procs(asked: int | None, spec: JobSpec) -> tuple[str, ...]:
@@ -252,6 +272,8 @@ def make_spec(
         join_timeout_s=settings.join_timeout_s,
         detach=detach,
         pod=make_pod(settings) if has_pods else None,
+        only_first=framework.cluster is not None,
+        sizes=make_sizes(framework, settings),
     )
 
 
@@ -267,6 +289,6 @@ def _choose_preload(
     if chosen is None:
         source = target.source
         chosen = framework.preload if source is None else choose_preload(source)
-    chosen = tuple(name for name in chosen if name in framework.preload)
+    chosen = tuple(name for name in chosen if name.partition(".")[0] in framework.preload)
     early = target.find_early_write() if chosen else None
     return (chosen, ()) if early is None else ((), (f"torch is not imported ahead: {early}",))

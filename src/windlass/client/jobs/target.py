@@ -10,6 +10,7 @@ import contextlib
 import functools
 import inspect
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from windlass.client.jobs.early_env import EarlyWrite, find_early_write
-from windlass.client.jobs.preload import TORCH
-from windlass.client.jobs.project_imports import find_imported, find_module, parse
+from windlass.client.jobs.preload import TORCH, TRAINING
+from windlass.client.jobs.project_imports import find_imported, find_module, is_of_train, parse
 from windlass.errors import BundleError, SpecError
 from windlass.near_names import did_you_mean
 from windlass.spec.work import Command, Function, Module, Script, Work
@@ -55,13 +56,17 @@ def read_target(
     *,
     cwd: Path,
     is_local: bool = True,
+    given: str = "",
 ) -> WorkTarget:
-    """What `target` means, with its arguments; a command must be here where it runs here."""
+    """What `target` means, with its arguments; a command must be here where it runs here.
+
+    `given` is a parameter that the framework gives to a function.
+    """
     kwargs = dict(kwargs or {})
     if callable(target):
-        return _read_function(target, args, kwargs)
-    given: object = target
-    if isinstance(given, bytes) or not isinstance(given, (str, Path, Sequence)):
+        return _read_function(target, args, kwargs, given)
+    asked: object = target
+    if isinstance(asked, bytes) or not isinstance(asked, (str, Path, Sequence)):
         raise SpecError(
             f"cannot run {target!r:.60}",
             hint='give a function, a script "train.py", "train.py::function", "-m module" or a list of words',
@@ -75,10 +80,10 @@ def read_target(
 
 
 def _read_function(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], given: str
 ) -> WorkTarget:
     name = function_name(function)
-    check_call(function, args, kwargs, name)
+    check_call(function, args, kwargs, name, given)
     payload = _dump_call(function, args, kwargs, name)
     inner = unwrap(function)
     module = sys.modules.get(getattr(inner, "__module__", "") or "")
@@ -110,20 +115,28 @@ def _is_of_torch(thing: Any) -> bool:
 
 
 def check_call(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    name: str,
+    given: str = "",
 ) -> None:
     """A call that cannot be made is refused here rather than by every rank."""
-    signature = read_signature(function)
+    signature = read_signature(function, given)
     if signature is not None:
         check_bound(signature, args, kwargs, name)
 
 
-def read_signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    """What it can be called with; None where it does not tell, as some builtins."""
+def read_signature(function: Callable[..., Any], given: str = "") -> inspect.Signature | None:
+    """What it can be called with beside what it is `given`; None where it does not tell, as some builtins."""
     try:
-        return inspect.signature(function)
+        signature = inspect.signature(function)
     except (TypeError, ValueError):
         return None
+    if given not in signature.parameters:
+        return signature
+    others = [one for name, one in signature.parameters.items() if name != given]
+    return signature.replace(parameters=others)
 
 
 def check_bound(
@@ -162,6 +175,8 @@ def blame_argument(
 
 
 def _choose_for(payload: bytes) -> tuple[str, ...] | None:
+    if re.search(rb"windlass\.(?:train|recipes)\b", payload):
+        return TRAINING
     return TORCH if "torch" in sys.modules or b"torch" in payload else None
 
 
@@ -264,7 +279,8 @@ def _read_module(words: Sequence[str], cwd: Path) -> WorkTarget:
     if main := list(find_module(f"{names[0]}.__main__", cwd)):
         files += main
     source = files.pop() if files else None
-    return WorkTarget(work=work, source=source, preload=TORCH, root=cwd, packages=tuple(files))
+    preload = TRAINING if is_of_train(names[0]) else TORCH
+    return WorkTarget(work=work, source=source, preload=preload, root=cwd, packages=tuple(files))
 
 
 def find_script(name: str, cwd: Path) -> Path:

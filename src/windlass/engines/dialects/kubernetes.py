@@ -6,21 +6,27 @@ when it ends or waits, and how its pods say which node they are.
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
 
-from windlass import names
-from windlass.engines.dialects.dialect import Dialect, ObjectEnd, ObjectPhase
+from windlass import names, records
+from windlass.engines.dialects.dialect import (
+    Dialect,
+    ObjectPhase,
+    is_suspended,
+    make_hold_reader,
+    read_condition_end,
+)
 from windlass.kube.fields import (
     Object,
-    condition_of,
-    created_s,
-    is_true,
+    controller_name_of,
+    is_controlled_by,
     labels_of,
     read_index,
-    read_time,
 )
 from windlass.kube.kinds import JOBS
 from windlass.kube.manifests import make_metadata
@@ -28,12 +34,11 @@ from windlass.kube.mounts import pod_of
 from windlass.kube.naming import make_annotations
 from windlass.kube.pod_template import make_template
 from windlass.plan.plan import Plan
-
-if TYPE_CHECKING:
-    from windlass.kube.blocker import Blocker
+from windlass.spec.pod_spec import PodSize
 
 LABEL_INDEX = "batch.kubernetes.io/job-completion-index"
 INDEX_VARIABLE = "JOB_COMPLETION_INDEX"  # in every container
+_LABEL_JOB_NAME = "batch.kubernetes.io/job-name"  # which Kubernetes gives to every pod of a Job
 _FAILURES = "metadata.annotations['batch.kubernetes.io/job-index-failure-count']"
 _KUEUE_PREFIX = "job-"  # of the names of its Workloads
 _POD_NAME = re.compile(r"(?P<job>.+)-(?P<index>\d+)-[a-z0-9]{5}")
@@ -41,7 +46,7 @@ _DAY_S = 86400
 
 
 def make_job(plan: Plan, files: Collection[str], submit: str = "") -> dict[str, Any]:
-    """The Job, suspended: one pod a node, replaced when it is lost, never restarted in place.
+    """The Job, suspended: one pod per node, replaced when it is lost, never restarted in place.
 
     There is no podFailurePolicy: it would keep the pod of a dead node from being replaced. The lead decides
     what is tried again, and the Job's own budget only has to be large enough.
@@ -53,7 +58,7 @@ def make_job(plan: Plan, files: Collection[str], submit: str = "") -> dict[str, 
     spec: dict[str, Any] = {
         "suspend": True,
         "completionMode": "Indexed",
-        **_resize(len(plan.nodes))["spec"],
+        **_resize(1 if pod.workers else len(plan.nodes))["spec"],
         "backoffLimitPerIndex": plan.node_restarts,
         "maxFailedIndexes": 0,
         "podReplacementPolicy": "TerminatingOrFailed",
@@ -69,76 +74,97 @@ def make_job(plan: Plan, files: Collection[str], submit: str = "") -> dict[str, 
     return {"apiVersion": JOBS.api_version, "kind": JOBS.name, "metadata": metadata, "spec": spec}
 
 
+def make_workers(
+    plan: Plan,
+    files: Collection[str],
+    /,
+    *,
+    size: PodSize,
+    num_nodes: int,
+    owner: dict[str, Any],
+) -> dict[str, Any]:
+    """A second Job, for the nodes from 1 on: all pods of a Job are alike.
+
+    It begins to count at 0: its agents, and whoever looks at its pods, add 1.
+    """
+    plan = replace(plan, pod=replace(pod_of(plan), workers=size))
+    name = names.WORKERS.format(job_id=plan.job_id)
+    about = {names.ANNOTATION_SIZE: json.dumps(records.to_json(size), sort_keys=True)}
+    metadata = make_metadata(plan, name, owner, {**make_annotations(plan), **about})
+    first = {names.LABEL_FIRST_INDEX: "1", names.LABEL_MAIN: owner["uid"]}
+    metadata["labels"] |= first
+    template = make_template(
+        plan,
+        files,
+        env_fields={names.NODE_FAILURES: _FAILURES},
+        env={names.FIRST_INDEX: "1"},
+        is_worker=True,
+    )
+    template["metadata"]["labels"] |= first
+    spec = {
+        "completionMode": "Indexed",
+        **_resize(num_nodes)["spec"],
+        "backoffLimitPerIndex": plan.node_restarts,
+        "maxFailedIndexes": 0,
+        "podReplacementPolicy": "TerminatingOrFailed",
+        "template": template,
+    }
+    return {"apiVersion": JOBS.api_version, "kind": JOBS.name, "metadata": metadata, "spec": spec}
+
+
+def _owns(pod: Object, uid: str) -> bool:
+    """Also pods of the Job for workers, which bear the uid of the main one."""
+    if is_controlled_by(pod, uid):
+        return True
+    labels = labels_of(pod)
+    workers = names.WORKERS.format(job_id=labels.get(names.LABEL_JOB, ""))
+    return labels.get(names.LABEL_MAIN) == uid and controller_name_of(pod) == workers
+
+
+def _index_of(pod: Object) -> int | None:
+    labels = labels_of(pod)
+    index = read_index(labels.get(LABEL_INDEX, ""))
+    return None if index is None else index + (names.LABEL_FIRST_INDEX in labels)
+
+
 def _resize(num_nodes: int) -> dict[str, Any]:
     return {"spec": {"completions": num_nodes, "parallelism": num_nodes}}
 
 
-def read_end(job: Object) -> ObjectEnd | None:
-    """Complete or Failed, by its own conditions."""
-    for kind in ("Complete", "Failed"):
-        said = condition_of(job, kind)
-        if is_true(said):
-            why = (str(said[key]) for key in ("reason", "message") if said.get(key))
-            return ObjectEnd(
-                is_complete=kind == "Complete",
-                at_s=read_time(said.get("lastTransitionTime")),
-                message=": ".join(why),
-            )
-    return None
-
-
 def read_phase(job: Object) -> ObjectPhase:
-    if read_end(job) is not None:
+    if read_condition_end(job) is not None:
         return ObjectPhase.ENDED
     counts = job.get("status", {})
     if any(counts.get(kind) for kind in ("ready", "failed", "succeeded", "terminating")):
         return ObjectPhase.STARTED
-    return ObjectPhase.HELD if job.get("spec", {}).get("suspend") else ObjectPhase.WAITING
-
-
-def read_hold(
-    job: Object,
-    *,
-    workloads: Sequence[Object],
-    events: Sequence[Object],
-    queues: Sequence[str] | None,
-) -> Blocker | None:
-    """Why it is suspended: its submit broke off, or its queue has not let it in."""
-    if not job.get("spec", {}).get("suspend"):
-        return None
-    from windlass.kube.blocker import HALF_SUBMITTED, Blocker
-    from windlass.kube.queues import read_waiting
-
-    since_s = read_time(condition_of(job, "Suspended").get("lastTransitionTime")) or created_s(job)
-    if labels_of(job).get(names.LABEL_QUEUE) is None:
-        return Blocker(
-            reason=HALF_SUBMITTED,
-            message="the job was made but never started: its submit did not finish, or it was suspended",
-            hint="windlass rm JOB removes it; then submit it again",
-            since_s=since_s,
-        )
-    return read_waiting(job, workloads, events, queues, since_s=since_s, prefix=_KUEUE_PREFIX)
+    return ObjectPhase.HELD if is_suspended(job) else ObjectPhase.WAITING
 
 
 def index_in_name(pod: str, job_id: str) -> int | None:
     match = _POD_NAME.fullmatch(pod)
-    return int(match["index"]) if match and match["job"] == job_id else None
+    first = {job_id: 0, names.WORKERS.format(job_id=job_id): 1}
+    return int(match["index"]) + first[match["job"]] if match and match["job"] in first else None
 
 
 KUBERNETES = Dialect(
     name="kubernetes",
     kind=JOBS,  # which every cluster serves: it needs nothing else
-    can=frozenset({"computes", "detach", "restarts", "timeout", "pods", "keys", "ends"}),
+    can=frozenset(
+        {"computes", "detach", "restarts", "timeout", "pods", "keys", "ends", "worker_sizes"}
+    ),
     render=make_job,
     start={"spec": {"suspend": False}},
     suspend={"spec": {"suspend": True}},
     resize=_resize,
+    make_workers=make_workers,
     give_up={"spec": {"backoffLimit": 0}},
-    read_end=read_end,
+    read_end=read_condition_end,
     read_phase=read_phase,
     num_pods=lambda job: int(job.get("spec", {}).get("parallelism") or 1),
-    read_hold=read_hold,
+    read_hold=make_hold_reader(_KUEUE_PREFIX),
     lead_labels={LABEL_INDEX: "0"},
-    index_of=lambda pod: read_index(labels_of(pod).get(LABEL_INDEX, "")),
+    compute_lead_labels=lambda job_id: {_LABEL_JOB_NAME: job_id},
+    index_of=_index_of,
     index_in_name=index_in_name,
+    owns=_owns,
 )

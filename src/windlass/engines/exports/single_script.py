@@ -11,14 +11,14 @@ from pathlib import Path
 from windlass.errors import SpecError
 from windlass.kube.torchrun_pods import MAX_SCRIPT_BYTES
 from windlass.plan.plan import Plan
-from windlass.spec.work import Script
+from windlass.spec.work import Module, Script
 
 _HINT = "put the code into the image and name its path there: --in-image /app/train.py"
 
 
 def read_solo(plan: Plan, folder: Path) -> str | None:
     """The script's text; None when the code is in the image."""
-    if plan.pod is not None and plan.pod.in_image:
+    if (plan.pod is not None and plan.pod.in_image) or _is_recipe(plan):
         return None
     if not isinstance(plan.work, Script):
         raise SpecError("only a single script can travel without Windlass", hint=_HINT)
@@ -41,15 +41,20 @@ def read_solo(plan: Plan, folder: Path) -> str | None:
     return text
 
 
+def _is_recipe(plan: Plan) -> bool:
+    """Whether it is a program of ours, which is in the image that `windlass image recipes` describes."""
+    return isinstance(plan.work, Module) and plan.work.name.startswith("windlass.recipes.")
+
+
 def _imported(text: str, name: str) -> list[str]:
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
         raise SpecError(f"{name} is not Python: {error}", hint="correct that line") from error
-    found: list[str] = []
+    modules: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [alias.name.partition(".")[0] for alias in node.names]
+            modules += [alias.name.partition(".")[0] for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            found.append((node.module or "").partition(".")[0])
-    return [module for module in dict.fromkeys(found) if module]
+            modules.append((node.module or "").partition(".")[0])
+    return [module for module in dict.fromkeys(modules) if module]

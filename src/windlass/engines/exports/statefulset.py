@@ -26,13 +26,18 @@ from windlass.plan.plan import Facts, Plan
 from windlass.settings import Settings, start_folder
 from windlass.spec.pod_spec import PodSpec
 from windlass.spec.storage import Claim
+from windlass.spec.work import Command, Work
 
 Object = dict[str, Any]
 
 NAME = "train-llm"
 SERVICE = "train-rdzv"
+MODELS = Claim(
+    claim="models-pvc", path="/models"
+)  # where the work is told of a model that lies there
 CLAIMS = (Claim(claim="datasets-pvc", path="/data"), Claim(claim="outputs-pvc", path="/out"))
 HF_SECRET = "hf-token"  # noqa: S105
+HF_KEY = "HUGGINGFACE_HUB_TOKEN"  # of that Secret
 HF_VARIABLES = ("HF_TOKEN", "HUGGINGFACE_HUB_TOKEN")
 _INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 _MAX_NAME = 50  # a StatefulSet puts a hash of ten behind it, into a label
@@ -42,7 +47,7 @@ def render(
     plan: Plan, *, script: str | None, rendezvous: Rendezvous, flags: tuple[str, ...] = ()
 ) -> list[Object]:
     """ConfigMap, claims, Service and StatefulSet, in the order in which they can be applied. Pure."""
-    pod = _with_claims(pod_of(plan))
+    pod = _with_claims(pod_of(plan), plan.work)
     has_name = plan.name != plan.job_id
     name = (object_name(plan.name, _MAX_NAME) if has_name else "") or NAME
     pods = TorchrunPods(
@@ -55,6 +60,7 @@ def render(
         flags=flags,
         script=script,
         env=_make_token_env(),
+        nccl_debug="INFO",
     )
     return [
         *make_torchrun_code(plan, pod, pods),
@@ -64,15 +70,23 @@ def render(
     ]
 
 
-def _with_claims(pod: PodSpec) -> PodSpec:
-    """The recipe's claims, where nothing else was asked for at their places."""
+def _with_claims(pod: PodSpec, work: Work) -> PodSpec:
+    """The recipe's claims, where nothing else is at their places; that of models if the work names it."""
     taken = {volume.path for volume in pod.volumes}
-    missing = tuple(claim for claim in CLAIMS if claim.path not in taken)
+    wanted = (*CLAIMS, *([MODELS] if _names_model(work) else []))
+    missing = tuple(claim for claim in wanted if claim.path not in taken)
     return replace(pod, volumes=(*missing, *pod.volumes))
 
 
+def _names_model(work: Work) -> bool:
+    """Whether a word of the work, or the value of one (--flag=VALUE), is a path under /models."""
+    words = work.argv if isinstance(work, Command) else getattr(work, "args", ())
+    paths = (word.rpartition("=")[2] for word in words)
+    return any(path == MODELS.path or path.startswith(f"{MODELS.path}/") for path in paths)
+
+
 def _make_token_env() -> list[Object]:
-    source = {"secretKeyRef": {"name": HF_SECRET, "key": "token", "optional": True}}
+    source = {"secretKeyRef": {"name": HF_SECRET, "key": HF_KEY, "optional": True}}
     return [{"name": name, "valueFrom": source} for name in HF_VARIABLES]
 
 

@@ -9,10 +9,11 @@ from windlass.wire.messages.jobs import CLIENT_TO_LEAD, LEAD_TO_CLIENT
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
 
+    from windlass.spec.image_step import ImageStep
+    from windlass.spec.node_sizes import NodeSizes
     from windlass.wire.results import ErrorInfo
-    from windlass.wire.states import RankState
+    from windlass.wire.states import CallState, RankState
     from windlass.wire.status import JobStatus, Verdict
 
 # -- a call ------------------------------------------------------------------------------------
@@ -45,7 +46,7 @@ class CallProfile(Message):
     slot: str  # where its ranks are kept; empty: they are for one call
     instance: str  # which object it is a method of
     world: WorldAsked
-    store: bool  # its ranks meet in torch's store
+    store: bool  # something is opened before its ranks start, where they meet
     preload: Sequence[str]
     start: str
     env: Mapping[str, str]
@@ -59,6 +60,7 @@ class CallProfile(Message):
     launch_timeout_s: float
     detach: bool
     sources: Mapping[str, str]
+    sizes: NodeSizes | None = None  # of nodes whose framework counts resources itself
 
 
 class SetProfile(Message, kind="profile"):
@@ -68,7 +70,7 @@ class SetProfile(Message, kind="profile"):
     profile: CallProfile
 
 
-class AskCall(Message, kind="call"):
+class AskCall(Message, kind="call", is_hot=True):
     """Run this; what is called is in the body, in parts that came before, or in a file."""
 
     id: str
@@ -125,7 +127,7 @@ class ConfigureCompute(Message, kind="configure"):
     """What may change while nodes live; what is not said stays as it is."""
 
     env: Mapping[str, str | None] | None = None
-    steps: Sequence[Any] | None = None
+    steps: Sequence[ImageStep] | None = None
     hidden: Mapping[str, str] | None = None
     ttl_s: float | None = None
     record: Mapping[str, JsonObject] | None = None  # what was deployed, to be called by name
@@ -139,7 +141,7 @@ class CallListed(Message):
 
     id: str
     name: str
-    state: str
+    state: CallState
 
 
 class ComputeInfo(Message, kind="info"):
@@ -156,7 +158,7 @@ class ComputeInfo(Message, kind="info"):
     ttl_s: float | None
     setup: str
     env: Mapping[str, str | None]
-    steps: Sequence[Any]
+    steps: Sequence[ImageStep]
     record: Mapping[str, JsonObject]
     version: str
     python: str
@@ -228,7 +230,7 @@ class CallPrinted(Message, kind="log"):
     """Records of a rank's log, in the body."""
 
     id: str
-    rank: Count
+    rank: int  # negative: of a node's own processes
 
 
 class CallResult(Message, kind="result"):
@@ -245,7 +247,7 @@ class CallResult(Message, kind="result"):
     payload: str = ""
 
 
-class CallResults(Message, kind="results"):
+class CallResults(Message, kind="results", is_hot=True):
     """Small answers of several ranks, one after another in the body; `ends`: all is well, and over."""
 
     id: str
@@ -257,7 +259,7 @@ class CallEnded(Message, kind="done"):
     """How the call ended."""
 
     id: str
-    state: str
+    state: CallState
     verdict: Verdict | None = None
 
 
@@ -272,7 +274,7 @@ class CallLogsTold(Message, kind="call_logs"):
     """Rank, node and length of each stretch of log in the body."""
 
     id: str
-    files: Sequence[Sequence[Count]]
+    files: Sequence[Sequence[int]]
 
 
 # -- who says what -----------------------------------------------------------------------------

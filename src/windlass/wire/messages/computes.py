@@ -6,20 +6,29 @@ A node hands calls on to its ranks as they come; what ranks answer, it hands to 
 from __future__ import annotations
 
 from windlass import names
-from windlass.wire.message import Count, Direction, Message, Port
+from windlass.wire.message import Count, Direction, Message
 from windlass.wire.messages.forkserver import CallRankSetup
 from windlass.wire.messages.jobs import EndAgent, ImportsReady, JoinLead, NodeLeaving, NodeTrouble
 from windlass.wire.messages.link import GiveIndex, Heartbeat, Hello, Refused, Welcome
 from windlass.wire.messages.ranks import RankReport
+from windlass.wire.messages.worlds import (
+    CloseStore,
+    EndWorld,
+    OpenStore,
+    RankEnded,
+    StoreGone,
+    StoreReady,
+    WorldCleared,
+)
 from windlass.wire.states import RankState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
 
     from windlass.plan.topology import NodePlan
-    from windlass.wire.results import ErrorInfo, Outcome
+    from windlass.spec.image_step import ImageStep
+    from windlass.wire.results import ErrorInfo
 
 # -- payloads and code, from clients, too ------------------------------------------------------
 
@@ -48,7 +57,7 @@ class MakeObject(Message, kind="make"):
 # -- orders of the lead ------------------------------------------------------------------------
 
 
-class RunCall(Message, kind="call"):
+class RunCall(Message, kind="call", is_hot=True):
     """Run a call on the ranks of a world; what is called is in the body, or in a file."""
 
     id: str
@@ -74,7 +83,7 @@ class SendMore(Message, kind="more"):
     world: Count
 
 
-class ForkWorld(Message, kind="muster"):
+class ForkWorld(Message, kind="fork_world"):
     """Fork the ranks of a world; they wait for calls."""
 
     world: Count
@@ -84,36 +93,11 @@ class ForkWorld(Message, kind="muster"):
     about: CallRankSetup
 
 
-class EndWorld(Message, kind="dismiss"):
-    """End the ranks of a world."""
-
-    world: Count
-    now: bool
-    signal: Count
-    within_s: float | None = None
-
-
-class OpenSharedStore(Message, kind="open_store"):
-    """Open the store in which all worlds of a framework meet."""
-
-    number: Count
-    framework: str
-    address: str
-    port: Port
-    preload: Sequence[str]
-
-
-class CloseSharedStore(Message, kind="close_store"):
-    """Close it: another one takes its place."""
-
-    number: Count
-
-
 class SetUpNode(Message, kind="setup"):
     """Run the image's steps that were not run yet, with these variables; None takes one away."""
 
     env: Mapping[str, str | None]
-    steps: Sequence[Any]
+    steps: Sequence[ImageStep]
     hidden: Mapping[str, str]  # values of secrets
     digest: str
     cwd: str = ""
@@ -122,7 +106,7 @@ class SetUpNode(Message, kind="setup"):
 # -- what nodes tell ---------------------------------------------------------------------------
 
 
-class CallAnswer(Message, kind="answer"):
+class CallAnswer(Message, kind="answer", is_hot=True):
     """How a rank ended its part of a call; the value or the exception is in the body, or in a file."""
 
     call: str = ""
@@ -151,45 +135,17 @@ class CallItem(Message, kind="item"):
 
 
 class RankPrinted(Message, kind="log"):
-    """Records of a rank's log, in the body."""
+    """Records of a rank's log, in the body; of a framework's own processes where its number is negative."""
 
     world: Count
-    rank: Count
+    rank: int
     call: str
-
-
-class RankGone(Message, kind="gone"):
-    """A rank's process ended before it answered, or while it was kept."""
-
-    world: Count
-    given: str  # the call that it was given last
-    answered: str  # the one that it answered last
-    outcome: Outcome
 
 
 class WorldAbsent(Message, kind="absent"):
     """A call came for ranks that are not here any more."""
 
     world: Count
-
-
-class WorldCleared(Message, kind="cleared"):
-    """No rank of a world is left on the node."""
-
-    world: Count
-
-
-class SharedStoreOpened(Message, kind="store"):
-    """The port of the store; 0 where there can be none."""
-
-    number: Count
-    port: Port
-
-
-class SharedStoreGone(Message, kind="store_gone"):
-    """The store's process is gone."""
-
-    number: Count
 
 
 class CodeSynced(Message, kind="synced"):
@@ -221,7 +177,7 @@ LEAD_TO_COMPUTE_NODE = Direction(
     "compute's node",
     "Orders of a compute's lead to the agents of its nodes.",
     *(Welcome, Refused, Heartbeat, GiveIndex, EndAgent, PayloadPart, SyncCode, SetUpNode),
-    *(ForkWorld, MakeObject, RunCall, SendMore, EndWorld, OpenSharedStore, CloseSharedStore),
+    *(ForkWorld, MakeObject, RunCall, SendMore, EndWorld, OpenStore, CloseStore),
 )
 COMPUTE_NODE_TO_LEAD = Direction(
     "compute's node",
@@ -229,7 +185,7 @@ COMPUTE_NODE_TO_LEAD = Direction(
     "What the agents of a compute's nodes tell its lead.",
     *(Hello, Heartbeat, JoinLead, NodeLeaving, PayloadPart, CodeSynced, SettingUp, NodeSetUp),
     *(ImportsReady, RankReport, NodeTrouble, CallAnswer, CallItem, RankPrinted),
-    *(RankGone, WorldAbsent, WorldCleared, SharedStoreOpened, SharedStoreGone),
+    *(RankEnded, WorldAbsent, WorldCleared, StoreReady, StoreGone),
 )
 NODE_TO_RANK = Direction(
     "node",

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import ClassVar
 
+    from windlass.spec.node_sizes import NodeSize
+
 
 class ForkRequest(Message):
     """What an agent asks for."""
@@ -20,17 +22,6 @@ class PreloadModules(ForkRequest, kind="preload"):
     """Import more modules."""
 
     modules: Sequence[str]
-
-
-class ForkRank(ForkRequest, kind="rank"):
-    """Fork a rank of a job; its two streams come with it."""
-
-    framework: str
-    rank: Count
-    attempt: Count
-    env: Mapping[str, str]
-    plan: str  # the path of the job's plan
-    forget: Sequence[str]  # variables of the server's that are not the rank's
 
 
 class CallRankSetup(Message):
@@ -46,15 +37,37 @@ class CallRankSetup(Message):
     peer_wait_s: float = 0.0
 
 
-class ForkCallRank(ForkRequest, kind="callee"):
-    """Fork a rank that takes calls; its two streams and its channel come with it."""
+class ForkRank(ForkRequest, kind="rank"):
+    """Fork a rank; its two streams come with it and, where it takes calls, its channel."""
 
     framework: str
     rank: Count
     attempt: Count
     env: Mapping[str, str]
-    about: CallRankSetup
-    forget: Sequence[str]
+    forget: Sequence[str] = ()  # variables of the server's that are not the rank's
+    plan: str = ""  # the path of its job's plan
+    about: CallRankSetup | None = None  # of a rank that takes calls
+
+
+class ClusterNode(Message):
+    """One node's part of a cluster that a framework has on all nodes; node 0 opens it, others join.
+
+    The lead says what they have in common, the node adds where it is.
+    """
+
+    size: NodeSize
+    num_nodes: Count
+    secret: str
+    version: str = ""  # of the framework's library at the client
+    pretends_gpus: bool = False
+    joins: bool = False
+    index: Count = 0
+    own_address: str = ""  # empty: all nodes are on this machine
+    folder: str = ""  # for sockets and files of its own
+    cwd: str = ""
+    paths: Sequence[str] = ()  # import paths
+    env: Mapping[str, str] = {}  # of the job
+    forget: Sequence[str] = ()  # variables of the fork server's that are not its own
 
 
 class ForkStore(ForkRequest, kind="store"):
@@ -64,6 +77,7 @@ class ForkStore(ForkRequest, kind="store"):
     attempt: Count
     address: str
     port: Port
+    cluster: ClusterNode | None = None
 
 
 class ForkEvent(Message):
@@ -76,7 +90,6 @@ class ModulesImported(ForkEvent, kind="ready"):
     """What was asked for is imported; `culprit` started threads, so that ranks are spawned."""
 
     modules: Sequence[str]
-    import_s: float
     missing: Mapping[str, str]
     num_threads: Count
     culprit: str
@@ -102,6 +115,10 @@ class StoreOpened(ForkEvent, kind="store"):
 
     attempt: Count
     port: Port
+    address: str = ""
+    error: str = ""
+    note: str = ""
+    dashboard: str = ""
 
 
 class ProcessExited(ForkEvent, kind="exited"):
@@ -119,7 +136,7 @@ NODE_TO_FORK_SERVER = Direction(
     "node",
     "fork server",
     "Requests of an agent to its fork server: a length, then JSON.",
-    *(PreloadModules, ForkRank, ForkCallRank, ForkStore),
+    *(PreloadModules, ForkRank, ForkStore),
 )
 FORK_SERVER_TO_NODE = Direction(
     "fork server",

@@ -15,13 +15,21 @@ from windlass.wire.messages.link import (
     Welcome,
 )
 from windlass.wire.messages.ranks import RankDone, RankReport, RankRunning
+from windlass.wire.messages.worlds import (
+    CloseStore,
+    EndWorld,
+    OpenStore,
+    RankEnded,
+    StoreGone,
+    StoreReady,
+    WorldCleared,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from windlass.wire.lead_handover import LeadHandover, LostLead
-    from windlass.wire.results import Outcome
 
 # -- orders of the lead ------------------------------------------------------------------------
 
@@ -34,26 +42,12 @@ class StartAttempt(Message, kind="start"):
     address: str
     port: Port
     has_store: bool  # torch's store is open there
-
-
-class OpenAttemptStore(Message, kind="open_store"):
-    """Open torch's store for an attempt; 0: at any port."""
-
-    attempt: Count
-    address: str
-    port: Port
+    secret: str = ""  # that lets ranks in
+    members: Sequence[str] = ()  # addresses of a cluster's nodes
 
 
 class ReleaseRanks(Message, kind="release"):
     """All ranks are done: those that wait for their peers may end."""
-
-
-class StopRanks(Message, kind="stop"):
-    """End all ranks; with `now` at once, else with a signal, and after the grace by force."""
-
-    now: bool
-    signal: Count
-    within_s: float | None = None  # bounds the grace
 
 
 class KeepHandover(Message, kind="remember"):
@@ -68,6 +62,8 @@ class FlushFiles(Message, kind="flush"):
 
 class EndAgent(Message, kind="end"):
     """The job has ended, or goes on without this node."""
+
+    has_failed: bool = False
 
 
 class FilesHere(Message, kind="has"):
@@ -85,6 +81,7 @@ class JoinLead(Message, kind="join"):
     pid: Count
     python: str
     host: str = ""  # the machine it is on, where that has a name of its own
+    pod: str = ""  # its name, where it is one
     address: str = ""
     is_prepared: bool = True  # it has the code and the payload
     has: Mapping[str, Count] | None = None  # of the job's inputs
@@ -103,19 +100,6 @@ class NodeLeaving(Message, kind="leaving"):
     why: str = ""
 
 
-class AttemptStopped(Message, kind="stopped"):
-    """No rank of the attempt is left on the node."""
-
-    attempt: Count
-
-
-class RankEnded(Message, kind="outcome"):
-    """How a rank ended, as it says itself, or, with `exited`, as its process did."""
-
-    outcome: Outcome
-    exited: bool
-
-
 class RankStarted(Message, kind="started"):
     """A rank's process is there."""
 
@@ -130,13 +114,6 @@ class ImportsReady(Message, kind="ready"):
     missing: Mapping[str, str]
     culprit: str
     num_threads: Count
-
-
-class AttemptStoreOpened(Message, kind="store"):
-    """The port of the attempt's store; 0 where there can be none."""
-
-    attempt: Count
-    port: Port
 
 
 class FilesFlushed(Message, kind="flushed"):
@@ -190,7 +167,7 @@ LEAD_TO_NODE = Direction(
     "node",
     "Orders of a job's lead to the agents of its other nodes.",
     *(Welcome, Refused, Heartbeat, FilePiece, GiveIndex),
-    *(StartAttempt, OpenAttemptStore, ReleaseRanks, StopRanks, KeepHandover),
+    *(StartAttempt, OpenStore, CloseStore, ReleaseRanks, EndWorld, KeepHandover),
     *(FlushFiles, EndAgent, FilesHere),
 )
 NODE_TO_LEAD = Direction(
@@ -198,9 +175,9 @@ NODE_TO_LEAD = Direction(
     "lead",
     "What the agents of a job's nodes tell its lead.",
     *(Hello, Heartbeat, FilePiece),
-    *(JoinLead, InputsReady, NodeLeaving, AttemptStopped),
+    *(JoinLead, InputsReady, NodeLeaving, WorldCleared),
     *(RankStarted, RankRunning, RankDone, RankEnded, RankReport),
-    *(ImportsReady, AttemptStoreOpened, FilesFlushed, NodeTrouble),
+    *(ImportsReady, StoreReady, StoreGone, FilesFlushed, NodeTrouble),
 )
 CLIENT_TO_LEAD = Direction(
     "client",

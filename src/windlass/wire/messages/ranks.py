@@ -32,7 +32,7 @@ class RankDone(Message, kind="done"):
     at_s: float
 
 
-class RankFailed(Message, kind="outcome"):
+class RankRaised(Message, kind="outcome"):
     """The rank raised or exited: the first line of its result file."""
 
     rank: Count
@@ -56,5 +56,5 @@ RANK_TO_NODE = Direction(
     "rank",
     "node",
     "Datagrams from a rank to the agent of its node.",
-    *(RankRunning, RankDone, RankFailed, RankReport),
+    *(RankRunning, RankDone, RankRaised, RankReport),
 )

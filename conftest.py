@@ -1,0 +1,69 @@
+"""What all tests and the cases of the contract suite share: a home, a namespace, the engines they run on.
+
+The cases themselves are part of the package (src/windlass/conformance/cases): users run them with
+`windlass conformance`, on one engine of theirs. Here they run on every engine, and on the tests' own dialect.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from clean_home import home
+from contract_engines import choose_engines
+
+if TYPE_CHECKING:
+    from cluster_space import Space
+
+__all__ = ["home"]
+
+# Read at once: tests run without the WINDLASS_ variables of their surroundings.
+TEST_IMAGE = os.environ.get("WINDLASS_TEST_IMAGE", "localhost/torch:2.13.0-cpu")
+ROOT = Path(__file__).parent
+CASES = ROOT / "src/windlass/conformance/cases"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for line in (
+        "chaos: takes nodes or the API server away from everybody, so it runs alone",
+        "local_only(reason): a contract that cannot hold on a cluster",
+        "cluster_only(reason): a contract that means nothing on one machine",
+    ):
+        config.addinivalue_line("markers", line)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests that need a cluster are skipped where there is none: all in one line, since all from one."""
+    if item.get_closest_marker("cluster") and not os.environ.get("KUBECONFIG"):
+        pytest.skip("needs a cluster: make test-cluster runs these where KUBECONFIG names one")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if CASES in metafunc.definition.path.parents and "on" in metafunc.fixturenames:
+        metafunc.parametrize("on", choose_engines(metafunc.definition), indirect=True)
+
+
+@pytest.fixture(scope="session")
+def space() -> Iterator[Space]:
+    """A namespace for the cluster tests of this process, with a folder that its pods share."""
+    from cluster_space import open_space
+
+    with open_space("windlass-test", image=TEST_IMAGE) as opened:
+        yield opened
+
+
+@pytest.fixture
+def client_preamble(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The tests' own dialect, for this process and as the first lines of others."""
+    import stateful_set_dialect
+
+    stateful_set_dialect.install(monkeypatch.setitem)
+    folder = str(ROOT / "tests")
+    return (
+        f"import sys; sys.path.append({folder!r})\n"
+        "import stateful_set_dialect; stateful_set_dialect.install()\n"
+    )

@@ -1,0 +1,164 @@
+"""The pytest plugin with which a user's cases run: on which engine, where, which of them, and how each ended.
+
+The conftest of the cases is the other half, and is the same wherever they run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from windlass.conformance.case_result import FAILED, PASSED, SKIPPED, CaseResult
+from windlass.conformance.cluster_place import ConformancePlace
+from windlass.engines.dialects.dialect_table import load_dialect
+from windlass.kube.api_errors import ClusterError
+
+LOCAL = "local"
+_FILES_S = 90.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseChoice:
+    """What was asked for. No place: this machine."""
+
+    engine: str
+    place: ConformancePlace | None = None
+    claim: str = ""
+    runs_all: bool = False
+
+
+CHOICE = pytest.StashKey[CaseChoice]()
+
+
+@dataclass(slots=True, kw_only=True)
+class CaseRecorder:
+    """Tells pytest what was chosen, and hears how each case ended."""
+
+    choice: CaseChoice
+    begin: Callable[[list[str]], None]
+    tell: Callable[[CaseResult], None]
+    was_interrupted: bool = False
+    collect_error: str = ""
+    _phases: dict[str, list[pytest.TestReport]] = field(default_factory=dict)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        config.stash[CHOICE] = self.choice
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.collect_error = report.longreprtext
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.begin([name_case(item.nodeid, self.choice.engine) for item in session.items])
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        phases = self._phases.setdefault(report.nodeid, [])
+        phases.append(report)
+        if report.when == "teardown":
+            self.tell(make_result(name_case(report.nodeid, self.choice.engine), phases))
+
+    def pytest_keyboard_interrupt(self) -> None:
+        self.was_interrupted = True
+
+
+def name_case(nodeid: str, engine: str) -> str:
+    """The case without its engine: `test_life.py::test_x[local-a]` is `test_life::test_x[a]`."""
+    case = nodeid.replace(".py::", "::")
+    for here, short in ((f"[{engine}]", ""), (f"[{engine}-", "["), (f"-{engine}]", "]")):
+        case = case.replace(here, short)
+    return case
+
+
+def make_result(case: str, phases: list[pytest.TestReport]) -> CaseResult:
+    """One row from what pytest says of setup, call and teardown."""
+    seconds = sum(report.duration for report in phases)
+    for report in phases:
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            text = crash.message if crash else report.longreprtext
+            reason = next(iter(text.strip().splitlines()), "")
+            detail = report.longreprtext
+            return CaseResult(
+                case=case, result=FAILED, seconds=seconds, reason=reason, detail=detail
+            )
+        if report.skipped:
+            text = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+            reason = text.removeprefix("Skipped: ")
+            return CaseResult(case=case, result=SKIPPED, seconds=seconds, reason=reason)
+    return CaseResult(case=case, result=PASSED, seconds=seconds)
+
+
+# -- which cases, and on what --------------------------------------------------------------------
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "on" in metafunc.fixturenames:
+        engine = metafunc.config.stash[CHOICE].engine
+        reason = _find_obstacle(metafunc.definition, engine)
+        marks = [pytest.mark.skip(reason=reason)] if reason else []
+        metafunc.parametrize("on", [pytest.param(engine, marks=marks)], indirect=True)
+
+
+def _find_obstacle(case: pytest.Item, engine: str) -> str:
+    """Why a case cannot hold on the engine."""
+    elsewhere = case.get_closest_marker("cluster_only" if engine == LOCAL else "local_only")
+    if elsewhere:
+        return str(elsewhere.args[0])
+    wanted = {mark.args[0] for mark in case.iter_markers("needs_can")}
+    lacks = sorted(wanted - load_dialect(engine).can) if engine != LOCAL else []
+    return f"the engine {engine} does not have: {', '.join(lacks)}" if lacks else ""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.stash[CHOICE].runs_all:
+        return
+    chosen = [
+        item
+        for item in items
+        if item.get_closest_marker("engine_matters") or item.get_closest_marker("quick")
+    ]
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
+
+
+# -- what the cases ask for ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def client_preamble() -> str:
+    """Engines of users are known everywhere."""
+    return ""
+
+
+@pytest.fixture(scope="session")
+def space(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The user's namespace; with a folder that pods share, where a case wants one and it can be had."""
+    choice = request.config.stash[CHOICE]
+    place = choice.place
+    if place is None:
+        raise AssertionError("this machine has no namespace")
+    cluster_space = importlib.import_module("cluster_space")
+    known = {"api": place.api, "image": place.image, "config": place.config, "label": place.label}
+    if not any("shared" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        yield cluster_space.Space(**known)
+        return
+    name = f"windlass-conformance-{secrets.token_hex(4)}"
+    with contextlib.ExitStack() as stack:
+        try:
+            claim, files = stack.enter_context(
+                cluster_space.open_files(
+                    place.api, image=place.image, name=name, claim=choice.claim, timeout_s=_FILES_S
+                )
+            )
+        except (cluster_space.NoSharedFolder, ClusterError) as error:
+            reason = f"{error} (--shared-claim names a ReadWriteMany claim)"
+            yield cluster_space.Space(**known, no_files=" ".join(reason.split()))
+        else:
+            yield cluster_space.Space(**known, claim=claim, files=files)

@@ -1,0 +1,136 @@
+"""Running the cases: a project of their own, made of the files beside this one, and pytest in it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from windlass.conformance.case_result import CaseResult
+from windlass.engines.protocol import make_engine
+from windlass.errors import EngineError, EngineMissing, SpecError
+from windlass.settings import Settings
+
+if TYPE_CHECKING:
+    from windlass.conformance.case_plugin import CaseRecorder
+    from windlass.conformance.cluster_place import ConformancePlace
+
+CASES = Path(__file__).parent / "cases"
+_NEEDED = ("pytest", "pytest_timeout")
+_INI = """\
+[pytest]
+pythonpath = .
+addopts = --import-mode=importlib --strict-markers --timeout=300
+"""
+_AGAIN = "pip install --upgrade 'windlass[conformance]'"
+
+
+def check_pytest() -> None:
+    """Raise where pytest is not installed, which nothing else of Windlass needs."""
+    if any(importlib.util.find_spec(name) is None for name in _NEEDED):
+        raise EngineMissing(
+            "windlass conformance needs pytest", hint="pip install 'windlass[conformance]'"
+        )
+
+
+def run_cases(
+    settings: Settings,
+    *,
+    keyword: str,
+    runs_all: bool,
+    claim: str,
+    begin: Callable[[list[str]], None],
+    tell: Callable[[CaseResult], None],
+) -> None:
+    """Run the cases that are chosen, and tell how each ended; what is missing is an error before the first.
+
+    `begin` is given the names of all of them. KeyboardInterrupt comes after everything is cleaned up.
+    """
+    from windlass.conformance.case_plugin import CaseChoice, CaseRecorder
+
+    make_engine(settings.engine, settings)  # one that runs jobs
+    with (
+        _clean_end(),
+        _open_place(settings, claim) as place,
+        _make_project() as (project, scratch),
+    ):
+        choice = CaseChoice(
+            engine=settings.engine, place=place, claim=claim, runs_all=runs_all or bool(keyword)
+        )
+        recorder = CaseRecorder(choice=choice, begin=begin, tell=tell)
+        _run_pytest(recorder, project, scratch, keyword)
+    if recorder.was_interrupted:
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _clean_end() -> Iterator[None]:
+    """Whoever ends this process by SIGTERM means what Ctrl-C means: nothing is to be left."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _open_place(
+    settings: Settings, claim: str
+) -> contextlib.AbstractContextManager[ConformancePlace | None]:
+    if settings.engine != "local":
+        from windlass.conformance.cluster_place import open_place
+
+        return open_place(settings)
+    if claim:
+        raise SpecError("--shared-claim is for a cluster", hint="leave it out")
+    return contextlib.nullcontext()
+
+
+def _run_pytest(recorder: CaseRecorder, project: Path, scratch: Path, keyword: str) -> None:
+    import pytest
+
+    from windlass.conformance import case_plugin
+
+    words = ["-c", str(project / "pytest.ini"), f"--rootdir={project}", f"--basetemp={scratch}"]
+    words += ["-p", "no:cacheprovider", "-p", "pytest_timeout", str(project)]
+    words += ["-k", keyword] if keyword else []
+    # pytest's own report goes nowhere: ours is the table
+    with _at_home(project), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        code = pytest.main(words, plugins=[recorder, case_plugin])
+    if recorder.collect_error:
+        raise EngineError(f"the cases cannot be loaded:\n{recorder.collect_error}")
+    if code == pytest.ExitCode.NO_TESTS_COLLECTED:
+        raise SpecError(f"no case matches {keyword!r}", hint="windlass conformance --all runs all")
+    if code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
+        raise EngineError(f"pytest could not run the cases (exit code {code:d})", hint=_AGAIN)
+
+
+@contextlib.contextmanager
+def _make_project() -> Iterator[tuple[Path, Path]]:
+    """The cases as a project of its own, and a folder for what they write."""
+    with tempfile.TemporaryDirectory(prefix="windlass-conformance-") as folder:
+        project = Path(folder).resolve() / "project"
+        shutil.copytree(CASES, project, ignore=shutil.ignore_patterns("__pycache__"))
+        (project / "windlass.toml").touch()
+        (project / "pytest.ini").write_text(_INI)
+        yield project, project.with_name("scratch")
+
+
+@contextlib.contextmanager
+def _at_home(project: Path) -> Iterator[None]:
+    """In the project, with no options or plugins of pytest that the user has for other projects."""
+    here, environ = Path.cwd(), dict(os.environ)
+    os.environ.pop("PYTEST_ADDOPTS", None)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    os.chdir(project)
+    try:
+        yield
+    finally:
+        os.chdir(here)
+        os.environ.clear()
+        os.environ.update(environ)

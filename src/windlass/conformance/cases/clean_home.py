@@ -1,0 +1,26 @@
+"""What every case needs: a home of its own, a clean environment, and proof that nothing is left running."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from waits import find_left_over, wait_for
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home of its own; afterwards nothing of its jobs may be running."""
+    for name in list(os.environ):
+        if name.startswith(("WINDLASS_", "TORCHELASTIC_")) or name == "NO_COLOR":
+            monkeypatch.delenv(name)
+    folder = tmp_path / "home"
+    monkeypatch.setenv("WINDLASS_HOME", str(folder))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    yield folder
+    if (folder / "jobs").exists():
+        wait_for(
+            lambda: not find_left_over(folder), f"no process left: {find_left_over(folder)}", 15.0
+        )

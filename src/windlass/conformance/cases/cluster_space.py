@@ -1,0 +1,229 @@
+"""A place on a cluster where cases run: a namespace, and where it can be had, a folder that its pods share.
+
+`open_space` makes a namespace of its own, with restricted Pod Security, and takes it away. `open_files` makes
+the folder in any namespace: a claim, unless one is named, and a pod that serves it. Works on every cluster
+whose default storage class gives claims that many pods may write; `NoSharedFolder` says why on others.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from cluster_files import PORT, ROOT, SERVER, Files
+
+from windlass.kube.access import may
+from windlass.kube.api import Api, connect
+from windlass.kube.kinds import (
+    JOBS,
+    NAMESPACES,
+    NETWORK_POLICIES,
+    PODS,
+    PVCS,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+    ObjectKind,
+)
+from windlass.kube.naming import read_job_id
+from windlass.waiting import wait_until
+
+_KINDS = (PODS, SECRETS, SERVICES, NETWORK_POLICIES, PVCS)
+_START_S = 120.0
+
+
+class NoSharedFolder(Exception):
+    """Pods of this cluster cannot share a folder with each other and with the cases; why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """Where the cases of one process run. No `files`: pods share no folder, and `no_files` says why."""
+
+    api: Api
+    image: str
+    claim: str = ""
+    files: Files | None = None
+    no_files: str = ""
+    config: str = ""  # a settings file that holds for every job
+    label: str = ""  # KEY=VALUE of the jobs that are ours; empty: all in the namespace are
+
+    @property
+    def namespace(self) -> str:
+        return self.api.namespace
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The variables with which every job of a case is in here."""
+        settings = {
+            "WINDLASS_ENGINE": "kubernetes",
+            "WINDLASS_NAMESPACE": self.namespace,
+            "WINDLASS_IMAGE": self.image,
+        }
+        return settings | ({"WINDLASS_VOLUMES": f"{self.claim}:{ROOT}"} if self.files else {})
+
+    def may(self, verb: str, resource: str) -> bool:
+        """Whether the user has a right that jobs do not need and a case does."""
+        return may(self.api, verb, resource, namespace=self.namespace)
+
+    def list_foreign(self, kind: ObjectKind) -> set[str]:
+        """The ids of the jobs of this kind that somebody else has in the namespace."""
+        if not self.label:
+            return set()
+        others = self.api.list(kind, labels=self.label.replace("=", "!="))
+        return {read_job_id(body) for body in others}
+
+    def find_objects(self, labels: str, main: ObjectKind = JOBS) -> list[str]:
+        """Everything a job is made of that has these labels, as KIND/NAME; `main` is the kind of a job."""
+        return [
+            f"{kind.name}/{body['metadata']['name']}"
+            for kind in (main, *_KINDS)
+            for body in self.api.list(kind, labels=labels)
+        ]
+
+
+@contextmanager
+def open_space(stem: str, *, image: str) -> Iterator[Space]:
+    """A namespace whose name starts with `stem`, with files; gone afterwards with all that is in it."""
+    with open_namespace(stem) as api, open_files(api, image=image, name="shared") as (claim, files):
+        yield Space(api=api, image=image, claim=claim, files=files)
+
+
+@contextmanager
+def open_namespace(stem: str) -> Iterator[Api]:
+    """A namespace in which pods can be made."""
+    name = f"{stem}-{secrets.token_hex(4)}"
+    api = connect(namespace=name)
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    api.create(NAMESPACES, {"metadata": {"name": name, "labels": labels}})
+    try:
+        _wait(lambda: _has_account(api), _START_S, lambda: f"{name} has no service account")
+        yield api
+    finally:
+        api.delete(NAMESPACES, name)
+
+
+@contextmanager
+def open_files(
+    api: Api, *, image: str, name: str, claim: str = "", timeout_s: float = _START_S
+) -> Iterator[tuple[str, Files]]:
+    """A claim and the files in it, served by a pod `name`; gone afterwards, unless the claim was given."""
+    _check_rights(api, () if claim else (PVCS,))
+    if not claim:
+        api.create(PVCS, make_claim(name))
+    try:
+        mounts = {claim or name: ROOT}
+        with serve_files(api, image=image, name=name, claims=mounts, timeout_s=timeout_s) as files:
+            yield claim or name, files
+    finally:
+        if not claim:
+            api.delete(PVCS, name)
+
+
+@contextmanager
+def serve_files(
+    api: Api, *, image: str, name: str, claims: Mapping[str, str], timeout_s: float = _START_S
+) -> Iterator[Files]:
+    """The files of claims, each at its path at or below `ROOT`, served by a pod `name`."""
+    api.create(PODS, _make_server(name, claims, image))
+    try:
+        _wait(lambda: _is_ready(api, name), timeout_s, lambda: _describe(api, name))
+        files = Files(lambda: api.forward(name, PORT))
+        try:
+            yield files
+        finally:
+            files.close()
+    finally:
+        api.delete(PODS, name, grace_s=0)
+
+
+def _check_rights(api: Api, more: tuple[ObjectKind, ...]) -> None:
+    """Before anything is made that could not be taken away."""
+    for kind in (PODS, *more):
+        for verb in ("create", "delete"):
+            if not may(api, verb, kind.plural, namespace=api.namespace):
+                raise NoSharedFolder(f"you may not {verb} {kind.plural}")
+
+
+def make_claim(name: str) -> dict[str, Any]:
+    """A claim that many pods may write."""
+    return {
+        "metadata": {"name": name},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+
+
+def _make_server(name: str, claims: Mapping[str, str], image: str) -> dict[str, Any]:
+    container = {
+        "name": "files",
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["python3", "-c", SERVER],
+        "volumeMounts": [
+            {"name": f"claim-{at}", "mountPath": path} for at, path in enumerate(claims.values())
+        ],
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+    return {
+        "metadata": {"name": name},
+        "spec": {
+            "containers": [container],
+            "volumes": [
+                {"name": f"claim-{at}", "persistentVolumeClaim": {"claimName": claim}}
+                for at, claim in enumerate(claims)
+            ],
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 1000,
+                "fsGroup": 1000,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": 0,
+        },
+    }
+
+
+def _wait(is_so: Callable[[], bool], timeout_s: float, why_not: Callable[[], str]) -> None:
+    if not wait_until(is_so, timeout_s=timeout_s, every_s=0.1):
+        raise NoSharedFolder(f"after {timeout_s:g} s: {why_not()}")
+
+
+def _has_account(api: Api) -> bool:
+    """Pods are refused until a controller has made it."""
+    return any(account["metadata"]["name"] == "default" for account in api.list(SERVICE_ACCOUNTS))
+
+
+def _is_ready(api: Api, name: str) -> bool:
+    if _find_pod(api, name).get("status", {}).get("phase") != "Running":
+        return False
+    return b"ready" in api.read_log(name)
+
+
+def _find_pod(api: Api, name: str) -> dict[str, Any]:
+    """By a list: to get a pod is a right that jobs do not need."""
+    return next(iter(api.list(PODS, fields=f"metadata.name={name}")), {})
+
+
+def _describe(api: Api, name: str) -> str:
+    """What keeps the pod from serving files."""
+    status = _find_pod(api, name).get("status", {})
+    waiting = [
+        state["waiting"]
+        for container in status.get("containerStatuses") or ()
+        if "waiting" in (state := container.get("state") or {})
+    ]
+    reasons = [
+        *(f"{one.get('reason', '')}: {one.get('message', '')}" for one in waiting),
+        *(one.get("message", "") for one in status.get("conditions") or ()),
+    ]
+    return next((reason for reason in reasons if reason.strip(": ")), "its pod does not run")

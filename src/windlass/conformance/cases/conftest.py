@@ -1,0 +1,161 @@
+"""The contract: what holds on every engine. One suite; the plugin beside it says which engine it runs on.
+
+`on` runs and submits on one engine, `shared` is a folder that the ranks and the case both see. A case that
+cannot hold on a cluster is marked `local_only`, one that means nothing locally `cluster_only`, both with the
+reason; one that is about something not every dialect can is marked `needs_can` with what that is, and one
+that does more than a user's Role allows `needs_right`. `engine_matters` are those that depend on where nodes
+come from, `quick` those that start no job: by default users run these two.
+
+The engine, `space` and `client_preamble` come from outside: from windlass.conformance where a user runs
+the cases, else from the conftest of the project, which runs them on every engine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from clean_home import home
+from cluster_shared import SharedFolder, make_shared
+from waits import find_left_over
+
+import windlass as wl
+from windlass import names
+from windlass.bundle.root import find_root
+from windlass.engines.dialects import dialect_table
+from windlass.engines.dialects.dialect import Dialect
+from windlass.errors import EngineMissing
+from windlass.kube.kinds import ObjectKind
+from windlass.kube.needs import check_needs
+
+if TYPE_CHECKING:
+    from cluster_space import Space
+
+__all__ = ["home"]
+
+PROJECT = find_root(Path(__file__))
+# Where a project lies in a pod. Written out: this is what users see.
+CODE = Path("/windlass/job/code")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for line in (
+        "local_only(reason): a contract that cannot hold on a cluster",
+        "cluster_only(reason): a contract that means nothing on one machine",
+        "engine_matters: a contract that depends on where nodes come from",
+        "quick: a contract that starts no job",
+        "needs_can(capability): a contract about something that not every dialect can",
+        "needs_right(verb, resource): a case that does more than a job may",
+    ):
+        config.addinivalue_line("markers", line)
+
+
+class Runner:
+    """run and submit on one engine."""
+
+    def __init__(
+        self, engine: str, space: Space | None = None, *, client_preamble: str = ""
+    ) -> None:
+        self.engine = engine
+        self.space = space
+        self.client_preamble = client_preamble  # what another process runs before it is a client
+        self.submitted: list[wl.Job] = []
+
+    def run(self, target: Any, args: Any = (), kwargs: Any = None, **settings: Any) -> list[Any]:
+        return wl.run(target, args, kwargs, quiet=True, engine=self.engine, **settings)
+
+    def submit(self, target: Any, args: Any = (), kwargs: Any = None, **settings: Any) -> wl.Job:
+        job = wl.submit(target, args, kwargs, engine=self.engine, **settings)
+        self.submitted.append(job)
+        return job
+
+    def fail(self, target: Any, args: Any = (), kwargs: Any = None, **settings: Any) -> wl.Job:
+        """Run something that must not succeed."""
+        job = self.submit(target, args, kwargs, **settings)
+        status = job.wait(120)
+        assert status.phase.value in ("failed", "cancelled"), status
+        return job
+
+    def there(self, path: Path, *, project: Path = PROJECT) -> Path:
+        """Where the ranks find a file or folder of a project."""
+        return path if self.space is None else CODE / path.relative_to(project)
+
+    @property
+    def dialect(self) -> Dialect:
+        return dialect_table.load_dialect(self.engine)
+
+    @property
+    def kind(self) -> ObjectKind:
+        """Of the main object of a job."""
+        return self.dialect.kind
+
+    @property
+    def own_moments(self) -> set[str]:
+        """What a job's timeline has on this engine alone."""
+        return set() if self.space is None else {"queued", "scheduled", "image", "container"}
+
+    def left_of(self, job: wl.Job) -> list[str]:
+        """What there is of a job outside its own folder: processes, objects."""
+        if self.space is None:
+            return find_left_over(Path(os.environ["WINDLASS_HOME"]))
+        return self.space.find_objects(f"{names.LABEL_JOB}={job.id}", main=self.kind)
+
+    def clean(self) -> None:
+        """End what runs; in a namespace, which tests share, also remove it."""
+        known = {job.id for job in wl.jobs()}
+        for job in self.submitted:
+            if job.id in known:
+                job.cancel(now=True)
+                job.wait(60)
+        if self.space is None:
+            return
+        for job in self._own_jobs():  # also those of wl.run and of other clients
+            job.cancel(now=True)
+            job.wait(60)
+            job.remove()
+        assert self._own_jobs() == []
+
+    def _own_jobs(self) -> list[wl.Job]:
+        foreign = self.space.list_foreign(self.kind)
+        return [job for job in wl.jobs() if job.id not in foreign]
+
+
+@pytest.fixture
+def on(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Runner]:
+    if request.param == "local":
+        runner = Runner("local")
+    else:
+        preamble = request.getfixturevalue("client_preamble")
+        space = request.getfixturevalue("space")
+        _skip_if_missing(request, space, request.param)
+        if space.config:
+            file = tmp_path / "config/windlass/config.toml"
+            file.parent.mkdir(parents=True)
+            file.write_text(space.config)
+        for name, value in {**space.settings, "WINDLASS_ENGINE": request.param}.items():
+            monkeypatch.setenv(name, value)
+        runner = Runner(request.param, space, client_preamble=preamble)
+    yield runner
+    runner.clean()
+
+
+def _skip_if_missing(request: pytest.FixtureRequest, space: Space, engine: str) -> None:
+    try:
+        check_needs(space.api, dialect_table.load_dialect(engine).needs)
+    except EngineMissing as missing:
+        pytest.skip(missing.message)
+    for verb, resource in (mark.args for mark in request.node.iter_markers("needs_right")):
+        if not space.may(verb, resource):
+            pytest.skip(f"you may not {verb} {resource} in namespace {space.namespace}")
+
+
+@pytest.fixture
+def shared(on: Runner, tmp_path: Path) -> SharedFolder:
+    if on.space and on.space.files is None:
+        pytest.skip(f"pods share no folder: {on.space.no_files}")
+    return make_shared(on.space.files if on.space else None, tmp_path)

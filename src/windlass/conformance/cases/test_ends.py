@@ -1,0 +1,79 @@
+"""Jobs on a cluster that end while nobody looks: what they left, and what is said where it is gone."""
+
+from __future__ import annotations
+
+import pytest
+import rank_work as work
+from waits import wait_for
+
+import windlass as wl
+from windlass import names
+from windlass.kube.kinds import PODS
+
+pytestmark = [
+    pytest.mark.cluster_only("a local job's folder stays"),
+    pytest.mark.needs_can("ends"),
+]
+FOLDER = f"{names.JOB_FOLDER}/attempt-0"
+HEADER = '{"rank":0,"attempt":0,"state":"returned","at_s":1.0}'
+
+
+def submit_unseen(on, shared, *target, **settings):
+    """A detached job that nobody follows any more once it runs; how to find it again."""
+    job = on.submit(*target, **settings)
+    shared.wait_for("up")
+    job._engine.let_go(job.ref)
+    return str(job.ref)
+
+
+def find_pods(on, ref):
+    return on.space.api.list(PODS, labels=f"{names.LABEL_JOB}={ref.rpartition('/')[2]}")
+
+
+def is_complete(on, ref):
+    end = on.dialect.read_end(on.space.api.get(on.dialect.kind, ref.rpartition("/")[2]))
+    return end is not None and end.is_complete
+
+
+@pytest.mark.engine_matters
+@pytest.mark.needs_right("delete", "pods")
+def test_a_job_whose_pods_are_gone_before_anybody_looked_has_ended(on, shared):
+    ref = submit_unseen(on, shared, work.return_bytes, (shared.path, 10))
+    shared.touch("go")
+    wait_for(lambda: is_complete(on, ref), "the Job is complete")
+    for pod in find_pods(on, ref):
+        on.space.api.delete(PODS, pod["metadata"]["name"], grace_s=0)
+    wait_for(lambda: not find_pods(on, ref), "its pods are gone")
+    job = wl.attach(ref)
+    seen = {job.status().phase.value}
+    status = job.wait(60)
+    assert seen | {status.phase.value} <= {"stopping", "ended"}
+    assert status.verdict.message == "it ran to its end, but how it ended is gone with its pods"
+    with pytest.raises(wl.EngineError, match="gone with its pods"):
+        job.results()
+
+
+def test_a_large_result_is_there_for_who_comes_back(on, shared):
+    """One that no pod's log keeps."""
+    ref = submit_unseen(on, shared, work.return_bytes, (shared.path, 5 << 20))
+    shared.touch("go")
+    assert wl.attach(ref).results(timeout_s=120) == [b"v" * (5 << 20)]
+
+
+def test_a_result_larger_than_memory_does_not_have_the_job_run_again(on, shared):
+    script = f"""
+import os, pathlib, time
+pathlib.Path("{shared.path}/up").touch()
+while not os.path.exists("{shared.path}/go"):
+    time.sleep(0.05)
+result = pathlib.Path("{FOLDER}/rank-0.result")
+result.write_text({HEADER!r} + chr(10))
+os.truncate(result, 64 << 30)
+"""
+    ref = submit_unseen(on, shared, ["python3", "-c", script], lease_s=1, memory="300Mi")
+    shared.touch("go")
+    wait_for(lambda: is_complete(on, ref), "the Job is complete")
+    [pod] = find_pods(on, ref)
+    assert pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 0
+    status = wl.attach(ref).status()
+    assert status.phase.value == "succeeded", status.verdict

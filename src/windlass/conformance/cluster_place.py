@@ -1,0 +1,189 @@
+"""Where cases run on a user's cluster: a namespace, checked before any case starts, and left as it was.
+
+With a namespace in the settings that one is used, if no job is in it; else one is made for the run. What the
+cluster or the user lacks is one error, told before anything is made; a first job shows that pods start.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from windlass import names
+from windlass.client.jobs.job import Job
+from windlass.client.jobs.run import Prepared, prepare
+from windlass.client.terminal import say
+from windlass.engines.dialects.dialect import Dialect
+from windlass.engines.dialects.dialect_table import load_dialect
+from windlass.errors import EngineError, SpecError, WaitTimeout
+from windlass.kube.access import check_needed, may
+from windlass.kube.api import Api, connect
+from windlass.kube.api_errors import Forbidden, NotFound
+from windlass.kube.fields import name_of
+from windlass.kube.kinds import NAMESPACES
+from windlass.kube.needs import check_needs
+from windlass.observe.why import explain
+from windlass.settings import Settings
+from windlass.waiting import wait_until
+
+LABEL = "windlass-conformance"
+_STEM = "windlass-conformance"
+# what a user's cluster may want of every pod; what cases are about is left to them
+_CARRIED = (
+    *("context", "python", "cpus", "memory", "ephemeral_storage", "shm", "requests"),
+    *("node_selector", "tolerations", "priority_class", "queue", "runtime", "service_account"),
+    *("run_as", "pull_secrets", "annotations", "patch"),
+)
+_FIRST_JOB_S = 900.0  # its image may have to be pulled
+_KNOWN_S = 60.0
+_GONE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConformancePlace:
+    """What every job of the cases has in common. `config` is a settings file, `label` marks their objects."""
+
+    api: Api
+    image: str
+    config: str
+    label: str
+
+
+@contextmanager
+def open_place(settings: Settings) -> Iterator[ConformancePlace]:
+    """The namespace while it is needed; one that was made for it is gone afterwards."""
+    dialect = load_dialect(settings.engine)
+    run = secrets.token_hex(4)
+    is_own = not settings.namespace
+    name = f"{_STEM}-{run}" if is_own else settings.namespace
+    prepared = _prepare_first(settings, name, run)
+    api = connect(context=settings.context, namespace=name)
+    check_needs(api, dialect.needs)
+    if not is_own:
+        _check_exists(api)
+    check_needed(api, rights=dialect.rights)
+    if is_own:
+        _create(api)
+    else:
+        _check_has_no_jobs(api, dialect)
+    say(f"engine {dialect.name} in namespace {name}{', made for this run' if is_own else ''}")
+    try:
+        _run_first(prepared)
+        yield ConformancePlace(
+            api=api,
+            image=settings.image,
+            config=render_config(settings, {LABEL: run}),
+            label=f"{LABEL}={run}",
+        )
+    finally:
+        if is_own:
+            _remove_namespace(api)
+
+
+# -- before anything is made ---------------------------------------------------------------------
+
+
+def _prepare_first(settings: Settings, namespace: str, run: str) -> Prepared:
+    """A job of two pods that does nothing, decided: a setting that is missing or wrong is told by this."""
+    flags = {
+        "engine": settings.engine,
+        "context": settings.context,
+        "namespace": namespace,
+        "image": settings.image,
+        "in_image": True,
+        "nodes": 2,
+        "name": "conformance",
+        "labels": {LABEL: run},
+    }
+    return prepare(["true"], detach=True, flags=flags)
+
+
+def _check_exists(api: Api) -> None:
+    try:
+        api.get(NAMESPACES, api.namespace)
+    except NotFound as error:
+        raise EngineError(
+            f"there is no namespace {api.namespace}",
+            hint=f"kubectl create namespace {api.namespace}, or leave out --namespace to have one made",
+        ) from error
+    except Forbidden:
+        pass  # who has rights in one namespace may not see even that
+
+
+def _check_has_no_jobs(api: Api, dialect: Dialect) -> None:
+    if jobs := api.list(dialect.kind, labels=names.LABEL_JOB):
+        raise SpecError(
+            f"namespace {api.namespace} has jobs in it ({name_of(jobs[0])}), and the cases count jobs",
+            hint="name a namespace without jobs, or leave out --namespace to have one made",
+        )
+
+
+def _create(api: Api) -> None:
+    if not may(api, "create", "namespaces"):
+        raise SpecError(
+            "the cases need a namespace without jobs, and you may not create one",
+            hint="name one with --namespace",
+        )
+    api.create(NAMESPACES, {"metadata": {"name": api.namespace}})
+
+
+# -- the first job -------------------------------------------------------------------------------
+
+
+def _run_first(prepared: Prepared) -> None:
+    """Images are pulled now, and what keeps pods from running is told once."""
+    job = prepared.start()
+    try:
+        status = job.wait(_FIRST_JOB_S, say=lambda _: say(_explain(job)))
+        if status.phase.value != "succeeded":
+            raise EngineError(f"a first job of two pods failed: {_explain(job)}")
+    except WaitTimeout as error:
+        raise EngineError(
+            f"a first job of two pods did not start in {_FIRST_JOB_S:g} s: {_explain(job)}",
+            hint="windlass doctor --deep looks at what pods need",
+        ) from error
+    finally:
+        job.cancel(now=True)
+        job.wait(_KNOWN_S)
+        job.remove()
+
+
+def _explain(job: Job) -> str:
+    return explain(job.status(), now_s=time.time()).sentence
+
+
+def _remove_namespace(api: Api) -> None:
+    name = api.namespace
+    api.delete(NAMESPACES, name)
+    is_gone = wait_until(
+        lambda: not api.list(NAMESPACES, fields=f"metadata.name={name}"),
+        timeout_s=_GONE_S,
+        every_s=0.5,
+        say=lambda _: say(f"waiting for namespace {name} to be gone"),
+    )
+    if not is_gone:
+        say(f"namespace {name} is still being deleted: kubectl get namespace {name}")
+
+
+# -- settings ------------------------------------------------------------------------------------
+
+
+def render_config(settings: Settings, labels: Mapping[str, str]) -> str:
+    """A settings file of what the user's settings want of every pod."""
+    values = {name: settings.value(name) for name in _CARRIED if settings.origin(name) != "default"}
+    values["labels"] = {**settings.labels, **labels}
+    return "".join(f"{name} = {_render_toml(value)}\n" for name, value in values.items())
+
+
+def _render_toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        pairs = (f"{json.dumps(str(key))} = {_render_toml(each)}" for key, each in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(_render_toml(each) for each in value)}]"
+    return json.dumps("none" if value is None else value, ensure_ascii=False)

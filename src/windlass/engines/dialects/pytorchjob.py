@@ -1,0 +1,200 @@
+"""The dialect `pytorchjob`: nodes are the Worker pods of a PyTorchJob of Kubeflow's training-operator.
+
+Pure, and the only file that knows what a PyTorchJob is. There is no Master, so the operator adds no container
+that waits for its name: pods find the lead by a Service of ours. What a pod exits with decides: by the
+restart policy ExitCode, a code below 128 is final and the job Failed, a higher one (a signal) has the pod
+replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Collection
+from typing import Any
+
+from windlass import names
+from windlass.engines.dialects.dialect import (
+    Adoption,
+    Dialect,
+    ObjectEnd,
+    ObjectPhase,
+    make_hold_reader,
+    read_condition_end,
+)
+from windlass.kube.access import END_LOST_PODS
+from windlass.kube.fields import (
+    Object,
+    annotations_of,
+    condition_of,
+    is_true,
+    labels_of,
+    read_index,
+)
+from windlass.kube.kinds import PYTORCH_JOBS
+from windlass.kube.manifests import make_metadata
+from windlass.kube.mounts import pod_of
+from windlass.kube.naming import make_annotations
+from windlass.kube.needs import Need
+from windlass.kube.pod_template import make_template
+from windlass.plan.plan import Plan
+
+CONTAINER = "pytorch"  # the operator wants one of this name
+LABEL_INDEX = "training.kubeflow.org/replica-index"
+LABEL_TYPE = "training.kubeflow.org/replica-type"
+LABEL_JOB_NAME = "training.kubeflow.org/job-name"
+# What the operator sets in every container, for a torchrun that is not ours.
+_OPERATORS_OWN = (
+    *("PYTHONUNBUFFERED", names.PET_NNODES, names.PET_NPROC_PER_NODE, names.PET_RDZV_ENDPOINT),
+    *("PET_RDZV_BACKEND", "PET_RDZV_ID", "PET_RDZV_CONF", "PET_MAX_RESTARTS", "PET_STANDALONE"),
+)
+_MISSPELT = "nProcPerNode"
+_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_KUEUE_PREFIX = "pytorchjob-"  # of the names of its Workloads
+_POD_NAME = re.compile(r"(?P<job>.+)-(?P<type>master|worker)-(?P<index>\d+)")
+_DAY_S = 86400
+
+
+def render(plan: Plan, files: Collection[str], submit: str = "") -> dict[str, Any]:
+    """The PyTorchJob, suspended. Which attempt follows on a lost pod is for the lead to say."""
+    pod = pod_of(plan)
+    metadata = make_metadata(plan, plan.job_id, annotations=make_annotations(plan, submit))
+    if pod.queue:
+        metadata["labels"][names.LABEL_QUEUE] = pod.queue
+    worker = {
+        "replicas": len(plan.nodes),
+        "restartPolicy": "ExitCode",
+        "template": _make_template(plan, files),
+    }
+    spec: dict[str, Any] = {
+        "runPolicy": {"suspend": True, **_make_run_policy(plan)},
+        "nprocPerNode": str(plan.nodes[0].num_ranks),
+        "pytorchReplicaSpecs": {"Worker": worker},
+    }
+    if plan.min_nodes < len(plan.nodes):  # pods that never came must not keep it from ending
+        spec["elasticPolicy"] = {
+            "minReplicas": plan.min_nodes,
+            "maxReplicas": len(plan.nodes),
+            "rdzvBackend": "c10d",
+        }
+    return {
+        "apiVersion": PYTORCH_JOBS.api_version,
+        "kind": PYTORCH_JOBS.name,
+        "metadata": metadata,
+        "spec": spec,
+    }
+
+
+def _make_template(plan: Plan, files: Collection[str]) -> dict[str, Any]:
+    template = make_template(
+        plan,
+        files,
+        env={names.ENV_TELLS_FAILURE: "1", names.ENV_FORGET: ",".join(_OPERATORS_OWN)},
+        env_fields={names.NODE_INDEX: f"metadata.labels['{LABEL_INDEX}']"},
+        container=CONTAINER,
+    )
+    del template["spec"]["restartPolicy"]  # the operator warns of any that is not its own
+    return template
+
+
+def _make_run_policy(plan: Plan) -> dict[str, Any]:
+    policy: dict[str, Any] = {
+        "cleanPodPolicy": "None",  # what ranks wrote is in their pods' logs
+        "backoffLimit": plan.node_restarts,
+    }
+    ttl_s = pod_of(plan).ttl_s
+    if ttl_s is not None:
+        policy["ttlSecondsAfterFinished"] = math.ceil(ttl_s)
+    if plan.timeout_s is not None:
+        # it counts from the start of the first pod, so it can only catch a lead that forgot
+        policy["activeDeadlineSeconds"] = min(2 * math.ceil(plan.timeout_s) + _DAY_S, (1 << 31) - 1)
+    return policy
+
+
+def read_end(job: Object) -> ObjectEnd | None:
+    """Succeeded or Failed, by its own conditions."""
+    return read_condition_end(job, complete="Succeeded")
+
+
+def read_phase(job: Object) -> ObjectPhase:
+    if read_end(job) is not None:
+        return ObjectPhase.ENDED
+    counts = (job.get("status", {}).get("replicaStatuses") or {}).values()
+    has_run = any(of.get(kind) for of in counts for kind in ("active", "succeeded", "failed"))
+    if has_run or is_true(condition_of(job, "Restarting")):
+        return ObjectPhase.STARTED
+    return ObjectPhase.HELD if _is_suspended(job) else ObjectPhase.WAITING
+
+
+def _is_suspended(job: Object) -> bool:
+    return bool((job.get("spec", {}).get("runPolicy") or {}).get("suspend"))
+
+
+def num_pods(job: Object) -> int:
+    replicas = job.get("spec", {}).get("pytorchReplicaSpecs") or {}
+    return sum(int(of.get("replicas") or 1) for of in replicas.values())
+
+
+def index_of(pod: Object) -> int | None:
+    return read_index(labels_of(pod).get(LABEL_INDEX, ""))
+
+
+def index_among(job: Object, pod: Object) -> int | None:
+    """Where others made a Master, too, it comes first, as it does in RANK."""
+    index = index_of(pod)
+    is_after_master = "Master" in job["spec"]["pytorchReplicaSpecs"] and (
+        labels_of(pod).get(LABEL_TYPE) == "worker"
+    )
+    return index if index is None else index + is_after_master
+
+
+def find_misspelt(job: Object) -> str:
+    """What guides write for `nprocPerNode`: the API server drops it, the file that was applied has it."""
+    try:
+        applied = json.loads(annotations_of(job).get(_APPLIED, "{}"))
+    except ValueError:
+        return ""
+    said = (applied.get("spec") or {}).get(_MISSPELT)
+    is_so = job.get("spec", {}).get("nprocPerNode") or "auto"
+    if said is None or str(said) == is_so:
+        return ""
+    return (
+        f"{_MISSPELT}: {said} in its file has no effect, and nprocPerNode is {is_so}; "
+        f'write nprocPerNode: "{said}"'
+    )
+
+
+def index_in_name(pod: str, job_id: str) -> int | None:
+    match = _POD_NAME.fullmatch(pod)
+    return int(match["index"]) if match and match["job"] == job_id else None
+
+
+PYTORCHJOB = Dialect(
+    name="pytorchjob",
+    kind=PYTORCH_JOBS,
+    can=frozenset({"detach", "restarts", "timeout", "pods", "keys", "ends"}),
+    needs=(Need(kind=PYTORCH_JOBS, product="Kubeflow's training-operator 1.9"),),
+    more_rights=(END_LOST_PODS,),
+    operator="training-operator",
+    render=render,
+    start={"spec": {"runPolicy": {"suspend": False}}},
+    suspend={"spec": {"runPolicy": {"suspend": True}}},
+    give_up={"spec": {"runPolicy": {"backoffLimit": 0}}},
+    end_lost_pod={},  # its name is free then
+    read_end=read_end,
+    read_phase=read_phase,
+    num_pods=num_pods,
+    pod_made="SuccessfulCreatePod",
+    read_hold=make_hold_reader(_KUEUE_PREFIX, _is_suspended),
+    lead_labels={LABEL_TYPE: "worker", LABEL_INDEX: "0"},
+    index_of=index_of,
+    index_in_name=index_in_name,
+    host_name="{job_id}-worker-{index}",
+    container=CONTAINER,
+    adoption=Adoption(
+        pod_labels=lambda name: {LABEL_JOB_NAME: name},
+        index_of=index_among,
+        find_slip=find_misspelt,
+    ),
+)

@@ -1,0 +1,224 @@
+"""The dialect `raycluster`: nodes are the pods of a RayCluster of KubeRay, its head pod node 0.
+
+Pure, and the only file that knows what a RayCluster is. KubeRay makes pods and replaces them for ever: it has
+no end, and its worker pods no index, which the lead gives them. Our agent is their command, and starts Ray
+where the work wants it; so what KubeRay puts around a `ray start` of its own is kept away.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from windlass import names
+from windlass.engines.dialects.dialect import (
+    Adoption,
+    Dialect,
+    ObjectEnd,
+    ObjectPhase,
+    is_suspended,
+    make_hold_reader,
+)
+from windlass.kube.access import END_LOST_PODS, Right
+from windlass.kube.fields import (
+    Object,
+    condition_of,
+    controller_name_of,
+    is_true,
+    labels_of,
+    name_of,
+    read_time,
+)
+from windlass.kube.kinds import RAY_CLUSTERS, RAY_JOBS
+from windlass.kube.manifests import make_metadata
+from windlass.kube.mounts import pod_of
+from windlass.kube.naming import make_annotations
+from windlass.kube.needs import Need
+from windlass.kube.patching import apply_patch
+from windlass.kube.pod_template import make_template
+from windlass.plan.plan import Plan
+
+LABEL_CLUSTER = "ray.io/cluster"
+LABEL_TYPE = "ray.io/node-type"
+HEAD = "head"
+GROUP = "workers"
+OVERWRITE = "ray.io/overwrite-container-cmd"
+# KubeRay has worker pods wait for a Ray head, which starts only once they are here. The container that waits
+# has our variables and mounts, and runs in bash, which reads this first.
+ANNOTATION_BASH = "windlass.dev/bash-env"
+BASH_FOLDER = "/windlass/kuberay"
+NO_WAIT = 'case "$BASH_EXECUTION_STRING" in *"ray health-check"*) exit 0;; esac'
+# What KubeRay sets in every container, for a Ray that is not ours.
+_OPERATORS_OWN = (
+    *("BASH_ENV", "RAY_ADDRESS", "RAY_IP", "RAY_PORT", "FQ_RAY_IP", "REDIS_PASSWORD"),
+    *("KUBERAY_GEN_RAY_START_CMD", "RAY_CLUSTER_NAME", "RAY_CLOUD_INSTANCE_ID"),
+    "RAY_NODE_TYPE_NAME",
+)
+_KUEUE_PREFIX = "raycluster-"  # of the names of its Workloads
+_NEVER = (1 << 31) - 1
+
+
+def render(plan: Plan, files: Collection[str], submit: str = "") -> dict[str, Any]:
+    """The RayCluster, suspended: a head, and one group of workers of a fixed size."""
+    pod = pod_of(plan)
+    metadata = make_metadata(plan, plan.job_id, annotations=make_annotations(plan, submit))
+    if pod.queue:
+        metadata["labels"][names.LABEL_QUEUE] = pod.queue
+    num_workers = len(plan.nodes) - 1
+    group = {
+        "groupName": GROUP,
+        "replicas": num_workers,
+        "minReplicas": max(0, plan.min_nodes - 1),
+        "maxReplicas": num_workers,
+        "rayStartParams": {},
+        "template": _make_template(plan, files, is_worker=True),
+    }
+    head = {"rayStartParams": {}, "template": _make_template(plan, files, is_worker=False)}
+    return {
+        "apiVersion": RAY_CLUSTERS.api_version,
+        "kind": RAY_CLUSTERS.name,
+        "metadata": metadata,
+        "spec": {
+            "suspend": True,
+            "headGroupSpec": head,
+            "workerGroupSpecs": [group] if num_workers else [],
+        },
+    }
+
+
+def _make_template(plan: Plan, files: Collection[str], *, is_worker: bool) -> dict[str, Any]:
+    template = make_template(
+        plan,
+        files,
+        env={
+            names.NODE_INDEX: names.INDEX_FROM_LEAD if is_worker else "0",
+            names.ENV_STAYS_UP: "1",
+            names.ENV_FORGET: ",".join(_OPERATORS_OWN),
+            "BASH_ENV": f"{BASH_FOLDER}/bash-env",
+        },
+        restart_policy="Always",
+        is_worker=is_worker,
+    )
+    del template["spec"]["subdomain"]  # a pod without a stable name needs none
+    return apply_patch(_make_frame(plan), template)
+
+
+def _make_frame(plan: Plan) -> dict[str, Any]:
+    """What a pod has here alone. KubeRay adds probes of its own, which ask for Ray, where there are none."""
+    probe = {"exec": {"command": [plan.python or "python3", "-I", "-S", "-c", ""]}}
+    source = {"fieldRef": {"fieldPath": f"metadata.annotations['{ANNOTATION_BASH}']"}}
+    volume = {"downwardAPI": {"items": [{"path": "bash-env", **source}]}}
+    container = {
+        "name": names.CONTAINER,
+        # a pod is ready when its agent runs; whether Ray does is the agent's business
+        "readinessProbe": {**probe, "periodSeconds": 30, "timeoutSeconds": 10},
+        "livenessProbe": {**probe, "periodSeconds": 3600, "failureThreshold": _NEVER},
+        "volumeMounts": [{"name": "kuberay", "mountPath": BASH_FOLDER, "readOnly": True}],
+    }
+    return {
+        "metadata": {"annotations": {OVERWRITE: "true", ANNOTATION_BASH: NO_WAIT}},
+        "spec": {"containers": [container], "volumes": [{"name": "kuberay", **volume}]},
+    }
+
+
+def read_phase(cluster: Object) -> ObjectPhase:
+    """It has no end. Its head is ready as soon as its container runs."""
+    is_up = cluster.get("status", {}).get("state") == "ready"
+    if is_up or is_true(condition_of(cluster, "HeadPodReady")):
+        return ObjectPhase.STARTED
+    return ObjectPhase.HELD if is_suspended(cluster) else ObjectPhase.WAITING
+
+
+def num_pods(cluster: Object) -> int:
+    groups = cluster.get("spec", {}).get("workerGroupSpecs") or ()
+    return 1 + sum(int(of.get("replicas") or 0) * int(of.get("numOfHosts") or 1) for of in groups)
+
+
+def index_of(pod: Object) -> int | None:
+    """Node 0 is the head; which worker is which only the lead knows."""
+    return 0 if labels_of(pod).get(LABEL_TYPE) == HEAD else None
+
+
+def index_in_name(pod: str, job_id: str) -> int | None:
+    return 0 if re.fullmatch(rf"{re.escape(job_id)}-{HEAD}(-[a-z0-9]{{5}})?", pod) else None
+
+
+# -- what others make --------------------------------------------------------------------------
+
+
+def read_job_end(job: Object) -> ObjectEnd | None:
+    """The end of a RayJob, which has one: its deployment's and, on older KubeRay, its work's alone."""
+    status = job.get("status", {})
+    if status.get("jobDeploymentStatus") not in ("Complete", "Failed"):
+        return None
+    # a message goes on with the last lines of the work, which are in the logs
+    why = (str(status[key]).partition("\n")[0] for key in ("reason", "message") if status.get(key))
+    return ObjectEnd(
+        is_complete=status.get("jobStatus") == "SUCCEEDED",
+        at_s=read_time(status.get("endTime")),
+        message=": ".join(why),
+    )
+
+
+def read_job_phase(job: Object) -> ObjectPhase:
+    if read_job_end(job) is not None:
+        return ObjectPhase.ENDED
+    if job.get("status", {}).get("jobStatus"):
+        return ObjectPhase.STARTED
+    return ObjectPhase.HELD if is_suspended(job) else ObjectPhase.WAITING
+
+
+def owns_for_job(job: Object, pod: Object) -> bool:
+    """A RayJob's pods are those of its RayCluster, and the one that submits the work and prints its lines."""
+    status = job.get("status", {})
+    makers = (status.get("rayClusterName"), name_of(job))
+    return controller_name_of(pod) in makers
+
+
+_OF_OTHERS = Adoption(
+    pod_labels=lambda name: {LABEL_CLUSTER: name}, index_of=lambda _cluster, pod: index_of(pod)
+)
+
+RAYCLUSTER = Dialect(
+    name="raycluster",
+    kind=RAY_CLUSTERS,
+    can=frozenset({"detach", "restarts", "timeout", "pods", "keys"}),
+    needs=(Need(kind=RAY_CLUSTERS, product="KubeRay 1.1"),),
+    more_rights=(
+        END_LOST_PODS,
+        Right(
+            group=RAY_JOBS.group,
+            resource=RAY_JOBS.plural,
+            verbs=("get", "list", "watch", "delete"),
+            purpose="status, logs and cancel of RayJobs that others made",
+            optional=True,
+        ),
+    ),
+    operator="KubeRay",
+    render=render,
+    start={"spec": {"suspend": False}},
+    suspend={"spec": {"suspend": True}},
+    end_lost_pod={},  # while it is there, no other takes its place
+    stays_up=True,
+    read_end=lambda _cluster: None,
+    read_phase=read_phase,
+    num_pods=num_pods,
+    pod_made="CreatedHeadPod",
+    read_hold=make_hold_reader(_KUEUE_PREFIX),
+    lead_labels={LABEL_TYPE: HEAD},
+    index_of=index_of,
+    index_in_name=index_in_name,
+    host_name="",
+    adoption=_OF_OTHERS,
+)
+RAYJOB = replace(  # only ever made by others
+    RAYCLUSTER,
+    kind=RAY_JOBS,
+    read_end=read_job_end,
+    read_phase=read_job_phase,
+    num_pods=lambda job: num_pods({"spec": job.get("spec", {}).get("rayClusterSpec") or {}}),
+    adoption=replace(_OF_OTHERS, pod_labels=lambda _name: {}, owns=owns_for_job),
+)
+RAYCLUSTER = replace(RAYCLUSTER, also_adopts=(RAYJOB,))

@@ -1,0 +1,290 @@
+"""The dialect `trainjob`: nodes are the pods of a TrainJob of Kubeflow Trainer 2.
+
+Pure, and the only file that knows what a TrainJob is. TrainJob -> JobSet -> Indexed Job -> pods: operators
+make them from a runtime, which alone can say what is tried again. So each job has a runtime of its own, made
+from the chosen one: its pod is merged with ours, lost pods are replaced, and a job that failed is Failed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from windlass import names
+from windlass.engines.dialects.dialect import (
+    Adoption,
+    Dialect,
+    ObjectPhase,
+    Prerequisite,
+    is_suspended,
+    make_hold_reader,
+    read_condition_end,
+)
+from windlass.errors import SpecError
+from windlass.kube.access import END_LOST_PODS, Right
+from windlass.kube.fields import Object, controller_name_of, labels_of, name_of, read_index
+from windlass.kube.kinds import CLUSTER_TRAINING_RUNTIMES, TRAIN_JOBS, TRAINING_RUNTIMES
+from windlass.kube.manifests import make_metadata
+from windlass.kube.mounts import pod_of
+from windlass.kube.naming import make_annotations
+from windlass.kube.needs import Need
+from windlass.kube.patching import apply_patch
+from windlass.kube.pod_template import make_template
+from windlass.plan.plan import Plan
+from windlass.spec.storage import SecretVariable
+
+RUNTIME = "torch-distributed"
+CONTAINER = STEP = "node"  # what the operator wants the trainer's container and job to be called
+LABEL_INDEX = "batch.kubernetes.io/job-completion-index"
+LABEL_JOBSET = "jobset.sigs.k8s.io/jobset-name"  # which is the TrainJob's
+LABEL_STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
+LABEL_FRAMEWORK = "trainer.kubeflow.org/framework"
+RESERVED = (
+    *(names.PET_NNODES, names.PET_NPROC_PER_NODE, names.PET_NODE_RANK),
+    *(names.PET_MASTER_ADDR, names.PET_MASTER_PORT),
+)
+SHIPPED: Mapping[str, Object] = {
+    RUNTIME: {
+        "metadata": {"name": RUNTIME, "labels": {LABEL_FRAMEWORK: "torch"}},
+        "spec": {
+            "mlPolicy": {"numNodes": 1, "torch": {}},
+            "template": {
+                "spec": {
+                    "replicatedJobs": [
+                        {
+                            "name": STEP,
+                            "template": {
+                                "metadata": {"labels": {LABEL_STEP: "trainer"}},
+                                "spec": {"template": {"spec": {"containers": []}}},
+                            },
+                        }
+                    ]
+                }
+            },
+        },
+    }
+}
+_FAILURES = "metadata.annotations['batch.kubernetes.io/job-index-failure-count']"
+_UNSTARTABLE = (126, 127, 128)  # the image lacks the program: no other pod will find it
+_KUEUE_PREFIX = "trainjob-"  # of the names of its Workloads
+_POD_NAME = re.compile(rf"(?P<job>.+)-{STEP}-0-(?P<index>\d+)-[a-z0-9]{{5}}")
+_OF_TRAINER = {
+    "image": "image",
+    "command": "command",
+    "env": "env",
+    "resources": "resourcesPerNode",
+}
+_NOT_OURS = ("args", "workingDir", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle")
+_DAY_S = 86400
+
+
+def render(plan: Plan, files: Collection[str], submit: str = "") -> dict[str, Any]:
+    """The TrainJob, suspended: what the trainer runs, on how many nodes; the rest is in its runtime."""
+    pod = pod_of(plan)
+    annotations = make_annotations(plan, submit)
+    if pod.ttl_s is not None:
+        annotations[names.ANNOTATION_TTL] = str(math.ceil(pod.ttl_s))
+    metadata = make_metadata(plan, plan.job_id, annotations=annotations)
+    if pod.queue:
+        metadata["labels"][names.LABEL_QUEUE] = pod.queue
+    container = _make_template(plan, files)["spec"]["containers"][0]
+    spec: dict[str, Any] = {
+        "suspend": True,
+        "runtimeRef": {
+            "apiGroup": TRAINING_RUNTIMES.group,
+            "kind": TRAINING_RUNTIMES.name,
+            "name": plan.job_id,
+        },
+        "trainer": {
+            "numNodes": len(plan.nodes),
+            "numProcPerNode": plan.nodes[0].num_ranks,
+            **{_OF_TRAINER[key]: container[key] for key in _OF_TRAINER if key in container},
+        },
+    }
+    if plan.timeout_s is not None:
+        # it counts from the first pod's creation, so it can only catch a lead that forgot
+        spec["activeDeadlineSeconds"] = min(2 * math.ceil(plan.timeout_s) + _DAY_S, (1 << 31) - 1)
+    return {
+        "apiVersion": TRAIN_JOBS.api_version,
+        "kind": TRAIN_JOBS.name,
+        "metadata": metadata,
+        "spec": spec,
+    }
+
+
+def render_runtime(
+    plan: Plan, files: Collection[str], submit: str, source: Object
+) -> dict[str, Any]:
+    """The job's own runtime: the chosen one, its trainer's pod merged with ours, its restarts left to us."""
+    metadata = make_metadata(plan, plan.job_id, annotations=make_annotations(plan, submit))
+    if framework := labels_of(source).get(
+        LABEL_FRAMEWORK
+    ):  # Kubeflow's SDK sees no runtime without
+        metadata["labels"][LABEL_FRAMEWORK] = framework
+    jobset = source["spec"]["template"]
+    steps = [
+        _make_step(plan, files, step) if step is _find_trainer(source) else step
+        for step in jobset["spec"]["replicatedJobs"]
+    ]
+    # a JobSet that starts all over again would end what the lead keeps alive
+    inner = {key: value for key, value in jobset["spec"].items() if key != "failurePolicy"}
+    return {
+        "apiVersion": TRAINING_RUNTIMES.api_version,
+        "kind": TRAINING_RUNTIMES.name,
+        "metadata": metadata,
+        "spec": {
+            **source["spec"],
+            "template": {**jobset, "spec": {**inner, "replicatedJobs": steps}},
+        },
+    }
+
+
+def _find_trainer(runtime: Object) -> Object:
+    """The step of a runtime that is replaced by ours."""
+    policy = runtime["spec"].get("mlPolicy") or {}
+    for step in runtime["spec"]["template"]["spec"]["replicatedJobs"]:
+        labels = labels_of(step.get("template") or {})
+        is_trainer = labels.get(LABEL_STEP) == "trainer" and step.get("name") == STEP
+        if is_trainer and "mpi" not in policy and "flux" not in policy:
+            trainer: Object = step
+            return trainer
+    raise SpecError(
+        f"the runtime {name_of(runtime)} has no step {STEP!r} whose pods are the nodes",
+        hint=f"choose one that torchrun could use with --runtime; the default is {RUNTIME}",
+    )
+
+
+def _make_step(plan: Plan, files: Collection[str], step: Object) -> dict[str, Any]:
+    job = step["template"]
+    template = _make_template(plan, files)
+    ours = template["spec"]["containers"][0]
+    ours = {key: value for key, value in ours.items() if key not in _OF_TRAINER}
+    patch = {
+        **template,
+        "spec": {
+            **template["spec"],
+            "containers": [
+                {**ours, **dict.fromkeys(_NOT_OURS)},
+                *template["spec"]["containers"][1:],
+            ],
+        },
+    }
+    policy: dict[str, Any] = {
+        "backoffLimit": None,
+        "backoffLimitPerIndex": plan.node_restarts,
+        "maxFailedIndexes": 0,
+        "podReplacementPolicy": "Failed",  # no other is allowed beside a podFailurePolicy
+        "podFailurePolicy": {
+            "rules": [
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {
+                        "containerName": CONTAINER,
+                        "operator": "In",
+                        "values": [names.EXIT_FAILED_WORK, *_UNSTARTABLE],
+                    },
+                }
+            ]
+        },
+    }
+    if plan.min_nodes < len(plan.nodes):  # pods that never came must not keep it from ending
+        policy["successPolicy"] = {"rules": [{"succeededIndexes": "0"}]}
+    return {**step, "template": apply_patch(job, {"spec": {**policy, "template": patch}})}
+
+
+def _make_template(plan: Plan, files: Collection[str]) -> dict[str, Any]:
+    """Our pod. Its names are its JobSet's, and what it says when it ends is read by its Job."""
+    for secret in pod_of(plan).secrets:
+        if isinstance(secret, SecretVariable) and secret.variable in RESERVED:
+            raise SpecError(
+                f"{secret.variable} is set by Kubeflow Trainer in every pod of a TrainJob",
+                hint="give the Secret's value another variable",
+            )
+    template = make_template(
+        plan,
+        files,
+        env={
+            names.ENV_TELLS_FAILURE: names.TELLS_BY_LEAD,
+            names.ENV_FORGET: ",".join(RESERVED),  # they are for a torchrun that is not ours
+        },
+        env_fields={names.NODE_FAILURES: _FAILURES},
+        container=CONTAINER,
+    )
+    del template["spec"]["subdomain"]
+    return template
+
+
+def read_phase(job: Object) -> ObjectPhase:
+    """Its counts are of Jobs: one is ready when all of its pods are."""
+    if read_condition_end(job) is not None:
+        return ObjectPhase.ENDED
+    counts = job.get("status", {}).get("jobsStatus") or ()
+    if any(of.get(kind) for of in counts for kind in ("ready", "succeeded", "failed")):
+        return ObjectPhase.STARTED
+    return ObjectPhase.HELD if is_suspended(job) else ObjectPhase.WAITING
+
+
+def owns(pod: Object, _uid: str) -> bool:
+    """By the name of the Job that controls it: two objects stand between a TrainJob's uid and its pods."""
+    return controller_name_of(pod) == f"{labels_of(pod).get(LABEL_JOBSET)}-{STEP}-0"
+
+
+def index_of(pod: Object) -> int | None:
+    return read_index(labels_of(pod).get(LABEL_INDEX, ""))
+
+
+def index_in_name(pod: str, job_id: str) -> int | None:
+    match = _POD_NAME.fullmatch(pod)
+    return int(match["index"]) if match and match["job"] == job_id else None
+
+
+TRAINJOB = Dialect(
+    name="trainjob",
+    kind=TRAIN_JOBS,
+    can=frozenset({"detach", "restarts", "timeout", "pods", "keys", "ends", "runtime"}),
+    needs=(
+        Need(kind=TRAIN_JOBS, product="Kubeflow Trainer 2"),
+        Need(kind=TRAINING_RUNTIMES, product="Kubeflow Trainer 2"),
+    ),
+    newer_fields={"spec.activeDeadlineSeconds": {"spec": {"activeDeadlineSeconds": None}}},
+    more_rights=(
+        Right(
+            group=TRAINING_RUNTIMES.group,
+            resource=TRAINING_RUNTIMES.plural,
+            verbs=("get", "list", "create", "patch", "delete"),
+            purpose="each job's own copy of its runtime, which says what is tried again",
+        ),
+        END_LOST_PODS,
+        replace(END_LOST_PODS, resource="pods/status", verbs=("patch",)),
+    ),
+    operator="Kubeflow Trainer",
+    prerequisite=Prerequisite(
+        kind=TRAINING_RUNTIMES,
+        sources=(TRAINING_RUNTIMES, CLUSTER_TRAINING_RUNTIMES),
+        source_name=lambda plan: pod_of(plan).runtime or RUNTIME,
+        shipped=SHIPPED,
+        render=render_runtime,
+    ),
+    render=render,
+    start={"spec": {"suspend": False}},
+    suspend={"spec": {"suspend": True}},
+    give_up={},  # by its podFailurePolicy
+    end_lost_pod={"status": {"phase": "Failed", "reason": "NodeLost"}},  # which its Job waits for
+    read_end=read_condition_end,
+    read_phase=read_phase,
+    num_pods=lambda job: int((job.get("spec", {}).get("trainer") or {}).get("numNodes") or 1),
+    read_hold=make_hold_reader(_KUEUE_PREFIX),
+    pod_maker=lambda job: ("Job", f"{name_of(job)}-{STEP}-0"),
+    lead_labels={LABEL_INDEX: "0"},
+    index_of=index_of,
+    index_in_name=index_in_name,
+    owns=owns,
+    host_name=f"{{job_id}}-{STEP}-0-{{index}}.{{job_id}}",
+    container=CONTAINER,
+    adoption=Adoption(
+        pod_labels=lambda name: {LABEL_JOBSET: name}, index_of=lambda _job, pod: index_of(pod)
+    ),
+)

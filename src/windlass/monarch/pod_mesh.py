@@ -1,0 +1,72 @@
+"""The hosts of a Monarch mesh that others made: pods of a cluster, found as Monarch's own clients find them.
+
+Asks the cluster of the kubeconfig, or the one this process runs in, and must be able to reach pods
+by their addresses. Imports no Monarch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from windlass import names
+from windlass.errors import EngineError
+from windlass.kube.api import connect
+from windlass.kube.fields import Object, labels_of, name_of, read_index
+from windlass.kube.kinds import PODS
+
+_WORKER = "monarch-worker"
+# a StatefulSet's, and an Indexed Job's
+_RANK_LABELS = ("apps.kubernetes.io/pod-index", "batch.kubernetes.io/job-completion-index")
+_PORT_VARIABLE = "MONARCH_PORT"
+
+
+def find_hosts(mesh_name: str, selector: str, namespace: str) -> list[str]:
+    """The addresses of a mesh's workers, in their order; all of them must be ready."""
+    wanted = selector or f"{names.LABEL_APP}={_WORKER},{names.LABEL_MESH}={mesh_name}"
+    api = connect(namespace=namespace)
+    pods = api.list(PODS, labels=wanted)
+    if not pods:
+        raise EngineError(
+            f"no pod of {api.namespace} has the labels {wanted}",
+            hint=f"look for it: kubectl get pods -n {api.namespace} --show-labels",
+        )
+    return make_addresses(pods)
+
+
+def make_addresses(pods: Sequence[Object]) -> list[str]:
+    """Where the workers in these pods listen, by the indexes that their labels tell. Pure."""
+    by_index = {_read_rank(pod): pod for pod in pods}
+    late = [name_of(pod) for pod in by_index.values() if not _is_ready(pod)]
+    missing = [index for index in range(len(by_index)) if index not in by_index]
+    if late or missing:
+        what = f"pod {late[0]} is not ready" if late else f"there is no pod of index {missing[0]}"
+        raise EngineError(f"the mesh is not complete: {what}", hint="wait for it, and try again")
+    return [
+        f"tcp://{by_index[i]['status']['podIP']}:{_read_port(by_index[i])}"
+        for i in sorted(by_index)
+    ]
+
+
+def _read_rank(pod: Object) -> int:
+    labels = labels_of(pod)
+    for label in _RANK_LABELS:
+        index = read_index(labels.get(label, ""))
+        if index is not None:
+            return index
+    raise EngineError(
+        f"pod {name_of(pod)} does not say which host it is",
+        hint=f"it has none of the labels {', '.join(_RANK_LABELS)}",
+    )
+
+
+def _is_ready(pod: Object) -> bool:
+    conditions = pod.get("status", {}).get("conditions", ())
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def _read_port(pod: Object) -> int:
+    for container in pod["spec"]["containers"]:
+        for variable in container.get("env", ()):
+            if variable["name"] == _PORT_VARIABLE and variable.get("value", "").isdecimal():
+                return int(variable["value"])
+    return names.MONARCH_PORT

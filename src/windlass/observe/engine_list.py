@@ -1,0 +1,107 @@
+"""What each engine needs, what was found of it, and what it can do: rows for `windlass engines`.
+
+Asks the cluster once; where there is none, or it does not answer, that is what was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from windlass.engines.dialects.dialect import Dialect
+from windlass.engines.dialects.dialect_table import dialect_names, load_dialect
+from windlass.engines.protocol import Renderer, make_renderer, renderer_names
+from windlass.errors import EngineMissing, WindlassError
+from windlass.kube.api import Api, connect
+from windlass.kube.api_errors import ClusterError, Forbidden
+from windlass.kube.inventory import read_release
+from windlass.kube.kinds import CRDS
+from windlass.kube.needs import Need, check_needs
+from windlass.settings import Settings
+
+# What users would look for of what engines list; the rest of `can` is for programs.
+_WORDS = {
+    "computes": "computes",
+    "detach": "detached jobs",
+    "restarts": "restarts",
+    "timeout": "time limits",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRow:
+    """One engine. `is_here`: whether a job could be submitted to it now."""
+
+    name: str
+    makes: str  # what its nodes are
+    needs: str
+    version: str  # what was found; or why nothing was
+    is_here: bool
+    can: tuple[str, ...]
+
+
+def list_engines(settings: Settings) -> Iterator[EngineRow]:
+    """A row for each, in the order of the tables."""
+    api, trouble = _connect(settings)
+    for name in renderer_names():
+        renderer = make_renderer(name, settings)
+        if name in dialect_names():
+            yield _look_at_dialect(load_dialect(name), api, trouble)
+        elif name == "local":
+            can = _name_abilities(renderer)
+            yield EngineRow(
+                name=name, makes="processes", needs="", version="", is_here=True, can=can
+            )
+        else:
+            yield EngineRow(
+                name=name, makes="documents", needs="", version="", is_here=False, can=("export",)
+            )
+
+
+def _connect(settings: Settings) -> tuple[Api | None, str]:
+    try:
+        api = connect(context=settings.context, namespace=settings.namespace)
+        return api, str(api.request("GET", "/version").get("gitVersion", ""))
+    except WindlassError as error:
+        return None, error.message
+
+
+def _look_at_dialect(dialect: Dialect, api: Api | None, version: str) -> EngineRow:
+    """`version` is Kubernetes' own, or why it is not known."""
+    version_here, is_here = version, api is not None
+    if api is not None and dialect.needs:
+        try:
+            check_needs(api, dialect.needs)
+            version_here = _join(_describe(api, need) for need in dialect.needs)
+        except (EngineMissing, ClusterError) as error:
+            version_here, is_here = error.message, False
+    needs = _join(need.product for need in dialect.needs) or "Kubernetes 1.29"
+    others = ("jobs of others",) if dialect.adoption else ()
+    can = (*_name_abilities(dialect), *others, "export")
+    return EngineRow(
+        name=dialect.name,
+        makes=f"pods of a {dialect.kind.name}",
+        needs=needs,
+        version=version_here,
+        is_here=is_here,
+        can=can,
+    )
+
+
+def _describe(api: Api, need: Need) -> str:
+    """The API's version, and the release where its CRD may be read and says it."""
+    kind = need.kind
+    try:
+        release = read_release(api.get(CRDS, f"{kind.plural}.{kind.group}"))
+    except (Forbidden, ClusterError):
+        release = ""
+    return f"{kind.api_version}{f' (release {release})' if release else ''}"
+
+
+def _join(texts: Iterable[str]) -> str:
+    """Each once: one product may bring several kinds."""
+    return ", ".join(dict.fromkeys(texts))
+
+
+def _name_abilities(engine: Renderer | Dialect) -> tuple[str, ...]:
+    return tuple(word for name, word in _WORDS.items() if name in engine.can)

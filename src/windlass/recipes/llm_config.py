@@ -1,0 +1,145 @@
+"""What a Llama-shaped model is made of, read from and written as the `config.json` of a Hugging Face folder.
+
+Pure, without torch: `train_framework` asks here whether it has a fast model for a folder before anything
+heavy is imported. What is not Llama-shaped is told by name, and takes Hugging Face's own model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from windlass.errors import SpecError
+
+_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """How Llama 3.1 and later stretch positions beyond the length they were first trained on."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig:
+    """The sizes of one model."""
+
+    vocab_size: int
+    hidden_size: int
+    mlp_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    norm_eps: float = 1e-5
+    rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    is_tied: bool = False
+    init_std: float = 0.02
+
+    @property
+    def num_matmul_weights(self) -> int:
+        """Weights that every token is multiplied with; the embedding is looked up, the head is not."""
+        attention = self.hidden_size * self.head_size * 2 * (self.num_heads + self.num_kv_heads)
+        mlp = 3 * self.hidden_size * self.mlp_size
+        return self.num_layers * (attention + mlp) + self.vocab_size * self.hidden_size
+
+    def count_flops(self, length: int) -> float:
+        """FLOPs per token of forward and backward pass, attention counted in full as is usual."""
+        attention = 12 * self.num_layers * self.num_heads * self.head_size * length
+        return 6.0 * self.num_matmul_weights + attention
+
+
+def find_difference(config: Mapping[str, Any]) -> str:
+    """Why a `config.json` needs Hugging Face's own model, in words; nothing: ours computes the same."""
+    architecture = (config.get("architectures") or ["a model without a name"])[0]
+    if architecture not in _ARCHITECTURES:
+        return f"{architecture} is not Llama-shaped"
+    if config.get("hidden_act", "silu") != "silu":
+        return f"its activation is {config['hidden_act']}"
+    for name in ("attention_bias", "mlp_bias", "sliding_window"):
+        if config.get(name):
+            return f"it has {name}"
+    if config.get("quantization_config"):
+        return "its weights are quantised"
+    kind = _rope_of(config).get("rope_type", "default")
+    return "" if kind in ("default", "llama3") else f"its positions are scaled by {kind!r}"
+
+
+def read_llama_config(config: Mapping[str, Any]) -> LlamaConfig:
+    """A `config.json` of transformers 4 or 5 as a LlamaConfig."""
+    if difference := find_difference(config):
+        raise SpecError(f"the fast model cannot stand in here: {difference}", hint="--hf-model")
+    num_heads = int(config["num_attention_heads"])
+    rope = _rope_of(config)
+    return LlamaConfig(
+        vocab_size=int(config["vocab_size"]),
+        hidden_size=int(config["hidden_size"]),
+        mlp_size=int(config["intermediate_size"]),
+        num_layers=int(config["num_hidden_layers"]),
+        num_heads=num_heads,
+        num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
+        head_size=int(config.get("head_dim") or config["hidden_size"] // num_heads),
+        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
+        rope_scaling=_read_scaling(rope),
+        is_tied=bool(config.get("tie_word_embeddings", False)),
+        init_std=float(config.get("initializer_range", 0.02)),
+    )
+
+
+def make_hf_config(config: LlamaConfig) -> dict[str, Any]:
+    """The `config.json` of a model that never was a Hugging Face folder; both generations can read it."""
+    scaling = config.rope_scaling
+    rope: dict[str, Any] = {"rope_type": "default"}
+    if scaling is not None:
+        rope = {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_length,
+        }
+    return {
+        "architectures": [_ARCHITECTURES[0]],
+        "model_type": "llama",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.mlp_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_size,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": None if scaling is None else rope,
+        "rope_parameters": {**rope, "rope_theta": config.rope_theta},
+        "tie_word_embeddings": config.is_tied,
+        "initializer_range": config.init_std,
+        "max_position_embeddings": 131_072 if scaling else 8_192,
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+
+
+def _rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """transformers 5 writes `rope_parameters`, 4 wrote `rope_scaling` beside `rope_theta`."""
+    rope: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return {"rope_type": rope.get("type", "default"), **rope}
+
+
+def _read_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
+    if rope["rope_type"] != "llama3":
+        return None
+    return RopeScaling(
+        factor=float(rope["factor"]),
+        low_freq_factor=float(rope["low_freq_factor"]),
+        high_freq_factor=float(rope["high_freq_factor"]),
+        original_length=int(rope["original_max_position_embeddings"]),
+    )

@@ -1,0 +1,127 @@
+"""A trained model as a folder that transformers loads: weights whole, adapters merged, tokenizer beside it.
+
+All ranks call `export_model`, since weights may be sharded over them; rank 0 writes. A folder appears under
+its name when it is whole. With adapters, they are also written by themselves, as peft loads them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from windlass.recipes.llm_build import ADAPTER, HfCausalLM
+from windlass.recipes.llm_files import read_hf_config
+from windlass.recipes.llm_hf import HEAD, write_config
+from windlass.train.context import Context
+from windlass.train.hf_export import gather_whole, list_weights, write_weights
+
+_LEFT, _RIGHT, _BASE = f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight", ".base_layer"
+_NOT_COPIED = ("config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json")
+_COPIED = (".json", ".model", ".txt", ".jinja")
+
+
+def export_model(
+    model: nn.Module,
+    folder: Path,
+    *,
+    source: Path,
+    tokenizer: Path,
+    context: Context,
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """Write the model's present weights to `folder`; source: the model it was made from."""
+    weights = list_weights(model.hf if isinstance(model, HfCausalLM) else model)
+    hf_config = read_hf_config(source)
+    if hf_config.get("tie_word_embeddings"):
+        weights.pop(HEAD, None)
+    adapters = find_adapters(weights)
+    unfinished = folder.with_name(f"{folder.name}.tmp")
+    if context.is_main:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+    merged = merge_adapters(weights, _read_scaling(model), is_transposed=_is_transposed(model))
+    write_weights(merged, unfinished, dtype=dtype, is_main=context.is_main)
+    if context.is_main:
+        write_config(unfinished, hf_config, dtype)
+        if adapters:
+            _save_adapters(model, adapters, unfinished / "adapter", source)
+        _copy_beside(source, tokenizer, unfinished)
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.rename(folder)
+    context.barrier()
+
+
+def find_adapters(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The adapters' weights alone, whole and on the CPU, by the names that peft writes; for all ranks."""
+    return {
+        f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": gather_whole(weight).cpu()
+        for name, weight in weights.items()
+        if name.endswith((_LEFT, _RIGHT))
+    }
+
+
+def merge_adapters(
+    weights: Mapping[str, Tensor], scaling: float, *, is_transposed: bool = False
+) -> Iterator[tuple[str, Tensor]]:
+    """The weights one after another, whole, each with its adapter added, by their names before it."""
+    for name, weight in weights.items():
+        if name.endswith((_LEFT, _RIGHT)):
+            continue
+        layer = name.removesuffix(f"{_BASE}.weight")
+        whole = gather_whole(weight)
+        if layer != name:
+            left, right = (gather_whole(weights[layer + end]).float() for end in (_LEFT, _RIGHT))
+            added = scaling * (right @ left)
+            whole = whole.float() + (added.T if is_transposed else added)
+        yield name.replace(f"{_BASE}.", "."), whole
+
+
+def _read_scaling(model: nn.Module) -> float:
+    """What adapters are multiplied by; 1 where there are none."""
+    scalings = (float(m.scaling[ADAPTER]) for m in model.modules() if hasattr(m, "lora_A"))
+    return next(scalings, 1.0)
+
+
+def _is_transposed(model: nn.Module) -> bool:
+    return any(getattr(module, "fan_in_fan_out", False) for module in model.modules())
+
+
+def _save_adapters(
+    model: nn.Module, adapters: dict[str, Tensor], folder: Path, source: Path
+) -> None:
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    save_file(
+        {name: weight.contiguous() for name, weight in adapters.items()},
+        folder / "adapter_model.safetensors",
+        metadata={"format": "pt"},
+    )
+    ranks = {weight.shape[0] for name, weight in adapters.items() if ".lora_A." in name}
+    rank = ranks.pop()
+    config: dict[str, Any] = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(source),
+        "r": rank,
+        "lora_alpha": _read_scaling(model) * rank,
+        "target_modules": sorted({name.split(".lora_")[0].rpartition(".")[2] for name in adapters}),
+        "fan_in_fan_out": _is_transposed(model),
+        "inference_mode": True,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _copy_beside(source: Path, tokenizer: Path, folder: Path) -> None:
+    """What a folder holds besides weights: the tokenizer, the settings for generation."""
+    for origin in (source, tokenizer):
+        for path in sorted(origin.iterdir()):
+            is_wanted = path.suffix in _COPIED and path.name not in _NOT_COPIED
+            if is_wanted and path.is_file():
+                shutil.copyfile(path, folder / path.name)

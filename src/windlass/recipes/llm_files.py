@@ -1,0 +1,184 @@
+"""Finds a model's files before anything heavy is imported, and names the one that is missing. Without torch.
+
+Called by `train_framework` first: a wrong path costs a fraction of a second and no GPU. Also sets what
+libraries of Hugging Face read in the environment: the token by the name they know, and that nobody is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from windlass.errors import SpecError
+from windlass.near_names import did_you_mean
+from windlass.recipes.llm_options import LlmOptions
+
+TOKEN = "HF_TOKEN"  # noqa: S105
+OTHER_TOKENS = (  # what people and guides call it; the first is all that huggingface_hub still reads besides
+    *("HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGINGFACE_TOKEN", "HUGGING_FACE_TOKEN"),
+    *("HUGGINGFACEHUB_API_TOKEN", "HF_API_TOKEN"),
+)
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_OTHER_WEIGHTS = (
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)  # for Hugging Face's own models
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+def find_model_folder(options: LlmOptions) -> Path | None:
+    """The model's folder where it is named as one; None: it is to be downloaded."""
+    named = options.model_local_dir or options.model or ""
+    if options.model_local_dir or options.local_files_only or Path(named).is_dir():
+        return Path(named)
+    return None
+
+
+def check_files(options: LlmOptions) -> None:
+    """Refuse what cannot work, by the name of the file that is missing or cut off."""
+    folder = find_model_folder(options)
+    if folder is not None and not (options.local_files_only and _is_cached(folder)):
+        if options.model_local_dir is None and not folder.exists():
+            raise SpecError(
+                f"--model {folder} is no folder, and is not in the hub's cache",
+                hint=f"with a network, `hf download {folder}` puts it there; or --model-local-dir FOLDER",
+            )
+        check_model(folder)
+    tokenizer = options.tokenizer_local_dir or folder
+    if tokenizer is not None and not (options.local_files_only and _is_cached(Path(tokenizer))):
+        _check_tokenizer(Path(tokenizer))
+    for path in (options.train_file, options.val_file):
+        if path is not None and not Path(path).exists():
+            raise SpecError(f"there is no file {path}", hint=_explain(Path(path)))
+
+
+def check_model(folder: Path) -> None:
+    """Refuse a folder that lacks its config or weights, or whose weights were not copied to their end."""
+    _check_folder(folder, "--model-local-dir")
+    config = folder / "config.json"
+    if not config.is_file():
+        raise SpecError(f"there is no file {config}", hint=_explain(config))
+    read_hf_config(folder)
+    if (folder / _INDEX).is_file():
+        shards = sorted(set(_read_json(folder / _INDEX).get("weight_map", {}).values()))
+    elif any((folder / name).is_file() for name in _OTHER_WEIGHTS):
+        return
+    else:
+        shards = [_WEIGHTS]
+    for name in shards:
+        _check_weights(folder / name)
+
+
+def read_hf_config(folder: Path) -> dict[str, Any]:
+    """The `config.json` of a folder."""
+    return _read_json(folder / "config.json")
+
+
+def find_token(environ: MutableMapping[str, str]) -> str:
+    """Have the token of Hugging Face's hub under the name that is read; where it was, or nothing."""
+    if environ.get(TOKEN):
+        return TOKEN
+    for name in OTHER_TOKENS:
+        if environ.get(name):
+            environ[TOKEN] = environ[name]
+            return name
+    return ""
+
+
+def go_offline(environ: MutableMapping[str, str]) -> None:
+    """Have Hugging Face's libraries ask nobody; before they are imported."""
+    for name in _OFFLINE:
+        environ[name] = "1"
+
+
+def download(options: LlmOptions, say: Callable[[str], None]) -> tuple[Path, Path]:
+    """The folders of model and tokenizer, from the hub or its cache where they are not named as folders."""
+    folder = find_model_folder(options)
+    if folder is None or not folder.is_dir():
+        say(f"{options.model} from {'the cache' if options.local_files_only else 'the hub'}")
+        folder = _download_model(str(options.model), is_offline=options.local_files_only)
+        check_model(folder)
+    return folder, Path(options.tokenizer_local_dir or folder)
+
+
+def _download_model(model: str, *, is_offline: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    wanted = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+    try:
+        return Path(snapshot_download(model, local_files_only=is_offline, allow_patterns=wanted))
+    except (OSError, ValueError) as error:  # what all errors of the hub are
+        cause = str(error).strip().partition("\n")[0]
+        raise SpecError(
+            f"the model {model} cannot be had: {cause or type(error).__name__}",
+            hint=f"a gated model needs a token in {TOKEN}, and its licence accepted on the hub; "
+            "without a network, --model-local-dir FOLDER --local-files-only",
+        ) from error
+
+
+def _is_cached(folder: Path) -> bool:
+    """Whether a name that is no folder is one of the hub, whose cache is asked later."""
+    if folder.exists() or folder.is_absolute() or len(folder.parts) != 2:
+        return False
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    return (cache / f"models--{'--'.join(folder.parts)}").is_dir()
+
+
+def _check_folder(folder: Path, flag: str) -> None:
+    if not folder.is_dir():
+        raise SpecError(f"there is no folder {folder} ({flag})", hint=_explain(folder))
+
+
+def _check_tokenizer(folder: Path) -> None:
+    _check_folder(folder, "--tokenizer-local-dir")
+    if not any((folder / name).is_file() for name in _TOKENIZERS):
+        raise SpecError(
+            f"there is no file {folder / _TOKENIZERS[0]}",
+            hint="copy the tokenizer's files there, or name their folder: --tokenizer-local-dir",
+        )
+
+
+def _check_weights(path: Path) -> None:
+    """A safetensors file says at its beginning how long it is."""
+    try:
+        with path.open("rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(size))
+        ends = [
+            about["data_offsets"][1] for name, about in header.items() if name != "__metadata__"
+        ]
+        is_whole = path.stat().st_size == 8 + size + max(ends, default=0)
+    except FileNotFoundError:
+        raise SpecError(f"there is no file {path}", hint=_explain(path)) from None
+    except (struct.error, ValueError, KeyError, MemoryError, OverflowError):
+        is_whole = False
+    if not is_whole:
+        raise SpecError(
+            f"{path} is cut off or is no safetensors file",
+            hint="copy or download it again; `git lfs pull` where it is a pointer",
+        )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SpecError(
+            f"{path} cannot be read: {error}", hint="copy or download it again"
+        ) from error
+    return values
+
+
+def _explain(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f"the folder {path.parent} is not here either: is the volume mounted?"
+    others = sorted(entry.name for entry in path.parent.iterdir())[:50]
+    return did_you_mean(
+        path.name, others, f"in {path.parent} there is {', '.join(others[:5]) or 'nothing'}"
+    )

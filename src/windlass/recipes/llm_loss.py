@@ -1,0 +1,126 @@
+"""The head of a language model and its cross entropy in one, without ever holding all logits.
+
+Tokens go through in chunks; each chunk's gradient is computed while its logits are there, in the forward
+pass, so the backward pass neither repeats the head's matmul nor remembers it. What is kept is one gradient of
+the hidden states and one of the head's weight. The loss is a sum times `scale`: whoever calls divides by the
+valid tokens of the whole step, over all ranks and micro-batches, which no single batch knows.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+IGNORED = -100  # the label of a token that has no part in the loss
+CHUNK_BYTES = 4 << 30  # of one chunk's logits
+_HAS_OUT_DTYPE = "dtype_out" in torch.ops.aten.addmm.overloads()
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    *,
+    scale: float | Tensor = 1.0,
+    chunk: int | None = None,
+) -> Tensor:
+    """`scale` times the summed cross entropy of `hidden @ weight.T` against labels, as a float32 scalar.
+
+    hidden: (..., width), in the dtype to compute in. weight: (vocabulary, width), in any dtype.
+    labels: (...), already shifted; IGNORED where a token has no part.
+    scale: a number, or a tensor on the device of `hidden` (which costs no wait for the GPU).
+    chunk: tokens at a time; chosen by CHUNK_BYTES unless given.
+    """
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    chunk = chunk or _choose_chunk(weight.shape[0] * hidden.element_size())
+    if not isinstance(scale, Tensor):
+        scale = torch.full((), scale, dtype=_wide(hidden), device=hidden.device)
+    with torch.autocast(hidden.device.type, enabled=False):
+        loss: Tensor = _LinearCrossEntropy.apply(
+            rows, weight, labels.reshape(-1), scale, chunk, torch.is_grad_enabled()
+        )
+    return loss
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        scale: Tensor,
+        chunk: int,
+        is_training: bool,
+    ) -> Tensor:
+        needs_hidden = is_training and ctx.needs_input_grad[0]
+        needs_weight = is_training and ctx.needs_input_grad[1]
+        compute = weight.to(hidden.dtype)
+        total = torch.zeros((), dtype=_wide(hidden), device=hidden.device)
+        hidden_grad = torch.empty_like(hidden) if needs_hidden else None
+        weight_grad = torch.zeros_like(weight, dtype=_wide(weight)) if needs_weight else None
+        score = _compiled_score() if hidden.is_cuda else _score
+        for start in range(0, hidden.shape[0], chunk):
+            part = hidden[start : start + chunk]
+            loss, gradient = score(
+                functional.linear(part, compute), labels[start : start + chunk], scale
+            )
+            total += loss
+            if hidden_grad is not None:
+                torch.mm(gradient, compute, out=hidden_grad[start : start + chunk])
+            if weight_grad is not None:
+                _add_product(weight_grad, gradient.T, part)
+        ctx.gradients = hidden_grad, weight_grad
+        ctx.weight_dtype = weight.dtype
+        return total * scale
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise RuntimeError("linear_cross_entropy keeps its gradient for one backward pass only")
+        hidden_grad, weight_grad = ctx.gradients
+        ctx.gradients = None  # scaled in place below
+        if hidden_grad is not None:
+            hidden_grad.mul_(outer[0])
+        if weight_grad is not None:
+            weight_grad = weight_grad.mul_(outer[0]).to(ctx.weight_dtype)
+        return hidden_grad, weight_grad, None, None, None, None
+
+
+def _score(logits: Tensor, labels: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """The summed loss of some tokens, and the gradient of their logits in the dtype of the logits."""
+    dtype, logits = logits.dtype, logits.to(_wide(logits))
+    is_valid = labels != IGNORED
+    targets = labels.where(is_valid, 0)[:, None]
+    spread = logits.logsumexp(dim=-1, keepdim=True)
+    losses = (spread - logits.gather(1, targets))[:, 0]
+    is_target = torch.arange(logits.shape[1], device=logits.device) == targets
+    gradient = ((logits - spread).exp() - is_target.to(logits.dtype)) * (is_valid * scale)[:, None]
+    return losses.where(is_valid, 0.0).sum(), gradient.to(dtype)
+
+
+@functools.cache
+def _compiled_score() -> Any:
+    return torch.compile(_score, dynamic=False)
+
+
+def _choose_chunk(token_bytes: int) -> int:
+    """Tokens at a time, a power of two: large enough that adding up the weight's gradient costs little."""
+    return max(256, 1 << (CHUNK_BYTES // token_bytes).bit_length() - 1)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, where the total may be wider than both."""
+    if total.is_cuda and total.dtype != left.dtype and _HAS_OUT_DTYPE:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        total += left @ right
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    """float32, or float64 for what is in float64 already."""
+    return torch.promote_types(tensor.dtype, torch.float32)

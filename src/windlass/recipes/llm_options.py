@@ -1,0 +1,117 @@
+"""The settings of `train_framework`, and how they are read from flags or YAML. Pure, without torch.
+
+Everything that `TorchTrainer` can be told is here as well, with defaults for language models. What depends
+on the machine (precision, micro-batch, output folder) is decided in `llm_trainer`, when it is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from windlass.errors import SpecError
+from windlass.recipes.recipe_flags import RUN_ID, guess_out, rename_flags
+from windlass.train.trainer_config import read_config, read_options
+from windlass.train.trainer_options import TrainerOptions
+
+PRECISIONS = ("auto", "bf16", "fp32", "fp8")
+TRAIN_FILE, VAL_FILE = "/data/train.jsonl", "/data/val.jsonl"
+_LORA_LR = 2e-4
+_TOKENS_AT_ONCE = 32_768  # of a rank on a GPU
+_ALIASES = {
+    **RUN_ID,
+    "output_dir": "out",
+    "model_dir": "model_local_dir",
+    "tokenizer_dir": "tokenizer_local_dir",
+    "max_length": "length",
+    "seq_len": "length",
+    "train_data": "train_file",
+    "val_data": "val_file",
+    "activation_checkpointing": "checkpoint_activations",
+    "gradient_checkpointing": "checkpoint_activations",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlmOptions(TrainerOptions):
+    """The settings of a fine-tuning."""
+
+    model: str | None = None  # an id of the Hugging Face hub, or a folder
+    model_local_dir: str | None = None
+    tokenizer_local_dir: str | None = None  # the model's folder, unless given
+    local_files_only: bool = False  # ask nobody, download nothing
+    hf_model: bool = False  # Hugging Face's own model even where ours computes the same
+    train_file: str = TRAIN_FILE  # JSONL with `text` or `messages`; a file or a folder
+    val_file: str | None = None  # VAL_FILE, where it is there
+    cache: str | None = None  # for tokens; <out>/tokens
+    length: int = 2048  # tokens of a row
+    pack: bool = True  # several documents in a row
+    lora: int = 0  # the rank of adapters; 0: all weights are trained
+    lora_alpha: int | None = None  # twice the rank
+    lora_targets: tuple[str, ...] = ()  # names of layers; all linear ones but the head
+    precision: str = "auto"  # bf16 on a GPU, fp32 on a CPU; fp8: blocks in float8
+    fp8: bool = False  # set by precision
+    eager: bool = False  # do not compile the blocks on a GPU
+    export: bool = True  # the last and the best weights as folders that transformers loads
+    sync_to: str | None = None  # a URL to which <out>/<run> is copied at the end
+    epochs: int | None = None
+    batch: int = 32  # rows of one optimizer step, over ALL ranks
+    lr: float = 2e-5  # 2e-4 with adapters
+    weight_decay: float = 0.01
+    scheduler: str = "cosine"
+    warmup: int = 10
+    checkpoint_every: int | str | None = "10m"
+    run: str = "run"
+
+    @property
+    def is_out_url(self) -> bool:
+        """Whether checkpoints go to an object store; other files are made in a folder first then."""
+        return "://" in (self.out or "")
+
+
+def read_llm_options(words: Sequence[str], environ: Mapping[str, str]) -> LlmOptions:
+    """The settings that a command line gives, itself or by `--config FILE`."""
+    given = read_config(LlmOptions, rename_flags(words, _ALIASES))
+    options = read_options(LlmOptions, _guess(given, environ), given)
+    if options.precision not in PRECISIONS:
+        raise SpecError(
+            f"--precision {options.precision} is not known", hint=f"one of {', '.join(PRECISIONS)}"
+        )
+    if not (options.model or options.model_local_dir):
+        raise SpecError(
+            "no model was named",
+            hint="--model ID of the Hugging Face hub, or --model-local-dir FOLDER",
+        )
+    if options.sync_to and options.is_out_url:
+        raise SpecError(
+            f"--out {options.out} is a URL already: nothing is left for --sync-to to copy",
+            hint="leave out one of them",
+        )
+    if options.length < 2:
+        raise SpecError(f"--length {options.length}: a row needs at least two tokens")
+    if options.lora < 0:
+        raise SpecError(
+            f"--lora {options.lora} is not a rank of adapters",
+            hint="a number such as 8 or 16; 0 trains all weights",
+        )
+    return replace(options, tokens_per_sample=options.length)
+
+
+def choose_micro_batch(options: LlmOptions, *, num_data_ranks: int) -> int:
+    """Rows that a rank takes at once: what a GPU has room for, unless it was told."""
+    share = max(1, -(-options.samples_per_step // num_data_ranks))
+    return options.micro_batch or min(share, max(1, _TOKENS_AT_ONCE // options.length))
+
+
+def _guess(given: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """Defaults that depend on what was given, and on where this runs."""
+    guesses = guess_out(environ)
+    if str(given.get("lora", 0)) != "0":  # a word that is no number is refused later
+        guesses["lr"] = _LORA_LR
+    if "val_file" not in given and Path(VAL_FILE).is_file():
+        guesses["val_file"] = VAL_FILE
+    if environ.get("MLFLOW_TRACKING_URI"):
+        guesses["trackers"] = ("mlflow",)
+    return guesses

@@ -1,0 +1,182 @@
+"""The trainer of `train_framework`: TorchTrainer that counts tokens, tells perplexity and exports at the end.
+
+What a model is, is in `llm_build`; what a row is, in `llm_data`. No flags are read in here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from windlass.errors import SpecError
+from windlass.recipes.llm_build import build_model, check_packing
+from windlass.recipes.llm_data import count_valid, make_collate, make_rows
+from windlass.recipes.llm_export import export_model
+from windlass.recipes.llm_fp8 import check_fp8
+from windlass.recipes.llm_model import Llama
+from windlass.recipes.llm_options import LlmOptions, choose_micro_batch
+from windlass.train.checkpoints import Checkpoints
+from windlass.train.context import Context
+from windlass.train.shape import read_shape
+from windlass.train.token_packing import PackedTokens
+from windlass.train.trainer import TorchTrainer
+from windlass.train.trainer_progress import TrainResult
+
+Say = Callable[[str, str], None]
+
+
+class LlmTrainer(TorchTrainer):
+    """Fine-tunes a causal language model."""
+
+    options_type = LlmOptions
+    options: LlmOptions
+
+    def __init__(self, options: LlmOptions, *, folder: Path, tokenizer: Path, say: Say) -> None:
+        settings = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+        super().__init__(
+            settings, batch_weight=count_valid, collate=make_collate(is_packed=options.pack)
+        )
+        self.source, self.tokenizer_folder, self.say = folder, tokenizer, say
+        self.vocab_size = 0
+
+    def create_model_loss_optimizer(self) -> None:
+        """The model with the folder's weights; it computes its own loss."""
+        say = lambda text: self.say("MODEL", text)  # noqa: E731
+        self.model = build_model(self.source, self.options, device=self.device, say=say)
+        self.loss = None
+        if isinstance(self.model, Llama):
+            self.vocab_size = self.model.config.vocab_size
+            flops = self.model.config.count_flops(self.options.length)
+        else:
+            self.vocab_size = self.model.hf.config.vocab_size
+            flops = 6.0 * sum(p.numel() for p in self.model.parameters())
+            if self.options.pack:
+                check_packing(self.model, self.vocab_size, length=self.options.length)
+        self.options = dataclasses.replace(self.options, flops_per_token=flops)
+
+    def create_dataloaders(self) -> None:
+        """Rows of tokens, made once and packed."""
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(self.tokenizer_folder, local_files_only=True)
+        if len(tokenizer) > self.vocab_size:
+            raise SpecError(
+                f"the tokenizer has {len(tokenizer)} tokens and the model {self.vocab_size}",
+                hint="are --tokenizer-local-dir and --model-local-dir of one model?",
+            )
+        self.train_dataset = self._make_rows(tokenizer, self.options.train_file)
+        if self.options.val_file is None:
+            self.say("DATA", "no --val-file: no validation, and no best checkpoint")
+        else:
+            self.validation_dataset = self._make_rows(tokenizer, self.options.val_file)
+        super().create_dataloaders()
+        # what the meters count: tokens without padding
+        tokens = round(self.options.length * self.train_dataset.report.utilisation)
+        self.options = dataclasses.replace(self.options, tokens_per_sample=max(1, tokens))
+
+    def _make_rows(self, tokenizer: Any, file: str) -> PackedTokens:
+        options = self.options
+        rows = make_rows(
+            file,
+            tokenizer,
+            cache=Path(options.cache or self.out / "tokens"),
+            length=options.length,
+            is_packed=options.pack,
+            vocab_size=self.vocab_size,
+        )
+        self.say("DATA", f"{file}: {rows.report}")
+        return rows
+
+    @property
+    def out(self) -> Path:
+        """Where files are made: <out>, or the job's own output folder where that is a URL."""
+        if self.options.out is None or self.options.is_out_url:
+            return self.context.out
+        return Path(self.options.out)
+
+    def train_step(self, batch: Any, batch_idx: int) -> Any:
+        """The mean loss of a micro-batch's tokens; not by `scale`, which FSDP would round to bfloat16."""
+        del batch_idx
+        valid: Tensor = count_valid(batch).clamp(min=1)
+        return self.model(**batch) / valid
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.train_step(batch, batch_idx)
+
+    def complete_metrics(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Perplexity besides the loss, which is a mean over all tokens of all ranks."""
+        loss = metrics.get("loss", math.nan)
+        return {**metrics, "perplexity": math.exp(loss) if loss < 700 else math.inf}
+
+    def export(self, result: TrainResult) -> None:
+        """Write the last weights, and the best ones, as folders that transformers loads."""
+        model, run = self.laid_out.model, self.out / self.options.run
+        final, best = run / "export" / "final", run / "export" / "best"
+        self._write(model, final, step=result.step)
+        if result.best_step is None:
+            return
+        if result.best_step != result.step:
+            checkpoints = Checkpoints(result.folder, is_async=False, context=self.context)
+            if checkpoints.load({"model": model}, step=result.best_step) is None:
+                raise SpecError(
+                    f"the best checkpoint, step-{result.best_step}, is not in {result.folder}"
+                )
+            checkpoints.close()
+            self._write(model, best, step=result.best_step)
+        elif self.context.is_main:
+            _link(final, best)
+            self.say("EXPORT", f"{best} is {final}")
+
+    def _write(self, model: Any, folder: Path, *, step: int) -> None:
+        is_narrow = self.options.precision != "fp32"
+        export_model(
+            model,
+            folder,
+            source=self.source,
+            tokenizer=self.tokenizer_folder,
+            context=self.context,
+            dtype=torch.bfloat16 if is_narrow else torch.float32,
+        )
+        self.say("EXPORT", f"{folder} step={step}")
+
+
+def settle_options(options: LlmOptions, context: Context) -> LlmOptions:
+    """The options with what depends on the machine decided."""
+    is_gpu = context.device.type == "cuda"
+    precision = options.precision
+    if precision == "fp8":
+        check_fp8(context.device)
+    if precision == "auto":
+        precision = "bf16" if is_gpu else "fp32"
+    shape = read_shape(
+        options.strategy, world_size=context.world_size, local_world_size=context.local_world_size
+    )
+    return dataclasses.replace(
+        options,
+        precision="bf16" if precision == "fp8" else precision,
+        fp8=precision == "fp8",
+        compile=options.compile or (is_gpu and not options.eager),
+        micro_batch=choose_micro_batch(options, num_data_ranks=shape.data_ranks),
+        batch=options.samples_per_step,
+        tokens_per_step=None,
+    )
+
+
+def _link(target: Path, link: Path) -> None:
+    """A relative link, or a copy where there are none."""
+    import shutil
+
+    if link.is_symlink() or link.is_file():
+        link.unlink()
+    shutil.rmtree(link, ignore_errors=True)
+    try:
+        link.symlink_to(os.path.relpath(target, link.parent))
+    except OSError:
+        shutil.copytree(target, link)

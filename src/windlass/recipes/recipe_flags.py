@@ -1,0 +1,85 @@
+"""What the programs of this folder say to `--help`, and to flags that cannot be. Without torch."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from windlass import names
+from windlass.errors import SpecError
+from windlass.train.trainer_config import describe_flags, is_help_asked
+from windlass.train.trainer_options import TrainerOptions
+
+RUN_ID = {"run_id": "run"}  # torchrun takes --run for its own, wherever it stands
+OUT_CLAIM = "/out"  # where guides mount a claim for outputs
+
+
+def end_with_help(
+    words: Sequence[str], about: str | None, options_type: type[TrainerOptions]
+) -> None:
+    """Print what the program is and its flags with their defaults, and end, if that was asked for."""
+    if is_help_asked(words):
+        sys.stdout.write(f"{about or ''}\n{describe_flags(options_type, {})}")
+        raise SystemExit(0)
+
+
+def rename_flags(words: Sequence[str], aliases: Mapping[str, str]) -> list[str]:
+    """The words with other names of flags as ours; names as in Python, with _ for -."""
+    renamed = []
+    for word in words:
+        flag, equals, value = word.partition("=")
+        key = flag[2:].replace("-", "_") if flag.startswith("--") else ""
+        renamed.append(f"--{aliases[key]}{equals}{value}" if key in aliases else word)
+    return renamed
+
+
+def guess_out(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The setting `out`: a claim for outputs, where one is mounted and no launcher says otherwise."""
+    has_claim = os.path.isdir(OUT_CLAIM) and os.access(OUT_CLAIM, os.W_OK)
+    return {"out": OUT_CLAIM} if has_claim and not environ.get(names.OUT) else {}
+
+
+def check_writable(folder: Path) -> None:
+    """Have a folder for outputs, or say that it cannot be; before anything is computed for it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        trouble = "" if os.access(folder, os.W_OK) else "permission denied"
+    except OSError as error:
+        trouble = error.strerror or str(error)
+    if trouble:
+        raise SpecError(
+            f"the folder {folder} cannot be written: {trouble}",
+            hint="--out names another; in a pod, is the volume mounted, and may its user write there?",
+        )
+
+
+def exit_on_spec_error(main: Callable[..., None]) -> Callable[..., None]:
+    """Tell what was wrong with the flags in two lines, and exit with 2, rather than with a traceback."""
+
+    @functools.wraps(main)
+    def call(*args: Any, **kwargs: Any) -> None:
+        try:
+            main(*args, **kwargs)
+        except SpecError as error:
+            sys.stderr.write(f"error: {error}\n")
+            raise SystemExit(error.exit_code) from error
+
+    return call
+
+
+def import_or_explain(library: str, extra: str) -> None:
+    """Import a library, or say how it is installed."""
+    try:
+        importlib.import_module(library)
+    except ModuleNotFoundError as error:
+        if error.name != library:
+            raise
+        raise SpecError(
+            f"{library} is not installed here",
+            hint=f"pip install '{extra}', or use an image that has it",
+        ) from error

@@ -1,0 +1,92 @@
+"""Fine-tuning of a causal language model: Hugging Face's weights in and out, on one process or on many.
+
+    windlass run -m windlass.recipes.train_framework --gpus 8 -- --model meta-llama/Llama-3.2-1B
+    torchrun --nproc-per-node 8 -m windlass.recipes.train_framework --model-local-dir /models/NAME \\
+        --tokenizer-local-dir /models/NAME --local-files-only
+
+Reads /data/train.jsonl and /data/val.jsonl: rows with `text`, or with `messages`, of which the assistant's
+part is learned. Writes /out/<run>: checkpoints, metrics.jsonl, export/final and export/best for transformers.
+Goes on where it was stopped. Prints [MODEL] [DATA] [DDP] [TRAIN] [VALID] [EPOCH] [DONE] [EXPORT].
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from windlass.recipes.llm_files import check_files, download, find_token, go_offline
+from windlass.recipes.llm_options import LlmOptions, read_llm_options
+from windlass.recipes.recipe_flags import (
+    check_writable,
+    end_with_help,
+    exit_on_spec_error,
+    import_or_explain,
+)
+
+if TYPE_CHECKING:
+    from windlass.train.context import Context
+
+
+@exit_on_spec_error
+def main(words: list[str] | None = None) -> None:
+    words = sys.argv[1:] if words is None else words
+    end_with_help(words, __doc__, LlmOptions)
+    options = read_llm_options(words, os.environ)
+    check_files(options)  # before anything that takes seconds to import
+    if options.local_files_only:
+        go_offline(os.environ)
+    token = find_token(os.environ)
+    for library in ("torch", "transformers", "safetensors"):
+        import_or_explain(library, "windlass[llm]")
+    fine_tune(options, token=token)
+
+
+def fine_tune(options: LlmOptions, *, token: str = "") -> None:
+    """Train as the options say, then export and copy what came of it."""
+    import torch.distributed as dist
+
+    from windlass.recipes.llm_sync import open_store
+    from windlass.recipes.llm_trainer import LlmTrainer, settle_options
+    from windlass.train.context import get_context
+
+    if options.sync_to:
+        open_store(options.sync_to)  # refused now, rather than after days of training
+    context = get_context(device=options.device)
+    if token and not options.local_files_only:
+        _say(context, "MODEL", f"token of the hub from {token}")
+    folder, tokenizer = download(options, lambda text: _say(context, "MODEL", text))
+    options = settle_options(options, context)
+    trainer = LlmTrainer(
+        options, folder=folder, tokenizer=tokenizer, say=lambda tag, text: _say(context, tag, text)
+    )
+    check_writable(trainer.out / options.run)
+    result = trainer.fit()
+    if options.export:
+        trainer.export(result)
+    target = options.out if options.is_out_url else options.sync_to
+    if target:
+        _sync(context, trainer.out / options.run, target)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _sync(context: Context, folder: Path, url: str) -> None:
+    """Copy the run's files, node by node: what a shared folder holds is then copied once."""
+    from windlass.recipes.llm_sync import sync_folder
+
+    for node in range(context.num_nodes):
+        if context.node == node and context.local_rank == 0:
+            _say(context, "SYNC", f"{sync_folder(folder, url)} files to {url}")
+        context.barrier()
+
+
+def _say(context: Any, tag: str, text: str) -> None:
+    if context.is_main:
+        sys.stdout.write(f"[{tag}] {text}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

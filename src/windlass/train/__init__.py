@@ -1,0 +1,93 @@
+"""The training library: what one would otherwise write by hand around a model.
+
+    from windlass.train import get_context
+
+Runs in ranks, under `windlass run`, under plain torchrun, and in one process without any launcher. It travels
+with the job when the work imports it, so it knows only what the agent's archive holds: no client, no engine.
+Names are loaded when they are first used; torch is imported by the modules that need it.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # typing's own, without importing typing
+
+_WHERE = {
+    "EvalLoader": "windlass.train.loader",
+    "JsonlRows": "windlass.train.jsonl",
+    "Loader": "windlass.train.loader",
+    "PackedTokens": "windlass.train.token_packing",
+    "TokenShards": "windlass.train.token_shards",
+    "cache_tokens": "windlass.train.token_cache",
+    "Meters": "windlass.train.meters",
+    "Tracker": "windlass.train.trackers.tracker",
+    "TrackerGroup": "windlass.train.trackers.tracker_group",
+    "make_trackers": "windlass.train.trackers.tracker_table",
+    "lay_out": "windlass.train.strategies",
+    "evaluate": "windlass.train.evaluation",
+    "read_shape": "windlass.train.shape",
+    "TrainResult": "windlass.train.trainer_progress",
+    "TrainerOptions": "windlass.train.trainer_options",
+    "TorchTrainer": "windlass.train.trainer",
+    "Shape": "windlass.train.shape",
+    "Preempted": "windlass.train.trainer",
+    "ConsoleCallback": "windlass.train.callbacks",
+    "Callback": "windlass.train.callbacks",
+    "Checkpoints": "windlass.train.checkpoints",
+    "export_hf": "windlass.train.hf_export",
+    "Context": "windlass.train.context",
+    "get_context": "windlass.train.context",
+    "Preemption": "windlass.train.preemption",
+}
+
+__all__ = sorted(_WHERE)
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from windlass.train.callbacks import Callback as Callback
+    from windlass.train.callbacks import ConsoleCallback as ConsoleCallback
+    from windlass.train.checkpoints import Checkpoints as Checkpoints
+    from windlass.train.context import Context as Context
+    from windlass.train.context import get_context as get_context
+    from windlass.train.evaluation import evaluate as evaluate
+    from windlass.train.hf_export import export_hf as export_hf
+    from windlass.train.jsonl import JsonlRows as JsonlRows
+    from windlass.train.loader import EvalLoader as EvalLoader
+    from windlass.train.loader import Loader as Loader
+    from windlass.train.meters import Meters as Meters
+    from windlass.train.preemption import Preemption as Preemption
+    from windlass.train.shape import Shape as Shape
+    from windlass.train.shape import read_shape as read_shape
+    from windlass.train.strategies import lay_out as lay_out
+    from windlass.train.token_cache import cache_tokens as cache_tokens
+    from windlass.train.token_packing import PackedTokens as PackedTokens
+    from windlass.train.token_shards import TokenShards as TokenShards
+    from windlass.train.trackers.tracker import Tracker as Tracker
+    from windlass.train.trackers.tracker_group import TrackerGroup as TrackerGroup
+    from windlass.train.trackers.tracker_table import make_trackers as make_trackers
+    from windlass.train.trainer import Preempted as Preempted
+    from windlass.train.trainer import TorchTrainer as TorchTrainer
+    from windlass.train.trainer_options import TrainerOptions as TrainerOptions
+    from windlass.train.trainer_progress import TrainResult as TrainResult
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'windlass.train' has no attribute {name!r}")
+    import importlib
+
+    try:
+        module = importlib.import_module(_WHERE[name])
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "numpy"):
+            raise
+        raise ModuleNotFoundError(
+            f"windlass.train.{name} needs {error.name}, which is not installed here: "
+            "pip install 'windlass[train]', or use an image that has it",
+            name=error.name,
+        ) from error
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHERE})

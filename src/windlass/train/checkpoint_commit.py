@@ -1,0 +1,180 @@
+"""How the shares of all ranks become one checkpoint, and which checkpoints stay.
+
+Rank 0's part of a save: wait for every share, write DCP's metadata and the manifest, give the folder its
+name, move `latest`, `best` and `epoch-E`, and remove what retention no longer keeps. Runs where rank 0
+writes: in its writer process, or in the trainer. Ranks meet in the folder only: no collective runs beside
+the training's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, replace
+
+from torch.distributed.checkpoint.metadata import Metadata
+
+from windlass.errors import EngineError
+from windlass.train.checkpoint_manifest import (
+    HALF_WRITTEN,
+    CheckpointManifest,
+    find_whole,
+    write_manifest,
+)
+from windlass.train.checkpoint_shards import (
+    METADATA,
+    WrittenShare,
+    read_share,
+    remove_told,
+    write_metadata,
+)
+from windlass.train.checkpoint_storage import Storage, open_storage
+from windlass.waiting import wait_until
+
+LATEST = "latest"
+BEST = "best"
+_BEST_FILE = "best.json"
+_EPOCH = re.compile(r"epoch-\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """What rank 0 must know to make shares a checkpoint."""
+
+    root: str
+    folder: str  # where the shares are
+    manifest: CheckpointManifest  # its files and its number are filled in
+    metadata: Metadata
+    keep: int
+    timeout_s: float  # how long to wait for the other ranks' shares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestStep:
+    """The step that was best so far, and the value that says so."""
+
+    step: int
+    value: float
+
+
+def commit(order: Commit) -> CheckpointManifest:
+    """Make one checkpoint of the shares of all ranks. Raises EngineError if one of them does not come."""
+    storage = open_storage(order.root)
+    try:
+        shares = _wait_for_shares(storage, order)
+    except EngineError:
+        storage.remove(order.folder)
+        raise
+    files = {METADATA: write_metadata(storage, order.folder, order.metadata, shares)}
+    for rank, share in enumerate(shares):
+        files |= share.files
+        remove_told(storage, order.folder, rank)
+    number = 1 + max((manifest.number for manifest in find_whole(storage)), default=0)
+    manifest = replace(order.manifest, files=files, number=number)
+    write_manifest(storage, order.folder, manifest)
+    if storage.can_rename:
+        _take_place(storage, order.folder, manifest.folder)
+    _point(storage, manifest)
+    remove_old(storage, keep=order.keep)
+    remove_half_written(storage)  # of saves that failed before
+    return manifest
+
+
+def _wait_for_shares(storage: Storage, order: Commit) -> list[WrittenShare]:
+    shares: dict[int, WrittenShare] = {}
+    ranks = range(order.manifest.world_size)
+
+    def is_settled() -> bool:
+        for rank in ranks:
+            if (
+                rank not in shares
+                and (share := read_share(storage, order.folder, rank)) is not None
+            ):
+                shares[rank] = share
+        return len(shares) == len(ranks) or any(share.error for share in shares.values())
+
+    is_in_time = wait_until(is_settled, timeout_s=order.timeout_s)
+    for rank, share in sorted(shares.items()):
+        if share.error:
+            raise EngineError(
+                f"rank {rank} could not write its share of {order.manifest.folder}: {share.error}"
+            )
+    if not is_in_time:
+        missing = ", ".join(str(rank) for rank in ranks if rank not in shares)
+        raise EngineError(
+            f"{order.manifest.folder}: no share came from rank {missing} in {order.timeout_s:.0f} s",
+            hint=f"all ranks must see the same folder; is {order.root} shared by all nodes?",
+        )
+    return [shares[rank] for rank in ranks]
+
+
+def _take_place(storage: Storage, folder: str, name: str) -> None:
+    """Give a folder its final name; one that was saved there before goes first."""
+    old = f"{name}.old-{folder.rpartition('-')[2]}"
+    if name in storage.names():
+        storage.move(name, old)
+    storage.move(folder, name)
+    storage.remove(old)
+
+
+def _point(storage: Storage, manifest: CheckpointManifest) -> None:
+    if manifest.epoch is not None:
+        storage.point(f"epoch-{manifest.epoch}", manifest.folder)
+    if any(best.step == manifest.step for best in read_best(storage)[:1]):
+        storage.point(BEST, manifest.folder)
+    storage.point(LATEST, manifest.folder)
+
+
+def remove_old(storage: Storage, *, keep: int) -> None:
+    """Remove all but the `keep` newest checkpoints and the best one, and the links to them."""
+    whole = find_whole(storage)
+    steps_to_keep = {manifest.step for manifest in whole[:keep]}
+    steps_to_keep |= {best.step for best in read_best(storage)}
+    for manifest in whole:
+        if manifest.step not in steps_to_keep:
+            storage.remove(manifest.folder)
+    folders = {manifest.folder for manifest in whole if manifest.step in steps_to_keep}
+    for name in storage.names():
+        if _EPOCH.fullmatch(name) and storage.target(name) not in folders:
+            storage.remove(name)
+
+
+def remove_half_written(storage: Storage) -> list[str]:
+    """Remove what saves left that did not come to their end; their names."""
+    half_written = [name for name in storage.names() if HALF_WRITTEN.fullmatch(name)]
+    for name in half_written:
+        storage.remove(name)
+    return half_written
+
+
+# The best step. Two are remembered: a new one may be lost before its checkpoint is whole.
+
+
+def read_best(storage: Storage) -> list[BestStep]:
+    """The best step, and the one before it if the best one's checkpoint may not be there yet."""
+    if storage.size(_BEST_FILE) is None:
+        return []
+    try:
+        return [BestStep(**best) for best in json.loads(storage.read(_BEST_FILE))]
+    except (OSError, TypeError, ValueError):
+        return []
+
+
+def write_best(storage: Storage, best: BestStep) -> None:
+    """Remember a new best step; the link follows when its checkpoint is whole."""
+    steps = _whole_steps(storage)
+    before = [one for one in read_best(storage) if one.step in steps and one.step != best.step]
+    kept = [] if best.step in steps else before[:1]
+    storage.write(_BEST_FILE, json.dumps([asdict(one) for one in (best, *kept)]).encode())
+    if best.step in _whole_steps(storage):  # maybe since a moment ago
+        storage.point(BEST, f"step-{best.step}")
+
+
+def find_best(storage: Storage) -> BestStep | None:
+    """The best step whose checkpoint is there."""
+    steps = _whole_steps(storage)
+    return next((best for best in read_best(storage) if best.step in steps), None)
+
+
+def _whole_steps(storage: Storage) -> set[int]:
+    return {manifest.step for manifest in find_whole(storage)}

@@ -1,0 +1,172 @@
+"""A rank's share of a checkpoint, written and read with torch's distributed checkpoint (DCP).
+
+`write_share` puts what the plan gives to this rank under `rank-R/` and tells in a file what it wrote, so
+that rank 0 can commit. It runs in the trainer or in its writer process alike, and needs no other rank.
+`ShareReader` reads what this rank needs of all shares, however many ranks wrote them. Called by
+checkpoints.py and the writer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import _StoragePrefix
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
+
+from windlass.train.checkpoint_files import HashedFiles
+from windlass.train.checkpoint_manifest import FileFacts
+from windlass.train.checkpoint_state import SavedTensor
+from windlass.train.checkpoint_storage import Storage, open_storage
+
+METADATA = ".metadata"  # DCP's own: which tensor lies where
+RNG = "rng.pt"
+_MANY_BYTES = (
+    256 << 20
+)  # from here on a share is several files, written and hashed by as many threads
+_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one rank writes, and where; the data of the plan's items are given apart."""
+
+    root: str
+    folder: str
+    rank: int
+    plan: SavePlan
+    rng: bytes
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenShare:
+    """What a rank says of what it has written; lies in the folder until the commit."""
+
+    files: Mapping[str, FileFacts]
+    results: list[WriteResult]
+    error: str = ""
+
+
+def write_share(share: Share, data: Mapping[MetadataIndex, torch.Tensor | bytes]) -> None:
+    """Write one rank's share; a file tells that it is there, or why it could not be written."""
+    storage = open_storage(share.root)
+    try:
+        written = _write_files(storage, share, data)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            tell_failure(share.root, share.folder, share.rank, f"{type(error).__name__}: {error}")
+        raise
+    storage.write(_told_in(share.folder, share.rank), pickle.dumps(written))
+
+
+def tell_failure(root: str, folder: str, rank: int, error: str) -> None:
+    """Let rank 0 know that this rank's share will not come."""
+    failed = WrittenShare(files={}, results=[], error=error)
+    open_storage(root).write(_told_in(folder, rank), pickle.dumps(failed))
+
+
+def read_share(storage: Storage, folder: str, rank: int) -> WrittenShare | None:
+    """What a rank has told; None: nothing yet."""
+    name = _told_in(folder, rank)
+    if storage.size(name) is None:
+        return None
+    share = pickle.loads(storage.read(name))  # noqa: S301 - a rank of this job wrote it
+    return share if isinstance(share, WrittenShare) else None
+
+
+def remove_told(storage: Storage, folder: str, rank: int) -> None:
+    """Forget what a rank has told."""
+    storage.remove(_told_in(folder, rank))
+
+
+def _told_in(folder: str, rank: int) -> str:
+    return f"{folder}/.share-{rank}"
+
+
+def _write_files(
+    storage: Storage, share: Share, data: Mapping[MetadataIndex, torch.Tensor | bytes]
+) -> WrittenShare:
+    files = HashedFiles(storage, share.folder)
+    writer = FileSystemWriter(
+        share.root,
+        sync_files=storage.can_rename,  # an object store has no fsync
+        thread_count=_THREADS if share.num_bytes >= _MANY_BYTES else 1,
+        per_thread_copy_ahead=0,
+    )
+    writer.fs, writer.path = files, ""
+    folder = f"rank-{share.rank}"
+    plan = SavePlan(share.plan.items, storage_data=_StoragePrefix(f"{folder}/"))
+    results = writer.write_data(plan, _ReadyData(data)).wait()
+    files.save(f"{folder}/{RNG}", share.rng)
+    return WrittenShare(files=files.facts, results=results)
+
+
+def write_metadata(
+    storage: Storage, folder: str, metadata: Metadata, shares: Iterable[WrittenShare]
+) -> FileFacts:
+    """Write DCP's own file, which makes the folder one that DCP's tools can read."""
+    files = HashedFiles(storage, folder)
+    writer = FileSystemWriter(storage.root, sync_files=storage.can_rename)
+    writer.fs, writer.path = files, ""
+    writer.finish(metadata, [share.results for share in shares])
+    return files.facts[METADATA]
+
+
+class _ReadyData(SavePlanner):
+    """A planner whose planning is over: it only hands out the data."""
+
+    def __init__(self, data: Mapping[MetadataIndex, torch.Tensor | bytes]) -> None:
+        self._data = data
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        data = self._data[write_item.index]
+        return io.BytesIO(data) if isinstance(data, bytes) else data
+
+    def set_up_planner(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError
+
+    def create_local_plan(self) -> SavePlan:
+        raise NotImplementedError
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        raise NotImplementedError
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        raise NotImplementedError
+
+
+class ShareReader:
+    """Reads tensors and pickled entries out of a checkpoint, wherever they lie in it."""
+
+    def __init__(self, storage: Storage, folder: str) -> None:
+        self._reader = FileSystemReader(storage.root)
+        self._reader.fs, self._reader.path = HashedFiles(storage, folder), ""
+        self._metadata = self._reader.read_metadata()
+        self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
+
+    @property
+    def contents(self) -> dict[str, SavedTensor | None]:
+        """What is in the checkpoint: tensors, and None for pickled entries."""
+        return {
+            name: SavedTensor(shape=tuple(entry.size), dtype=entry.properties.dtype)
+            if isinstance(entry, TensorStorageMetadata)
+            else None
+            for name, entry in self._metadata.state_dict_metadata.items()
+        }
+
+    def read(self, targets: Mapping[str, Any]) -> dict[str, Any]:
+        """Read into tensors, in place; entries that are no tensors are returned in the table."""
+        planner = DefaultLoadPlanner(flatten_state_dict=False)
+        planner.set_up_planner(dict(targets), self._metadata, is_coordinator=True)
+        self._reader.read_data(planner.create_local_plan(), planner).wait()
+        return dict(planner.state_dict)

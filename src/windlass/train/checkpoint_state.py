@@ -1,0 +1,324 @@
+"""A training's state as one flat table, name -> tensor or bytes, and back into the objects it came from.
+
+Models give their own tensors (loading is in place), optimizers their state by the names of the parameters,
+anything else what its `state_dict` returns. What is no tensor lies as one pickled entry beside them, so
+loading needs to know nothing of a state that is not there yet. Called by checkpoints.py only; no file, no
+rank in here.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from windlass.errors import SpecError
+
+_WRAPPED = (
+    "_orig_mod.",
+    "_checkpoint_wrapped_module.",
+)  # torch.compile's, activation checkpointing's
+_OTHERS = "~"  # of an entry: what is no tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TensorAt:
+    """Stands in a pickled entry for the tensor of this name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedTensor:
+    """What a checkpoint says of one of its tensors."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model itself, out of DistributedDataParallel and torch.compile."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def clean_name(name: str) -> str:
+    """A parameter's name without what wrappers added to it."""
+    for wrapped in _WRAPPED:
+        name = name.replace(wrapped, "")
+    return name
+
+
+def flatten_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of a state: tensors as they are (no copies), the rest pickled."""
+    names = _parameter_names(state)
+    table: dict[str, Any] = {}
+    for entry, value in state.items():
+        if isinstance(value, nn.Module):
+            tensors, others = _split_model(entry, value)
+        else:
+            whole = _read_optimizer(value, names) if isinstance(value, Optimizer) else _read(value)
+            tensors = {}
+            others = _take_tensors(whole, entry, tensors)
+        table |= tensors
+        table[f"{entry}{_OTHERS}"] = pickle.dumps(others)
+    return table
+
+
+def list_others(state: Mapping[str, Any]) -> list[str]:
+    """The names of a state's pickled entries."""
+    return [f"{entry}{_OTHERS}" for entry in state]
+
+
+def find_faults(state: Mapping[str, Any], saved: Mapping[str, SavedTensor | None]) -> list[str]:
+    """Why a checkpoint with these contents does not fit this state; empty if it does."""
+    faults: list[str] = []
+    for entry, value in state.items():
+        if f"{entry}{_OTHERS}" not in saved:
+            faults.append(f"it has no {entry!r}")
+        elif isinstance(value, nn.Module):
+            own = _split_model(entry, value)[0]
+            theirs = {name for name in saved if _is_of(name, entry)}
+            faults += [f"{name} is missing" for name in sorted(own.keys() - theirs)]
+            faults += [f"{name} is not in this model" for name in sorted(theirs - own.keys())]
+            for name in sorted(own.keys() & theirs):
+                tensor = saved[name]
+                if tensor is not None and tensor.shape != tuple(own[name].shape):
+                    faults.append(f"{name} is {list(tensor.shape)}, here {list(own[name].shape)}")
+    return faults
+
+
+def make_targets(
+    state: Mapping[str, Any], others: Mapping[str, bytes], saved: Mapping[str, SavedTensor | None]
+) -> dict[str, torch.Tensor]:
+    """Where a checkpoint's tensors go: a model's own ones, and new ones for all that is replaced."""
+    parameters = {name: parameter for parameter, name in _parameter_names(state).items()}
+    targets: dict[str, torch.Tensor] = {}
+    for entry, value in state.items():
+        if isinstance(value, nn.Module):
+            targets |= _split_model(entry, value)[0]
+            continue
+        present = (
+            flatten_state({**_models(state), entry: value}) if isinstance(value, Optimizer) else {}
+        )
+        for at in _find_tensors(pickle.loads(others[f"{entry}{_OTHERS}"])):  # noqa: S301 - our own
+            tensor = saved[at.name]
+            if tensor is not None:
+                like = parameters.get(_parameter_of(at.name, entry))
+                targets[at.name] = _make_target(at.name, tensor, like, present.get(at.name))
+    return targets
+
+
+def restore_state(
+    state: Mapping[str, Any], others: Mapping[str, bytes], tensors: Mapping[str, torch.Tensor]
+) -> None:
+    """Hand what was loaded to the objects; the tensors of models are already in them."""
+    names = _parameter_names(state)
+    for entry, value in state.items():
+        rest = pickle.loads(others[f"{entry}{_OTHERS}"])  # noqa: S301 - our own, its hash was checked
+        if isinstance(value, nn.Module):
+            if rest:
+                unwrap(value).load_state_dict(rest, strict=False)
+        elif isinstance(value, Optimizer):
+            _restore_optimizer(value, _put_tensors(rest, tensors), names)
+        elif isinstance(value, torch.Tensor):
+            with torch.no_grad():
+                value.copy_(tensors[rest.name])
+        elif callable(load := getattr(value, "load_state_dict", None)):
+            try:
+                load(_put_tensors(rest, tensors))
+            except (AttributeError, KeyError, TypeError) as error:  # it is of another class
+                raise SpecError(
+                    f"{type(value).__name__} cannot take the {entry!r} of the checkpoint: {error!r}",
+                    hint=f"give the {entry} that was saved, or begin a run of another name",
+                ) from error
+        else:
+            raise SpecError(f"the state's {entry!r} cannot be loaded into a {type(value).__name__}")
+
+
+# Models.
+
+
+def _models(state: Mapping[str, Any]) -> dict[str, nn.Module]:
+    return {entry: value for entry, value in state.items() if isinstance(value, nn.Module)}
+
+
+def _split_model(entry: str, model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """A model's tensors (tied ones once) by their names, and what else is in its state."""
+    tensors: dict[str, torch.Tensor] = {}
+    others: dict[str, Any] = {}
+    for name, value in unwrap(model).state_dict().items():
+        if isinstance(value, torch.Tensor):
+            tensors[f"{entry}.{clean_name(name)}"] = value
+        else:
+            others[name] = value
+    return drop_tied(tensors), others
+
+
+def drop_tied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors without those that are the memory of an earlier one."""
+    kept: dict[str, torch.Tensor] = {}
+    seen: set[object] = set()
+    for name, tensor in tensors.items():
+        place = find_place(tensor)
+        if place is None or place not in seen:
+            kept[name] = tensor
+        seen.add(place)
+    return kept
+
+
+def find_place(tensor: torch.Tensor) -> object:
+    """The memory that a tensor is; None if it has none of its own."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    address = local.data_ptr() if local.numel() else 0
+    return (
+        (address, local.device, tuple(local.shape), local.stride(), local.dtype)
+        if address
+        else None
+    )
+
+
+def _parameter_names(state: Mapping[str, Any]) -> dict[nn.Parameter, str]:
+    """The name of every parameter of the state's models, such as model.layers.0.weight."""
+    return {
+        parameter: f"{entry}.{clean_name(name)}"
+        for entry, model in _models(state).items()
+        for name, parameter in unwrap(model).named_parameters()
+    }
+
+
+# Optimizers: by the names of parameters, since their numbers depend on the order of the groups.
+
+
+def _read_optimizer(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> dict[str, Any]:
+    own = _own_names(optimizer, names)
+    return {
+        "state": {own[parameter]: dict(value) for parameter, value in optimizer.state.items()},
+        "param_groups": [
+            {**group, "params": [own[parameter] for parameter in group["params"]]}
+            for group in optimizer.param_groups
+        ],
+    }
+
+
+def _own_names(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> dict[Any, str]:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return {
+        parameter: names.get(parameter, f"parameter {number}")
+        for number, parameter in enumerate(parameters)
+    }
+
+
+def _restore_optimizer(
+    optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[nn.Parameter, str]
+) -> None:
+    own = _own_names(optimizer, names)
+    numbers = {name: number for number, name in enumerate(own.values())}
+    group_of = {name: group for group in saved["param_groups"] for name in group["params"]}
+    if missing := sorted(numbers.keys() - group_of.keys()):
+        raise SpecError(
+            f"the checkpoint's optimizer does not know {', '.join(missing[:3])}",
+            hint="load with the optimizer that was saved, or leave it out of the state",
+        )
+    ours, theirs = optimizer.param_groups[0].keys(), saved["param_groups"][0].keys()
+    if ours - theirs and theirs - ours:  # another version of torch only adds or only leaves out
+        raise SpecError(
+            f"the checkpoint's optimizer is no {type(optimizer).__name__}: it has "
+            f"{min(theirs - ours)!r}, and no {min(ours - theirs)!r}",
+            hint="load with the kind of optimizer that was saved, or begin a run of another name",
+        )
+    groups = []
+    for group in optimizer.param_groups:
+        members = [own[parameter] for parameter in group["params"]]
+        settings = group_of[members[0]] if members else group
+        groups.append({**settings, "params": [numbers[name] for name in members]})
+    state = {numbers[name]: value for name, value in saved["state"].items() if name in numbers}
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    by_name = {name: parameter for parameter, name in own.items()}
+    for name, values in saved["state"].items():
+        for key, value in values.items() if name in by_name else ():
+            now = optimizer.state[by_name[name]].get(key)
+            if (
+                isinstance(now, torch.Tensor) and now.dtype != value.dtype
+            ):  # bf16 moments of fp32 parameters
+                optimizer.state[by_name[name]][key] = value.to(now.device)
+
+
+def _parameter_of(name: str, entry: str) -> str:
+    """optimizer.state.model.layers.0.weight.exp_avg -> model.layers.0.weight"""
+    return name.removeprefix(f"{entry}.state.").rpartition(".")[0]
+
+
+def _make_target(
+    name: str, saved: SavedTensor, like: nn.Parameter | None, present: Any
+) -> torch.Tensor:
+    """An empty tensor for a saved one: sharded as its parameter is, if it has its shape."""
+    for model in (like, present):
+        if isinstance(model, torch.Tensor) and tuple(model.shape) == saved.shape:
+            return torch.empty_like(model, dtype=saved.dtype, requires_grad=False)
+    if isinstance(like, DTensor) and saved.shape:
+        raise SpecError(
+            f"{name} is {list(saved.shape)}, unlike its parameter: how it is sharded is not known yet",
+            hint="make one optimizer step before loading, so that the state is there",
+        )
+    if like is None or not saved.shape:
+        return torch.empty(saved.shape, dtype=saved.dtype)
+    return torch.empty(saved.shape, dtype=saved.dtype, device=like.device)
+
+
+# Anything else: nested dicts, lists and tuples with tensors in them.
+
+
+def _read(value: Any) -> Any:
+    read: Callable[[], Any] | None = getattr(value, "state_dict", None)
+    return read() if callable(read) else value
+
+
+def _take_tensors(value: Any, name: str, tensors: dict[str, Any]) -> Any:
+    """The value with a TensorAt for each tensor in it, which goes to `tensors`."""
+    if isinstance(value, torch.Tensor):
+        tensors[name] = value.detach()
+        return TensorAt(name)
+    if isinstance(value, dict):
+        return {key: _take_tensors(item, f"{name}.{key}", tensors) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(
+            _take_tensors(item, f"{name}.{i}", tensors) for i, item in enumerate(value)
+        )
+    return value
+
+
+def _put_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if isinstance(value, TensorAt):
+        return tensors[value.name]
+    if isinstance(value, dict):
+        return {key: _put_tensors(item, tensors) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_put_tensors(item, tensors) for item in value)
+    return value
+
+
+def _find_tensors(value: Any) -> Iterator[TensorAt]:
+    if isinstance(value, TensorAt):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _find_tensors(item)
+    elif type(value) in (list, tuple):
+        for item in value:
+            yield from _find_tensors(item)
+
+
+def _is_of(name: str, entry: str) -> bool:
+    return name.startswith(f"{entry}.")

@@ -1,0 +1,152 @@
+"""Rows of JSONL files, read where they lie: the files are memory-mapped, only where lines begin is kept.
+
+`JsonlRows` is a map dataset; `read_kind` says whether a row is for language modelling, and how. Errors name
+the file and the line. Called by users and by token_cache; no tokens come in here.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from windlass.errors import SpecError
+from windlass.near_names import did_you_mean
+
+KINDS = ("text", "messages")
+
+
+class JsonlRows(Sequence[dict[str, Any]]):
+    """The rows of one or more JSONL files, or of all *.jsonl of a folder; blank lines are none."""
+
+    is_read_in_background = True  # for the loader: no random numbers, safe in a thread
+
+    def __init__(self, paths: str | Path | Iterable[str | Path]) -> None:
+        self.paths = find_files(paths)
+        self._open()
+        if not len(self):
+            raise SpecError(
+                f"{', '.join(map(str, self.paths))} has no rows",
+                hint="a JSONL file has one JSON object on each line",
+            )
+
+    def _open(self) -> None:
+        self._maps = [_map(path) for path in self.paths]
+        self._starts = [_find_starts(content) for content in self._maps]
+        self._ends: list[int] = []  # of each file, in rows
+        for starts in self._starts:
+            self._ends.append(len(starts) + (self._ends[-1] if self._ends else 0))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        number, start = self._find(index)
+        content = self._maps[number]
+        end = content.find(b"\n", start)
+        line = content[start : len(content) if end < 0 else end]
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise SpecError(
+                f"{self.where(index)} is not JSON: {error}",
+                hint="each line is one whole JSON object; look at that line",
+            ) from error
+        if not isinstance(row, dict):
+            raise SpecError(
+                f"{self.where(index)} is a {type(row).__name__}, not an object",
+                hint='write each row as {"text": ...}',
+            )
+        return row
+
+    def where(self, index: int) -> str:
+        """The place of a row as editors and compilers write it: file:line."""
+        number, start = self._find(index)
+        line = self._maps[number][:start].count(b"\n") + 1
+        return f"{self.paths[number]}:{line}"
+
+    def _find(self, index: int) -> tuple[int, int]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        index %= len(self)
+        number = bisect_right(self._ends, index)
+        return number, self._starts[number][index - (self._ends[number - 1] if number else 0)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"paths": self.paths}  # maps do not travel; a worker process makes its own
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.paths = state["paths"]
+        self._open()
+
+
+def find_files(paths: str | Path | Iterable[str | Path]) -> tuple[Path, ...]:
+    """The files that are meant, folders replaced by their *.jsonl; each is there."""
+    files: list[Path] = []
+    for path in [paths] if isinstance(paths, (str, Path)) else paths:
+        path = Path(path)
+        if path.is_dir():
+            inside = sorted(path.glob("*.jsonl"))
+            if not inside:
+                raise SpecError(
+                    f"{path} has no *.jsonl file", hint="name the file, or the folder that holds it"
+                )
+            files += inside
+        elif path.is_file():
+            files.append(path)
+        else:
+            raise SpecError(f"there is no file {path}", hint=_explain_missing(path))
+    if not files:
+        raise SpecError("no data file was named", hint="name at least one *.jsonl")
+    return tuple(files)
+
+
+def read_kind(row: dict[str, Any], where: Callable[[], str]) -> str:
+    """What the row holds for language modelling: "text" or "messages"."""
+    for kind, type_ in (("messages", list), ("text", str)):
+        if isinstance(row.get(kind), type_):
+            return kind
+    unusable = [kind for kind in KINDS if kind in row]
+    keys = ", ".join(map(repr, row)) or "nothing"
+    raise SpecError(
+        f"{where()} has neither a text nor messages: it has {keys}",
+        hint=f"`{unusable[0]}` is a {type(row[unusable[0]]).__name__} there"
+        if unusable
+        else 'a row is {"text": "..."} or {"messages": [{"role": "user", "content": "..."}, ...]}',
+    )
+
+
+def _explain_missing(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f"the folder {path.parent} is not here either: is the volume mounted?"
+    names = sorted(entry.name for entry in path.parent.iterdir())[:20]
+    return did_you_mean(path.name, names) if names else f"the folder {path.parent} is empty"
+
+
+def _map(path: Path) -> mmap.mmap | bytes:
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            return b""  # which cannot be mapped
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _find_starts(content: mmap.mmap | bytes) -> array[int]:
+    starts = array("Q")
+    start = 0
+    while start < len(content):
+        end = content.find(b"\n", start)
+        end = len(content) if end < 0 else end
+        if content[start:end].strip():
+            starts.append(start)
+        start = end + 1
+    return starts

@@ -1,0 +1,155 @@
+"""Meters: how fast a training goes, and what it waits for. A step costs microseconds and no device sync.
+
+Held by the trainer, or by a hand-written loop. Each `read` tells of the steps since the last one, so the
+lines of a metrics.jsonl add up; names follow the house (`x_s`, `num_x`, `x_bytes`, and `_share` for 0 to
+1). Nothing here talks to other ranks.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from array import array
+from collections.abc import Callable, Sequence
+
+import torch
+
+from windlass.train.matmul_rate import measure_matmul_rate
+
+OF_EACH_RANK = (
+    "step_p50_s",
+    "data_wait_share",
+    "memory_peak_bytes",
+)  # what `spread_over_ranks` needs
+_KEPT = 4096  # durations of steps between two reads; sums have all of them
+
+
+class Meters:
+    """`step` after each optimizer step, `skip` after what was none, `read` when the numbers are logged."""
+
+    def __init__(
+        self,
+        *,
+        flops_per_token: float = 0.0,
+        flops_per_sample: float = 0.0,
+        world_size: int = 1,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        peak_flops: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Meters of this rank.
+
+        flops_per_token, flops_per_sample: what the model needs, forward and backward; 0: no MFU.
+        world_size: over how many devices the counts that `step` gets are spread.
+        dtype: of the matrix product that MFU is measured against; see measure_matmul_rate.
+        peak_flops: of one device, instead of a measured rate.
+        """
+        self._flops_per_token = flops_per_token
+        self._flops_per_sample = flops_per_sample
+        self._world_size = world_size
+        self._device = torch.device(device)
+        self._clock = clock
+        self._rate = peak_flops or 0.0
+        if not self._rate and (flops_per_token or flops_per_sample):
+            self._rate = measure_matmul_rate(self._device, dtype)
+        self._last_s = clock()
+        self._begin_interval()
+        self._reading: dict[str, float] = {}
+
+    def _begin_interval(self) -> None:
+        self._durations = array("d")
+        self._num_steps = 0
+        self._elapsed_s = 0.0
+        self._other_s = 0.0
+        self._data_wait_s = 0.0
+        self._tokens = 0
+        self._samples = 0
+
+    def step(self, *, tokens: int = 0, samples: int = 0, data_wait_s: float = 0.0) -> None:
+        """One optimizer step has ended. tokens, samples: over ALL ranks; data_wait_s: this rank's."""
+        now_s = self._clock()
+        duration_s = now_s - self._last_s
+        self._last_s = now_s
+        if len(self._durations) < _KEPT:
+            self._durations.append(duration_s)
+        else:
+            self._durations[self._num_steps % _KEPT] = duration_s
+        self._num_steps += 1
+        self._elapsed_s += duration_s
+        self._data_wait_s += data_wait_s
+        self._tokens += tokens
+        self._samples += samples
+
+    def skip(self) -> None:
+        """What passed since the last step was none: a start, an evaluation, a wait for a checkpoint."""
+        now_s = self._clock()
+        self._other_s += now_s - self._last_s
+        self._last_s = now_s
+
+    def read(self) -> dict[str, float]:
+        """The numbers of the steps since the last read; those of the last read again if there were none."""
+        if self._num_steps:
+            self._reading = {**self._read_rates(), **self._read_times()}
+            self._begin_interval()
+        return dict(self._reading)
+
+    def _read_rates(self) -> dict[str, float]:
+        elapsed_s = max(self._elapsed_s, 1e-9)
+        rates = {}
+        if self._tokens:
+            rates["tokens_per_s"] = self._tokens / elapsed_s
+        if self._samples:
+            rates["samples_per_s"] = self._samples / elapsed_s
+        if self._rate:
+            flops = self._tokens * self._flops_per_token + self._samples * self._flops_per_sample
+            rates["flops_per_s"] = flops / elapsed_s
+            rates["mfu"] = flops / elapsed_s / (self._rate * self._world_size)
+        return rates
+
+    def _read_times(self) -> dict[str, float]:
+        ordered = sorted(self._durations)
+        return {
+            "num_steps": self._num_steps,
+            "elapsed_s": self._elapsed_s,
+            "other_s": self._other_s,
+            "step_p50_s": _percentile(ordered, 0.50),
+            "step_p95_s": _percentile(ordered, 0.95),
+            "step_max_s": ordered[-1],
+            "data_wait_share": min(self._data_wait_s / max(self._elapsed_s, 1e-9), 1.0),
+            "memory_peak_bytes": read_memory_peak(self._device),
+        }
+
+
+def spread_over_ranks(readings: Sequence[dict[str, float]]) -> dict[str, float]:
+    """What the readings of all ranks, in rank order, show of stragglers, as numbers to log.
+
+    In synchronous training all ranks have the same step time, so the one that others wait for shows in its
+    data wait or its memory.
+    """
+    waits = [reading.get("data_wait_share", 0.0) for reading in readings]
+    steps = [reading.get("step_p50_s", 0.0) for reading in readings]
+    return {
+        "rank_step_p50_min_s": min(steps, default=0.0),
+        "rank_step_p50_max_s": max(steps, default=0.0),
+        "slowest_rank": steps.index(max(steps)) if steps else 0,
+        "rank_data_wait_max_share": max(waits, default=0.0),
+        "most_waiting_rank": waits.index(max(waits)) if waits else 0,
+        "rank_memory_peak_max_bytes": max(
+            (reading.get("memory_peak_bytes", 0.0) for reading in readings), default=0.0
+        ),
+    }
+
+
+def read_memory_peak(device: torch.device) -> float:
+    """The most that tensors took on an accelerator so far; on a CPU the most that this process took."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(peak if sys.platform == "darwin" else peak * 1024)
+
+
+def _percentile(ordered: Sequence[float], share: float) -> float:
+    """The nearest of the sorted values."""
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]

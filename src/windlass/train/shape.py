@@ -1,0 +1,90 @@
+"""The shape of a world of ranks: "ddp", "fsdp", "fsdp=8,dp=2", "fsdp=4,tp=2".
+
+Pure. Read by the trainer and the recipes; `strategies` applies it to a model. No torch, no environment.
+
+dp: copies of the model. fsdp: ranks that share one copy, sharded. tp: ranks that share each layer's matrices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from windlass.errors import SpecError
+from windlass.near_names import did_you_mean
+
+AXES = ("dp", "fsdp", "tp")
+WORDS = ("none", "ddp", "fsdp", "hsdp", "deepspeed")
+_FORMS = 'write "none", "ddp", "fsdp", "hsdp", "deepspeed", or sizes like "fsdp=8,dp=2"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How many ranks each axis has; their product is the world size."""
+
+    dp: int = 1
+    fsdp: int = 1
+    tp: int = 1
+    is_deepspeed: bool = False
+
+    @property
+    def world_size(self) -> int:
+        return self.dp * self.fsdp * self.tp
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that see different samples: all but those that share layers."""
+        return self.dp * self.fsdp
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The axes with more than one rank, outermost first."""
+        return {axis: getattr(self, axis) for axis in AXES if getattr(self, axis) > 1}
+
+    def __str__(self) -> str:
+        text = ",".join(f"{axis}={size}" for axis, size in self.axes.items()) or "none"
+        return f"deepspeed ({text})" if self.is_deepspeed else text
+
+
+def read_shape(text: str, *, world_size: int, local_world_size: int | None = None) -> Shape:
+    """The shape that `text` asks for in a world of this size; ranks that it leaves over are copies (dp)."""
+    word = (text or "none").strip().lower()
+    if word in WORDS:
+        return _shape_of_word(word, world_size, local_world_size or world_size)
+    sizes = _read_sizes(word)
+    fsdp, tp = sizes.get("fsdp", 1), sizes.get("tp", 1)
+    shape = Shape(dp=sizes.get("dp", max(1, world_size // (fsdp * tp))), fsdp=fsdp, tp=tp)
+    if shape.world_size != world_size:
+        raise SpecError(
+            f"the shape {text!r} needs {shape.world_size} ranks, and there are {world_size}",
+            hint="the product of dp, fsdp and tp is the number of ranks; leave dp out, "
+            'or write "ddp" or "fsdp", which fit any number',
+        )
+    return shape
+
+
+def _shape_of_word(word: str, world_size: int, local_world_size: int) -> Shape:
+    if word == "fsdp":
+        return Shape(fsdp=world_size)
+    if word == "hsdp":
+        return Shape(fsdp=local_world_size, dp=world_size // local_world_size)
+    if word == "none" and world_size > 1:
+        raise SpecError(
+            f'strategy "none" trains {world_size} models that know nothing of each other',
+            hint='use "ddp" or "fsdp", or start one process',
+        )
+    return Shape(dp=world_size, is_deepspeed=word == "deepspeed")
+
+
+def _read_sizes(text: str) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        axis, has_size, size = (piece.strip() for piece in part.partition("="))
+        if axis not in AXES:
+            known = AXES if has_size else WORDS
+            raise SpecError(
+                f"{axis!r} is not a strategy", hint=did_you_mean(axis, known, otherwise=_FORMS)
+            )
+        if axis in sizes or not size.isdecimal() or int(size) < 1:
+            raise SpecError(f"{part.strip()!r} is not the size of an axis", hint=_FORMS)
+        sizes[axis] = int(size)
+    return sizes

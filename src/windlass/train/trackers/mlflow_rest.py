@@ -1,0 +1,172 @@
+"""An MLflow server, by its REST interface and nothing but the standard library: an image needs no `mlflow`.
+
+Five calls of the documented interface (api/2.0/mlflow). Addresses and keys come as MLflow's own client
+takes them: MLFLOW_TRACKING_USERNAME and _PASSWORD, MLFLOW_TRACKING_TOKEN, MLFLOW_TRACKING_INSECURE_TLS,
+_SERVER_CERT_PATH. What may be better later is an OSError; what the server refuses is an EngineError.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import ssl
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+from windlass.errors import EngineError
+from windlass.train.trackers.mlflow_store import MlflowBatch
+
+_TIMEOUT_S = 20.0
+_TRY_AGAIN = frozenset({408, 425, 429})
+_MISSING = "RESOURCE_DOES_NOT_EXIST"
+_THERE_ALREADY = "RESOURCE_ALREADY_EXISTS"
+
+
+class MlflowRefused(EngineError):
+    """The server answered and said no; `code` is MLflow's word for why."""
+
+    code = ""
+
+
+class RestStore:
+    """Runs of one server."""
+
+    def __init__(self, url: str, env: Mapping[str, str]) -> None:
+        parts = urllib.parse.urlsplit(url)
+        host = parts.netloc.rpartition("@")[2]
+        self._url = urllib.parse.urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
+        self._headers = {"Content-Type": "application/json", **_authorization(parts, env)}
+        self._tls = _tls_of(env) if parts.scheme == "https" else None
+
+    def create_run(self, experiment: str, *, name: str, tags: Mapping[str, str]) -> str:
+        answer = self._call(
+            "runs/create",
+            {
+                "experiment_id": self._experiment_id(experiment),
+                "run_name": name,
+                "start_time": _now_ms(),
+                "tags": _pairs(tags),
+            },
+        )
+        return str(answer["run"]["info"]["run_id"])
+
+    def read_params(self, run_id: str) -> dict[str, str] | None:
+        try:
+            run = self._call(f"runs/get?run_id={urllib.parse.quote(run_id)}")["run"]
+        except MlflowRefused as error:
+            if error.code == _MISSING:
+                return None
+            raise
+        if run["info"].get("lifecycle_stage", "active") != "active":
+            return None
+        return {pair["key"]: pair["value"] for pair in run["data"].get("params", [])}
+
+    def log_batch(self, run_id: str, batch: MlflowBatch) -> None:
+        metrics = [
+            {
+                "key": m.key,
+                "value": _json_number(m.value),
+                "timestamp": m.timestamp_ms,
+                "step": m.step,
+            }
+            for m in batch.metrics
+        ]
+        body = {"run_id": run_id, "metrics": metrics}
+        self._call(
+            "runs/log-batch", {**body, "params": _pairs(batch.params), "tags": _pairs(batch.tags)}
+        )
+
+    def set_status(self, run_id: str, status: str) -> None:
+        end = {} if status == "RUNNING" else {"end_time": _now_ms()}
+        self._call("runs/update", {"run_id": run_id, "status": status, **end})
+
+    def _experiment_id(self, name: str) -> str:
+        by_name = f"experiments/get-by-name?experiment_name={urllib.parse.quote(name)}"
+        try:
+            return str(self._call(by_name)["experiment"]["experiment_id"])
+        except MlflowRefused as error:
+            if error.code != _MISSING:
+                raise
+        try:
+            return str(self._call("experiments/create", {"name": name})["experiment_id"])
+        except MlflowRefused as error:  # another run was quicker
+            if error.code != _THERE_ALREADY:
+                raise
+        return str(self._call(by_name)["experiment"]["experiment_id"])
+
+    def _call(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        request = urllib.request.Request(  # noqa: S310  # http or https: read_tracking_uri saw to it
+            f"{self._url}/api/2.0/mlflow/{path}",
+            data=None if body is None else json.dumps(body).encode(),
+            headers=self._headers,
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=self._tls) as answer:  # noqa: S310
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            raise self._read_error(error, path) from None
+        except urllib.error.URLError as error:
+            raise ConnectionError(
+                f"no MLflow server answers at {self._url}: {error.reason}"
+            ) from None
+        try:
+            return json.loads(text or b"{}")
+        except ValueError:
+            raise self._refused(path, "its answer is not MLflow's", "") from None
+
+    def _read_error(self, error: urllib.error.HTTPError, path: str) -> Exception:
+        text = error.read().decode(errors="replace")[:500]
+        error.close()
+        if error.code >= 500 or error.code in _TRY_AGAIN:
+            return ConnectionError(f"the MLflow server at {self._url} answers {error.code}: {text}")
+        try:
+            told = json.loads(text)
+            return self._refused(path, str(told["message"]), str(told["error_code"]))
+        except (ValueError, KeyError, TypeError):
+            return self._refused(path, f"{error.code} {text}", "")
+
+    def _refused(self, path: str, message: str, code: str) -> MlflowRefused:
+        refused = MlflowRefused(
+            f"the MLflow server at {self._url} refuses {path.partition('?')[0]}: {message}",
+            hint="look at MLFLOW_TRACKING_URI, and at MLFLOW_TRACKING_TOKEN or _USERNAME and _PASSWORD",
+        )
+        refused.code = code
+        return refused
+
+
+def _authorization(parts: urllib.parse.SplitResult, env: Mapping[str, str]) -> dict[str, str]:
+    user = env.get("MLFLOW_TRACKING_USERNAME") or urllib.parse.unquote(parts.username or "")
+    password = env.get("MLFLOW_TRACKING_PASSWORD") or urllib.parse.unquote(parts.password or "")
+    if user:
+        encoded = base64.b64encode(f"{user}:{password}".encode()).decode()
+        return {"Authorization": f"Basic {encoded}"}
+    token = env.get("MLFLOW_TRACKING_TOKEN")
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def _tls_of(env: Mapping[str, str]) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=env.get("MLFLOW_TRACKING_SERVER_CERT_PATH") or None)
+    if env.get("MLFLOW_TRACKING_INSECURE_TLS", "").lower() in ("1", "true"):
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _pairs(values: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"key": key, "value": value} for key, value in values.items()]
+
+
+def _json_number(value: float) -> float | str:
+    """As protobuf writes numbers that JSON lacks."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

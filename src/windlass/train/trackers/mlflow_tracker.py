@@ -1,0 +1,129 @@
+"""MLflow: one run over restarts, on a server (no library needed) or in a database (by the library).
+
+Numbers are collected and sent in batches. A restart goes on with the same run id; params of a run cannot be
+changed in MLflow, so those that are different after a restart become tags. Reads MLFLOW_TRACKING_URI,
+MLFLOW_EXPERIMENT_NAME and MLFLOW_RUN_ID, as MLflow itself does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+from windlass import names
+from windlass.train.trackers.missing_library import import_library
+from windlass.train.trackers.mlflow_rest import RestStore
+from windlass.train.trackers.mlflow_store import (
+    LibraryStore,
+    MlflowBatch,
+    MlflowMetric,
+    MlflowStore,
+)
+from windlass.train.trackers.mlflow_uri import read_tracking_uri
+from windlass.train.trackers.tracker import flatten
+from windlass.train.trackers.tracker_table import TrackedRun
+
+logger = logging.getLogger(__name__)
+
+_EXPERIMENT = "windlass"
+_METRICS_AT_ONCE = 1000
+_PARAMS_AT_ONCE = 100
+_PARAM_CHARACTERS = 500  # what MLflow has taken since version 1
+_NOT_IN_KEYS = re.compile(r"[^\w\-. /:]")
+
+
+def make_mlflow(run: TrackedRun) -> MlflowTracker:
+    address = read_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI", ""), out=run.folder.parent)
+    if address.note:
+        logger.warning("%s", address.note)
+    if address.is_server:
+        return MlflowTracker(run, RestStore(address.uri, os.environ))
+    library = import_library(
+        "mlflow",
+        tracker="mlflow",
+        package="mlflow",
+        otherwise=", or set MLFLOW_TRACKING_URI to a server (http://...), which needs no library",
+    )
+    if address.database is not None:
+        with contextlib.suppress(OSError):  # MLflow fails then too, and a tracker ends no run
+            address.database.parent.mkdir(parents=True, exist_ok=True)
+    return MlflowTracker(run, LibraryStore(library, address.uri))
+
+
+class MlflowTracker:
+    """Metrics wait in `_waiting` until the store has taken them."""
+
+    name = "mlflow"
+    every_s = 1.0
+
+    def __init__(self, run: TrackedRun, store: MlflowStore) -> None:
+        self.run_id = run.run_id or os.environ.get("MLFLOW_RUN_ID") or None
+        self._run = run
+        self._store = store
+        self._waiting: list[MlflowMetric] = []
+
+    def start(self, params: Mapping[str, Any]) -> None:
+        asked = {_key(k): str(v)[:_PARAM_CHARACTERS] for k, v in flatten(params).items()}
+        known = self._store.read_params(self.run_id) if self.run_id else None
+        if known is None or self.run_id is None:
+            self.run_id, known = self._create(), {}
+        else:
+            self._store.set_status(self.run_id, "RUNNING")
+        self._log_params({key: value for key, value in asked.items() if key not in known})
+        changed = {
+            key: asked[key] for key in asked.keys() & known.keys() if asked[key] != known[key]
+        }
+        tags = {
+            f"attempt-{self._run.attempt}.{key}": value for key, value in sorted(changed.items())
+        }
+        tags |= {
+            "windlass.attempt": str(self._run.attempt),
+            "windlass.world_size": str(self._run.world_size),
+        }
+        self._store.log_batch(
+            self.run_id, MlflowBatch(tags=dict(islice(tags.items(), _PARAMS_AT_ONCE)))
+        )
+
+    def _create(self) -> str:
+        if self.run_id:
+            logger.warning("MLflow has no run %s any more: a new one begins", self.run_id)
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
+        job_id = os.environ.get(names.JOB_ID, "")
+        tags = {
+            "mlflow.source.name": "windlass.train",
+            **({"windlass.job": job_id} if job_id else {}),
+        }
+        return self._store.create_run(experiment, name=self._run.name, tags=tags)
+
+    def _log_params(self, params: Mapping[str, str]) -> None:
+        rest = iter(params.items())
+        while self.run_id and (some := dict(islice(rest, _PARAMS_AT_ONCE))):
+            self._store.log_batch(self.run_id, MlflowBatch(params=some))
+
+    def log(self, metrics: Mapping[str, float], *, step: int, time_s: float) -> None:
+        at_ms = int(time_s * 1000)
+        self._waiting += [
+            MlflowMetric(key=_key(name), value=float(value), timestamp_ms=at_ms, step=step)
+            for name, value in metrics.items()
+        ]
+
+    def flush(self) -> None:
+        while self._waiting and self.run_id:
+            self._store.log_batch(
+                self.run_id, MlflowBatch(metrics=self._waiting[:_METRICS_AT_ONCE])
+            )
+            del self._waiting[:_METRICS_AT_ONCE]
+
+    def close(self, *, ok: bool = True) -> None:
+        if self.run_id:
+            self._store.set_status(self.run_id, "FINISHED" if ok else "FAILED")
+
+
+def _key(name: str) -> str:
+    """A name with what MLflow takes in names, which is less than others do."""
+    return _NOT_IN_KEYS.sub("_", name)[:250]

@@ -1,0 +1,348 @@
+"""TorchTrainer: trains a model on one process or on many, and goes on exactly where it was stopped.
+
+    trainer = TorchTrainer(model=make_model, data=dataset, loss="cross_entropy", epochs=3, batch=256)
+    result = trainer.fit()
+
+`fit` makes the parts (`trainer_setup`), then runs the loop below. People who come from itwinai's
+TorchTrainer subclass it and override `create_model_loss_optimizer`, `create_dataloaders`, `train_step` or
+`validation_step`. What a step computes is in `trainer_update`; what is told when, in `trainer_log`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from windlass.errors import SpecError
+from windlass.train.callbacks import Callback, ConsoleCallback
+from windlass.train.context import Context, get_context
+from windlass.train.evaluation import evaluate, evaluation_mode, read_metrics
+from windlass.train.shape import Shape, read_shape
+from windlass.train.step_signals import END, SAVE, STOP
+from windlass.train.strategies import LaidOutModel
+from windlass.train.trainer_config import Config, read_options
+from windlass.train.trainer_data import make_eval_loader, make_loader
+from windlass.train.trainer_options import TrainerOptions
+from windlass.train.trainer_parts import make_loss, make_model, move_to
+from windlass.train.trainer_progress import TrainProgress, TrainResult
+from windlass.train.trainer_setup import TrainerParts, set_up
+
+PREEMPTED_EXIT_CODE = 143  # what a process that SIGTERM ends leaves with
+
+
+class Preempted(SystemExit):
+    """The training was asked to end, and ended with a checkpoint; the next attempt goes on from there."""
+
+    def __init__(self, step: int, *, is_saved: bool) -> None:
+        super().__init__(PREEMPTED_EXIT_CODE)
+        self.step, self.is_saved = step, is_saved
+
+    def __str__(self) -> str:
+        if not self.is_saved:
+            return f"step {self.step} is lost: checkpoint_every=0 saves nothing"
+        return f"step {self.step} is saved; a restart goes on from there"
+
+
+class TorchTrainer:
+    """A training. Keywords are settings (see TrainerOptions) or parts, made now or by a function later."""
+
+    options_type: type[TrainerOptions] = TrainerOptions
+    batch_weight: Any = (
+        None  # data -> tensor: what a batch counts, such as its tokens; None: its samples
+    )
+    ddp_options: Mapping[str, Any] = {}  # for DistributedDataParallel, as find_unused_parameters
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        model: nn.Module | Callable[[], nn.Module] | None = None,
+        data: Any = None,
+        validation: Any = None,
+        loss: Callable[..., Any] | str | None = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+        batch_weight: Callable[[Any], torch.Tensor] | None = None,
+        callbacks: Sequence[Callback] | None = None,
+        trackers: Sequence[Any] | str = (),
+        collate: Callable[[list[Any]], Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        """A trainer; nothing is made or read yet, but settings are checked.
+
+        config: a dict, a YAML or JSON file, or a command line's words (sys.argv[1:]); wins over keywords.
+        data: a dataset, or a Loader. validation: a dataset. collate: makes a batch of a list of samples.
+        loss: name, or function of (output, target) that returns a mean; None: the model returns its loss.
+        optimizer: name or class, function of the parameters, or an optimizer.
+        scheduler: name, function of the optimizer, or a scheduler; steps after each optimizer step.
+        metrics: by name, functions of (output, target) that return a mean, for validation.
+        batch_weight: what a batch counts; its samples, unless given.
+        callbacks: instead of the one that prints. trackers: names, besides metrics.jsonl, or trackers.
+        """
+        by_name = {"loss": loss, "optimizer": optimizer, "scheduler": scheduler}
+        named: dict[str, Any] = {
+            key: value for key, value in by_name.items() if isinstance(value, str)
+        }
+        names = trackers.split(",") if isinstance(trackers, str) else trackers
+        named["trackers"] = tuple(name for name in names if isinstance(name, str))
+        self.options = read_options(self.options_type, {**settings, **named}, config)
+        self.context: Context = get_context(device=self.options.device)
+        self.shape: Shape = read_shape(
+            self.options.strategy,
+            world_size=self.context.world_size,
+            local_world_size=self.context.local_world_size,
+        )
+        self.model: Any = model
+        self.loss: Any = self.options.loss if loss is None or isinstance(loss, str) else loss
+        self.optimizer: Any = (
+            self.options.optimizer if isinstance(optimizer, str | None) else optimizer
+        )
+        self.scheduler: Any = (
+            self.options.scheduler if isinstance(scheduler, str | None) else scheduler
+        )
+        self.metrics = dict(metrics or {})
+        if batch_weight is not None:
+            self.batch_weight = batch_weight
+        self.callbacks = [ConsoleCallback()] if callbacks is None else list(callbacks)
+        self.other_trackers = [name for name in names if not isinstance(name, str)]
+        self.collate = collate
+        self.train_dataset, self.validation_dataset = data, validation
+        self.train_dataloader: Any = None
+        self.validation_dataloader: Any = None
+        self.progress = TrainProgress()
+        self.total_steps = 0
+        self.parts: TrainerParts
+        self._is_ending = False
+
+    @property
+    def config(self) -> TrainerOptions:
+        """The settings, by itwinai's name."""
+        return self.options
+
+    @property
+    def device(self) -> torch.device:
+        return self.context.device
+
+    @property
+    def laid_out(self) -> LaidOutModel:
+        return self.parts.laid_out
+
+    # What people override.
+
+    def create_model_loss_optimizer(self) -> None:
+        """Set self.model and self.loss; self.optimizer and self.scheduler may be set, or stay functions."""
+        self.model = make_model(self.model)
+        self.loss = make_loss(self.loss)
+
+    def create_dataloaders(self) -> None:
+        """Set self.train_dataloader and self.validation_dataloader."""
+        self.train_dataloader = make_loader(self.train_dataset, self)
+        self.validation_dataloader = make_eval_loader(self.validation_dataset, self)
+
+    def train_step(self, batch: Any, batch_idx: int) -> Any:
+        """The mean loss of a micro-batch; the trainer computes gradients, and steps."""
+        del batch_idx  # for those who override this
+        return self._forward(batch)[0]
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        """The mean loss of a batch, or (loss, metrics)."""
+        del batch_idx
+        loss, output, target = self._forward(batch)
+        return loss, {name: metric(output, target) for name, metric in self.metrics.items()}
+
+    def complete_metrics(self, metrics: dict[str, float]) -> dict[str, float]:
+        """The metrics of a whole validation; add what is a function of them, such as perplexity."""
+        return metrics
+
+    def _forward(self, batch: Any) -> tuple[Any, Any, Any]:
+        if self.loss is None:  # the model returns its own
+            output = self.model(**batch) if isinstance(batch, Mapping) else self.model(batch)
+            loss = (
+                output["loss"] if isinstance(output, Mapping) else getattr(output, "loss", output)
+            )
+            return loss, output, batch
+        inputs, target = batch
+        output = self.model(inputs)
+        return self.loss(output, target), output, target
+
+    # What people call.
+
+    def fit(self) -> TrainResult:
+        """Train until the end, from the newest checkpoint if there is one; the same result on every rank."""
+        set_up(self)
+        try:
+            self._tell("on_start")
+            if not self._is_patience_over:  # of a run that had stopped early, and is started again
+                self._train()
+        except BaseException as error:
+            self.parts.close(ok=isinstance(error, Preempted))
+            raise
+        self.parts.log.flush()
+        self.parts.close(ok=True)
+        result = self._result()
+        self._tell("on_end", result)
+        return result
+
+    def execute(
+        self, train_dataset: Any = None, validation_dataset: Any = None, test_dataset: Any = None
+    ) -> TrainResult:
+        """`fit`, as itwinai calls it; datasets given here are used instead of the constructor's."""
+        if train_dataset is not None:
+            self.train_dataset = train_dataset
+        if validation_dataset is not None:
+            self.validation_dataset = validation_dataset
+        result = self.fit()
+        if test_dataset is None:
+            return result
+        result = dataclasses.replace(result, test=self.evaluate(test_dataset))
+        self._tell("on_test", result.test)
+        return result
+
+    def stop(self) -> None:
+        """End after one of the next steps, on every rank, with a checkpoint."""
+        self.parts.signals.propose(END, self.progress.step - 1)
+
+    def evaluate(self, data: Any) -> dict[str, float]:
+        """Metrics of the model over a dataset or an EvalLoader; every rank must call it, after `fit`."""
+        loader = make_eval_loader(data, self) or ()
+        self.laid_out.share_buffers()
+        wrapped, self.model = self.model, self.laid_out.model
+        try:
+            with evaluation_mode(self.laid_out.model), self.laid_out.autocast():
+                batches = ((move_to(b.data, self.device), b.weight) for b in loader)
+                metrics = evaluate(
+                    batches, self.validation_step, device=self.device, weigh=self.batch_weight
+                )
+        finally:
+            self.model = wrapped
+            self.laid_out.reshard()
+        return self.complete_metrics(metrics)
+
+    # The loop. One turn is one optimizer step, on every rank.
+
+    def _train(self) -> None:
+        parts = self.parts
+        for step in self._steps():
+            batches = [(move_to(b.data, self.device), b.weight) for b in step.micro_batches]
+            parts.update.run(
+                batches, step.global_samples, train_step=self._loss, weigh=self.batch_weight
+            )
+            self.progress.step = step.index + 1
+            self.progress.epoch = step.epoch + step.is_last_of_epoch
+            parts.log.step_done(step)
+            self._tell("on_step", step)
+            self._propose(step.index)
+            signals = parts.signals.look(step.index)
+            is_best = self._is_validation_due(step) and self._validate()
+            is_last = self._is_ending or bool(signals & {STOP, END}) or self._is_at_end
+            if is_best or is_last or SAVE in signals or self._is_save_due(step):
+                parts.saver.save(step, is_best=is_best, block=is_last)
+            if step.is_last_of_epoch:
+                self._tell("on_epoch", self.progress.epoch)
+            if STOP in signals:
+                self._tell("on_preempted", self.progress.step)
+                raise Preempted(self.progress.step, is_saved=self.options.saves)
+            if is_last:
+                break
+
+    def _steps(self) -> Iterator[Any]:
+        """The steps that are left, each with the time that its data took."""
+        first = self.progress.step
+        steps = self.train_dataloader.steps(start=first, stop=self.total_steps)
+        while True:
+            began_s = time.perf_counter()
+            if (step := next(steps, None)) is None:
+                return
+            self.parts.log.data_wait_s = time.perf_counter() - began_s
+            yield step
+            if self.progress.step == first + 1:
+                self.parts.saver.prepare()
+
+    def _loss(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        returned = self.train_step(batch, batch_idx)
+        if batch_idx == 0 and self.progress.step == (self.parts.resumed_from or 0):
+            self._refuse_gradients()
+        loss = (
+            returned if isinstance(returned, torch.Tensor) else read_metrics(returned).get("loss")
+        )
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            shown = f"of {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"{loss!r:.40}"
+            raise SpecError(
+                f"{type(self).__name__}.train_step returned a loss {shown}",
+                hint="return a tensor with one number, the mean over the batch; or (loss, metrics)",
+            )
+        return loss.reshape(()) if loss.dim() else loss
+
+    def _refuse_gradients(self) -> None:
+        """Steps of itwinai's trainer also move the weights; here the trainer does, once for all ranks."""
+        if any(p.grad is not None for p in self.laid_out.model.parameters()):
+            raise SpecError(
+                f"{type(self).__name__}.train_step has computed gradients itself",
+                hint="let it return the loss, without zero_grad, backward and step: the trainer does these",
+            )
+
+    @property
+    def _is_at_end(self) -> bool:
+        return self.progress.step >= self.total_steps
+
+    @property
+    def _is_patience_over(self) -> bool:
+        patience = self.options.early_stop
+        return patience is not None and self.progress.bad_validations >= patience
+
+    def _propose(self, step: int) -> None:
+        if self.context.preemption.is_noticed:
+            self.parts.signals.propose(STOP, step)
+        if self.context.is_main and self.parts.saver.is_time_up:
+            self.parts.signals.propose(SAVE, step)
+
+    def _is_validation_due(self, step: Any) -> bool:
+        every = self.options.validate_every
+        if self.validation_dataloader is None or every is None:
+            return False
+        if isinstance(every, str):
+            return bool(step.is_last_of_epoch)
+        return self.progress.step % every == 0 or self._is_at_end
+
+    def _is_save_due(self, step: Any) -> bool:
+        every = self.options.checkpoint_every
+        if every == 0:
+            return False
+        is_epoch = step.is_last_of_epoch and self.options.checkpoint_epochs
+        return is_epoch or (isinstance(every, int) and self.progress.step % every == 0)
+
+    def _validate(self) -> bool:
+        """Validate; True if it is the best so far. Asks for the end where it has not improved for long."""
+        metrics = self.evaluate(self.validation_dataloader)
+        self.progress.validation = metrics
+        self.parts.log.validation_done(metrics)
+        self._tell("on_validation", metrics)
+        value = self.parts.read_best_metric(metrics)
+        is_best = self.progress.judge(value, mode=self.options.best)
+        self._is_ending = self._is_patience_over
+        return is_best
+
+    def _tell(self, event: str, *values: Any) -> None:
+        for callback in self.callbacks:
+            getattr(callback, event)(self, *values)
+
+    def _result(self) -> TrainResult:
+        progress = self.progress
+        return TrainResult(
+            step=progress.step,
+            epoch=progress.epoch,
+            loss=self.parts.log.loss,
+            validation=progress.validation,
+            best=progress.best,
+            best_step=progress.best_step,
+            num_skipped=progress.num_skipped,
+            resumed_from=self.parts.resumed_from,
+            folder=self.parts.folder,
+            is_stopped_early=not self._is_at_end,
+        )

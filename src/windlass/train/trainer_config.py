@@ -1,0 +1,216 @@
+"""Reads a trainer's settings from a dict, a YAML or JSON file, or the words of a command line.
+
+Called by `TorchTrainer`. A key that does not exist is an error that names the one that was probably meant;
+so is a value of another type. Nothing is taken silently.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from windlass import names
+from windlass.errors import SpecError
+from windlass.near_names import did_you_mean
+from windlass.train.trainer_options import TrainerOptions
+
+Options = TypeVar("Options", bound=TrainerOptions)
+Config = Mapping[str, Any] | str | os.PathLike[str] | Sequence[str]
+
+_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_OF_OTHERS = {  # words of itwinai and of Hugging Face's Trainer
+    "batch_size": "batch counts the samples of one step over ALL ranks; itwinai's batch_size was per rank",
+    "optim_lr": "it is called lr here",
+    "optim_weight_decay": "it is called weight_decay here",
+    "optimizer_name": "it is called optimizer here",
+    "lr_scheduler": "it is called scheduler here, and steps after each optimizer step",
+    "random_seed": "it is called seed here",
+    "checkpoints_location": "it is called out here: all files are under <out>/<run>",
+    "from_checkpoint": "a run goes on from its newest checkpoint by itself: give the same out and run",
+    "run_name": "it is called run here",
+    "logger": "give trackers, such as ('mlflow',)",
+    "num_workers_dataloader": "it is called num_workers here",
+    "shuffle_train": "it is called shuffle here",
+    "dist_backend": "gloo on CPUs and NCCL on GPUs are chosen by themselves; get_context(backend=) else",
+    "test_every": "give test data to execute(), or call evaluate()",
+    "learning_rate": "it is called lr here",
+    "num_train_epochs": "it is called epochs here",
+    "max_steps": "it is called steps here",
+    "per_device_train_batch_size": "batch counts the samples of one step over ALL ranks; "
+    "micro_batch those that a rank takes at once",
+    "gradient_accumulation_steps": "it follows from batch, micro_batch and the number of ranks",
+    "lr_scheduler_type": "it is called scheduler here",
+    "warmup_steps": "it is called warmup here",
+    "max_grad_norm": "it is called clip here",
+    "logging_steps": "it is called log_every here",
+    "eval_steps": "it is called validate_every here",
+    "save_steps": "it is called checkpoint_every here",
+    "save_total_limit": "it is called keep here",
+    "report_to": "it is called trackers here",
+}
+
+
+def read_options(
+    options_type: type[Options], defaults: Mapping[str, Any], config: Config | None
+) -> Options:
+    """Options from keywords in the code, and from a config, which wins over them; `--help` ends here."""
+    values = _check_keys(options_type, defaults)
+    if is_help_asked(config):
+        if os.environ.get(names.RANK, "0") == "0":
+            sys.stdout.write(describe_flags(options_type, values))
+        raise SystemExit(0)
+    values |= read_config(options_type, config)
+    hints = typing.get_type_hints(options_type)
+    return options_type(**{key: _convert(key, value, hints[key]) for key, value in values.items()})
+
+
+def is_help_asked(config: Config | None) -> bool:
+    if not isinstance(config, Sequence) or isinstance(config, str):
+        return False
+    return "-h" in config or "--help" in config
+
+
+def describe_flags(options_type: type[TrainerOptions], defaults: Mapping[str, Any]) -> str:
+    """All settings as flags, a line each, with what they are if nobody sets them."""
+    fields = dataclasses.fields(options_type)
+    lines = [
+        f"  --{field.name.replace('_', '-')} {_show(defaults.get(field.name, field.default))}\n"
+        for field in sorted(fields, key=lambda field: field.name)
+    ]
+    return f"All flags, with their defaults; --config FILE reads YAML:\n{''.join(lines)}"
+
+
+def _show(default: Any) -> str:
+    if isinstance(default, (list, tuple)):
+        return ",".join(map(str, default)) or "none"
+    return str(default).lower() if isinstance(default, bool | None) else str(default)
+
+
+def read_config(options_type: type[TrainerOptions], config: Config | None) -> dict[str, Any]:
+    """The settings that a dict, a file or flags give; `--config FILE` among flags is read first."""
+    if config is None:
+        return {}
+    if isinstance(config, Mapping):
+        return _check_keys(options_type, config)
+    if isinstance(config, (str, os.PathLike)):
+        return _check_keys(options_type, _read_file(Path(config)))
+    flags = _read_flags(options_type, list(config))
+    file = flags.pop("config", None)
+    return {**read_config(options_type, file), **_check_keys(options_type, flags)}
+
+
+def _check_keys(options_type: type[TrainerOptions], values: Mapping[str, Any]) -> dict[str, Any]:
+    known = [field.name for field in dataclasses.fields(options_type)]
+    for key in values:
+        if key not in known:
+            raise SpecError(
+                f"a trainer has no setting {key!r}",
+                hint=_OF_OTHERS.get(str(key)) or did_you_mean(str(key), known),
+            )
+    return dict(values)
+
+
+def _read_file(path: Path) -> Mapping[str, Any]:
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", "it is no text")
+        raise SpecError(
+            f"the config {path} cannot be read: {why}", hint="give the path of a file"
+        ) from error
+    values = _read_json(path, text) if path.suffix == ".json" else _read_yaml(path, text)
+    if not isinstance(values or {}, Mapping):
+        raise SpecError(f"{path} has no settings", hint="write one `key: value` a line")
+    return values or {}
+
+
+def _read_json(path: Path, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise SpecError(f"{path} is not JSON: {error}", hint="look at that line") from error
+
+
+def _read_yaml(path: Path, text: str) -> Any:
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise SpecError(
+            f"reading {path} needs PyYAML, which is not installed here",
+            hint="pip install pyyaml, or write the config as .json",
+        ) from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SpecError(f"{path} is not YAML: {error}", hint="look at that line") from error
+
+
+def _read_flags(options_type: type[TrainerOptions], words: list[str]) -> dict[str, Any]:
+    """`--key value`, `--key=value`, and for switches `--key` and `--no-key`."""
+    hints = typing.get_type_hints(options_type)
+    flags: dict[str, Any] = {}
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--"):
+            raise SpecError(f"{word!r} is not a flag", hint="write --key value")
+        key, has_value, value = word[2:].partition("=")
+        key = key.replace("-", "_")
+        key = (
+            "run" if key == "run_id" else key
+        )  # torchrun takes --run for its own, wherever it stands
+        if has_value:
+            flags[key] = value
+        elif key.startswith("no_") and hints.get(key[3:]) is bool:
+            flags[key[3:]] = False
+        elif hints.get(key) is bool and (not words or words[0].lower() not in _WORDS):
+            flags[key] = True
+        elif words:
+            flags[key] = words.pop(0)
+        else:
+            raise SpecError(f"{word} needs a value", hint=f"write {word} VALUE")
+    return flags
+
+
+def _convert(key: str, value: Any, hint: Any) -> Any:
+    """The value as the setting's type; text is read as a number, a switch or nothing where that fits."""
+    if hint is str and isinstance(value, str):
+        return value  # "none" as well, which is a strategy
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    for kind in typing.get_args(hint) if is_union else (hint,):
+        converted = _as_kind(value, kind)
+        if converted is not NotImplemented:
+            return converted
+    name = hint.__name__ if isinstance(hint, type) else str(hint)
+    raise SpecError(f"{key} is {value!r:.60}, and should be {name}", hint=f"change {key}")
+
+
+def _as_kind(value: Any, kind: Any) -> Any:
+    if kind is type(None):
+        is_none = value is None or (isinstance(value, str) and value.lower() in ("none", "null"))
+        return None if is_none else NotImplemented
+    if kind is bool:
+        word = value.lower() if isinstance(value, str) else ""
+        return value if isinstance(value, bool) else _WORDS.get(word, NotImplemented)
+    if kind in (int, float) and not isinstance(value, bool):
+        try:
+            number = kind(value)
+        except (OverflowError, TypeError, ValueError):
+            return NotImplemented
+        return number if isinstance(value, str) or number == value else NotImplemented
+    if kind is str:
+        is_word = isinstance(value, str) and value.lower() not in ("none", "null")
+        return (
+            value if is_word else str(value) if isinstance(value, os.PathLike) else NotImplemented
+        )
+    if typing.get_origin(kind) is tuple:
+        items = value.split(",") if isinstance(value, str) else value
+        is_list = isinstance(items, Sequence)
+        return tuple(str(item).strip() for item in items if item) if is_list else NotImplemented
+    return value if isinstance(kind, type) and isinstance(value, kind) else NotImplemented

@@ -1,0 +1,124 @@
+"""When and what a trainer saves, and how it finds its way back.
+
+Held by `TorchTrainer`; files are `checkpoints`' business. The facts of a checkpoint hold the progress and
+what the order of samples depends on, so that a resume that cannot be exact says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from windlass import names
+from windlass.train.checkpoints import Checkpoints
+from windlass.train.trackers import TrackerGroup
+from windlass.train.trainer_progress import TrainProgress
+
+if TYPE_CHECKING:
+    from windlass.train.trainer import TorchTrainer
+
+logger = logging.getLogger(__name__)
+
+
+class Saver:
+    """Saves one trainer's state, and loads it."""
+
+    def __init__(
+        self, trainer: TorchTrainer, checkpoints: Checkpoints, state: dict[str, Any]
+    ) -> None:
+        self._trainer = trainer
+        self._checkpoints = checkpoints
+        self._state = state
+        self._saved_step: int | None = None
+        self._saved_s = time.monotonic()
+        self.run_ids: dict[str, str] = {}
+        self.trackers: TrackerGroup | None = None
+
+    @property
+    def is_time_up(self) -> bool:
+        every_s = self._trainer.options.checkpoint_every_s
+        return every_s is not None and time.monotonic() - self._saved_s >= every_s
+
+    def load(self) -> int | None:
+        """Load the newest checkpoint; its step, or None where there is none."""
+        if self._trainer.options.saves:
+            self._checkpoints.check_shared()  # now, not after the first hour
+        if not self._trainer.options.resume and not self._is_restart():
+            return None
+        loaded = self._checkpoints.load(self._state)
+        if loaded is None:
+            return None
+        facts = dict(loaded.facts)
+        self._trainer.progress = TrainProgress.from_facts(facts)
+        self.run_ids = dict(facts.get("run_ids") or {})
+        for name, now in self._order_facts().items():
+            if name in facts and facts[name] != now:
+                logger.warning(
+                    "%s was %s when step %d was saved and is %s now: samples come in another order",
+                    name,
+                    facts[name],
+                    loaded.step,
+                    now,
+                )
+        self._saved_step = loaded.step
+        return int(loaded.step)
+
+    def _is_restart(self) -> bool:
+        """Whether the newest checkpoint is of an earlier attempt of this job, which resume=False keeps."""
+        context = self._trainer.context
+        job = find_job(os.environ)
+        is_own = (
+            bool(job) and context.attempt > 0 and self._checkpoints.newest_facts.get("job") == job
+        )
+        return bool(context.broadcast(is_own))
+
+    def save(self, step: Any, *, is_best: bool, block: bool) -> None:
+        """Save after this step; `block`: return when it is whole, since the process ends then."""
+        trainer, progress = self._trainer, self._trainer.progress
+        if not trainer.options.saves:
+            return
+        if self._saved_step != progress.step:
+            trainer.parts.log.settle()
+            trainer.laid_out.share_buffers()
+            run_ids = self.run_ids if self.trackers is None else self.trackers.run_ids
+            facts = {**progress.to_facts(), **self._order_facts()}
+            self._checkpoints.save(
+                self._state,
+                step=progress.step,
+                epoch=progress.epoch if step.is_last_of_epoch else None,
+                facts={**facts, "run_ids": run_ids, "job": find_job(os.environ)},
+                block=block,
+                timeout_s=trainer.context.preemption.seconds_left,
+            )
+            self._saved_step, self._saved_s = progress.step, time.monotonic()
+            for callback in trainer.callbacks:
+                callback.on_checkpoint(trainer, progress.step)
+        if is_best and progress.best is not None:
+            self._checkpoints.mark_best(progress.step, progress.best)
+        trainer.parts.log.pause_done()
+
+    def prepare(self) -> None:
+        """After the first step: what would make the first save slow, where saves are to come often."""
+        if self._trainer.options.saves and not self._trainer.shape.is_deepspeed:
+            self._checkpoints.prepare(self._state)
+
+    def close(self) -> None:
+        self._checkpoints.close()
+
+    def _order_facts(self) -> dict[str, Any]:
+        """What the order of the samples is a function of."""
+        loader = self._trainer.train_dataloader
+        return {
+            "seed": self._trainer.options.seed,
+            "batch": loader.batch,
+            "num_samples": loader.num_samples,
+        }
+
+
+def find_job(environ: Mapping[str, str]) -> str:
+    """What all attempts of one start have in common, by Windlass or torchrun; empty where nothing tells."""
+    job = environ.get(names.JOB_ID) or environ.get(names.TORCHELASTIC_RUN_ID, "")
+    return "" if job == "none" else job  # torchrun's word where nobody named the run

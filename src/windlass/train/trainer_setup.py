@@ -1,0 +1,240 @@
+"""Makes the parts of a training in their order: model, layout, optimizer, data, checkpoint, trackers, meters.
+
+Called by `TorchTrainer.fit` once; the loop needs nothing else. The order matters: weights are drawn from
+the same seed on every rank, optimizers are made from parameters that are laid out, and a checkpoint is
+loaded into both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from windlass.errors import SpecError
+from windlass.near_names import did_you_mean
+from windlass.train.checkpoint_rng import derive_rng
+from windlass.train.checkpoints import Checkpoints
+from windlass.train.meters import Meters
+from windlass.train.step_signals import StepSignals
+from windlass.train.step_sums import StepSums
+from windlass.train.strategies import PRECISIONS, LaidOutModel, lay_out
+from windlass.train.trackers import TrackerGroup, make_trackers
+from windlass.train.trainer_data import make_eval_loader, make_loader
+from windlass.train.trainer_log import TrainLog
+from windlass.train.trainer_parts import (
+    make_optimizer,
+    make_scheduler,
+    move_optimizer,
+    name_parameters,
+)
+from windlass.train.trainer_save import Saver
+from windlass.train.trainer_update import StepUpdate
+
+if TYPE_CHECKING:
+    from windlass.train.trainer import TorchTrainer
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainerParts:
+    """What the loop works with."""
+
+    laid_out: LaidOutModel
+    update: StepUpdate
+    saver: Saver
+    signals: StepSignals
+    trackers: TrackerGroup
+    log: TrainLog
+    folder: str
+    best_metric: str
+    resumed_from: int | None
+
+    def read_best_metric(self, metrics: Mapping[str, float]) -> float:
+        if self.best_metric not in metrics:
+            raise SpecError(
+                f"validation has no metric {self.best_metric!r}",
+                hint=did_you_mean(self.best_metric, tuple(metrics)),
+            )
+        return metrics[self.best_metric]
+
+    def close(self, *, ok: bool) -> None:
+        """Wait for a checkpoint that is being written, and end the trackers' runs."""
+        self.saver.close()
+        self.trackers.close(ok=ok)
+
+
+def set_up(trainer: TorchTrainer) -> None:
+    """Make everything that `fit` needs, and load the newest checkpoint."""
+    context, options = trainer.context, trainer.options
+    laid_out = _lay_out(trainer)
+    trainer.create_dataloaders()
+    trainer.train_dataloader = make_loader(trainer.train_dataloader, trainer)  # torch's, perhaps
+    trainer.validation_dataloader = make_eval_loader(trainer.validation_dataloader, trainer)
+    trainer.total_steps = _count_steps(trainer)
+    trainer.scheduler = make_scheduler(
+        trainer.scheduler, trainer.optimizer, options, total=trainer.total_steps
+    )
+    derive_rng(
+        seed=options.seed,
+        step=0,
+        rank=laid_out.data_rank,
+        world_size=laid_out.shape.data_ranks,
+    )
+    scaler = torch.amp.GradScaler(context.device.type) if options.precision == "fp16" else None
+    sums = StepSums(context)
+    folder = find_folder(trainer)
+    saver = Saver(
+        trainer,
+        Checkpoints(folder, keep=options.keep, is_async=options.async_checkpoints, context=context),
+        {**_state(trainer, laid_out, scaler), "sums": sums},
+    )
+    resumed_from = saver.load()
+    trackers = _start_trackers(trainer, folder, saver.run_ids)
+    saver.trackers = trackers
+    update = _update_type(trainer)(
+        laid_out=laid_out,
+        optimizer=trainer.optimizer,
+        scheduler=trainer.scheduler,
+        context=context,
+        sums=sums,
+        clip=options.clip,
+        scaler=scaler,
+    )
+    trainer.parts = TrainerParts(
+        laid_out=laid_out,
+        update=update,
+        saver=saver,
+        signals=StepSignals(context, first_step=trainer.progress.step),
+        trackers=trackers,
+        log=TrainLog(trainer, sums, _make_meters(trainer), trackers),
+        folder=folder,
+        best_metric=options.best_metric,
+        resumed_from=resumed_from,
+    )
+
+
+def _update_type(trainer: TorchTrainer) -> type[StepUpdate]:
+    if not trainer.shape.is_deepspeed:
+        return StepUpdate
+    from windlass.train.deepspeed_engine import DeepSpeedUpdate
+
+    return DeepSpeedUpdate
+
+
+def _lay_out(trainer: TorchTrainer) -> LaidOutModel:
+    """The model over the ranks, and its optimizer."""
+    options = trainer.options
+    derive_rng(seed=options.seed, step=0, rank=0, world_size=0)  # alike on every rank
+    trainer.create_model_loss_optimizer()
+    if getattr(trainer, "lr_scheduler", None) is not None:
+        raise SpecError(
+            f"{type(trainer).__name__} has set self.lr_scheduler, which nothing steps",
+            hint="set self.scheduler; it steps after each optimizer step, not after each epoch",
+        )
+    if isinstance(trainer.loss, nn.Module):
+        trainer.loss.to(trainer.device)
+    names = name_parameters(trainer.optimizer, trainer.model)
+    if trainer.shape.is_deepspeed:
+        return _lay_out_with_deepspeed(trainer)
+    laid_out = lay_out(
+        trainer.model,
+        trainer.shape,
+        trainer.context,
+        precision=options.precision,
+        blocks=options.blocks,
+        checkpoint_activations=options.checkpoint_activations,
+        compile_blocks=options.compile,
+        ddp_options=trainer.ddp_options,
+    )
+    trainer.model = laid_out.module
+    if isinstance(trainer.optimizer, Optimizer):
+        move_optimizer(trainer.optimizer, names, laid_out.model)
+    else:
+        trainer.optimizer = make_optimizer(trainer.optimizer, laid_out.model, options)
+    laid_out.module.train()
+    return laid_out
+
+
+def _lay_out_with_deepspeed(trainer: TorchTrainer) -> LaidOutModel:
+    from windlass.train.deepspeed_engine import lay_out_with_deepspeed, load_deepspeed
+
+    load_deepspeed()
+    if not isinstance(trainer.optimizer, Optimizer):
+        trainer.optimizer = make_optimizer(trainer.optimizer, trainer.model, trainer.options)
+    laid_out = lay_out_with_deepspeed(
+        trainer.model, trainer.optimizer, trainer.shape, trainer.context, trainer.options
+    )
+    trainer.model = laid_out.module
+    laid_out.module.train()
+    return laid_out
+
+
+def _state(
+    trainer: TorchTrainer, laid_out: LaidOutModel, scaler: torch.amp.GradScaler | None
+) -> dict[str, Any]:
+    if trainer.shape.is_deepspeed:
+        from windlass.train.deepspeed_engine import DeepSpeedState
+
+        engine = DeepSpeedState(laid_out.module, find_folder(trainer))
+        return {"deepspeed": engine, "scheduler": trainer.scheduler}
+    state = {
+        "model": laid_out.model,
+        "optimizer": trainer.optimizer,
+        "scheduler": trainer.scheduler,
+    }
+    return state if scaler is None else {**state, "scaler": scaler}
+
+
+def _count_steps(trainer: TorchTrainer) -> int:
+    """Optimizer steps in all: what is reached first, if both steps and epochs are given."""
+    options = trainer.options
+    if options.epochs is None and options.steps is not None:
+        return options.steps
+    by_epochs: int = (options.epochs or 1) * trainer.train_dataloader.steps_per_epoch
+    return by_epochs if options.steps is None else min(by_epochs, options.steps)
+
+
+def find_folder(trainer: TorchTrainer) -> str:
+    """<out>/<run>: a path, or a URL as it was given."""
+    options = trainer.options
+    if options.out is not None and "://" in options.out:
+        return f"{options.out.rstrip('/')}/{options.run}"
+    return str(Path(options.out or trainer.context.out).absolute() / options.run)
+
+
+def _start_trackers(trainer: TorchTrainer, folder: str, run_ids: dict[str, str]) -> TrackerGroup:
+    context, options = trainer.context, trainer.options
+    local = context.out / options.run if "://" in folder else Path(folder)
+    trackers = make_trackers(
+        [*options.trackers, *trainer.other_trackers],
+        folder=local,
+        run=options.run,
+        run_ids=run_ids,
+        rank=context.rank,
+        world_size=context.world_size,
+        attempt=context.attempt,
+    )
+    params = {
+        field.name: getattr(options, field.name)
+        for field in dataclasses.fields(options)
+        if getattr(options, field.name) is not None
+    }
+    trackers.start({**params, "shape": str(trainer.shape)})
+    return trackers
+
+
+def _make_meters(trainer: TorchTrainer) -> Meters:
+    options = trainer.options
+    return Meters(
+        flops_per_token=options.flops_per_token,
+        flops_per_sample=options.flops_per_sample,
+        world_size=trainer.context.world_size,
+        device=trainer.device,
+        dtype=PRECISIONS[options.precision],
+    )

@@ -1,0 +1,92 @@
+"""The calls of Kubeflow's SDKs, on Windlass: change the import, keep the rest.
+
+    from windlass.trainer import CustomTrainer, TrainerClient
+    name = TrainerClient().train(trainer=CustomTrainer(func=train, num_nodes=2))
+
+Names are loaded when they are first used. Those of the SDK that have no meaning here say what to use instead.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+
+_WHERE = {
+    "TrainerClient": "windlass.trainer.client",
+    "TrainerJob": "windlass.trainer.v1_job",
+    **dict.fromkeys(("KubernetesBackendConfig", "LocalProcessBackendConfig"), "windlass.trainer.engine_pick"),
+    **dict.fromkeys(
+        (
+            *("CustomTrainer", "CustomTrainerContainer", "Event", "Runtime", "RuntimeKind"),
+            *("RuntimeTrainer", "Step", "TrainerType", "TrainJob", "TrainJobTemplate"),
+        ),
+        "windlass.trainer.types",
+    ),
+}  # fmt: skip
+_TUNE = (
+    "write the fine-tuning as a function: CustomTrainer(func=...); transformers and peft run in it"
+)
+_LOAD = (
+    "load data and models in the function, or from a volume: TrainerClient(volumes=['CLAIM:/data'])"
+)
+_INSTEAD = {
+    **dict.fromkeys(
+        (
+            *("BuiltinTrainer", "TorchTuneConfig", "TorchTuneInstructDataset", "LoraConfig"),
+            *("DataFormat", "DataType", "Loss"),
+        ),
+        _TUNE,
+    ),
+    **dict.fromkeys(
+        (
+            *("Initializer", "DataCacheInitializer", "HuggingFaceDatasetInitializer"),
+            *("HuggingFaceModelInitializer", "S3DatasetInitializer", "S3ModelInitializer"),
+            *("DATASET_PATH", "MODEL_PATH"),
+        ),
+        _LOAD,
+    ),
+    **dict.fromkeys(
+        ("ContainerBackendConfig", "TrainingRuntimeSource"),
+        "TrainerClient(engine='local') runs on this machine without containers",
+    ),
+    "update_trainjob_status": "windlass.report(step=..., loss=...) tells how far a rank is",
+    "TrainingClient": "TrainerClient has its create_job, too",
+}
+
+__all__ = sorted(_WHERE)
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from windlass.trainer.client import TrainerClient as TrainerClient
+    from windlass.trainer.engine_pick import KubernetesBackendConfig as KubernetesBackendConfig
+    from windlass.trainer.engine_pick import LocalProcessBackendConfig as LocalProcessBackendConfig
+    from windlass.trainer.types import CustomTrainer as CustomTrainer
+    from windlass.trainer.types import CustomTrainerContainer as CustomTrainerContainer
+    from windlass.trainer.types import Event as Event
+    from windlass.trainer.types import Runtime as Runtime
+    from windlass.trainer.types import RuntimeKind as RuntimeKind
+    from windlass.trainer.types import RuntimeTrainer as RuntimeTrainer
+    from windlass.trainer.types import Step as Step
+    from windlass.trainer.types import TrainerType as TrainerType
+    from windlass.trainer.types import TrainJob as TrainJob
+    from windlass.trainer.types import TrainJobTemplate as TrainJobTemplate
+    from windlass.trainer.v1_job import TrainerJob as TrainerJob
+
+
+def explain_missing(name: str) -> str:
+    """What to use in place of something of the SDK that has no meaning here; empty: it is not the SDK's."""
+    return _INSTEAD.get(name, "")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _INSTEAD:
+        raise ImportError(f"windlass.trainer has no {name}: {_INSTEAD[name]}")
+    if name not in _WHERE:
+        raise AttributeError(f"module 'windlass.trainer' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHERE})

@@ -1,0 +1,105 @@
+"""The engine of a TrainerClient: what was said, else a cluster's TrainJobs, else its Jobs, else this machine.
+
+Asks the cluster once, for what it serves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from windlass.client.compute.engine_choice import EngineChoice, choose_where
+from windlass.client.jobs.run import current_folder
+from windlass.engines.dialects.dialect_table import load_dialect
+from windlass.engines.protocol import check_engine_name
+from windlass.errors import EngineMissing
+from windlass.kube.api import connect
+from windlass.kube.needs import check_needs
+from windlass.settings import Settings, read_settings
+from windlass.trainer.sdk_errors import WrongArgument
+
+_TRAINJOB = "trainjob"
+_CLUSTER = "kubernetes"
+
+
+@dataclass
+class KubernetesBackendConfig:
+    """A cluster and a namespace in it.
+
+    namespace: where the pods run; None: the context's own.
+    config_file: not supported; set KUBECONFIG.
+    context: the kubeconfig context; None: the current one.
+    client_configuration: not supported.
+    """
+
+    namespace: str | None = None
+    config_file: str | None = None
+    context: str | None = None
+    client_configuration: Any = None
+
+
+@dataclass
+class LocalProcessBackendConfig:
+    """This machine.
+
+    cleanup_venv: without meaning here: no virtual environment is made.
+    """
+
+    cleanup_venv: bool = True
+
+
+def read_backend(config: Any) -> tuple[str, dict[str, Any]]:
+    """The engine that a backend_config means, where it means one, and settings; the SDK's own will do."""
+    kind = type(config).__name__
+    if config is None:
+        return "", {}
+    if kind == "LocalProcessBackendConfig":
+        return "local", {}
+    if kind != "KubernetesBackendConfig":
+        raise WrongArgument(
+            f"{config!r:.60} is not a backend that is known here",
+            hint="KubernetesBackendConfig(namespace=...) or LocalProcessBackendConfig()",
+        )
+    if config.config_file or config.client_configuration:
+        raise WrongArgument(
+            "a backend_config names no kubeconfig here",
+            hint="set KUBECONFIG to the file, and name the context",
+        )
+    settings = {"namespace": config.namespace, "context": config.context}
+    return _CLUSTER, {key: value for key, value in settings.items() if value}
+
+
+def pick_engine(
+    engine: str, backend_config: Any, given: Mapping[str, Any]
+) -> tuple[EngineChoice, Settings]:
+    """The engine with the reason for it, and the settings that all jobs of the client start from."""
+    backend, own = read_backend(backend_config)
+    flags = {**given, **own}
+    if engine:
+        check_engine_name(engine)
+    settings = _read(flags)
+    if backend == "local" and not engine:
+        choice = EngineChoice(engine="local", why="LocalProcessBackendConfig")
+    elif backend and not engine:
+        choice = _look_at_cluster(settings, "KubernetesBackendConfig")
+    else:
+        choice = choose_where(engine, settings)
+        if not engine and choice.engine == _CLUSTER and settings.origin("engine") == "default":
+            choice = _look_at_cluster(settings, choice.why)
+    return choice, _read({**flags, "engine": choice.engine})
+
+
+def _look_at_cluster(settings: Settings, why: str) -> EngineChoice:
+    """TrainJobs where the cluster serves them, else plain Jobs."""
+    api = connect(context=settings.context, namespace=settings.namespace)
+    try:
+        check_needs(api, load_dialect(_TRAINJOB).needs)
+    except EngineMissing as missing:
+        return EngineChoice(engine=_CLUSTER, why=f"{why}; {missing.message}")
+    return EngineChoice(engine=_TRAINJOB, why=f"{why}; it serves TrainJob")
+
+
+def _read(flags: Mapping[str, Any]) -> Settings:
+    return read_settings(flags=flags, environ=os.environ, start=current_folder())

@@ -1,0 +1,145 @@
+"""A job as v2's SDK shows it: its record with runtime and steps, and what happened to it.
+
+Reads status, plan and, on a cluster, pods and events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timezone
+
+from windlass import names
+from windlass.engines.dialects.dialect import Dialect
+from windlass.engines.dialects.trainjob import RUNTIME
+from windlass.kube.api import Api
+from windlass.kube.fields import Object, event_first_s, name_of
+from windlass.kube.kinds import EVENTS, PODS
+from windlass.plan.plan import Plan
+from windlass.trainer.runtimes import make_runtime, read_device
+from windlass.trainer.statuses import name_v2
+from windlass.trainer.types import Event, Step, TrainJob
+from windlass.trainer.v1_job import TrainerJob
+from windlass.wire.states import NodeState
+from windlass.wire.status import JobStatus, NodeStatus, Phase
+
+_NODE = "node"
+_PENDING, _RUNNING, _SUCCEEDED, _FAILED = "Pending", "Running", "Succeeded", "Failed"
+
+
+def make_train_job(known: TrainerJob, api: Api | None, dialect: Dialect | None) -> TrainJob:
+    """The record of a job as it is now; `api` and `dialect` are those of a cluster."""
+    status = known.job.status()
+    plan = None if is_adopted(status) else known.engine.plan(known.job.ref)
+    pods = _find_pods(status, api, dialect)
+    device, count = _find_device(plan)
+    train_job = TrainJob(
+        name=known.name,
+        runtime=make_runtime(
+            (plan.pod.runtime if plan and plan.pod else "") or RUNTIME,
+            image=plan.pod.image if plan and plan.pod else "",
+            num_nodes=status.num_nodes,
+        ),
+        steps=[
+            Step(
+                name=f"{_NODE}-{node.index}",
+                status=_name_state(status, node, pods),
+                pod_name=pods[node.index][0] if node.index in pods else node.name,
+                device=device,
+                device_count=count,
+            )
+            for node in status.nodes
+        ],
+        num_nodes=status.num_nodes,
+        creation_timestamp=_at(status.created_at_s),
+        status=name_v2(status),
+    )
+    train_job.bind(known.job)
+    return train_job
+
+
+def is_adopted(status: JobStatus) -> bool:
+    """Whether others made it, with kubectl or the SDK."""
+    return any(condition.reason == names.REASON_ADOPTED for condition in status.conditions)
+
+
+def list_events(known: TrainerJob, api: Api | None, dialect: Dialect | None) -> list[Event]:
+    """What the cluster says of the job's objects; without a cluster, the job's own timeline. Oldest first."""
+    if api is None or dialect is None:
+        moments = known.job.status().timeline
+        return [_make_event("Job", known.name, str(m.name), "", m.at_s) for m in moments]
+    job_id = known.job.id
+    events = (event for event in api.list(EVENTS) if _is_about(event, job_id, dialect))
+    return [
+        _make_event(
+            str(event["involvedObject"].get("kind", "")),
+            str(event["involvedObject"].get("name", "")),
+            str(event.get("reason", "")),
+            str(event.get("message", "")),
+            event_first_s(event),
+        )
+        for event in sorted(events, key=event_first_s)
+    ]
+
+
+def _is_about(event: Object, job_id: str, dialect: Dialect) -> bool:
+    """Whether it is of the job's object, of what that makes, or of one of its pods."""
+    involved = event.get("involvedObject", {})
+    kind, name = involved.get("kind"), str(involved.get("name", ""))
+    if kind == "Pod":
+        return dialect.index_in_name(name, job_id) is not None
+    made = dialect.pod_maker({"metadata": {"name": job_id}}) if dialect.pod_maker else ("", "")
+    return name == job_id or (kind, name) == made
+
+
+def _make_event(kind: str, name: str, reason: str, message: str, at_s: float) -> Event:
+    return Event(
+        involved_object_kind=kind,
+        involved_object_name=name,
+        message=message or reason,
+        reason=reason,
+        event_time=_at(at_s),
+    )
+
+
+def _find_pods(
+    status: JobStatus, api: Api | None, dialect: Dialect | None
+) -> dict[int, tuple[str, str]]:
+    """Name and phase of the newest pod of each node."""
+    if api is None or dialect is None:
+        return {}
+    labels = {names.LABEL_JOB: status.job_id}
+    if is_adopted(status) and dialect.adoption:
+        labels = dict(dialect.adoption.pod_labels(status.job_id))
+    selector = ",".join(f"{key}={value}" for key, value in labels.items())
+    pods = sorted(api.list(PODS, labels=selector), key=_created)
+    return {
+        index: (name_of(pod), str(pod.get("status", {}).get("phase", "")))
+        for pod in pods
+        if (index := dialect.index_of(pod)) is not None
+    }
+
+
+def _created(pod: Object) -> str:
+    return str(pod["metadata"].get("creationTimestamp", ""))
+
+
+def _name_state(status: JobStatus, node: NodeStatus, pods: Mapping[int, tuple[str, str]]) -> str:
+    """A node's state in the words for pods; of an ended job the job's, since pods end a moment later."""
+    if status.phase is Phase.SUCCEEDED:
+        return _SUCCEEDED
+    if status.phase.is_final or node.state == NodeState.LOST:
+        return _FAILED
+    if node.index in pods:
+        return pods[node.index][1]
+    return _RUNNING if node.state in (NodeState.JOINED, NodeState.READY) else _PENDING
+
+
+def _find_device(plan: Plan | None) -> tuple[str, str]:
+    pod = plan.pod if plan else None
+    if pod is None:
+        return read_device({})
+    return read_device({"gpu": pod.gpus} if pod.gpus else {"cpu": pod.cpus})
+
+
+def _at(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, tz=timezone.utc)

@@ -1,0 +1,213 @@
+"""From the SDKs' words to those of `wl.submit`: what to run, with which arguments and settings. Pure.
+
+`create_job` is v1's, `train` is v2's; both become a JobRequest. Nothing is asked of a cluster here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from windlass import names
+from windlass.client.compute.image import Image
+from windlass.near_names import did_you_mean
+from windlass.settings.table import BY_NAME
+from windlass.trainer import explain_missing
+from windlass.trainer.options import ReadOptions
+from windlass.trainer.resources import count_processes, read_resources
+from windlass.trainer.sdk_errors import WrongArgument
+
+_PER_GPU = ("auto", "gpu")  # v1's words for a number of processes
+_V1_INSTEAD = {
+    "job": "kubectl create -f runs a manifest; windlass status NAME -e pytorchjob shows it",
+    "num_chief_replicas": "num_workers= counts all of them: node 0 leads",
+    "num_ps_replicas": "there are no parameter servers; num_workers= counts the workers",
+    "volume_mounts": "volumes=['CLAIM:/path'] says both",
+    "train_func_parameters": "parameters={...} is what train_func is called with",
+}
+_V1_KEYWORDS = (
+    *("train_func", "base_image", "num_workers", "resources_per_worker", "parameters"),
+    *("packages_to_install", "pip_index_url", "env_vars", "num_procs_per_worker", "queue_name"),
+)
+_V2_KEYWORDS = ("runtime", "initializer", "trainer", "options")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """One job, in the words of `wl.submit`."""
+
+    target: Callable[..., Any] | tuple[str, ...]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_v1_job(
+    train_func: Any,
+    *,
+    name: str,
+    base_image: str | None,
+    parameters: Mapping[str, Any] | None,
+    num_workers: int,
+    num_procs_per_worker: int | str | None,
+    resources_per_worker: Mapping[str, Any] | None,
+    packages: Iterable[str] | None,
+    pip_index_urls: Iterable[str],
+    env_vars: Any,
+    more: Mapping[str, Any],
+) -> JobRequest:
+    """What `create_job` asks for; `parameters` are one argument of the function, as in the SDK."""
+    others = _check_more(more)
+    if not callable(train_func):
+        raise WrongArgument(
+            f"train_func must be a function, not {train_func!r:.60}",
+            hint="windlass run SCRIPT -e trainjob runs a script",
+        )
+    keyword = "resources_per_worker"
+    settings = {
+        **others,
+        **read_resources(resources_per_worker, keyword),
+        "nodes": num_workers,
+        "env": _read_env(env_vars, packages, pip_index_urls),
+    }
+    if num_procs_per_worker == "cpu":
+        settings["procs"] = count_processes(resources_per_worker, keyword) or 1
+    elif num_procs_per_worker is not None and num_procs_per_worker not in _PER_GPU:
+        settings["procs"] = num_procs_per_worker
+    if base_image:
+        settings["image"] = base_image
+    args = () if parameters is None else (parameters,)
+    return JobRequest(target=train_func, args=args, name=name, settings=settings)
+
+
+def read_trainer(trainer: Any, options: ReadOptions) -> JobRequest:
+    """What `train` asks for."""
+    kind = type(trainer).__name__
+    if kind == "CustomTrainer":
+        request = _read_function(trainer, options)
+    elif kind == "CustomTrainerContainer":
+        request = _read_container(trainer, options)
+    elif trainer is None:
+        raise WrongArgument(
+            "trainer= is missing: a runtime alone says nothing of what to run",
+            hint="trainer=CustomTrainer(func=...)",
+        )
+    else:
+        hint = explain_missing(kind) or "trainer=CustomTrainer(func=...)"
+        raise WrongArgument(f"a {kind} cannot be run", hint=hint)
+    procs = count_processes(trainer.resources_per_node, "resources_per_node")
+    settings = {
+        **read_resources(trainer.resources_per_node, "resources_per_node"),
+        **({"nodes": trainer.num_nodes} if trainer.num_nodes is not None else {}),
+        **({"procs": procs} if procs is not None else {}),
+        **({"image": trainer.image} if trainer.image else {}),
+        **options.settings,
+        **request.settings,
+    }
+    return JobRequest(
+        target=request.target, kwargs=request.kwargs, name=options.name, settings=settings
+    )
+
+
+def _read_function(trainer: Any, options: ReadOptions) -> JobRequest:
+    if options.command:
+        raise WrongArgument(
+            "TrainerCommand and TrainerArgs are for a CustomTrainerContainer",
+            hint="CustomTrainer runs its func; give it func_args",
+        )
+    if not callable(trainer.func):
+        raise WrongArgument(f"func must be a function, not {trainer.func!r:.60}")
+    env = _read_env(trainer.env, trainer.packages_to_install, trainer.pip_index_urls)
+    return JobRequest(
+        target=trainer.func, kwargs=dict(trainer.func_args or {}), settings={"env": env}
+    )
+
+
+def _read_container(trainer: Any, options: ReadOptions) -> JobRequest:
+    if not options.command:
+        raise WrongArgument(
+            "what the image starts by itself is not known here",
+            hint='options=[TrainerCommand(["torchrun", "/app/main.py"])]',
+        )
+    settings = {"env": _read_env(trainer.env, (), ()), "in_image": True}
+    return JobRequest(target=options.command, settings=settings)
+
+
+def check_train_keywords(wrong: Mapping[str, Any]) -> None:
+    """Refuse a keyword that `train` does not have."""
+    for name in wrong:
+        hint = did_you_mean(name, _V2_KEYWORDS, show=repr)
+        if name in ("func", "func_args", "num_nodes", "resources_per_node", "image", "env"):
+            hint = f"trainer=CustomTrainer({name}=...)"
+        elif name == "name":
+            hint = "options=[Name(...)], from windlass.trainer.options"
+        raise WrongArgument(f"train has no keyword {name!r}", hint=hint)
+
+
+def check_initializer(initializer: Any) -> None:
+    """Refuse what would fetch data or a model before the job."""
+    if initializer is not None:
+        kind = type(initializer).__name__
+        hint = explain_missing(kind) or explain_missing("Initializer")
+        raise WrongArgument("initializers are not run here", hint=hint)
+
+
+def check_settings(what: str, given: Mapping[str, Any], own: Iterable[str]) -> None:
+    """Refuse keywords that are neither settings nor a call's own."""
+    for name in given:
+        if name not in BY_NAME:
+            hint = did_you_mean(name, sorted({*BY_NAME, *own}), show=repr)
+            raise WrongArgument(f"{what} has no keyword {name!r}", hint=hint)
+
+
+def _check_more(more: Mapping[str, Any]) -> dict[str, Any]:
+    """The other keywords of `create_job`: v1's that mean a setting, and settings."""
+    settings = {name: value for name, value in more.items() if value is not None}
+    for name, hint in _V1_INSTEAD.items():
+        if name in settings:
+            raise WrongArgument(f"create_job takes no {name}", hint=hint)
+    kind = settings.pop("job_kind", "PyTorchJob")
+    if kind != "PyTorchJob":
+        raise WrongArgument(f"a {kind} cannot be run", hint="leave job_kind out")
+    if (queue := settings.pop("queue_name", None)) is not None:
+        settings["queue"] = queue
+    check_settings("create_job", settings, _V1_KEYWORDS)
+    return settings
+
+
+def _read_env(
+    given: Any, packages: Iterable[str] | None, pip_index_urls: Iterable[str]
+) -> dict[str, str]:
+    """Variables of every rank; packages are among them, as steps that a rank takes first."""
+    env = {} if given is None else _read_variables(given)
+    if not packages:
+        return env
+    first, *others = _read_words(pip_index_urls) or [""]
+    index = ["--index-url", first] if first else []
+    index += [word for url in others for word in ("--extra-index-url", url)]
+    steps = Image().pip_install([*index, *_read_words(packages)]).plain_steps()
+    return {names.STEPS: json.dumps(steps), **env}
+
+
+def _read_words(given: Iterable[str]) -> list[str]:
+    """A list; a text is one of them, not its letters, which would be packages of strangers."""
+    return [given] if isinstance(given, str) else [*given]
+
+
+def _read_variables(given: Any) -> dict[str, str]:
+    """A dict, or a list of objects with a name and a value, as v1 has them."""
+    if isinstance(given, Mapping):
+        return {str(key): str(value) for key, value in given.items()}
+    variables: dict[str, str] = {}
+    for one in given if isinstance(given, (list, tuple)) else [given]:
+        name, value = getattr(one, "name", None), getattr(one, "value", None)
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise WrongArgument(
+                f"environment variables are a dict, not {given!r:.60}",
+                hint='{"NAME": "value"}; for a Secret TrainerClient(secrets=["NAME=SECRET:KEY"])',
+            )
+        variables[name] = value
+    return variables

@@ -1,0 +1,86 @@
+"""How tensors travel: as themselves, on the CPU; large ones as a buffer that need not be inside the pickle.
+
+Used by `wire.pickling` on values of the user's, whose torch it is given: nothing here imports torch before
+a tensor comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+IN_BAND_BYTES = 32 << 10  # less than this is not worth a buffer of its own
+
+
+def reduce_tensor(torch: Any, tensor: Any) -> Any:
+    """What pickle makes of a tensor, a subclass too; None where torch's own way serves."""
+    if tensor.device.type == "meta" or _is_around_another(torch, tensor):
+        return None
+    on_cpu = tensor if tensor.device.type == "cpu" else _bring_to_cpu(tensor)
+    reduced = _reduce_to_buffer(torch, on_cpu) if _is_plain(torch, on_cpu) else None
+    if reduced is None and on_cpu is not tensor:
+        return on_cpu.__reduce_ex__(2)
+    return reduced
+
+
+def _is_around_another(torch: Any, tensor: Any) -> bool:
+    """Whether it pickles as itself around a plain tensor, which comes in its turn: as parameters do.
+
+    A parameter made of a subclass's tensor is one of that subclass, and is none of these.
+    """
+    has_own_way = type(tensor).__reduce_ex__ is not torch.Tensor.__reduce_ex__
+    return has_own_way and isinstance(tensor, torch.nn.Parameter)
+
+
+def _bring_to_cpu(tensor: Any) -> Any:
+    """The same tensor there: its class, attributes and `requires_grad` too."""
+    on_cpu = tensor.detach().cpu().requires_grad_(tensor.requires_grad)
+    if type(on_cpu) is not type(tensor):
+        on_cpu = on_cpu.as_subclass(type(tensor))
+    attributes = vars(on_cpu)
+    attributes.update({name: vars(tensor)[name] for name in vars(tensor).keys() - attributes})
+    return on_cpu
+
+
+def _is_plain(torch: Any, tensor: Any) -> bool:
+    """Whether it is its elements one after another, and nothing else."""
+    is_dense = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
+    is_whole = type(tensor) is torch.Tensor and is_dense and tensor.is_contiguous()
+    return is_whole and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _reduce_to_buffer(torch: Any, tensor: Any) -> Any:
+    num_bytes = tensor.numel() * tensor.element_size()
+    is_part = 0 < num_bytes < tensor.untyped_storage().nbytes()  # torch would take along the rest
+    if num_bytes < IN_BAND_BYTES and not is_part:
+        return None
+    # ranks have forgotten our modules: by its name it travels only where it can be found by it
+    build = getattr(importlib.import_module(__name__), "build_tensor", None)
+    if build is None:
+        return None
+    with contextlib.suppress(RuntimeError):  # there is no numpy
+        flat = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        about = (dtype, tuple(tensor.shape), tensor.requires_grad, dict(vars(tensor)))
+        return build, (pickle.PickleBuffer(flat), *about)
+    return None
+
+
+def build_tensor(
+    data: Any,
+    dtype: str,
+    shape: tuple[int, ...],
+    requires_grad: bool,
+    attributes: Mapping[str, Any],
+) -> Any:
+    """A tensor over memory that came with it."""
+    torch: Any = importlib.import_module("torch")  # the user's own, where there are tensors
+    if memoryview(data).readonly:
+        data = bytearray(data)
+    flat = torch.frombuffer(data, dtype=torch.uint8)
+    tensor = flat.view(getattr(torch, dtype)).reshape(shape).requires_grad_(requires_grad)
+    vars(tensor).update(attributes)
+    return tensor

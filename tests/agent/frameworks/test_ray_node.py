@@ -1,0 +1,96 @@
+"""What a node is told of Ray, and what is refused before Ray is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from windlass.agent.frameworks.ray_flags import make_flags, read_version
+from windlass.agent.frameworks.ray_node import find_fault, make_note
+from windlass.agent.frameworks.ray_start import read_address
+from windlass.spec.node_sizes import NodeSize
+from windlass.wire.messages.forkserver import ClusterNode
+
+FOLDER = Path("/tmp/x")
+HEAD = ClusterNode(size=NodeSize(), num_nodes=2, secret="s3cret", own_address="10.0.0.1")
+WORKER = HEAD.replaced(joins=True, index=1, own_address="10.0.0.2")
+HERE = HEAD.replaced(own_address="")
+
+
+def test_in_pods_ports_are_those_that_ray_documents():
+    head = make_flags("", 0, HEAD, FOLDER)
+    assert {"--head", "--port=6379", "--dashboard-port=8265"} <= set(head)
+    assert {"--ray-client-server-port=10001", "--min-worker-port=10002"} <= set(head)
+    worker = make_flags("10.0.0.1", 6379, WORKER, FOLDER)
+    assert "--address=10.0.0.1:6379" in worker
+    assert not any(flag.startswith(("--head", "--port", "--ray-client")) for flag in worker)
+    for flags in (head, worker):
+        assert not any(flag.startswith(("--num-cpus", "--memory")) for flag in flags)
+
+
+def test_on_one_machine_every_node_has_an_address_and_a_share_of_its_own():
+    head, other = (make_flags("", 0, HERE, FOLDER) for _ in range(2))
+    assert {"--node-ip-address=127.0.0.2", "--port=0"} <= set(head)
+    assert head != other  # the port of Ray's client is another one each time
+    worker = make_flags("127.0.0.2", 40000, HERE.replaced(joins=True, index=1), FOLDER)
+    assert {"--node-ip-address=127.0.0.3", "--address=127.0.0.2:40000"} <= set(worker)
+    assert {"--num-cpus", "--memory", "--object-store-memory"} <= {f.split("=")[0] for f in worker}
+
+
+def test_what_was_asked_for_is_what_ray_counts():
+    size = NodeSize(cpus=1.5, gpus=3, memory_bytes=1 << 31)
+    for node in (HEAD, HERE):
+        flags = make_flags("", 0, node.replaced(size=size), FOLDER)
+        assert {"--num-cpus=2", "--num-gpus=3", f"--memory={1 << 31}"} <= set(flags)
+
+
+def test_the_secret_is_never_in_the_command():
+    for node in (HEAD, WORKER, HERE):
+        assert not any("s3cret" in flag for flag in make_flags("a", 1, node, FOLDER))
+
+
+@pytest.mark.parametrize(
+    ("version", "node", "fault"),
+    [
+        ("2.60.0", HERE, ""),
+        ("2.60.0", HERE.replaced(version="2.32.0"), ""),
+        ("", HERE, "Ray is not installed on node 0"),
+        (
+            "2.60.0",
+            HERE.replaced(version="3.1.0"),
+            "the client has Ray 3.1.0, and node 0 has 2.60",
+        ),
+        ("2.60.0", HERE.replaced(size=NodeSize(gpus=999)), "node 0 was to have 999 GPU(s)"),
+        ("2.60.0", HERE.replaced(size=NodeSize(gpus=999), pretends_gpus=True), ""),
+        ("2.60.0", HEAD.replaced(size=NodeSize(gpus=999)), ""),
+    ],
+)
+def test_what_cannot_work_is_said_with_a_way_out(version, node, fault):
+    told = find_fault(version, node)
+    assert told.startswith(fault)
+    assert bool(told) == bool(fault) == (" -> " in told)
+
+
+def test_what_people_should_know():
+    assert make_note("2.60.0", HEAD) == ""
+    assert "asks nobody for a token" in make_note("2.32.0", HEAD)
+    assert make_note("2.32.0", WORKER) == ""
+    skewed = HEAD.replaced(version="2.60.1")
+    assert make_note("2.56.0", skewed) == "the client has Ray 2.60.1, the nodes have 2.56.0"
+    assert make_note("2.60.0", skewed) == ""
+    pretending = HERE.replaced(size=NodeSize(gpus=2), pretends_gpus=True)
+    assert make_note("2.60.0", pretending) == "the 2 GPU(s) of node 0 are pretended"
+
+
+def test_versions():
+    assert read_version("2.52.1") == (2, 52)
+    assert read_version("3.0.0.dev0") == (3, 0)
+
+
+def test_a_node_is_up_when_its_address_is_written_not_when_its_file_is_there(tmp_path):
+    file = tmp_path / "ray_current_cluster"
+    for text, address in [(None, ("", 0)), ("", ("", 0)), ("10.0.0.7:6379", ("10.0.0.7", 6379))]:
+        if text is not None:
+            file.write_text(text)
+        assert read_address(tmp_path) == address

@@ -1,0 +1,290 @@
+"""A framework with processes of its own on all nodes: when they are opened, what their loss means."""
+
+from __future__ import annotations
+
+import pytest
+from call_parties import make_profile
+from calling import serve_calls
+from leading import lead_through, reasons
+from tls_peers import until
+
+from windlass.spec.node_sizes import NodeSize, NodeSizes
+from windlass.wire.messages.computes import RunCall
+from windlass.wire.messages.worlds import CloseStore, OpenStore, StoreGone, StoreReady
+from windlass.wire.status import FailureKind, Phase
+
+SIZES = NodeSizes(first=NodeSize(cpus=2.0), others=NodeSize(gpus=1))
+RAY = {"framework": "ray", "procs": 1, "only_first": True, "sizes": SIZES, "nodes": 3}
+AT = {"port": 6379, "address": "127.0.0.2"}
+
+
+def opens(nodes, index, order):
+    """A node that does what it is told."""
+    if order["type"] == "open_store":
+        nodes.say(index, "store", number=order["number"], **AT)
+    elif order["type"] == "stop":
+        nodes.stopped(index, order["world"])
+
+
+def test_node_0_opens_the_others_join_and_then_the_one_rank_starts(tmp_path):
+    def acts(nodes, index, order):
+        opens(nodes, index, order)
+        if order["type"] == "start":
+            nodes.succeed(index)
+
+    status, nodes = lead_through(tmp_path, acts, **RAY)
+    assert (status.phase, [rank.state for rank in status.ranks]) == (Phase.SUCCEEDED, ["returned"])
+    assert [(index, order["type"]) for index, order in nodes.orders] == [
+        (0, "open_store"),
+        (1, "open_store"),
+        (2, "open_store"),
+        (0, "start"),
+    ]
+    first, *others, start = (order for _, order in nodes.orders)
+    assert (first["cluster"].joins, first["cluster"].size) == (False, SIZES.first)
+    for order in others:
+        told = order["cluster"]
+        assert (told.joins, told.size, told.num_nodes) == (True, SIZES.others, 3)
+        assert (order["address"], order["port"]) == (AT["address"], AT["port"])
+        assert told.secret == first["cluster"].secret
+    assert len(start["secret"]) == 64
+    assert start["secret"] == first["cluster"].secret
+    assert (start["address"], start["port"], start["has_store"]) == ("127.0.0.2", 6379, True)
+
+
+def test_one_that_cannot_start_ends_the_job_before_any_rank_starts(tmp_path):
+    def acts(nodes, index, order):
+        if order["type"] == "open_store" and index == 2:
+            nodes.say(2, "store", number=0, port=0, error="Ray is not installed on node 2 -> pip")
+            return
+        opens(nodes, index, order)
+
+    status, nodes = lead_through(tmp_path, acts, **RAY)
+    assert status.verdict.kind is FailureKind.START_FAILED
+    assert (status.verdict.node, status.verdict.message[:20]) == (2, "Ray is not installed")
+    assert nodes.starts() == []
+    assert "stop" in nodes.kinds(1)
+
+
+def test_a_lost_worker_is_said_and_started_again(tmp_path):
+    def acts(nodes, index, order):
+        if order["type"] == "start":
+            nodes.say(1, "store_gone", number=0)
+            return
+        opens(nodes, index, order)
+        if nodes.kinds(1).count("open_store") == 2 and index == 1:
+            nodes.succeed(0)
+
+    status, nodes = lead_through(tmp_path, acts, **RAY)
+    assert status.phase is Phase.SUCCEEDED
+    assert nodes.kinds(1) == ["open_store", "open_store"]
+    assert ("warning", "ClusterNodeLost") in reasons(status)
+
+
+def test_whoever_comes_in_the_place_of_a_lost_node_joins_too(tmp_path):
+    def acts(nodes, index, order):
+        if order["type"] == "start":
+            nodes.lead.lose(1, "its pod is gone")
+            nodes.join(1)
+            return
+        opens(nodes, index, order)
+        if nodes.kinds(1).count("open_store") == 2 and index == 1:
+            nodes.succeed(0)
+
+    status, nodes = lead_through(tmp_path, acts, replaces=True, **RAY)
+    assert (status.phase, status.attempt) == (Phase.SUCCEEDED, 0)
+    assert nodes.kinds(1) == ["open_store", "open_store"]
+
+
+def test_a_lost_head_ends_the_attempt_and_the_next_has_a_cluster_of_its_own(tmp_path):
+    def acts(nodes, index, order):
+        opens(nodes, index, order)
+        if order["type"] == "start" and order["attempt"] == 0:
+            nodes.say(0, "store_gone", number=0)
+        elif order["type"] == "start":
+            nodes.succeed(0)
+
+    status, nodes = lead_through(tmp_path, acts, replaces=True, **RAY)
+    assert (status.phase, status.attempt) == (Phase.SUCCEEDED, 1)
+    [lost] = status.history
+    assert lost.kind is FailureKind.LOST_NODE
+    assert lost.message == "Ray's head on job-1-node-0 was lost, and the cluster with it"
+    secrets = {o["cluster"].secret for _, o in nodes.orders if o["type"] == "open_store"}
+    assert len(secrets) == 2
+
+
+# -- in pods, where the head's port is known -----------------------------------------------------
+
+POD = "10.0.0.7"
+
+
+def test_in_pods_workers_start_while_the_head_does_and_the_rank_waits_for_both(tmp_path):
+    def acts(nodes, index, order):
+        if order["type"] == "open_store" and index == 0:
+            return
+        opens(nodes, index, order)
+        joined = [i for i, o in nodes.orders if o["type"] == "open_store" and i]
+        if order["type"] == "open_store" and joined == [1, 2]:
+            assert nodes.starts() == [], "workers are there, and the head is not"
+            nodes.say(0, "store", number=0, port=6379, address=POD)
+        if order["type"] == "start":
+            nodes.succeed(index)
+
+    status, nodes = lead_through(tmp_path, acts, address=POD, **RAY)
+    assert status.phase is Phase.SUCCEEDED
+    told = [o for i, o in nodes.orders if i and o["type"] == "open_store"]
+    assert [(order["address"], order["port"]) for order in told] == [(POD, 6379)] * 2
+
+
+def test_in_pods_workers_that_wait_for_a_head_that_cannot_start_are_told(tmp_path):
+    def acts(nodes, index, order):
+        if order["type"] == "open_store" and index == 0:
+            nodes.say(0, "store", number=0, port=0, error="Ray is not installed on node 0 -> pip")
+        elif order["type"] == "stop":
+            nodes.stopped(index, order["world"])
+
+    status, nodes = lead_through(tmp_path, acts, address=POD, **RAY)
+    assert (status.verdict.kind, status.verdict.node) == (FailureKind.START_FAILED, 0)
+    assert [nodes.kinds(index).count("close_store") for index in (1, 2)] == [1, 1]
+
+
+def test_in_pods_the_next_cluster_is_waited_for_since_the_last_one_may_still_be_at_its_port(
+    tmp_path,
+):
+    def acts(nodes, index, order):
+        if order["type"] == "open_store" and order["number"] == 1 and index == 0:
+            assert nodes.kinds(1).count("open_store") == 1
+            nodes.say(0, "store", number=1, port=6379, address=POD)
+            return
+        opens(nodes, index, order)
+        if order["type"] == "start" and order["attempt"] == 0:
+            nodes.say(0, "store_gone", number=0)
+        elif order["type"] == "start":
+            nodes.succeed(0)
+
+    status, nodes = lead_through(tmp_path, acts, replaces=True, address=POD, **RAY)
+    assert (status.phase, status.attempt) == (Phase.SUCCEEDED, 1)
+    assert nodes.kinds(1).count("open_store") == 2
+
+
+# -- one that needs all of its nodes -------------------------------------------------------------
+
+MONARCH = {**RAY, "framework": "monarch"}
+
+
+def lose_worker(nodes):
+    nodes.say(1, "store_gone", number=0)
+
+
+def lose_node(nodes):
+    nodes.lead.lose(1, "its pod is gone")
+    nodes.join(1)
+
+
+@pytest.mark.parametrize(
+    ("lose", "kind", "budget"),
+    [
+        (lose_worker, FailureKind.KILLED, {"restarts": 1}),
+        (lose_node, FailureKind.LOST_NODE, {"replaces": True}),
+    ],
+)
+def test_one_lost_worker_ends_the_attempt_and_the_next_has_a_mesh_of_its_own(
+    tmp_path, lose, kind, budget
+):
+    def acts(nodes, index, order):
+        if order["type"] == "open_store":
+            address = f"ipc:///{order['number']}/{index}"
+            nodes.say(index, "store", number=order["number"], port=0, address=address)
+        elif order["type"] == "stop":
+            nodes.stopped(index, order["world"])
+        elif order["type"] == "start" and order["attempt"] == 0:
+            lose(nodes)
+        elif order["type"] == "start":
+            nodes.succeed(0)
+
+    status, nodes = lead_through(tmp_path, acts, **budget, **MONARCH)
+    assert (status.phase, status.attempt) == (Phase.SUCCEEDED, 1)
+    [lost] = status.history
+    assert (lost.kind, lost.node) == (kind, 1)
+    assert lost.message == "Monarch's worker on job-1-node-1 was lost, and the cluster with it"
+    members = [order["members"] for _, order in nodes.orders if order["type"] == "start"]
+    assert members == [tuple(f"ipc:///{number}/{i}" for i in range(3)) for number in (0, 1)]
+
+
+# -- on a compute ------------------------------------------------------------------------------
+
+CALL = make_profile(framework="ray", store=True, sizes=SIZES)
+
+
+def obey(compute):
+    for node in compute.nodes.values():
+        node.acts[OpenStore] = lambda order: StoreReady(number=order.number, **AT)
+
+
+def test_calls_share_one_cluster_until_it_is_lost_or_another_is_asked_for():
+    async def story(compute):
+        obey(compute)
+        client, nodes = await compute.visit(), compute.nodes
+        first = await compute.run(client, CALL)
+        await compute.run(client, CALL)
+        assert [len(nodes[i].find(OpenStore)) for i in (0, 1)] == [1, 1]
+        assert first.order.meeting["RAY_ADDRESS"] == "127.0.0.2:6379"
+        assert nodes[1].find(RunCall) == []
+        number = nodes[0].find(OpenStore)[0].number
+        nodes[0].say(StoreGone(number=number))
+        await until(lambda: nodes[1].find(CloseStore) != [], "workers are closed, too")
+        await compute.run(client, CALL)
+        assert [len(nodes[i].find(OpenStore)) for i in (0, 1)] == [2, 2]
+        larger = CALL.replaced(sizes=NodeSizes(others=NodeSize(gpus=2)))
+        await compute.run(client, larger)
+        assert [order.cluster.size.gpus for order in nodes[1].find(OpenStore)] == [1, 1, 2]
+
+    serve_calls(story)
+
+
+def test_a_call_whose_head_is_lost_says_so():
+    async def story(compute):
+        obey(compute)
+        client, node = await compute.visit(), compute.nodes[0]
+        call = client.call(CALL)
+        await compute.given(call)
+        node.say(StoreGone(number=node.find(OpenStore)[0].number))
+        verdict = (await client.end_of(call)).verdict
+        assert verdict.kind is FailureKind.LOST_NODE
+        assert "Ray's head on" in verdict.message
+
+    serve_calls(story)
+
+
+def test_a_call_does_not_start_where_a_node_cannot():
+    async def story(compute):
+        obey(compute)
+        compute.nodes[1].acts[OpenStore] = lambda order: StoreReady(
+            number=order.number, port=0, error="node 1 was to have 1 GPU(s)"
+        )
+        client = await compute.visit()
+        verdict = (await client.end_of(client.call(CALL))).verdict
+        assert (verdict.kind, verdict.node) == (FailureKind.START_FAILED, 1)
+        assert "node 1 was to have 1 GPU" in verdict.message
+        obey(compute)
+        await compute.run(client, CALL)
+
+    serve_calls(story)
+
+
+def test_a_call_whose_node_is_lost_while_workers_start_begins_again_with_the_next():
+    async def story(compute):
+        compute.nodes[0].acts[OpenStore] = lambda order: StoreReady(
+            number=order.number, port=0, address="ipc:///0"
+        )
+        compute.nodes[1].acts.pop(OpenStore, None)  # it takes its time
+        client = await compute.visit()
+        call = client.call(make_profile(framework="monarch", store=True, sizes=SIZES))
+        await until(lambda: compute.nodes[1].find(OpenStore) != [], "node 1 is to start its own")
+        await compute.drop(1)
+        await compute.join(1)
+        obey(compute)
+        await compute.given(call)
+        assert len(compute.nodes[0].find(OpenStore)) == 2
+
+    serve_calls(story)

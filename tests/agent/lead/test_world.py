@@ -1,0 +1,69 @@
+"""Worlds: which nodes and ranks take part, counted anew; where they meet."""
+
+from __future__ import annotations
+
+import pytest
+
+from windlass.agent.lead.world import MeetingPoint, World, make_world_nodes
+from windlass.errors import SpecError
+from windlass.plan.plan import Facts, make_plan
+from windlass.spec.job_spec import JobSpec
+from windlass.spec.work import Calls
+from windlass.wire.messages.calls import WorldAsked
+
+
+def make_calls_plan(nodes=3, procs=1):
+    spec = JobSpec(work=Calls(fixed="x"), engine="local", nodes=nodes, procs=procs)
+    return make_plan(spec, job_id="t-ab2cd", now_s=1.0, facts=Facts(environ={}))
+
+
+def choose(ranks, nodes=3, procs=2):
+    asked = WorldAsked(nodes=nodes, min_nodes=nodes, procs=procs, ranks=ranks)
+    return [(node.index, list(node.ranks)) for node in make_world_nodes(make_calls_plan(), asked)]
+
+
+def test_all_ranks():
+    assert choose(None) == [(0, [0, 1]), (1, [2, 3]), (2, [4, 5])]
+
+
+def test_fewer_nodes_than_there_are():
+    assert choose(None, nodes=1, procs=3) == [(0, [0, 1, 2])]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "found"),
+    [
+        ([0], [(0, [0])]),
+        ([1, 4, 5], [(0, [0]), (2, [1, 2])]),
+        ([5, 3], [(1, [0]), (2, [1])]),
+        ([2, 2], [(1, [0])]),
+    ],
+)
+def test_chosen_ranks_are_counted_anew_on_their_own_nodes(ranks, found):
+    assert choose(ranks) == found
+
+
+@pytest.mark.parametrize("ranks", [[], [6], [-1], [0, 99]])
+def test_ranks_that_are_not_there(ranks):
+    with pytest.raises(SpecError, match="cannot be chosen of 6"):
+        choose(ranks)
+
+
+def test_every_call_of_a_meeting_has_a_part_of_its_own():
+    meeting = MeetingPoint(1, port=29500)
+    first = meeting.render("10.0.0.1", "pytorch")
+    assert first["MASTER_ADDR"] == "10.0.0.1"
+    assert first["MASTER_PORT"] == "29500"
+    assert first["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+    assert first["TORCHELASTIC_RESTART_COUNT"] == "0"
+    assert meeting.render("10.0.0.1", "pytorch") == first
+    assert meeting.next_part() != meeting.next_part()
+
+
+def test_a_world_is_cleared_when_all_its_nodes_say_so():
+    world = World(1, make_calls_plan(nodes=2), "shape")
+    assert world.nodes == [0, 1]
+    world.cleared.add(1)
+    assert not world.is_cleared
+    world.cleared.update({0, 7})
+    assert world.is_cleared

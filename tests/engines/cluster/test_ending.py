@@ -1,0 +1,143 @@
+"""ClusterEngine without a cluster: how jobs end and go, and how computes grow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from cluster_engines import (
+    KEEPING_COMPUTES,
+    SOURCE,
+    closing_engine,
+    main_of,
+    make_pod,
+    submit,
+    wait_for_status,
+)
+from stateful_set_dialect import STATEFUL_SET
+from waits import wait_for
+
+from windlass import names
+from windlass.errors import JobNotFound, SpecError
+from windlass.spec.work import Calls
+from windlass.wire.initial_status import make_first_status, render_status
+from windlass.wire.job_folder import JobFolder, write_atomically
+from windlass.wire.last_word import render_last_word
+from windlass.wire.status import Phase
+
+
+def test_one_without_a_lead_is_cancelled_by_deleting_it(engine, cluster, dialect) -> None:
+    ref = submit(engine, dialect)
+    wait_for_status(engine, ref, lambda status: not status.phase.is_final, "it is there")
+    engine.cancel(ref, why="enough")
+    status = wait_for_status(engine, ref, lambda status: status.phase.is_final, "it has ended")
+    assert (status.phase, status.verdict.message) == (Phase.CANCELLED, "enough")
+    assert cluster.names() == [SOURCE]
+    engine.cancel(ref)  # twice is once
+
+
+def test_only_what_has_ended_is_removed(engine, cluster, dialect, tmp_path) -> None:
+    ref = submit(engine, dialect)
+    with pytest.raises(SpecError, match="is still pending"):
+        engine.remove(ref)
+    engine.cancel(ref)
+    wait_for_status(engine, ref, lambda status: status.phase.is_final, "it has ended")
+    engine.remove(ref)
+    assert (cluster.names(), engine.jobs()) == ([SOURCE], [])
+    assert not (tmp_path / "home" / dialect.name / ref.job_id).exists()
+
+
+def test_of_one_that_somebody_deleted_the_folder_can_be_removed(
+    engine, cluster, dialect, tmp_path
+) -> None:
+    ref = submit(engine, dialect)
+    engine.let_go(ref)
+    folder = tmp_path / "home" / dialect.name / ref.job_id
+    assert folder.exists()
+    for plural in (dialect.kind.plural, "secrets"):
+        cluster.put(plural)
+    with closing_engine(dialect, tmp_path) as next_client:
+        next_client.remove(ref)
+        assert not folder.exists()
+        with pytest.raises(JobNotFound):
+            next_client.remove(ref)
+
+
+def test_what_never_ends_by_itself_is_removed_by_the_client_that_saw_the_end(
+    engine, cluster, dialect, tmp_path
+) -> None:
+    """And what does end stays for others, as long as its ttl says."""
+    ref = submit(engine, dialect)
+    wait_for(lambda: engine._views[ref.job_id]._sight.wait(0), "it was seen")
+    folder = JobFolder(tmp_path / "home" / dialect.name / ref.job_id)
+    last = replace(make_first_status(engine.plan(ref)), phase=Phase.SUCCEEDED, ended_at_s=1.0)
+    write_atomically(folder.status, render_status(last))
+    assert engine.status(ref).phase is Phase.SUCCEEDED
+    is_there = bool(cluster.objects[dialect.kind.plural])
+    assert is_there is not dialect.stays_up
+    assert engine.status(ref).phase is Phase.SUCCEEDED
+
+
+def test_one_that_was_seen_to_end_and_stayed_goes_when_jobs_are_listed(
+    engine, cluster, dialect, tmp_path
+) -> None:
+    """Its client was killed before it could remove it; its status is here, and answers as before."""
+    ref = submit(engine, dialect)
+    folder = JobFolder(tmp_path / "home" / dialect.name / ref.job_id)
+    last = replace(make_first_status(engine.plan(ref)), phase=Phase.SUCCEEDED, ended_at_s=1.0)
+    write_atomically(folder.status, render_status(last))
+    with closing_engine(dialect, tmp_path) as next_client:
+        assert next_client.jobs() == [ref]
+        assert bool(cluster.objects[dialect.kind.plural]) is not dialect.stays_up
+        assert next_client.status(ref).phase is Phase.SUCCEEDED
+
+
+def test_one_whose_lead_answers_no_more_is_known_by_its_last_word(cluster, tmp_path) -> None:
+    """A lead that stays up answers for the job's time to live; its log keeps what it said last."""
+    with closing_engine(STATEFUL_SET, tmp_path) as engine:
+        ref = submit(engine, STATEFUL_SET, ttl_s=60.0)
+        last = replace(make_first_status(engine.plan(ref)), phase=Phase.SUCCEEDED, ended_at_s=1.0)
+        pod = make_pod(cluster, STATEFUL_SET)
+        running = {"running": {"startedAt": "2026-01-31T12:00:00Z"}}
+        state = [{"name": names.CONTAINER, "state": running}]
+        cluster.logs[pod["metadata"]["name"]] = render_last_word(
+            {"status.json": render_status(last)}
+        )
+        cluster.put("pods", {**pod, "status": {"phase": "Running", "containerStatuses": state}})
+        status = wait_for_status(engine, ref, lambda status: status.phase.is_final, "it has ended")
+        assert status.phase is Phase.SUCCEEDED
+        assert cluster.objects["statefulsets"] == []
+
+
+# -- computes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dialect", KEEPING_COMPUTES, indirect=True)
+def test_a_compute_grows_by_a_patch(engine, cluster, dialect) -> None:
+    ref = submit(engine, dialect, work=Calls())
+    engine.grow(ref, [2], 3)
+    assert dialect.num_pods(main_of(cluster, dialect)) == 3
+    engine.keep_place(ref, 12.0)
+    annotations = main_of(cluster, dialect)["metadata"]["annotations"]
+    assert annotations[names.ANNOTATION_KEEP_PLACE] == "12"
+    engine.keep_place(ref, None)
+    assert names.ANNOTATION_KEEP_PLACE not in main_of(cluster, dialect)["metadata"]["annotations"]
+
+
+def test_a_kind_that_cannot_be_resized_says_so(cluster, dialect, tmp_path) -> None:
+    with closing_engine(replace(dialect, resize=None), tmp_path) as engine:
+        ref = submit(engine, dialect, work=Calls())
+        before = main_of(cluster, dialect)
+        with pytest.raises(SpecError, match=f"nodes of a {dialect.kind.name} cannot become more"):
+            engine.grow(ref, [2], 3)
+    assert main_of(cluster, dialect) == before
+
+
+def test_there_is_nobody_to_dial_while_node_0_does_not_run(engine, cluster, dialect) -> None:
+    ref = submit(engine, dialect, work=Calls())
+    cluster.put("pods", make_pod(cluster, dialect))
+    with pytest.raises(ConnectionRefusedError, match="node 0 of train-ab2cd does not run"):
+        engine.dial(ref)
+    lead = ",".join(f"{label}={value}" for label, value in dialect.lead_labels.items())
+    asked = [seen.params.get("labelSelector", "") for seen in cluster.seen if seen.method == "GET"]
+    assert f"{names.LABEL_JOB}={ref.job_id},{lead}" in asked

@@ -1,0 +1,130 @@
+"""ClusterEngine without a cluster: what it makes of what an API server shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cluster_engines import closing_engine, main_of, make_pod, submit, wait_for_status
+from waits import wait_for
+
+from windlass import names
+from windlass.engines.dialects.kubernetes import KUBERNETES
+from windlass.engines.dialects.monarchmesh import MONARCHMESH
+from windlass.engines.dialects.pytorchjob import PYTORCHJOB
+from windlass.engines.protocol import JobRef
+from windlass.errors import JobNotFound
+from windlass.spec.work import Calls
+from windlass.wire.status import Phase
+
+
+def test_what_blocks_its_pods_is_in_its_status(engine, cluster, dialect) -> None:
+    ref = submit(engine, dialect)
+    pod = make_pod(cluster, dialect)
+    said = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
+        "lastTransitionTime": "2026-01-31T12:00:00Z",
+    }
+    cluster.put("pods", {**pod, "status": {"phase": "Pending", "conditions": [said]}})
+    status = wait_for_status(
+        engine,
+        ref,
+        lambda status: any(c.reason == "Unschedulable" for c in status.conditions),
+        "the status says that its pod has no place",
+    )
+    assert not status.phase.is_final
+
+
+def test_strangers_pods_are_not_its_own(engine, cluster, dialect) -> None:
+    ref = submit(engine, dialect)
+    pod = make_pod(cluster, dialect)
+    pod["metadata"]["ownerReferences"][0]["uid"] = "somebody-else"
+    cluster.put("pods", pod)
+    engine.status(ref)
+    view = engine._views[ref.job_id]
+    wait_for(lambda: view._sight.wait(0), "all was seen")
+    assert view._sight.pods == []
+
+
+def test_one_that_was_deleted_is_cancelled(engine, cluster, dialect) -> None:
+    ref = submit(engine, dialect)
+    wait_for_status(engine, ref, lambda status: not status.phase.is_final, "it is there")
+    wait_for(lambda: engine._views[ref.job_id]._sight.job is not None, "it was seen")
+    cluster.put(dialect.kind.plural)
+    status = wait_for_status(engine, ref, lambda status: status.phase.is_final, "it has ended")
+    assert status.phase is Phase.CANCELLED
+    assert status.verdict.message == f"its {dialect.kind.name} was deleted from the cluster"
+
+
+def test_an_object_that_failed_ends_its_job(cluster, tmp_path) -> None:
+    """Of a dialect whose objects end."""
+    with closing_engine(KUBERNETES, tmp_path) as engine:
+        ref = submit(engine, KUBERNETES)
+        job = main_of(cluster, KUBERNETES)
+        said = {"type": "Failed", "status": "True", "reason": "MaxFailedIndexesExceeded"}
+        said |= {"message": "has failed", "lastTransitionTime": "2026-01-31T12:00:00Z"}
+        cluster.put("jobs", {**job, "status": {"conditions": [said]}})
+        status = wait_for_status(engine, ref, lambda status: status.phase.is_final, "it has ended")
+    assert status.phase is Phase.FAILED
+    assert "MaxFailedIndexesExceeded: has failed" in status.verdict.message
+
+
+def test_jobs_are_listed_newest_first_and_computes_by_their_work(engine, cluster, dialect) -> None:
+    old = submit(engine, dialect, job_id="old-ab2cd")
+    new = submit(engine, dialect, job_id="new-ab2cd", work=Calls())
+    assert [ref.job_id for ref in engine.jobs()] == [new.job_id, old.job_id]
+    assert engine.computes() == [new]
+    assert str(new) == f"{dialect.name}://space/new-ab2cd"
+
+
+def test_one_that_is_not_there_is_not_found(engine, cluster, dialect) -> None:
+    cluster.objects = {dialect.kind.plural: [], "rayjobs": [], "secrets": []}
+    with pytest.raises(JobNotFound, match="there is no job 'nope-ab2cd'") as caught:
+        engine.status(JobRef(dialect.name, "nope-ab2cd", "space"))
+    assert f"windlass ls -e {dialect.name}" in caught.value.hint
+
+
+def test_another_client_attaches_with_what_the_secret_holds(
+    engine, cluster, dialect, tmp_path
+) -> None:
+    ref = submit(engine, dialect)
+    with closing_engine(dialect, tmp_path / "elsewhere") as other:
+        (tmp_path / "elsewhere").mkdir(exist_ok=True)
+        assert other.plan(ref).job_id == ref.job_id
+        assert not other.is_made_here(ref)
+        assert not other.status(ref).phase.is_final
+    assert engine.is_made_here(ref)
+
+
+def is_told_forgotten(status: Any) -> bool:
+    return any(c.reason == names.REASON_LOSS_FORGOTTEN for c in status.conditions)
+
+
+@pytest.mark.parametrize("dialect", [PYTORCHJOB, MONARCHMESH], indirect=True)
+def test_an_only_pod_that_was_made_again_is_told_where_no_count_survives(
+    engine, cluster, dialect, tmp_path
+) -> None:
+    ref = submit(engine, dialect, nodes=1)
+    pod = make_pod(cluster, dialect)
+    cluster.put("pods", pod)
+    view = engine._views[ref.job_id]
+    wait_for(lambda: len(view._sight.pods) == 1, "it sees the pod")
+    assert not is_told_forgotten(engine.status(ref))
+    again = {**pod, "metadata": {**pod["metadata"], "uid": "another"}}
+    cluster.put("pods", again)
+    status = wait_for_status(engine, ref, is_told_forgotten, "the client that saw it says so")
+    assert status.conditions == engine.status(ref).conditions, "once, not whenever it is asked"
+    kind, maker = dialect.find_pod_maker(main_of(cluster, dialect))
+    made = {
+        "metadata": {"name": "e1"},
+        "involvedObject": {"kind": kind, "name": maker},
+        "reason": dialect.pod_made,
+        "count": 2,
+        "lastTimestamp": "2026-01-31T12:00:00Z",
+    }
+    cluster.put("events", made)
+    with closing_engine(dialect, tmp_path / "elsewhere") as other:
+        wait_for_status(other, ref, is_told_forgotten, "and one that did not see it")

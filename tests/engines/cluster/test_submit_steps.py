@@ -1,0 +1,137 @@
+"""ClusterEngine without a cluster: what a submit asks of an API server, and in which order."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from cluster_engines import SOURCE, closing_engine, main_of, make_job_plan, submit, writes
+from kube.api_server import refuse
+from kube.storing_cluster import merge
+
+from windlass import names
+from windlass.engines.dialects.trainjob import TRAINJOB
+from windlass.engines.protocol import check_capabilities
+from windlass.errors import EngineMissing, SpecError, WindlassError
+from windlass.kube.kinds import TRAIN_JOBS
+from windlass.kube.needs import Need
+
+
+def test_the_main_object_is_made_first_owns_the_others_and_is_started_last(
+    engine, cluster, dialect
+) -> None:
+    ref = submit(engine, dialect, volumes=())
+    is_needed = dialect.prerequisite is not None
+    first, *others, last = writes(cluster)[1 if is_needed else 0 :]
+    assert (first.method, first.path.rpartition("/")[2]) == ("POST", dialect.kind.plural)
+    assert names.ANNOTATION_SUBMIT in first.body["metadata"]["annotations"]
+    uid = main_of(cluster, dialect)["metadata"]["uid"]
+    for other in others:
+        (owner,) = other.body["metadata"]["ownerReferences"]
+        assert (owner["uid"], owner["kind"]) == (uid, dialect.kind.name)
+    kinds = sorted(other.path.rpartition("/")[2] for other in others)
+    adopted = [ref.job_id] if is_needed else []  # by a patch
+    assert kinds == sorted(["networkpolicies", "secrets", "services", "services", *adopted])
+    assert (last.method, last.path.rpartition("/")[2]) == ("PATCH", dialect.make_name(ref.job_id))
+    assert names.ANNOTATION_SUBMIT not in main_of(cluster, dialect)["metadata"]["annotations"]
+    if dialect.start is not None:
+        assert merge(first.body, dialect.start) != first.body, "it was held back"
+        assert merge(main_of(cluster, dialect), dialect.start) == main_of(cluster, dialect)
+
+
+def test_the_training_library_has_a_secret_of_its_own(engine, cluster, dialect) -> None:
+    plan = make_job_plan(dialect, volumes=(), env={names.TRAIN: "/windlass/train/train.pyz"})
+    documents = engine.render(plan, payload=b"payload")
+    engine.submit(plan, b"payload")
+    made = {body["metadata"]["name"]: body for body in cluster.objects["secrets"]}
+    assert set(made) == {plan.job_id, f"{plan.job_id}-train"}
+    assert set(made[f"{plan.job_id}-train"]["data"]) == {names.TRAIN_FILE}
+    assert made[f"{plan.job_id}-train"]["metadata"]["ownerReferences"]
+    text = json.dumps(documents)
+    assert f'"secretName": "{plan.job_id}-train"' in text
+    assert '"mountPath": "/windlass/train"' in text
+
+
+def test_an_export_is_what_a_submit_makes(engine, cluster, dialect) -> None:
+    plan = make_job_plan(dialect)
+    documents = engine.render(plan, payload=b"payload")
+    engine.submit(plan, b"payload")
+    created = {
+        (seen.body["kind"], seen.body["metadata"]["name"]): seen.body
+        for seen in writes(cluster)
+        if seen.method == "POST"
+    }
+    assert [document["kind"] for document in documents][-1] == dialect.kind.name
+    assert {(one["kind"], one["metadata"]["name"]) for one in documents} == set(created)
+    for document in documents:
+        made = created[document["kind"], document["metadata"]["name"]]
+        made["metadata"].pop("ownerReferences", None)
+        made["metadata"].get("annotations", {}).pop(names.ANNOTATION_SUBMIT, None)
+        if (
+            document["kind"] == "Secret"
+        ):  # the agent differs in byte code, keys are never twice the same
+            assert set(document["data"]) < set(made["data"])
+        elif document["kind"] in (dialect.kind.name, "TrainingRuntime"):  # it mounts more files
+            assert document["spec"].keys() == made["spec"].keys()
+            assert document["metadata"] == made["metadata"]
+        else:
+            assert document == made
+
+
+@pytest.mark.parametrize("refused", ["secrets", "services", "networkpolicies"])
+def test_a_submit_that_breaks_leaves_nothing(engine, cluster, dialect, refused, tmp_path) -> None:
+    cluster.refused = refused
+    with pytest.raises(WindlassError, match=f"{refused} are refused here"):
+        submit(engine, dialect)
+    assert cluster.names() == [SOURCE]
+    assert engine.jobs_here() == []
+    assert [path.name for path in (tmp_path / "home").glob("*/*")] == []
+
+
+@pytest.mark.parametrize("dialect", [TRAINJOB], indirect=True)
+def test_what_checks_it_may_learn_of_what_it_names_a_moment_later(
+    engine, cluster, dialect, monkeypatch
+) -> None:
+    """A webhook looks into a copy of its own, which is as old as its last news."""
+    create, refusals = cluster._create, [1, 2]
+
+    def answer(seen: Any) -> Any:
+        if seen.path.endswith("/trainjobs") and refusals:
+            refusals.pop()
+            return refuse(403, "Forbidden", 'TrainingRuntime "train-ab2cd" not found')
+        return create(seen)
+
+    monkeypatch.setattr(cluster, "_create", answer)
+    submit(engine, dialect)
+    assert refusals == []
+    assert main_of(cluster, dialect)
+
+
+def test_what_the_cluster_lacks_is_told_before_anything_is_made(cluster, dialect, tmp_path) -> None:
+    cluster.served.pop(TRAIN_JOBS.api_version)
+    lacking = replace(dialect, needs=(Need(kind=TRAIN_JOBS, product="Kubeflow Trainer 2"),))
+    with closing_engine(lacking, tmp_path) as engine:
+        with pytest.raises(EngineMissing) as caught:
+            submit(engine, lacking)
+        assert caught.value.message == (
+            "this cluster does not serve TrainJob (trainer.kubeflow.org/v1alpha1)"
+        )
+        assert "install Kubeflow Trainer 2" in caught.value.hint
+        cluster.served["trainer.kubeflow.org/v2"] = ["trainjobs"]
+        with pytest.raises(EngineMissing, match=r"it has trainer\.kubeflow\.org/v2"):
+            submit(engine, lacking)
+        assert cluster.names() == [SOURCE]
+        assert writes(cluster) == []
+        cluster.served["trainer.kubeflow.org/v1alpha1"] = ["trainjobs"]
+        submit(engine, lacking)
+    assert main_of(cluster, dialect)
+
+
+def test_what_a_dialect_cannot_is_refused(dialect) -> None:
+    unable = replace(dialect, can=dialect.can - {"timeout"})
+    plan = make_job_plan(dialect, timeout_s=60.0)
+    check_capabilities(dialect, plan)
+    with pytest.raises(SpecError, match=f"the engine {dialect.name} cannot do: timeout"):
+        check_capabilities(unable, plan)

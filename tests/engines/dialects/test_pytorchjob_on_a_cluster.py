@@ -1,0 +1,168 @@
+"""PyTorchJobs on a cluster with training-operator: what kubectl shows of them, and what is replaced."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_shared import make_shared
+from cluster_space import Space
+from dialect_in_use import use_dialect
+from kube.plans import make_pod_plan
+from waits import wait_for
+
+import windlass as wl
+from windlass import names
+from windlass.engines.dialects.pytorchjob import LABEL_JOB_NAME, PYTORCHJOB, read_end
+from windlass.engines.exports.torchrun_pytorchjob import make_plain
+from windlass.errors import WindlassError
+from windlass.kube.api import Api, connect
+from windlass.kube.kinds import CONFIG_MAPS, NAMESPACES, PODS, PYTORCH_JOBS
+from windlass.kube.torchrun_pods import Rendezvous
+from windlass.wire.status import Phase
+
+pytestmark = pytest.mark.cluster
+GUIDE_IMAGE = "registry.cern.ch/itwinai/dist-ml/itwinai-slim:0.0.7"
+ALL_REDUCE = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {total.item():.0f}\\n", end="", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def api(space: Space, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Api]:
+    with use_dialect(PYTORCHJOB, space, monkeypatch, tmp_path):
+        yield space.api
+
+
+@pytest.fixture
+def shared(api: Api, space: Space, tmp_path: Any) -> Any:
+    return make_shared(space.files, tmp_path)
+
+
+def make_work() -> Any:
+    """Made inside a function, so that it travels by value: pods have no tests."""
+
+    def wait_for_go(folder: str, fails: bool = False) -> str:
+        import os
+        import time
+        from pathlib import Path
+
+        attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+        Path(folder, f"up-{attempt}-{rank}-{os.environ['WINDLASS_POD_UID']}").touch()
+        while not Path(folder, "go").exists():
+            time.sleep(0.05)
+        if fails and rank == "0":
+            raise ValueError("the user's")
+        return attempt
+
+    return wait_for_go
+
+
+def pods_of(api: Api, name: str) -> dict[str, dict[str, Any]]:
+    pods = api.list(PODS, labels=f"{LABEL_JOB_NAME}={name}")
+    return {pod["metadata"]["name"]: pod for pod in pods}
+
+
+def exit_codes(api: Api, name: str) -> list[int | None]:
+    states = [pod["status"]["containerStatuses"][0]["state"] for pod in pods_of(api, name).values()]
+    return [state.get("terminated", {}).get("exitCode") for state in states]
+
+
+def is_complete(api: Api, name: str) -> bool | None:
+    end = read_end(api.get(PYTORCH_JOBS, name))
+    return None if end is None else end.is_complete
+
+
+@pytest.mark.parametrize("nodes", [2, "1:2"])
+def test_a_users_error_is_final_for_the_operator_too(api, shared, nodes):
+    """Also where an elastic policy calls the job done as soon as any pod is."""
+    job = wl.submit(make_work(), (shared.path, True), nodes=nodes)
+    wait_for(lambda: any(name.startswith("up-0-1") for name in shared.names()), "both ranks run")
+    before = pods_of(api, job.id)
+    shared.touch("go")
+    assert job.wait(90).phase is Phase.FAILED
+    with pytest.raises(ValueError, match="the user's"):
+        job.results()
+    wait_for(lambda: is_complete(api, job.id) is False, "the PyTorchJob is Failed")
+    wait_for(lambda: exit_codes(api, job.id) == [names.EXIT_FAILED_WORK] * 2, "its pods say so")
+    after = pods_of(api, job.id)
+    assert {n: p["metadata"]["uid"] for n, p in after.items()} == {
+        n: p["metadata"]["uid"] for n, p in before.items()
+    }
+    assert not any(pod["spec"].get("initContainers") for pod in after.values()), "nobody waits"
+
+
+def test_what_the_operators_webhook_says_is_passed_on(api):
+    patch = {"spec": {"containers": [{"name": "windlass", "image": None}]}}
+    with pytest.raises(WindlassError, match=r"image: Required value"):
+        wl.submit("true", patch=json.dumps(patch))
+    assert wl.jobs() == []
+
+
+# -- what others make ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plain(api: Api, space: Space, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    """A namespace whose pods may be anything: the operator's init container is not a restricted one."""
+    name = f"{space.namespace}-plain"
+    space.api.create(NAMESPACES, {"metadata": {"name": name}})
+    monkeypatch.setenv("WINDLASS_NAMESPACE", name)
+    yield connect(namespace=name)
+    space.api.delete(NAMESPACES, name)
+
+
+def make_guide_job() -> dict[str, Any]:
+    """The itwinai guide's manifest for CPUs; its main.py is a ConfigMap here, and not in the image."""
+    container = {
+        "name": "pytorch",
+        "image": GUIDE_IMAGE,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["torchrun", "/app/main.py"],
+        "volumeMounts": [{"name": "app", "mountPath": "/app"}],
+    }
+    volumes = [{"name": "app", "configMap": {"name": "app"}}]
+    template = {"spec": {"containers": [container], "volumes": volumes}}
+    replica = {"replicas": 1, "restartPolicy": "OnFailure", "template": template}
+    return {
+        "metadata": {"name": "torchrun-cpu"},
+        "spec": {
+            "nprocPerNode": "2",
+            "pytorchReplicaSpecs": {"Master": replica, "Worker": replica},
+        },
+    }
+
+
+def test_the_guides_manifest_and_a_plain_export_run_and_are_looked_at(plain, space):
+    plan = make_pod_plan(job_id="plain-ab2cd", nodes=2, procs=2, image=space.image)
+    code, exported = make_plain(plan, script=ALL_REDUCE, rendezvous=Rendezvous())
+    plain.create(CONFIG_MAPS, {"metadata": {"name": "app"}, "data": {"main.py": ALL_REDUCE}})
+    plain.create(CONFIG_MAPS, code)
+    jobs = {}
+    for body in (make_guide_job(), exported):
+        plain.create(PYTORCH_JOBS, body)
+        jobs[body["metadata"]["name"]] = wl.attach(body["metadata"]["name"])
+    for name, job in jobs.items():
+        assert job.wait(300).phase is Phase.SUCCEEDED
+        lines = sorted(line.text for line in job.logs(grep="^rank"))
+        assert lines == [f"rank {rank} of 4: 4" for rank in range(4)]
+        assert [node.name for node in job.status().nodes] == [
+            f"{name}-master-0",
+            f"{name}-worker-0",
+        ]
+        with pytest.raises(WindlassError, match="was not made by Windlass"):
+            job.results()
+        job.cancel()
+    kept = {body["metadata"]["name"] for body in plain.list(PYTORCH_JOBS)}
+    assert kept == set(jobs), "what has ended is its owner's to remove"
+    for name in jobs:
+        plain.delete(PYTORCH_JOBS, name)
+    wait_for(lambda: plain.list(PYTORCH_JOBS) == [], "what was deleted is gone")

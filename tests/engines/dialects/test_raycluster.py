@@ -1,0 +1,207 @@
+"""What a RayCluster says of itself, and what is said to it."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import pytest
+from kube.plans import FILES, make_pod_plan
+from kube.storing_cluster import merge
+
+from windlass import names
+from windlass.engines.dialects.dialect import ObjectPhase
+from windlass.engines.dialects.raycluster import (
+    NO_WAIT,
+    RAYCLUSTER,
+    index_in_name,
+    index_of,
+    num_pods,
+    read_phase,
+)
+from windlass.engines.submit_steps import render_documents
+from windlass.kube.blocker import HALF_SUBMITTED, NOT_ADMITTED
+from windlass.spec.pod_spec import PodSize
+
+AT = "1970-01-01T00:01:40Z"
+# what KubeRay 1.6 has a worker's init container run, shortened
+WAIT = "while true; do if ray health-check --address a-head-svc:6379; then break; fi; sleep 5; done"
+
+
+def render(**asked: Any) -> dict[str, Any]:
+    return RAYCLUSTER.render(make_pod_plan(**asked), FILES, "a mark")
+
+
+def templates_of(cluster: dict[str, Any]) -> list[dict[str, Any]]:
+    groups = (cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"])
+    return [group["template"] for group in groups]
+
+
+def container_of(template: dict[str, Any]) -> dict[str, Any]:
+    (container,) = template["spec"]["containers"]
+    return container
+
+
+def env_of(template: dict[str, Any]) -> dict[str, Any]:
+    return {env["name"]: env.get("value") for env in container_of(template)["env"]}
+
+
+def make_cluster(*conditions: str, suspend: bool = False, **status: Any) -> dict[str, Any]:
+    said = [{"type": condition, "status": "True"} for condition in conditions]
+    return {"spec": {"suspend": suspend}, "status": {"conditions": said, **status}}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "phase"),
+    [
+        (make_cluster(suspend=True, state="suspended"), ObjectPhase.HELD),
+        (make_cluster(), ObjectPhase.WAITING),
+        ({"spec": {}}, ObjectPhase.WAITING),
+        (make_cluster("HeadPodReady"), ObjectPhase.STARTED),
+        (make_cluster(state="ready"), ObjectPhase.STARTED),
+    ],
+)
+def test_its_phase_which_is_never_the_end(cluster, phase):
+    assert read_phase(cluster) is phase
+    assert RAYCLUSTER.read_end(cluster) is None
+
+
+@pytest.mark.parametrize(
+    ("pod", "index"),
+    [
+        ("train-ab2cd-head-x2x3x", 0),
+        ("train-ab2cd-head", 0),
+        ("train-ab2cd-workers-worker-x2x3x", None),
+        ("other-ab2cd-head-x2x3x", None),
+        ("", None),
+    ],
+)
+def test_of_a_pod_that_is_gone_only_the_head_is_known_by_its_name(pod, index):
+    assert index_in_name(pod, "train-ab2cd") == index
+
+
+def test_the_head_is_node_0_and_workers_get_their_index_from_the_lead():
+    head, worker = templates_of(render(nodes=3))
+    assert env_of(head)[names.NODE_INDEX] == "0"
+    assert env_of(worker)[names.NODE_INDEX] == names.INDEX_FROM_LEAD
+    kinds = ({"ray.io/node-type": kind} for kind in ("head", "worker"))
+    assert [index_of({"metadata": {"labels": labels}}) for labels in kinds] == [0, None]
+
+
+def test_a_job_of_one_node_is_a_head_alone():
+    cluster = render()
+    assert cluster["spec"]["workerGroupSpecs"] == []
+    assert num_pods(cluster) == 1
+
+
+def test_all_others_are_one_group_of_a_fixed_size():
+    cluster = render(nodes=4, min_nodes=2)
+    (group,) = cluster["spec"]["workerGroupSpecs"]
+    sizes = {"replicas": 3, "minReplicas": 1, "maxReplicas": 3}
+    assert {key: group[key] for key in sizes} == sizes
+    assert num_pods(cluster) == 4
+
+
+def test_workers_may_have_a_size_of_their_own():
+    head, worker = templates_of(render(nodes=2, cpus="1", workers=PodSize(cpus="4", gpus=1)))
+    assert container_of(head)["resources"]["limits"] == {"cpu": "1"}
+    assert container_of(worker)["resources"]["limits"] == {"cpu": "4", "nvidia.com/gpu": "1"}
+
+
+def test_the_agent_is_the_command_and_no_probe_of_kuberays_ends_it():
+    for template in templates_of(render(nodes=2)):
+        assert template["metadata"]["annotations"]["ray.io/overwrite-container-cmd"] == "true"
+        container = container_of(template)
+        assert container["command"][-1] == "pod"
+        assert container["readinessProbe"]["exec"] == container["livenessProbe"]["exec"]
+        assert container["livenessProbe"]["failureThreshold"] > 10**9
+        assert env_of(template)[names.ENV_STAYS_UP] == "1"
+        assert template["spec"]["restartPolicy"] == "Always"
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [(WAIT, 0), ("exit 7", 7)], ids=["KubeRay's wait", "anything else"]
+)
+@pytest.mark.parametrize("shell", [["bash", "-c", "--"], ["bash", "-lc", "--"]])
+def test_a_worker_does_not_wait_for_ray_before_its_agent_starts(tmp_path, shell, script, code):
+    """The container that KubeRay puts before ours has our variables and mounts."""
+    _, worker = templates_of(render(nodes=2))
+    folder, _, name = env_of(worker)["BASH_ENV"].rpartition("/")
+    assert folder in [mount["mountPath"] for mount in container_of(worker)["volumeMounts"]]
+    assert worker["metadata"]["annotations"]["windlass.dev/bash-env"] == NO_WAIT
+    (tmp_path / name).write_text(NO_WAIT)
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "BASH_ENV": str(tmp_path / name)}
+    assert subprocess.run([*shell, script], env=env, timeout=20).returncode == code
+
+
+def test_ranks_see_nothing_of_the_ray_that_kuberay_would_have_started():
+    (head,) = templates_of(render())
+    forgotten = env_of(head)[names.ENV_FORGET].split(",")
+    assert {"RAY_ADDRESS", "KUBERAY_GEN_RAY_START_CMD", "BASH_ENV"} <= set(forgotten)
+
+
+def test_what_a_user_patches_wins():
+    mine = {"name": "windlass", "readinessProbe": {"periodSeconds": 5}}
+    (head,) = templates_of(render(patch={"spec": {"containers": [mine]}}))
+    probe = container_of(head)["readinessProbe"]
+    assert (probe["periodSeconds"], probe["timeoutSeconds"]) == (5, 10)
+
+
+def test_it_is_rendered_held_back_started_and_suspended_by_patches():
+    cluster = render(nodes=2)
+    assert read_phase(cluster) is ObjectPhase.HELD
+    started = merge(cluster, RAYCLUSTER.start)
+    assert read_phase(started) is ObjectPhase.WAITING
+    assert merge(started, RAYCLUSTER.suspend) == cluster
+    *_, exported = render_documents(RAYCLUSTER, make_pod_plan(nodes=2), FILES)
+    assert exported["spec"]["suspend"] is False
+
+
+@pytest.mark.parametrize(("queue", "reason"), [("", HALF_SUBMITTED), ("blue", NOT_ADMITTED)])
+def test_what_holds_it_back(queue, reason):
+    cluster = render(queue=queue)
+    cluster["metadata"]["creationTimestamp"] = AT
+    (blocker,) = RAYCLUSTER.find_blockers(cluster, [], [])
+    assert (blocker.reason, blocker.since_s) == (reason, 100.0)
+    assert RAYCLUSTER.read_hold(merge(cluster, RAYCLUSTER.start), events=(), queues=None) is None
+
+
+def test_a_pod_that_the_api_server_refuses_is_told_in_its_words():
+    cluster = merge(render(nodes=2), RAYCLUSTER.start)
+    cluster["metadata"]["creationTimestamp"] = AT
+    event = {
+        "involvedObject": {"kind": "RayCluster", "name": "train-ab2cd"},
+        "reason": "FailedToCreateHeadPod",
+        "message": "Failed to create head Pod a/train-ab2cd-head-, pods is forbidden: exceeded quota: one, "
+        "requested: pods=1, used: pods=1, limited: pods=1",
+        "lastTimestamp": AT,
+    }
+    (blocker,) = RAYCLUSTER.find_blockers(cluster, [], [event])
+    assert blocker.message.startswith('2 of 2 pods cannot be created: the namespace\'s quota "one"')
+
+
+def test_an_operator_that_does_nothing_is_named():
+    cluster = merge(render(), RAYCLUSTER.start)
+    cluster["metadata"]["creationTimestamp"] = AT
+    (blocker,) = RAYCLUSTER.find_blockers(cluster, [], [])
+    assert "KubeRay has not made the pods of RayCluster train-ab2cd" in blocker.message
+
+
+def test_what_holds_a_worker_up_is_told_though_nobody_knows_yet_which_node_it_is():
+    cluster = merge(render(nodes=3), RAYCLUSTER.start)
+    cluster["metadata"]["creationTimestamp"] = AT
+    waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+    pods = [
+        {
+            "metadata": {
+                "name": f"train-ab2cd-workers-worker-{at}",
+                "creationTimestamp": AT,
+                "labels": {"ray.io/node-type": "worker"},
+            },
+            "spec": {"containers": [{"name": "windlass", "image": "a"}]},
+            "status": {"phase": "Pending", "containerStatuses": [{"name": "windlass", **waiting}]},
+        }
+        for at in ("a", "b")
+    ]
+    blockers = RAYCLUSTER.find_blockers(cluster, pods, [])
+    assert "pods train-ab2cd-workers-worker-a, train-ab2cd-workers-worker-b" in blockers[0].message

@@ -1,0 +1,182 @@
+"""TrainJobs on a cluster with Kubeflow Trainer: what kubectl shows of them, what is replaced or refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_shared import make_shared
+from cluster_space import Space
+from dialect_in_use import use_dialect
+from kube.plans import make_pod_plan
+from waits import wait_for
+
+import windlass as wl
+from windlass import names
+from windlass.engines.dialects.trainjob import LABEL_INDEX, LABEL_JOBSET, SHIPPED, TRAINJOB
+from windlass.engines.exports.torchrun_trainjob import make_plain
+from windlass.errors import SpecError, WindlassError
+from windlass.kube.api import Api
+from windlass.kube.blocker import OPERATOR_IDLE, QUEUE_MISSING
+from windlass.kube.kinds import CONFIG_MAPS, PODS, TRAIN_JOBS, TRAINING_RUNTIMES
+from windlass.kube.torchrun_pods import Rendezvous
+from windlass.wire.status import Phase
+
+pytestmark = pytest.mark.cluster
+ALL_REDUCE = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {total.item():.0f}\\n", end="", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def api(space: Space, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Api]:
+    with use_dialect(TRAINJOB, space, monkeypatch, tmp_path):
+        yield space.api
+    wait_for(lambda: not runtimes_of_jobs(space.api), "no job's own runtime is left")
+
+
+def runtimes_of_jobs(api: Api) -> list[dict[str, Any]]:
+    return api.list(TRAINING_RUNTIMES, labels=names.LABEL_JOB)
+
+
+@pytest.fixture
+def shared(api: Api, space: Space, tmp_path: Any) -> Any:
+    return make_shared(space.files, tmp_path)
+
+
+def make_work() -> Any:
+    """Made inside a function, so that it travels by value: pods have no tests."""
+
+    def wait_for_go(folder: str, fails: bool = False) -> str:
+        import os
+        import time
+        from pathlib import Path
+
+        attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+        Path(folder, f"up-{attempt}-{rank}-{os.environ['WINDLASS_POD_UID']}").touch()
+        while not Path(folder, "go").exists():
+            time.sleep(0.05)
+        print(f"rank {rank} goes")
+        if fails and rank == "0":
+            raise ValueError("the user's")
+        return attempt
+
+    return wait_for_go
+
+
+def pods_of(api: Api, name: str) -> dict[str, dict[str, Any]]:
+    """By index."""
+    pods = api.list(PODS, labels=f"{LABEL_JOBSET}={name}")
+    return {pod["metadata"]["labels"][LABEL_INDEX]: pod for pod in pods}
+
+
+def exit_code(pod: dict[str, Any]) -> int | None:
+    return pod["status"]["containerStatuses"][0]["state"].get("terminated", {}).get("exitCode")
+
+
+def is_complete(api: Api, name: str) -> bool | None:
+    end = TRAINJOB.read_end(api.get(TRAIN_JOBS, name))
+    return None if end is None else end.is_complete
+
+
+def test_a_users_error_is_final_for_the_operator_too_and_all_pods_stay(api, shared):
+    job = wl.submit(make_work(), (shared.path, True), nodes=2)
+    wait_for(lambda: len(shared.names()) == 2, "both ranks run")
+    before = pods_of(api, job.id)
+    shared.touch("go")
+    assert job.wait(90).phase is Phase.FAILED
+    with pytest.raises(ValueError, match="the user's"):
+        job.results()
+    wait_for(lambda: is_complete(api, job.id) is False, "the TrainJob is Failed")
+    after = pods_of(api, job.id)
+    assert {index: exit_code(pod) for index, pod in after.items()} == {
+        "0": names.EXIT_FAILED_WORK,
+        "1": 0,
+    }
+    assert {i: p["metadata"]["uid"] for i, p in after.items()} == {
+        i: p["metadata"]["uid"] for i, p in before.items()
+    }
+
+
+def reasons_of(job: wl.Job) -> set[str]:
+    return {condition.reason for condition in job.status().conditions}
+
+
+def test_a_queue_that_is_not_there_is_named(api):
+    job = wl.submit(["true"], queue="nowhere")
+    wait_for(lambda: QUEUE_MISSING in reasons_of(job), "its status says so")
+    assert api.get(TRAIN_JOBS, job.id)["spec"]["suspend"] is True
+    assert pods_of(api, job.id) == {}
+
+
+def test_what_the_operators_webhook_says_is_passed_on_and_nothing_is_left(api):
+    env = [{"name": "PET_NNODES", "value": "1"}]
+    patch = {"spec": {"containers": [{"name": "windlass", "env": env}]}}
+    with pytest.raises(WindlassError, match="PET_NNODES"):
+        wl.submit(["true"], patch=json.dumps(patch))
+    assert (wl.jobs(), runtimes_of_jobs(api)) == ([], [])
+
+
+def test_what_the_operator_says_of_an_object_that_it_cannot_carry_out_is_told(api):
+    job = wl.submit(["true"], patch=json.dumps({"spec": {"restartPolicy": "Always"}}))
+    wait_for(lambda: OPERATOR_IDLE in reasons_of(job), "its status says so")
+    (told,) = [c for c in job.status().conditions if c.reason == OPERATOR_IDLE]
+    assert told.message.startswith("Kubeflow Trainer has not made the pods of TrainJob")
+    assert "restartPolicy" in told.message
+
+
+# -- runtimes --------------------------------------------------------------------------------------
+
+
+def test_a_runtime_of_the_namespace_is_taken_as_its_admin_wrote_it(api):
+    source = json.loads(json.dumps(SHIPPED["torch-distributed"]))
+    (step,) = source["spec"]["template"]["spec"]["replicatedJobs"]
+    node = {"name": "node", "image": "x", "env": [{"name": "SITE", "value": "here"}]}
+    step["template"]["spec"]["template"]["spec"]["containers"] = [node]
+    api.create(TRAINING_RUNTIMES, {**source, "metadata": {"name": "ours"}})
+    try:
+        job = wl.submit(["sh", "-c", "echo $SITE"], runtime="ours")
+        assert job.wait(90).phase is Phase.SUCCEEDED
+        assert [line.text for line in job.logs()] == ["here"]
+    finally:
+        api.delete(TRAINING_RUNTIMES, "ours")
+
+
+def test_one_that_is_not_there_is_refused_with_those_that_are(api):
+    with pytest.raises(
+        SpecError, match="there is no TrainingRuntime or ClusterTrainingRuntime"
+    ) as e:
+        wl.submit(["true"], runtime="torch-distribute")
+    assert "torch-distributed" in e.value.hint
+    assert (wl.jobs(), runtimes_of_jobs(api)) == ([], [])
+
+
+# -- what others make ------------------------------------------------------------------------------
+
+
+def test_a_plain_export_runs_and_is_looked_at(api, space):
+    plan = make_pod_plan(job_id="plain-ab2cd", nodes=2, procs=2, image=space.image)
+    code, exported = make_plain(plan, script=ALL_REDUCE, rendezvous=Rendezvous())
+    api.create(CONFIG_MAPS, code)
+    api.create(TRAIN_JOBS, exported)
+    job = wl.attach("plain-ab2cd")
+    assert job.wait(300).phase is Phase.SUCCEEDED
+    lines = sorted(line.text for line in job.logs(grep="^rank"))
+    assert lines == [f"rank {rank} of 4: 4" for rank in range(4)]
+    assert len(job.status().nodes) == 2
+    with pytest.raises(WindlassError, match="was not made by Windlass"):
+        job.results()
+    job.cancel()
+    kept = [body["metadata"]["name"] for body in api.list(TRAIN_JOBS)]
+    assert kept == ["plain-ab2cd"], "what has ended is its owner's to remove"
+    api.delete(TRAIN_JOBS, "plain-ab2cd")
+    wait_for(lambda: api.list(TRAIN_JOBS) == [], "what was deleted is gone")
+    api.delete(CONFIG_MAPS, "plain-ab2cd-code")

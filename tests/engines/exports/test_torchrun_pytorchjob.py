@@ -1,0 +1,64 @@
+"""The PyTorchJob of `export -e pytorchjob --plain`: as the guides write it, and nothing of ours inside."""
+
+from __future__ import annotations
+
+import pytest
+from goldens import check_golden
+from kube.plans import make_pod_plan
+
+from windlass.cli.export import render_manifests
+from windlass.engines.exports.plain_table import load_plain
+from windlass.engines.exports.torchrun_pytorchjob import make_plain
+from windlass.errors import SpecError
+from windlass.kube.torchrun_pods import Rendezvous
+from windlass.spec.work import Script
+
+PLANS = {
+    "cpu": make_pod_plan(nodes=2, procs=2, timeout_s=60.0, queue="q", cpus="500m", memory="1Gi"),
+    "gpu": make_pod_plan(
+        nodes=2, gpus=8, procs=8, work=Script(path="/app/main.py"), in_image=True, restarts=2
+    ),
+    "elastic": make_pod_plan(nodes=4, min_nodes=2, procs=2),
+    "one": make_pod_plan(),
+}
+
+
+def render(name: str) -> list[dict]:
+    plan = PLANS[name]
+    script = None if plan.pod.in_image else "print(1)\n"
+    return make_plain(plan, script=script, rendezvous=Rendezvous())
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_it_is_this(name):
+    documents = render(name)
+    check_golden(f"plain-pytorchjob/{name}.yaml", documents)
+    assert "windlass" not in render_manifests(documents).lower()
+
+
+def test_the_engine_prints_it():
+    assert load_plain("pytorchjob") is make_plain
+
+
+def test_there_are_a_master_and_workers_and_torchrun_is_told_nothing_by_us():
+    replicas = render("cpu")[-1]["spec"]["pytorchReplicaSpecs"]
+    assert {kind: of["replicas"] for kind, of in replicas.items()} == {"Master": 1, "Worker": 1}
+    (container,) = replicas["Worker"]["template"]["spec"]["containers"]
+    assert container["name"] == "pytorch"
+    assert container["command"] == ["torchrun", "/code/train.py", "--lr", "0.1"]
+    names = {variable["name"] for variable in container["env"]}
+    assert not names & {"RANK", "MASTER_ADDR", "NNODES", "PET_NNODES"}
+    assert list(render("one")[-1]["spec"]["pytorchReplicaSpecs"]) == ["Master"]
+
+
+def test_fewer_nodes_are_the_operators_elastic_policy():
+    spec = render("elastic")[-1]["spec"]
+    assert spec["elasticPolicy"] == {"minReplicas": 2, "maxReplicas": 4, "rdzvBackend": "c10d"}
+    assert list(spec["pytorchReplicaSpecs"]) == ["Worker"]
+
+
+def test_where_ranks_meet_is_not_for_us_to_say():
+    with pytest.raises(SpecError, match="is for its operator to say"):
+        make_plain(
+            PLANS["cpu"], script=None, rendezvous=Rendezvous(backend="etcd", endpoint="e:2379")
+        )

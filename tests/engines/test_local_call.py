@@ -1,0 +1,64 @@
+"""A client that reaches a lead on this machine: one that is slow to answer, and one that hangs up."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from windlass import names
+from windlass.client.jobs.job_ids import make_letters
+from windlass.engines import local_call
+from windlass.engines.local_call import reach_lead
+from windlass.engines.socket_folder import keep_place, make_socket_folder, remove_socket_folder
+from windlass.wire.frames import FrameDecoder
+from windlass.wire.job_folder import JobFolder
+
+
+@pytest.fixture
+def lead(tmp_path, monkeypatch):
+    """A socket where a lead should answer, which says nothing by itself."""
+    monkeypatch.setattr(local_call, "_CONNECT_TIMEOUT_S", 0.2)
+    folder = JobFolder(tmp_path / f"job-{make_letters(10)}")
+    folder.path.mkdir()
+    place = make_socket_folder(folder.path.name)
+    keep_place(folder, place)
+    with socket.socket(socket.AF_UNIX) as here:
+        here.bind(str(place / names.LEAD_SOCKET))
+        here.listen()
+        here.settimeout(20)
+        yield folder, here
+    remove_socket_folder(folder)
+
+
+def hear_hello(here):
+    connection, _ = here.accept()
+    [hello] = FrameDecoder().feed(connection.recv(65536))
+    return connection, hello.header
+
+
+def test_a_lease_is_held_although_the_lead_is_slow_to_answer(lead):
+    folder, here = lead
+    link = reach_lead(folder, lease=True, is_needed=lambda: True)
+    connection, hello = hear_hello(here)
+    assert hello["lease"] is True
+    connection.setblocking(False)
+    with pytest.raises(BlockingIOError):  # it is held: nobody has hung up
+        connection.recv(1)
+    link.close()
+    connection.close()
+
+
+def test_an_order_is_not_given_to_a_lead_that_does_not_answer(lead):
+    folder, here = lead
+    assert reach_lead(folder, lease=False, is_needed=lambda: True) is None
+    connection, _ = hear_hello(here)
+    assert connection.recv(1) == b""
+    connection.close()
+
+
+@pytest.mark.parametrize("lease", [True, False])
+def test_a_lead_that_has_ended_is_not_reached(lead, lease):
+    folder, here = lead
+    here.close()
+    assert reach_lead(folder, lease=lease, is_needed=lambda: False) is None

@@ -1,0 +1,151 @@
+"""The training library's archive: ranks and commands find it, and the client's beats the image's.
+
+In interpreters without windlass, which have torch as images have it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from windlass import names
+from windlass.engines.job_secret import MAX_SECRET_BYTES
+from windlass.engines.pyz import build_archive
+from windlass.engines.train_archive import build_train_archive, read_train_archive
+from windlass.plan.plan import Facts, make_plan, render_plan
+from windlass.spec.job_spec import JobSpec
+from windlass.spec.work import Module, Script
+
+SITE = str(Path(torch.__file__).parents[1])  # with -S, which leaves editable installs out
+LOOK = """
+import json, sys
+import windlass, windlass.train.preemption
+modules = [sys.modules[name] for name in ("windlass", "windlass.names", "windlass.train")]
+print(json.dumps([module.__file__.removesuffix("c") for module in modules]))
+"""
+TRAIN = """
+import inspect, multiprocessing
+from windlass.train.preemption import read_grace
+
+if __name__ == "__main__":
+    from windlass.train import get_context
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        [grace_s] = pool.map(read_grace, [{"WINDLASS_GRACE": "7"}])
+    print(get_context().total(2.0)[0], grace_s, inspect.getsource(read_grace).partition("(")[0])
+"""
+
+
+@pytest.fixture(scope="module")
+def pod(tmp_path_factory):
+    """The archives as a pod has them."""
+    folder = tmp_path_factory.mktemp("windlass")
+    for place, data in {
+        f"{Path(names.SECRET_FOLDER).name}/{names.AGENT_FILE}": build_archive(compiled=True),
+        f"{Path(names.TRAIN_FOLDER).name}/{names.TRAIN_FILE}": read_train_archive(),
+    }.items():
+        (folder / place).parent.mkdir()
+        (folder / place).write_bytes(data)
+    return folder
+
+
+def run_rank(pod, tmp_path, work, *site):
+    """One rank of a job, by the agent's own program."""
+    (tmp_path / "attempt-0").mkdir()
+    spec = JobSpec(work=work, cwd=str(tmp_path), peer_wait_s=0)
+    plan = make_plan(spec, job_id="job-ab2cd", now_s=0.0, facts=Facts(environ={}))
+    (tmp_path / names.PLAN_FILE).write_text(render_plan(plan))
+    env = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": os.pathsep.join([*map(str, site), SITE]),
+        names.TRAIN: str(pod / "train" / names.TRAIN_FILE),
+    }
+    program = [sys.executable, "-S", str(pod / "secret" / names.AGENT_FILE), "rank"]
+    done = subprocess.run(
+        [*program, str(tmp_path / names.PLAN_FILE), "0", "0"],
+        env=env, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def write_package(folder, version):
+    """A windlass as an image has it: whole, and of some version."""
+    package = Path(folder) / "windlass"
+    package.mkdir(parents=True)
+    with zipfile.ZipFile(io.BytesIO(build_archive())) as archive:
+        for name in archive.namelist():
+            if name.startswith("windlass/"):
+                path = Path(folder) / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                text = archive.read(name).decode()
+                path.write_text(
+                    text.replace(f'VERSION = "{names.VERSION}"', f'VERSION = "{version}"')
+                )
+    return folder
+
+
+def test_it_fits_into_a_secret_of_its_own():
+    assert len(read_train_archive()) <= MAX_SECRET_BYTES
+
+
+def test_equal_sources_give_equal_bytes():
+    assert build_train_archive(compiled=True) == build_train_archive(compiled=True)
+
+
+def test_a_rank_where_windlass_is_not_installed(pod, tmp_path):
+    (tmp_path / "look.py").write_text(LOOK)
+    printed = run_rank(pod, tmp_path, Script(path="look.py"))
+    package, its_names, train = json.loads(printed)
+    assert package == str(pod / "secret" / "agent.pyz" / "windlass" / "__init__.py")
+    assert its_names == str(pod / "secret" / "agent.pyz" / "windlass" / "names.py")
+    assert train == str(pod / "train" / "train.pyz" / "windlass" / "train" / "__init__.py")
+
+
+def test_a_training_in_a_rank_and_in_a_process_that_it_spawns(pod, tmp_path):
+    (tmp_path / "train.py").write_text(TRAIN)
+    assert run_rank(pod, tmp_path, Script(path="train.py")) == "2.0 7.0 def read_grace\n"
+
+
+@pytest.mark.parametrize("version", [names.VERSION, "0.0.1"])
+def test_the_clients_version_beats_the_images(pod, tmp_path, version):
+    site = write_package(tmp_path / "site", version)
+    (tmp_path / "look.py").write_text(LOOK)
+    printed = run_rank(pod, tmp_path, Script(path="look.py"), site)
+    package, its_names, train = json.loads(printed)
+    rest = site if version == names.VERSION else pod / "secret" / "agent.pyz"
+    assert package == str(rest / "windlass" / "__init__.py")
+    assert its_names == str(rest / "windlass" / "names.py")
+    assert train == str(pod / "train" / "train.pyz" / "windlass" / "train" / "__init__.py")
+
+
+def test_a_module_of_the_library_can_be_the_work(pod, tmp_path):
+    assert run_rank(pod, tmp_path, Module(name="windlass.train.preemption")) == ""
+
+
+def test_commands_find_it(pod, tmp_path):
+    archive = str(pod / "secret" / names.AGENT_FILE)
+    look = "import windlass, windlass.train.preemption as p; print(windlass.__file__, p.__file__)"
+    code = (
+        f"import os, sys; sys.argv = [{archive!r}]; sys.path.insert(0, {archive!r})\n"
+        "from pathlib import Path\n"
+        "from windlass.agent.rank.import_shim import lend_package\n"
+        f"lend_package(Path({str(tmp_path / 'lent')!r}))\n"
+        f"os.execv(sys.executable, [sys.executable, '-S', '-c', {look!r}])"
+    )
+    env = {names.TRAIN: str(pod / "train" / names.TRAIN_FILE)}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [
+        f"{archive}/windlass/__init__.pyc",
+        str(pod / "train" / "train.pyz" / "windlass" / "train" / "preemption.pyc"),
+    ]

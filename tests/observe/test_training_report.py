@@ -1,0 +1,115 @@
+"""Throughput, efficiency and productive time of runs whose times are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from observe.metrics_lines import MetricsLines
+
+from windlass.observe.metrics_file import find_metrics_files, read_sessions
+from windlass.observe.training_report import compare, find_remarks, make_rows
+
+
+def write_run(folder: Path, *, world_size: int, tokens_per_s: float, **metrics: float) -> Path:
+    lines = MetricsLines(folder)
+    lines.start(world_size=world_size)
+    lines.steps(10, elapsed_s=60.0, tokens_per_s=1.0)  # compiles
+    lines.steps(20, 30, 40, tokens_per_s=tokens_per_s, **metrics)
+    lines.end()
+    return lines.path
+
+
+def test_efficiency_is_against_the_fewest_ranks(tmp_path: Path) -> None:
+    paths = {
+        "four": write_run(tmp_path / "four", world_size=4, tokens_per_s=300.0, mfu=0.3),
+        "one": write_run(tmp_path / "one", world_size=1, tokens_per_s=100.0, mfu=0.4),
+    }
+    one, four = compare(
+        [row for name, path in paths.items() for row in make_rows(name, read_sessions(path))]
+    )
+    assert (one.run, one.speed_up, one.efficiency) == ("one", 1.0, 1.0)
+    assert (four.run, four.speed_up, four.efficiency) == (
+        "four",
+        pytest.approx(3.0),
+        pytest.approx(0.75),
+    )
+    assert (four.tokens_per_s, four.mfu) == (pytest.approx(300.0), pytest.approx(0.3))
+    assert (four.num_steps, four.num_sessions) == (40, 1)
+
+
+def test_steps_that_were_done_again_and_the_time_between_are_lost(tmp_path: Path) -> None:
+    lines = MetricsLines(tmp_path)
+    lines.start(world_size=2)
+    lines.steps(9, 19, 29, samples_per_s=50.0)  # steps 0 to 29
+    lines.start(world_size=2, attempt=1, after_s=15.0)
+    lines.steps(24, 34, samples_per_s=50.0)  # from step 15 on
+    (row,) = make_rows("run", read_sessions(lines.path))
+    assert row.num_steps == 35
+    assert row.wall_s == pytest.approx(30 + 15 + 20)
+    assert row.productive_s == pytest.approx(15 + 20)
+    assert row.productive_share == pytest.approx(35 / 65)
+    assert "started 2 times, and 46% of its time" in next(iter(find_remarks([row])))
+
+
+def test_a_run_that_went_on_with_fewer_ranks_has_two_rows(tmp_path: Path) -> None:
+    lines = MetricsLines(tmp_path)
+    lines.start(world_size=4)
+    lines.steps(10, samples_per_s=80.0)
+    lines.start(world_size=2, attempt=1)
+    lines.steps(20, samples_per_s=40.0)
+    rows = compare(make_rows("run", read_sessions(lines.path)))
+    assert [(row.num_ranks, row.num_steps, row.speed_up) for row in rows] == [
+        (2, 10, 1.0),
+        (4, 10, 2.0),
+    ]
+    assert rows[1].efficiency == pytest.approx(1.0)
+
+
+def test_runs_of_different_units_are_not_compared(tmp_path: Path) -> None:
+    lines = MetricsLines(tmp_path / "a")
+    lines.start(world_size=1)
+    lines.steps(10, samples_per_s=80.0)
+    other = write_run(tmp_path / "b", world_size=2, tokens_per_s=5.0)
+    rows = compare(
+        [*make_rows("a", read_sessions(lines.path)), *make_rows("b", read_sessions(other))]
+    )
+    assert [(row.speed_up, row.efficiency) for row in rows] == [(None, None)] * 2
+
+
+def test_broken_and_foreign_lines_are_left_out(tmp_path: Path) -> None:
+    lines = MetricsLines(tmp_path)
+    lines.start(world_size=2)
+    lines.steps(10, samples_per_s=80.0)
+    with lines.path.open("a") as file:
+        file.write(
+            '[1]\n{"event":"metrics","step":1,"metrics":{"num_steps":"nan","elapsed_s":1}}\n{"ev'
+        )
+        file.write(
+            '\n{"event":"metrics","step":11,"metrics":{"val_loss":1.0}}\n{"event":"metrics"}\n'
+        )
+    (row,) = make_rows("run", read_sessions(lines.path)[:1])
+    assert row.num_steps == 10
+
+
+def test_a_stretch_that_is_told_twice_counts_once(tmp_path: Path) -> None:
+    lines = MetricsLines(tmp_path)
+    lines.start(world_size=2)
+    lines.steps(10, 20, 20, samples_per_s=80.0)
+    (row,) = make_rows("run", read_sessions(lines.path))
+    assert (row.num_steps, row.productive_s) == (20, 20.0)
+
+
+def test_waiting_for_data_is_remarked(tmp_path: Path) -> None:
+    path = write_run(tmp_path, world_size=2, tokens_per_s=5.0, data_wait_share=0.64)
+    (row,) = make_rows("slow", read_sessions(path))
+    assert list(find_remarks([row])) == [
+        "slow on 2 ranks waits for data 64% of the time: give its loader more workers, or cheaper samples"
+    ]
+
+
+def test_files_of_a_folder_of_runs(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / "out" / name, world_size=1, tokens_per_s=1.0) for name in "ab"]
+    assert find_metrics_files(tmp_path) == paths
+    assert find_metrics_files(tmp_path / "out" / "a") == paths[:1]
+    assert find_metrics_files(paths[1]) == paths[1:]

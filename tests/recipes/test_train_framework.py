@@ -1,0 +1,325 @@
+"""The fine-tuning, from data to a folder that transformers loads: whole, stopped, with adapters."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+
+from recipes.tiny_llama import TINY, write_model
+
+from windlass.errors import SpecError
+from windlass.recipes.llm_build import HfCausalLM, add_adapters, check_packing
+from windlass.recipes.llm_data import collate_rows, count_valid
+from windlass.recipes.llm_export import find_adapters, merge_adapters
+from windlass.recipes.llm_model import Llama
+from windlass.recipes.llm_options import read_llm_options
+from windlass.recipes.llm_sync import sync_folder
+from windlass.recipes.train_framework import main
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def write_data(folder):
+    def row(i):
+        if i % 3:
+            return {"text": " ".join(f"{k} and one is {k + 1}." for k in range(1 + i % 5))}
+        turns = [("user", f"one and {i}?"), ("assistant", str(i + 1))]
+        return {"messages": [{"role": role, "content": text} for role, text in turns]}
+
+    for name, count in (("train", 48), ("val", 9)):
+        lines = [json.dumps(row(i)) + "\n" for i in range(count)]
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+
+
+FLAGS = [
+    *("--model-local-dir", "m", "--local-files-only", "--train-file", "train.jsonl"),
+    *("--val-file", "val.jsonl", "--length", "128", "--batch", "4", "--lr", "3e-3", "--out", "o"),
+    *("--log-every", "2", "--no-async-checkpoints"),
+]
+
+
+def read_losses(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    told = [line for line in map(json.loads, lines) if "loss" in line.get("metrics", {})]
+    return [(line["step"], line["metrics"]["loss"]) for line in told]
+
+
+def logits_of(folder, tokens):
+    from transformers import AutoModelForCausalLM
+
+    with torch.no_grad():
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(tokens).logits
+
+
+def test_rows_become_batches_with_shifted_labels_and_offsets():
+    row = {
+        "input_ids": torch.arange(6),
+        "labels": torch.tensor([-100, 1, 2, -100, 4, 5]),
+        "position_ids": torch.tensor([0, 1, 2, 0, 1, 2]),
+        "document_ids": torch.tensor([0, 0, 0, 1, 1, 1], dtype=torch.int32),
+    }
+    batch = collate_rows([row, row], is_packed=True)
+    assert batch["labels"][0].tolist() == [1, 2, -100, 4, 5, -100]
+    assert batch["offsets"][:6].tolist() == [0, 3, 6, 9, 12, 12]
+    assert int(count_valid(batch)) == 8
+    assert set(collate_rows([row], is_packed=False)) == {"tokens", "labels"}
+    alone = {**row, "document_ids": torch.zeros(6, dtype=torch.int32)}
+    assert "offsets" not in collate_rows([alone], is_packed=True)
+
+
+def test_a_model_that_cannot_take_packed_rows_is_refused():
+    from transformers import BloomConfig, BloomForCausalLM, MistralConfig, MistralForCausalLM
+
+    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    mistral = HfCausalLM(MistralForCausalLM(MistralConfig(**sizes, **heads, sliding_window=64)))
+    check_packing(mistral.eval(), 300, length=64)
+    with pytest.raises(SpecError, match="sees 64 tokens at a time") as caught:
+        check_packing(mistral, 300, length=65)
+    assert "--no-pack" in caught.value.hint
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=300, hidden_size=32, n_layer=1, n_head=4))
+    with pytest.raises(SpecError, match="does not keep documents of one row apart"):
+        check_packing(HfCausalLM(bloom).eval(), 300, length=64)
+
+
+def test_layers_that_adapters_cannot_be_on_are_named():
+    pytest.importorskip("peft")
+    words = ["--model", "m", "--lora", "4", "--lora-targets"]
+    for wrong in ("q_proj,lm_head", "nothing", "other.q_proj", "embed_tokens"):
+        with pytest.raises(SpecError, match="--lora-targets") as caught:
+            add_adapters(Llama(TINY), read_llm_options([*words, wrong], {}))
+        assert "q_proj, k_proj" in caught.value.hint
+    model = Llama(TINY)
+    add_adapters(model, read_llm_options([*words, "0.self_attn.q_proj"], {}))
+    assert len(find_adapters(dict(model.named_parameters()))) == 2
+
+
+def test_adapters_are_merged_as_peft_merges_them():
+    peft = pytest.importorskip("peft")
+    model = Llama(TINY)
+    model.init_weights()
+    peft.inject_adapter_in_model(
+        peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"]), model
+    )
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight)
+    merged = Llama(TINY)
+    merged.load_state_dict(dict(merge_adapters(model.state_dict(), scaling=2.0)))
+    tokens = torch.arange(20)[None]
+    torch.testing.assert_close(merged(tokens), model(tokens), atol=1e-5, rtol=1e-5)
+    names = sorted(find_adapters(model.state_dict()))
+    assert names[0] == "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    assert len(names) == 2 * TINY.num_layers
+
+
+def test_a_run_is_copied_with_its_links_and_not_twice(tmp_path):
+    run = tmp_path / "o/run"
+    (run / "step-1").mkdir(parents=True)
+    (run / "step-1/a.bin").write_bytes(b"12345")
+    (run / "best").symlink_to("step-1")
+    assert sync_folder(run, str(tmp_path / "there")) == 2
+    assert (tmp_path / "there/run/step-1/a.bin").read_bytes() == b"12345"
+    assert (tmp_path / "there/run/best").read_text() == "step-1"
+    assert sync_folder(run, str(tmp_path / "there")) == 1  # the link alone: it may have moved
+
+
+def test_what_has_changed_is_copied_again_even_if_it_is_as_long_as_before(tmp_path):
+    run = tmp_path / "o/run"
+    run.mkdir(parents=True)
+    for content in (b"old weights", b"new weights"):
+        (run / "model.safetensors").write_bytes(content)
+        assert sync_folder(run, str(tmp_path / "there")) == 1
+        assert (tmp_path / "there/run/model.safetensors").read_bytes() == content
+
+
+def test_it_trains_exports_and_goes_on(tmp_path, capsys):
+    write_model(tmp_path / "m", is_tied=True)
+    write_data(tmp_path)
+    flags = [*FLAGS, "--epochs", "2", "--scheduler", "constant", "--warmup", "0"]
+    main([*flags, "--run-id", "whole", "--sync-to", str(tmp_path / "there")])
+    lines = capsys.readouterr().out
+    assert "[MODEL] Windlass' Llama" in lines
+    assert re.search(r"\[DATA\] train.jsonl: 48 documents, .* 0 tokens dropped", lines)
+    assert len(re.findall(r"\[EPOCH\] .*val_perplexity=", lines)) == 2
+    run = tmp_path / "o/whole"
+    assert os.readlink(run / "best").startswith("step-")
+    assert (run / "epoch-2/rank-0").is_dir()
+    assert (tmp_path / "there/whole/export/final/model.safetensors").is_file()
+
+    main([*flags, "--run-id", "halves", "--steps", "4"])
+    main([*flags, "--run-id", "halves"])
+    losses = dict(read_losses(run))
+    assert len(losses) > 4
+    assert losses == dict(read_losses(tmp_path / "o/halves"))
+
+    from windlass.recipes.llm_hf import load_llama
+
+    tokens = torch.arange(40)[None] % 250
+    ours = load_llama(run / "export/final")
+    with torch.no_grad():
+        logits = ours(tokens)
+    torch.testing.assert_close(
+        logits_of(run / "export/final", tokens), logits, atol=1e-5, rtol=1e-5
+    )
+    assert not torch.allclose(logits_of(tmp_path / "m", tokens), logits, atol=1e-2)
+
+
+def test_a_folder_that_becomes_a_link_or_a_link_a_folder_is_one_there_as_well(tmp_path):
+    best, there = tmp_path / "o/run/export/best", tmp_path / "there"
+    best.mkdir(parents=True)
+    (best / "a.bin").write_bytes(b"1")
+    sync_folder(tmp_path / "o/run", str(there))
+    (best / "a.bin").rename(best.with_name("a.bin"))
+    best.rmdir()
+    best.symlink_to("final")
+    sync_folder(tmp_path / "o/run", str(there))
+    assert (there / "run/export/best").read_text() == "final"
+    best.unlink()
+    best.mkdir()
+    (best / "a.bin").write_bytes(b"2")
+    sync_folder(tmp_path / "o/run", str(there))
+    assert (there / "run/export/best/a.bin").read_bytes() == b"2"
+
+
+def test_a_url_that_nothing_is_copied_to_is_told_before_the_training(tmp_path, capsys):
+    write_model(tmp_path / "m")
+    write_data(tmp_path)
+    with pytest.raises(SystemExit):
+        main([*FLAGS, "--steps", "1", "--sync-to", "nowhere://bucket"])
+    assert "--sync-to nowhere://bucket" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.long
+def test_the_best_weights_are_exported_beside_the_last(tmp_path, capsys):
+    write_model(tmp_path / "m")
+    write_data(tmp_path)
+    wild = ["--lr", "1", "--warmup", "0", "--validate-every", "1", "--steps", "4", "--keep", "1"]
+    main([*FLAGS, *wild])  # it gets worse from the first step on
+    assert re.search(r"\[DONE\] .*best_step=[12] ", capsys.readouterr().out)
+    tokens = torch.arange(30)[None]
+    run = tmp_path / "o/run"
+    best, last = (logits_of(run / "export" / name, tokens) for name in ("best", "final"))
+    assert not torch.allclose(best, last, atol=1e-2)
+
+
+@pytest.mark.long
+def test_fsdp_in_bfloat16_computes_the_loss_of_ddp(tmp_path):
+    """A factor of the loss that is rounded to bfloat16 is wrong by up to 4e-3."""
+    write_model(tmp_path / "m")
+    write_data(tmp_path)
+    flags = [*FLAGS, "--precision", "bf16", "--steps", "6", "--lr", "1e-9", "--no-export"]
+    for strategy in ("ddp", "fsdp"):
+        words = ["--strategy", strategy, "--run-id", strategy, "--log-every", "1"]
+        command = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        recipe = ["-m", "windlass.recipes.train_framework", *flags, *words]
+        ran = subprocess.run(
+            [sys.executable, "-m", *command, *recipe], capture_output=True, text=True, timeout=170
+        )
+        assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    ddp, fsdp = (dict(read_losses(tmp_path / "o" / name)) for name in ("ddp", "fsdp"))
+    assert len(ddp) == 6
+    assert fsdp == pytest.approx(ddp, rel=3e-4)
+
+
+@pytest.mark.long
+def test_hugging_faces_own_model_learns_the_same(tmp_path, capsys):
+    write_model(tmp_path / "m")
+    write_data(tmp_path)
+    flags = [*FLAGS, "--steps", "4", "--no-export", "--val-file", "none"]
+    main([*flags, "--run-id", "ours"])
+    main([*flags, "--run-id", "theirs", "--hf-model"])
+    assert "Hugging Face's own model (--hf-model)" in capsys.readouterr().out
+    ours, theirs = read_losses(tmp_path / "o/ours"), read_losses(tmp_path / "o/theirs")
+    assert [step for step, _ in ours] == [2, 4]
+    for (_, a), (_, b) in zip(ours, theirs, strict=True):
+        assert a == pytest.approx(b, abs=1e-4)
+
+
+@pytest.mark.long
+def test_another_architecture_is_trained_with_adapters(tmp_path, capsys):
+    pytest.importorskip("peft")
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    write_model(tmp_path / "m")  # for its tokenizer
+    write_data(tmp_path)
+    tokens = {"bos_token_id": 1, "eos_token_id": 2}
+    config = GPT2Config(**tokens, vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=128)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt")
+    names = ["--model-local-dir", "gpt", "--tokenizer-local-dir", "m", "--run-id", "gpt"]
+    main([*FLAGS, *names, "--steps", "4", "--lora", "4"])
+    assert "GPT2LMHeadModel is not Llama-shaped" in capsys.readouterr().out
+    folder = tmp_path / "o/gpt/export/final"
+    tokens = torch.arange(30)[None]
+    merged, before = logits_of(folder, tokens), logits_of(tmp_path / "gpt", tokens)
+    assert not torch.allclose(merged, before, atol=1e-4)
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "gpt", dtype=torch.float32)
+    with torch.no_grad():
+        adapted = PeftModel.from_pretrained(base, folder / "adapter")(tokens).logits
+    torch.testing.assert_close(adapted, merged, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.long
+def test_killed_ranks_go_on_to_the_same_end(tmp_path, home):
+    """Two ranks of the local engine; one is killed after its third step, and the job restarts them."""
+    write_model(tmp_path / "m")
+    write_data(tmp_path)
+    (tmp_path / "killed.py").write_text(KILLED)
+    flags = [*FLAGS, "--epochs", "2", "--checkpoint-every", "2", "--strategy", "fsdp"]
+    for run in ("whole", "killed"):
+        ran = subprocess.run(
+            [
+                *(sys.executable, "-m", "windlass.cli.main", "run", "--procs", "2"),
+                *("--restarts", "2", "killed.py", "--", *flags, "--run-id", run),
+                *("--log-every", "1"),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=175,
+        )
+        assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    whole, killed = (dict(read_losses(tmp_path / "o" / run)) for run in ("whole", "killed"))
+    assert (tmp_path / "was_killed").exists()
+    assert len(whole) > 8
+    assert killed == whole  # bit by bit: also the steps that were done twice
+    tokens = torch.arange(30)[None]
+    exported = [
+        logits_of(tmp_path / "o" / run / "export/best", tokens) for run in ("whole", "killed")
+    ]
+    assert torch.equal(*exported)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from windlass.recipes import llm_trainer, train_framework
+
+class Killed(llm_trainer.LlmTrainer):
+    num_steps = 0
+
+    def train_step(self, batch, batch_idx):
+        self.num_steps += 1
+        marker = Path("was_killed")
+        is_due = "killed" in sys.argv and self.num_steps == 4 and self.context.rank == 1
+        if is_due and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().train_step(batch, batch_idx)
+
+llm_trainer.LlmTrainer = Killed
+if __name__ == "__main__":
+    train_framework.main()
+"""

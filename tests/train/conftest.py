@@ -1,0 +1,41 @@
+"""What tests of the training library share."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from windlass.train import context as context_module
+from windlass.train.context import Context
+from windlass.train.preemption import Preemption
+
+
+@pytest.fixture(autouse=True)
+def own_context() -> Iterator[None]:
+    """No test sees another's context, which may have been told to end; SIGTERM is given back."""
+    before = signal.getsignal(signal.SIGTERM)
+    context_module._context = None
+    yield
+    context_module._context = None
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Context:
+    """The context of a process that no launcher has started; no signal is listened for."""
+    return Context(
+        rank=0,
+        world_size=1,
+        local_rank=0,
+        local_world_size=1,
+        node=0,
+        num_nodes=1,
+        attempt=0,
+        device=torch.device("cpu"),
+        out=tmp_path,
+        preemption=Preemption(),
+    )

@@ -1,0 +1,93 @@
+"""Which checkpoints stay, and what points to them."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from checkpoint_states import fill, make_state
+
+from windlass.train.checkpoint_commit import BestStep
+from windlass.train.checkpoints import Checkpoints
+
+
+@pytest.fixture
+def checkpoints(tmp_path, alone):
+    return Checkpoints(tmp_path, keep=2, is_async=False, context=alone)
+
+
+def steps(folder):
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
+
+
+def save(checkpoints, *all_steps, **more):
+    for step in all_steps:
+        checkpoints.save(fill(make_state(), step), step=step, facts={}, **more)
+
+
+def test_the_newest_stay(checkpoints, tmp_path):
+    save(checkpoints, 1, 2, 3)
+    assert steps(tmp_path) == [2, 3]
+    assert os.readlink(tmp_path / "latest") == "step-3"
+
+
+def test_the_best_stays_besides(checkpoints, tmp_path):
+    save(checkpoints, 1)
+    checkpoints.mark_best(1, 0.5)
+    save(checkpoints, 2, 3, 4)
+    assert steps(tmp_path) == [1, 3, 4]
+    assert os.readlink(tmp_path / "best") == "step-1"
+    assert checkpoints.best == BestStep(step=1, value=0.5)
+
+
+def test_a_new_best_lets_the_old_one_go(checkpoints, tmp_path):
+    save(checkpoints, 1)
+    checkpoints.mark_best(1, 0.5)
+    save(checkpoints, 2, 3)
+    checkpoints.mark_best(3, 0.25)
+    save(checkpoints, 4, 5)
+    assert steps(tmp_path) == [3, 4, 5]
+    assert checkpoints.best == BestStep(step=3, value=0.25)
+
+
+def test_a_best_that_is_not_whole_yet_leaves_the_one_before(checkpoints, tmp_path):
+    save(checkpoints, 1)
+    checkpoints.mark_best(1, 0.5)
+    checkpoints.mark_best(4, 0.25)  # evaluated before its save
+    save(checkpoints, 2, 3)
+    assert checkpoints.best == BestStep(step=1, value=0.5)
+    save(checkpoints, 4)
+    assert checkpoints.best == BestStep(step=4, value=0.25)
+    assert os.readlink(tmp_path / "best") == "step-4"
+
+
+def test_epochs_are_links_that_go_with_their_step(checkpoints, tmp_path):
+    for epoch in range(3):
+        save(checkpoints, 10 * epoch, epoch=epoch)
+    assert {path.name: os.readlink(path) for path in tmp_path.glob("epoch-*")} == {
+        "epoch-1": "step-10",
+        "epoch-2": "step-20",
+    }
+
+
+def test_what_a_killed_save_left_is_removed(checkpoints, tmp_path):
+    left = tmp_path / "step-7.tmp-0-abcd/rank-0"
+    left.mkdir(parents=True)
+    (left / "0.distcp").write_bytes(b"half")
+    save(checkpoints, 1)
+    assert not left.parent.exists()
+
+
+def test_without_links_there_are_pointer_files(checkpoints, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError("no links here")
+
+    monkeypatch.setattr(os, "symlink", refuse)
+    save(checkpoints, 1, epoch=0)
+    checkpoints.mark_best(1, 2.0)
+    assert {name: (tmp_path / name).read_text() for name in ("latest", "best", "epoch-0")} == {
+        "latest": "step-1",
+        "best": "step-1",
+        "epoch-0": "step-1",
+    }
+    assert checkpoints.load(make_state()).step == 1

@@ -1,0 +1,58 @@
+"""Checkpoints behind fsspec URLs: the same as in a folder, with the manifest as what makes one whole."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+import torch
+from checkpoint_states import fill, make_state
+
+from windlass.errors import SpecError
+from windlass.train.checkpoint_storage import open_storage
+from windlass.train.checkpoints import Checkpoints
+
+pytest.importorskip("fsspec")
+
+
+@pytest.fixture(params=["memory", "file"])
+def url(request, tmp_path):
+    return f"memory://{uuid.uuid4()}/run" if request.param == "memory" else f"file://{tmp_path}/run"
+
+
+def test_saved_kept_marked_and_loaded(url, alone):
+    checkpoints = Checkpoints(url, is_async=False, keep=2, context=alone)
+    state = make_state()
+    for step in (1, 2, 3, 4):
+        checkpoints.save(fill(state, step), step=step, facts={"at": step}, epoch=step)
+        if step == 2:
+            checkpoints.mark_best(2, 1.5)
+    storage = open_storage(url)
+    assert [name for name in storage.names() if name.startswith("step")] == [
+        "step-2",
+        "step-3",
+        "step-4",
+    ]
+    assert {name: storage.target(name) for name in ("latest", "best", "epoch-4")} == {
+        "latest": "step-4",
+        "best": "step-2",
+        "epoch-4": "step-4",
+    }
+    loaded = checkpoints.load(fill(state, 0))
+    assert (loaded.step, loaded.facts) == (4, {"at": 4})
+    assert torch.all(state["model"][0].weight == 4)
+
+
+def test_what_has_no_manifest_yet_is_not_taken(url, alone, caplog):
+    checkpoints = Checkpoints(url, is_async=False, context=alone)
+    state = make_state()
+    for step in (1, 2):
+        checkpoints.save(fill(state, step), step=step, facts={})
+    open_storage(url).remove("step-2/manifest.json")
+    assert checkpoints.load(state).step == 1
+    assert "step-2 cannot be used: it has no manifest.json" in caplog.text
+
+
+def test_an_unknown_scheme_is_named():
+    with pytest.raises(SpecError, match="cannot open nosuch://bucket/run"):
+        open_storage("nosuch://bucket/run")

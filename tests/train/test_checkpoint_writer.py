@@ -1,0 +1,155 @@
+"""Saves that go on beside the training: the copy, the process, and what a SIGKILL of either side costs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_states import fill, make_state
+
+from windlass.errors import EngineError
+from windlass.train.checkpoint_staging import StagingMemory, read_staged
+from windlass.train.checkpoints import Checkpoints
+from windlass.waiting import wait_until
+
+TESTS = Path(__file__).parent.parent
+
+
+def test_a_copy_in_shared_memory_is_what_was_there_before():
+    memory = StagingMemory()
+    data = {
+        "fp32": torch.randn(3, 5),
+        "column": torch.randn(4, 6)[:, 1],
+        "bf16": torch.randn(7).bfloat16(),
+        "scalar": torch.tensor(3),
+        "flags": torch.tensor([True, False]),
+        "none": torch.empty(0, 4),
+        "pickled": b"abc",
+    }
+    before = {
+        name: value if isinstance(value, bytes) else value.clone() for name, value in data.items()
+    }
+    staged, wait = memory.stage(data, [])
+    data["fp32"].zero_()
+    wait()
+    after = read_staged(memory.file, memory.size, staged)
+    assert after.pop("pickled") == before.pop("pickled") == b"abc"
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    memory.close()
+
+
+def test_the_memory_grows_and_is_used_again():
+    memory = StagingMemory()
+    for size in (10, 5_000_000, 100):
+        staged, _ = memory.stage({"x": torch.arange(size)}, [])
+        assert torch.equal(read_staged(memory.file, memory.size, staged)["x"], torch.arange(size))
+    assert memory.size >= 8 * 5_000_000
+    memory.close()
+
+
+@pytest.fixture
+def checkpoints(tmp_path, alone):
+    checkpoints = Checkpoints(tmp_path / "run", context=alone, timeout_s=120)
+    yield checkpoints
+    checkpoints.close()
+
+
+@pytest.mark.long
+def test_a_life_of_asynchronous_saves(checkpoints, tmp_path, caplog):
+    state = make_state()
+    checkpoints.prepare(state)
+    checkpoints.save(fill(state, 1), step=1, facts={})
+    fill(state, 99)  # training goes on at once
+    checkpoints.wait()
+    assert checkpoints.latest == 1
+    assert checkpoints.load(state).step == 1
+    assert torch.all(state["model"][0].weight == 1)
+
+    # The writer is killed in a save: that save is lost, and told.
+    writer = checkpoints._writer.process_id
+    os.kill(writer, signal.SIGSTOP)
+    checkpoints.save(fill(state, 2), step=2, facts={})
+    os.kill(writer, signal.SIGKILL)
+    with pytest.raises(EngineError, match=r"step-2 was not saved: .*killed by SIGKILL"):
+        checkpoints.wait()
+    assert checkpoints.load(state).step == 1
+
+    # The next one is written by a new process. A failure that nobody waited for is told by the next save.
+    checkpoints.save(fill(state, 3), step=3, facts={})
+    os.kill(checkpoints._writer.process_id, signal.SIGKILL)
+    checkpoints.save(fill(state, 4), step=4, facts={})
+    assert "a checkpoint was not saved, training goes on: step-3" in caplog.text
+    checkpoints.wait()
+    assert checkpoints.latest == 4
+
+    # A save that does not end in time is given up.
+    os.kill(checkpoints._writer.process_id, signal.SIGSTOP)
+    with pytest.raises(EngineError, match="step-5 was not written in time"):
+        checkpoints.save(fill(state, 5), step=5, facts={}, block=True, timeout_s=0.2)
+    checkpoints.save(fill(state, 6), step=6, facts={}, block=True)
+    assert checkpoints.load(state).step == checkpoints.latest == 6
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "latest",
+        "step-4",
+        "step-6",
+    ]
+
+
+@pytest.mark.long
+def test_two_failures_in_a_row_end_the_training(tmp_path, alone):
+    checkpoints = Checkpoints(tmp_path / "run", context=alone, timeout_s=120)
+    (tmp_path / "run").write_text("not a folder")
+    state = make_state()
+    checkpoints.save(state, step=1, facts={})
+    checkpoints.save(state, step=2, facts={})
+    with pytest.raises(EngineError, match="2 checkpoints in a row were not saved"):
+        checkpoints.save(state, step=3, facts={})
+    checkpoints.close()
+
+
+TRAINER = """
+    import sys, torch
+    from checkpoint_states import fill
+    from windlass.train.checkpoints import Checkpoints
+
+    state = {"model": torch.nn.Sequential(torch.nn.Linear(2000, 4000))}  # 32 MB
+    checkpoints = Checkpoints(sys.argv[1])
+    step = checkpoints.load(state).step if len(sys.argv) > 2 else 0
+    while True:
+        step += 1
+        checkpoints.save(fill(state, step), step=step, facts={})
+        print("writer", checkpoints._writer.process_id, flush=True)
+"""
+
+
+@pytest.mark.long
+def test_a_trainer_killed_in_a_save_loses_only_that_save(tmp_path, alone):
+    run = tmp_path / "run"
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(TRAINER), str(run)],
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        stdout=subprocess.PIPE,
+    )
+    writer = int(trainer.stdout.readline().split()[1])
+
+    def is_in_a_save():
+        return any(run.glob("step-*/manifest.json")) and any(
+            run.glob("step-*.tmp-*/rank-0/0.distcp")
+        )
+
+    try:
+        assert wait_until(is_in_a_save, timeout_s=100, every_s=0.001)
+    finally:
+        trainer.kill()
+        trainer.communicate()
+    assert wait_until(lambda: not Path(f"/proc/{writer}").exists(), timeout_s=20)
+    state = {"model": torch.nn.Sequential(torch.nn.Linear(2000, 4000))}
+    loaded = Checkpoints(run, context=alone, is_async=False).load(state)
+    assert torch.all(state["model"][0].weight == loaded.step)
+    assert not any(run.glob("*.tmp-*"))

@@ -1,0 +1,192 @@
+"""The context in its three worlds: no launcher, torchrun's variables, and ranks of a job on this machine."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import windlass as wl
+from windlass import names
+from windlass.errors import SpecError
+from windlass.train import context as context_module
+from windlass.train.context import count_attempt, get_context
+
+TORCHRUN = {
+    names.RANK: "0",
+    names.WORLD_SIZE: "1",
+    names.LOCAL_RANK: "0",
+    names.LOCAL_WORLD_SIZE: "1",
+    names.GROUP_RANK: "0",
+    names.GROUP_WORLD_SIZE: "1",
+    names.TORCHELASTIC_RESTART_COUNT: "2",
+    names.TORCHELASTIC_RUN_ID: "none",
+    names.MASTER_ADDR: "127.0.0.1",
+}
+
+
+@pytest.fixture(autouse=True)
+def bare_process(monkeypatch):
+    """As with no launcher, and without what a test left in this process."""
+    for name in (*TORCHRUN, names.MASTER_PORT, names.JOB_ID, names.ATTEMPT, names.OUT):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(context_module, "_context", None)
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def torchrun(monkeypatch):
+    """The variables of a torchrun of one worker."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for name, value in {**TORCHRUN, names.MASTER_PORT: str(port)}.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_without_a_launcher(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    context = get_context()
+    assert (context.rank, context.world_size, context.local_rank, context.attempt) == (0, 1, 0, 0)
+    assert (context.node, context.num_nodes) == (0, 1)
+    assert context.is_main
+    assert context.out == tmp_path / "out"
+    assert not dist.is_initialized()
+
+
+def test_collectives_of_one_process_are_the_identity():
+    context = get_context()
+    context.barrier()
+    assert context.gather({"a": 1}) == [{"a": 1}]
+    assert context.broadcast("x") == "x"
+    assert context.total(1, 2.5) == (1.0, 2.5)
+    context.report(step=1, total=2, loss=0.5)  # to nobody
+
+
+def test_there_is_one_context():
+    assert get_context() is get_context()
+
+
+def test_under_torchrun_the_group_is_joined(torchrun):
+    context = get_context()
+    assert dist.is_initialized()
+    assert dist.get_backend() == "gloo"
+    assert context.attempt == 2
+    assert context.total(1, 2) == (1.0, 2.0)
+    assert context.gather(3) == [3]
+    assert context.broadcast("x") == "x"
+    context.barrier()
+    assert get_context() is context
+
+
+def test_a_group_that_is_there_is_taken(torchrun):
+    dist.init_process_group("gloo")
+    assert get_context().world_size == 1
+
+
+def test_a_context_ends_with_its_group(torchrun):
+    context = get_context()
+    dist.destroy_process_group()
+    assert get_context() is not context
+    assert dist.is_initialized()
+
+
+def test_a_rank_that_cannot_find_the_others_says_so(monkeypatch):
+    monkeypatch.setenv(names.RANK, "0")
+    monkeypatch.setenv(names.WORLD_SIZE, "2")
+    with pytest.raises(SpecError, match="MASTER_ADDR and MASTER_PORT"):
+        get_context()
+
+
+def test_a_rank_that_is_no_number_is_named(monkeypatch):
+    monkeypatch.setenv(names.LOCAL_RANK, "first")
+    with pytest.raises(SpecError, match="LOCAL_RANK is 'first'"):
+        get_context()
+
+
+def test_the_device_can_be_chosen():
+    assert get_context(device="cpu").device == torch.device("cpu")
+
+
+def test_one_process_has_no_mesh():
+    assert get_context().mesh() is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_told():
+    for device in ("cuda", "cuda:1"):
+        with pytest.raises(SpecError, match=f"device '{device}': this process sees 0 GPUs"):
+            get_context(device=device)
+
+
+def test_sigterm_is_noticed():
+    context = get_context()
+    signal.raise_signal(signal.SIGTERM)
+    assert context.preemption.is_noticed
+
+
+@pytest.mark.parametrize(
+    ("environ", "attempt"),
+    [
+        ({}, 0),
+        ({names.TORCHELASTIC_RESTART_COUNT: "3"}, 3),
+        (
+            {
+                names.JOB_ID: "j",
+                names.TORCHELASTIC_RUN_ID: "j",
+                names.ATTEMPT: "2",
+                names.TORCHELASTIC_RESTART_COUNT: "2",
+            },
+            2,
+        ),
+        (
+            {
+                names.JOB_ID: "j",
+                names.TORCHELASTIC_RUN_ID: "none",
+                names.ATTEMPT: "1",
+                names.TORCHELASTIC_RESTART_COUNT: "2",
+            },
+            3,
+        ),
+    ],
+    ids=["alone", "torchrun", "windlass", "torchrun in a job"],
+)
+def test_attempts_are_counted_whoever_restarts(environ, attempt):
+    assert count_attempt(environ) == attempt
+
+
+def _look():
+    from windlass.train import get_context
+
+    context = get_context()
+    everyone = context.gather((context.rank, context.local_rank, context.node))
+    told = context.broadcast(f"from {context.rank}")
+    context.barrier()
+    return {
+        "everyone": everyone,
+        "told": told,
+        "total": context.total(context.rank, 1),
+        "shape": (context.world_size, context.local_world_size, context.num_nodes, context.attempt),
+        "grace_s": context.preemption.grace_s,
+        "out": str(context.out),
+    }
+
+
+def test_ranks_of_a_job_on_this_machine(home):
+    results = wl.run(_look, nodes=2, procs=1, grace_s=7)
+    first = results[0]
+    assert first["everyone"] == [(0, 0, 0), (1, 0, 1)]
+    assert first["told"] == results[1]["told"] == "from 0"
+    assert first["total"] == results[1]["total"] == (1.0, 2.0)
+    assert first["shape"] == (2, 1, 2, 0)
+    assert first["grace_s"] == 7
+    assert first["out"] == results[1]["out"]
+    assert Path(first["out"]).name == "out"

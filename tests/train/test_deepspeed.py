@@ -1,0 +1,39 @@
+"""Strategy deepspeed on two ranks: the training that ddp does, at each ZeRO stage, stopped and gone on with.
+
+Skipped where DeepSpeed is not installed: `DS_BUILD_OPS=0 pip install deepspeed` needs no compiler.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+import windlass as wl
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed"
+    ),
+]
+WORKER = f"{Path(__file__).parent / 'trainer_ranks.py'}::run_deepspeed"
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory) -> list[dict]:
+    folder = tmp_path_factory.mktemp("deepspeed")
+    return wl.run(WORKER, (str(folder),), procs=2, quiet=True, timeout_s=500)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_it_trains_as_ddp_does_and_goes_on_where_it_was_stopped(ranks, stage):
+    for rank in ranks:
+        whole, begun, resumed = (rank[f"{part}-{stage}"] for part in ("whole", "begun", "resumed"))
+        assert whole["losses"] == pytest.approx(rank["ddp"]["losses"], abs=1e-5)
+        assert begun["end"] == 5
+        assert list(resumed["losses"]) == list(range(6, 13))
+        assert {**begun["losses"], **resumed["losses"]} == pytest.approx(whole["losses"], abs=1e-6)
+        assert resumed["validations"][-1] == pytest.approx(whole["validations"][-1], abs=1e-6)

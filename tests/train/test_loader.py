@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
+
+from windlass.errors import SpecError
+from windlass.train.loader import DataStep, EvalLoader, Loader
+from windlass.train.sample_reading import SampleError
+
+
+class Numbers:
+    """A map dataset: sample i is the number i."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Broken(Numbers):
+    def __getitem__(self, index: int) -> int:
+        if index == 5:
+            raise ValueError("bad pixels")
+        return index
+
+
+class Noisy(Numbers):
+    """Each sample draws from all three global generators."""
+
+    def __getitem__(self, index: int) -> list[float]:
+        import numpy
+
+        return [random.random(), float(torch.rand(())), float(numpy.random.rand())]
+
+
+class Stream(IterableDataset):
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.num_samples))
+
+
+class NoisyStream(Stream):
+    def __iter__(self) -> Iterator[float]:
+        return (random.random() for _ in range(self.num_samples))
+
+
+def read(steps: Iterator[DataStep]) -> list[tuple[Any, ...]]:
+    """What a rank sees of steps, in values that can be compared."""
+    return [
+        (
+            step.index,
+            step.epoch,
+            step.is_last_of_epoch,
+            step.global_samples,
+            [(b.weight, b.sample_ids, b.data) for b in plain(step)],
+        )
+        for step in steps
+    ]
+
+
+def plain(step: DataStep) -> list[Any]:
+    from dataclasses import replace
+
+    return [
+        replace(b, data=b.data.tolist() if hasattr(b.data, "tolist") else b.data)
+        for b in step.micro_batches
+    ]
+
+
+def global_samples(loaders: list[Loader], **where: int) -> list[list[int]]:
+    """The sample ids of each step, over all ranks in their order."""
+    ranks = zip(*(loader.steps(**where) for loader in loaders), strict=True)
+    return [[i for step in steps for i in step.sample_ids] for steps in ranks]
+
+
+def make_world(dataset: Any, world_size: int, **options: Any) -> list[Loader]:
+    return [
+        Loader(dataset, rank=rank, world_size=world_size, **options) for rank in range(world_size)
+    ]
+
+
+@pytest.mark.parametrize("make", [Numbers, Stream], ids=["map", "iterable"])
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize(("batch", "micro_batch"), [(8, 1), (8, None), (7, 2), (5, 3)])
+def test_steps_hold_the_same_samples_at_any_world_size(
+    make: type, drop_last: bool, batch: int, micro_batch: int | None
+) -> None:
+    options = {"batch": batch, "micro_batch": micro_batch, "drop_last": drop_last, "seed": 3}
+    alone = global_samples(make_world(make(29), 1, **options), stop=12)
+    assert len({len(step) for step in alone}) == (1 if drop_last or not 29 % batch else 2)
+    for world_size in (2, 3, 4, 8):
+        assert global_samples(make_world(make(29), world_size, **options), stop=12) == alone
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+def test_ranks_have_as_many_micro_batches_and_true_weights(world_size: int) -> None:
+    loaders = make_world(
+        Numbers(29), world_size, batch=7, micro_batch=2, drop_last=False, shuffle=False
+    )
+    for steps in zip(*(loader.steps(stop=10) for loader in loaders), strict=True):
+        assert len({len(step.micro_batches) for step in steps}) == 1
+        assert len({step.global_samples for step in steps}) == 1
+        batches = [batch for step in steps for batch in step.micro_batches]
+        assert sum(batch.weight for batch in batches) == steps[0].global_samples
+        for batch in batches:
+            assert batch.weight == len(batch.sample_ids) <= 2
+            assert len(batch.data) == max(1, batch.weight)
+            if batch.weight:
+                assert batch.data.tolist() == list(batch.sample_ids)
+    assert [step.global_samples for step in loaders[0].steps(stop=10)] == 2 * (4 * [7] + [1])
+    assert [s.index for s in loaders[0].steps(stop=10) if s.is_last_of_epoch] == [4, 9]
+
+
+@pytest.mark.parametrize("make", [Numbers, Stream], ids=["map", "iterable"])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_a_start_in_the_middle_gives_the_tail(make: type, drop_last: bool) -> None:
+    loader = Loader(make(20), batch=6, micro_batch=2, drop_last=drop_last, rank=1, world_size=2)
+    whole = read(loader.steps(stop=14))
+    for start in range(14):
+        assert read(loader.steps(start=start, stop=14)) == whole[start:]
+    assert [step[0] for step in whole] == list(range(14))
+    assert whole[-1][1] == (13 // (3 if drop_last else 4))
+
+
+def test_an_epoch_holds_each_sample_once_and_differs_from_the_next() -> None:
+    loader = Loader(Numbers(40), batch=8, rank=0, world_size=1)
+    epochs = [
+        [i for step in loader.steps(start=5 * e, stop=5 * e + 5) for i in step.sample_ids]
+        for e in (0, 1)
+    ]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(40))] * 2
+    assert epochs[0] != epochs[1]
+    assert loader.steps_per_epoch == 5
+
+
+@pytest.mark.parametrize("make", [Numbers, Stream], ids=["map", "iterable"])
+@pytest.mark.parametrize("num_samples", [1, 5, 16, 31])
+def test_evaluation_reads_each_sample_once(make: type, num_samples: int) -> None:
+    for world_size in (1, 2, 3, 4, 8):
+        ranks = [
+            list(EvalLoader(make(num_samples), micro_batch=4, rank=r, world_size=world_size))
+            for r in range(world_size)
+        ]
+        assert len({len(batches) for batches in ranks}) == 1
+        batches = [batch for rank in ranks for batch in rank]
+        assert sorted(i for b in batches for i in b.sample_ids) == list(range(num_samples))
+        assert sum(batch.weight for batch in batches) == num_samples
+        weighted = sum(float(b.data.double().mean()) * b.weight for b in batches)
+        assert weighted / num_samples == pytest.approx((num_samples - 1) / 2)
+
+
+def test_without_a_launcher_one_rank_reads_all() -> None:
+    assert len(next(Loader(Numbers(8), batch=8).steps()).sample_ids) == 8
+
+
+@pytest.mark.parametrize("dataset", [Noisy(30), NoisyStream(30)], ids=["map", "iterable"])
+def test_worker_processes_give_the_same_data(dataset: Any) -> None:
+    """Also where samples are random, and at any world size, and from the middle."""
+
+    def make(num_workers: int, world_size: int = 1) -> Loader:
+        return Loader(
+            dataset,
+            batch=6,
+            micro_batch=3,
+            num_workers=num_workers,
+            rank=0,
+            world_size=world_size,
+        )
+
+    torch.manual_seed(7)
+    before = torch.get_rng_state(), random.getstate()
+    here = [str(step) for step in read(make(0).steps(stop=12))]
+    assert [str(step) for step in read(make(2).steps(stop=12))] == here
+    assert [str(step) for step in read(make(2).steps(start=7, stop=12))] == here[7:]
+    assert len(set(here)) == 12
+    assert torch.equal(before[0], torch.get_rng_state())  # the model's own are untouched
+    assert before[1] == random.getstate()
+    first = next(make(0, world_size=2).steps())
+    assert str(plain(first)[0].data) == str(plain(next(make(0).steps()))[0].data)
+
+
+class SharedOut(IterableDataset):
+    """As torch's own documentation writes it: each worker process yields a share of the samples."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        yield from range(info.id, 16, info.num_workers) if info else range(16)
+
+
+def test_a_dataset_that_shares_itself_out_to_workers_loses_no_sample() -> None:
+    loader = Loader(SharedOut(), batch=4, num_workers=2, rank=0, world_size=1)
+    read_samples = [step.micro_batches[0].data.tolist() for step in loader.steps(stop=4)]
+    assert [sample for samples in read_samples for sample in samples] == list(range(16))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_sample_that_cannot_be_read_is_named(num_workers: int) -> None:
+    loader = Loader(
+        Broken(8), batch=4, shuffle=False, num_workers=num_workers, rank=0, world_size=1
+    )
+    steps = loader.steps()
+    assert next(steps).sample_ids == (0, 1, 2, 3)
+    with pytest.raises(SampleError, match=r"sample 5 of Broken .* epoch 0: ValueError: bad pixels"):
+        next(steps)
+
+
+def test_samples_that_do_not_fit_together_are_named() -> None:
+    loader = Loader([[1], [1, 2]], batch=2, shuffle=False, rank=0, world_size=1)
+    with pytest.raises(SampleError, match=r"samples \[0, 1\] of epoch 0 could not be put into one"):
+        next(loader.steps())
+
+
+def test_a_thread_reads_ahead_and_ends() -> None:
+    dataset = TensorDataset(torch.arange(40), torch.arange(40) * 2)
+    loader = Loader(dataset, batch=8, rank=0, world_size=1)
+    numbers, doubles = next(loader.steps()).micro_batches[0].data
+    assert torch.equal(doubles, numbers * 2)
+    assert sum(1 for _ in loader.steps(stop=11)) == 11  # to its end
+    steps = loader.steps()
+    assert [step.index for step in islice(steps, 3)] == [0, 1, 2]
+    assert "windlass-prefetch" in [thread.name for thread in threading.enumerate()]
+    steps.close()  # in the middle of an endless one
+    assert "windlass-prefetch" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_an_error_in_the_thread_is_raised_where_it_is_read() -> None:
+    loader = Loader(Broken(8), batch=4, shuffle=False, prefetch=2, rank=0, world_size=1)
+    steps = loader.steps()
+    next(steps)
+    with pytest.raises(SampleError, match="sample 5"):
+        next(steps)
+    assert "windlass-prefetch" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_what_the_thread_reads_is_what_is_read_here() -> None:
+    ahead, here = (
+        Loader(Numbers(20), batch=6, micro_batch=4, prefetch=p, rank=0, world_size=1)
+        for p in (3, 0)
+    )
+    assert read(ahead.steps(stop=9)) == read(here.steps(stop=9))
+
+
+def test_a_tensor_dataset_is_read_as_by_collation() -> None:
+    dataset = TensorDataset(torch.randn(12, 3), torch.arange(12))
+    fast = next(Loader(dataset, batch=5, rank=0, world_size=1).steps()).micro_batches[0]
+    slow = next(
+        Loader(
+            dataset,
+            batch=5,
+            rank=0,
+            world_size=1,
+            collate=torch.utils.data.default_collate,
+        ).steps()
+    ).micro_batches[0]
+    assert all(torch.equal(a, b) for a, b in zip(fast.data, slow.data, strict=True))
+    assert type(fast.data) is type(slow.data)
+
+
+def test_an_iterable_is_told_its_epoch_and_may_tell_its_length() -> None:
+    class Epochs(Stream):
+        epoch = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __len__(self) -> int:
+            return 4
+
+        def __iter__(self) -> Iterator[int]:
+            return iter([100 * self.epoch + i for i in range(4)])
+
+    loader = Loader(Epochs(4), batch=2, rank=0, world_size=1)
+    assert loader.steps_per_epoch == 2
+    assert next(loader.steps(start=5)).micro_batches[0].data.tolist() == [202, 203]
+
+
+def test_what_cannot_be_loaded_is_told() -> None:
+    place = {"rank": 0, "world_size": 1}
+    with pytest.raises(SpecError, match="Numbers has no samples"):
+        Loader(Numbers(0), batch=1, **place)
+    with pytest.raises(
+        SpecError, match=r"a batch of 9 is more than the 8 samples.*\n.*drop_last=F"
+    ):
+        Loader(Numbers(8), batch=9, **place)
+    assert Loader(Numbers(8), batch=9, drop_last=False, **place).steps_per_epoch == 1
+    with pytest.raises(SpecError, match="batch=0"):
+        Loader(Numbers(8), batch=0, **place)
+    with pytest.raises(SpecError, match="rank 2 of 2"):
+        Loader(Numbers(8), batch=1, rank=2, world_size=2)
+    with pytest.raises(SpecError, match="say how long to train in steps"):
+        _ = Loader(Stream(8), batch=2, **place).steps_per_epoch
+    with pytest.raises(SpecError, match="epoch 0 of Stream has no step"):
+        next(Loader(Stream(0), batch=2, **place).steps())
+    with pytest.raises(SpecError, match=r"epoch 1 of .*iterator has no step"):
+        list(Loader(iter([1, 2]), batch=2, **place).steps())

@@ -1,0 +1,93 @@
+"""What meters say of steps whose times are known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import accumulate, chain
+
+import pytest
+import torch
+
+from windlass.train.matmul_rate import measure_matmul_rate
+from windlass.train.meters import Meters, spread_over_ranks
+
+
+def clock_of(*durations_s: float) -> Iterator[float]:
+    """The times at which events end that take these seconds."""
+    return accumulate(chain([100.0], durations_s))
+
+
+def test_rates_percentiles_and_waits() -> None:
+    times = clock_of(*[0.1] * 98, 0.5, 1.0)
+    meters = Meters(
+        flops_per_token=10.0, world_size=4, peak_flops=1000.0, clock=lambda: next(times)
+    )
+    for _ in range(100):
+        meters.step(tokens=100, samples=2, data_wait_s=0.01)
+    reading = meters.read()
+    assert reading["num_steps"] == 100
+    assert reading["elapsed_s"] == pytest.approx(11.3)
+    assert reading["tokens_per_s"] == pytest.approx(10_000 / 11.3)
+    assert reading["samples_per_s"] == pytest.approx(200 / 11.3)
+    assert reading["mfu"] == pytest.approx(100_000 / 11.3 / 4000)
+    assert reading["step_p50_s"] == pytest.approx(0.1)
+    assert reading["step_p95_s"] == pytest.approx(0.1)
+    assert reading["step_max_s"] == pytest.approx(1.0)
+    assert reading["data_wait_share"] == pytest.approx(1.0 / 11.3)
+    assert reading["memory_peak_bytes"] > 1e6
+
+
+def test_what_is_no_step_counts_in_no_rate() -> None:
+    times = clock_of(1.0, 7.0, 1.0)
+    meters = Meters(clock=lambda: next(times))
+    meters.step(samples=5)
+    meters.skip()
+    meters.step(samples=5)
+    reading = meters.read()
+    assert reading["samples_per_s"] == pytest.approx(5.0)
+    assert reading["other_s"] == pytest.approx(7.0)
+    assert "mfu" not in reading
+
+
+def test_each_reading_has_its_own_steps() -> None:
+    times = clock_of(1.0, 2.0, 2.0)
+    meters = Meters(clock=lambda: next(times))
+    meters.step(samples=1)
+    assert meters.read()["samples_per_s"] == pytest.approx(1.0)
+    meters.step(samples=1)
+    meters.step(samples=1)
+    assert meters.read()["samples_per_s"] == pytest.approx(0.5)
+    assert meters.read()["num_steps"] == 2
+
+
+def test_stragglers_are_named_by_rank() -> None:
+    spread = spread_over_ranks(
+        [
+            {"step_p50_s": 1.0, "data_wait_share": 0.1, "memory_peak_bytes": 5.0},
+            {"step_p50_s": 1.5, "data_wait_share": 0.6, "memory_peak_bytes": 4.0},
+        ]
+    )
+    assert spread["slowest_rank"] == 1
+    assert spread["most_waiting_rank"] == 1
+    assert spread["rank_memory_peak_max_bytes"] == 5.0
+
+
+def test_a_step_costs_less_than_20_microseconds() -> None:
+    meters = Meters()
+    best_s = float("inf")
+    for _ in range(20):
+        start_s = time.perf_counter()
+        for _ in range(100):
+            meters.step(tokens=4096, samples=2, data_wait_s=0.001)
+        best_s = min(best_s, (time.perf_counter() - start_s) / 100)
+        meters.read()
+    assert best_s < 20e-6
+
+
+def test_the_matmul_rate_is_measured_once() -> None:
+    rate = measure_matmul_rate("cpu")
+    start_s = time.perf_counter()
+    assert measure_matmul_rate(torch.device("cpu"), torch.float32) == rate
+    assert time.perf_counter() - start_s < 0.01
+    assert 1e8 < rate < 1e14

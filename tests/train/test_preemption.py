@@ -1,0 +1,89 @@
+"""Preemption: SIGTERM is noticed, with the seconds left, and a handler from before is still called."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from windlass import names
+from windlass.train.preemption import Preemption, read_grace
+
+
+@pytest.fixture
+def preemption():
+    before = signal.getsignal(signal.SIGTERM)
+    preemption = Preemption(grace_s=20)
+    yield preemption
+    preemption.stop_listening()
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_nothing_is_noticed_at_first(preemption):
+    assert preemption.listen()
+    assert not preemption.is_noticed
+    assert preemption.seconds_left is None
+
+
+def test_a_real_signal_is_noticed(preemption):
+    preemption.listen()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert preemption.is_noticed
+    assert 15 < preemption.seconds_left <= 20
+
+
+def test_the_first_announcement_counts(preemption):
+    preemption.notice()
+    first = preemption._deadline_s
+    preemption.notice()
+    assert preemption._deadline_s == first
+
+
+def test_no_grace_left_is_zero_not_negative():
+    preemption = Preemption(grace_s=0)
+    preemption.notice()
+    assert preemption.seconds_left == 0
+
+
+def test_the_handler_from_before_is_called_too(preemption):
+    heard = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: heard.append(number))
+    preemption.listen()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert heard == [signal.SIGTERM]
+    assert preemption.is_noticed
+
+
+def test_listening_twice_does_not_chain_to_itself(preemption):
+    preemption.listen()
+    preemption.listen()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert preemption.is_noticed
+
+
+def test_the_signal_is_given_back(preemption):
+    def handler(number, frame):
+        pass
+
+    signal.signal(signal.SIGTERM, handler)
+    preemption.listen()
+    preemption.stop_listening()
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_another_thread_cannot_listen(preemption, caplog):
+    heard = []
+    thread = threading.Thread(target=lambda: heard.append(preemption.listen()))
+    thread.start()
+    thread.join()
+    assert heard == [False]
+    assert "main thread" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "grace_s"), [("", 30.0), ("12.5", 12.5), ("-1", 0.0), ("soon", 30.0)]
+)
+def test_the_grace_is_the_launchers(text, grace_s):
+    assert read_grace({names.GRACE: text}) == grace_s

@@ -1,0 +1,66 @@
+"""Threads and processes that read ahead: none outlives its use, none dies too early of a signal to all."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from itertools import islice
+
+import torch
+from torch.utils.data import TensorDataset
+
+from windlass.train.loader import Loader
+from windlass.train.prefetch import read_ahead
+
+
+def test_no_more_than_the_depth_is_made_ahead() -> None:
+    made: list[int] = []
+
+    def make() -> object:
+        for number in range(100):
+            made.append(number)
+            yield number
+
+    items = read_ahead(make(), depth=3)
+    assert [next(items), next(items)] == [0, 1]
+    items.close()
+    assert len(made) <= 5
+
+
+def test_an_iterator_without_items_ends() -> None:
+    assert list(read_ahead(iter(()), depth=2)) == []
+
+
+def test_a_worker_outlives_a_signal_to_the_whole_group() -> None:
+    """A preempted rank goes on for a step or two and saves: its workers must not die before it."""
+    loader = Loader(list(range(400)), batch=4, num_workers=2, rank=0, world_size=1)
+    steps = loader.steps()
+    for _ in range(2):  # one of each worker: both have begun
+        next(steps)
+    workers = multiprocessing.active_children()
+    assert len(workers) == 2
+    for worker in workers:
+        os.kill(worker.pid, signal.SIGTERM)
+        os.kill(worker.pid, signal.SIGINT)
+    assert [step.index for step in islice(steps, 20)] == list(range(2, 22))
+    assert all(worker.is_alive() for worker in workers)
+    steps.close()
+    for worker in workers:
+        worker.join(20)
+        assert worker.exitcode == 0
+
+
+def test_a_forked_process_reads_with_threads_of_its_own() -> None:
+    loader = Loader(TensorDataset(torch.arange(40)), batch=4, rank=0, world_size=1)
+    steps = loader.steps()
+    expected = next(steps).sample_ids  # the thread of this process is at work while it forks
+
+    def work() -> None:
+        os._exit(0 if next(loader.steps()).sample_ids == expected else 1)
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(30)
+    steps.close()
+    assert process.exitcode == 0

@@ -1,0 +1,56 @@
+"""The notation of shapes, and what it means in a world of some size."""
+
+from __future__ import annotations
+
+import pytest
+
+from windlass.errors import SpecError
+from windlass.train.shape import Shape, read_shape
+
+
+@pytest.mark.parametrize(
+    ("text", "world_size", "shape"),
+    [
+        ("none", 1, Shape()),
+        ("", 1, Shape()),
+        ("ddp", 1, Shape()),
+        ("ddp", 4, Shape(dp=4)),
+        ("FSDP", 8, Shape(fsdp=8)),
+        ("fsdp=8,dp=2", 16, Shape(dp=2, fsdp=8)),
+        ("fsdp=4", 8, Shape(dp=2, fsdp=4)),
+        ("fsdp=2, tp=4", 8, Shape(fsdp=2, tp=4)),
+        ("deepspeed", 2, Shape(dp=2, is_deepspeed=True)),
+    ],
+)
+def test_read(text: str, world_size: int, shape: Shape) -> None:
+    assert read_shape(text, world_size=world_size) == shape
+
+
+def test_hsdp_shards_within_a_node_and_copies_across() -> None:
+    assert read_shape("hsdp", world_size=16, local_world_size=8) == Shape(dp=2, fsdp=8)
+
+
+@pytest.mark.parametrize(
+    ("text", "world_size", "message", "hint"),
+    [
+        ("fdsp", 2, "'fdsp' is not a strategy", "did you mean fsdp?"),
+        ("fsdp=3,dp=2", 4, "needs 6 ranks, and there are 4", "leave dp out"),
+        ("fsdp=0", 4, "'fsdp=0' is not the size of an axis", "fsdp=8,dp=2"),
+        ("dp=2,dp=2", 4, "'dp=2' is not the size of an axis", ""),
+        ("none", 2, "know nothing of each other", "ddp"),
+        ("pp=2", 2, "'pp' is not a strategy", "fsdp=8,dp=2"),
+    ],
+)
+def test_wrong_shapes_say_what_is_right(
+    text: str, world_size: int, message: str, hint: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        read_shape(text, world_size=world_size)
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_a_shape_reads_as_it_is_written() -> None:
+    assert str(Shape(dp=2, fsdp=8)) == "dp=2,fsdp=8"
+    assert str(Shape()) == "none"
+    assert Shape(dp=2, fsdp=4, tp=2).data_ranks == 8

@@ -1,0 +1,361 @@
+"""TorchTrainer in one process without a launcher: the loop, and all that hangs on it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.utils.data import (
+    TensorDataset,
+)
+from toy_training import Recorder, make_data, make_net, make_trainer
+
+from windlass.errors import SpecError
+from windlass.train import Callback, ConsoleCallback, Preempted, TorchTrainer
+
+
+def test_it_learns_and_tells(tmp_path):
+    recorder = Recorder()
+    result = make_trainer(
+        tmp_path,
+        recorder=recorder,
+        epochs=10,
+        validation=make_data(13, seed=2),
+        metrics={"accuracy": lambda output, target: (output.argmax(1) == target).float().mean()},
+    ).fit()
+    assert result.step == 50
+    assert list(recorder.losses) == list(range(1, 51))
+    assert recorder.epochs == list(range(1, 11))
+    assert recorder.losses[50] < 0.7 * recorder.losses[1]
+    assert result.validation == recorder.validations[-1]
+    assert set(result.validation) == {"loss", "accuracy"}
+    assert result.best == min(validation["loss"] for validation in recorder.validations)
+    assert (tmp_path / "run/metrics.jsonl").is_file()
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 8])
+def test_accumulated_steps_are_those_of_the_whole_batch(tmp_path, micro_batch):
+    """Also where the last micro-batch, and the last batch of an epoch, are smaller."""
+    data = make_data(21)
+    whole, split = Recorder(), Recorder()
+    make_trainer(tmp_path / "whole", recorder=whole, data=data).fit()
+    make_trainer(tmp_path / "split", recorder=split, data=data, micro_batch=micro_batch).fit()
+    assert split.losses == pytest.approx(whole.losses, abs=1e-6)
+    assert split.sample_ids == whole.sample_ids
+
+
+def test_a_step_is_what_one_would_write_by_hand(tmp_path):
+    data = make_data(16)
+    torch.manual_seed(5)
+    model = make_net()
+    by_hand = make_net()
+    by_hand.load_state_dict(model.state_dict())
+    optimizer = torch.optim.AdamW(by_hand.parameters(), lr=1e-2)
+    for _ in range(3):
+        nn.functional.cross_entropy(by_hand(data.tensors[0]), data.tensors[1]).backward()
+        nn.utils.clip_grad_norm_(by_hand.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    make_trainer(
+        tmp_path,
+        model=model,
+        data=data,
+        batch=16,
+        epochs=3,
+        shuffle=False,
+        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2),
+    ).fit()
+    for mine, theirs in zip(model.parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_tokens_weigh_what_a_person_says(tmp_path):
+    """A loss that is a mean over tokens, of which samples have different numbers."""
+    data = make_data(24)
+    lengths = torch.arange(24) % 5 + 1
+
+    class WeightedTrainer(TorchTrainer):
+        def batch_weight(self, batch):
+            return batch[2].sum()
+
+        def train_step(self, batch, batch_idx):
+            inputs, target, length = batch
+            losses = nn.functional.cross_entropy(self.model(inputs), target, reduction="none")
+            return (losses * length).sum() / length.sum()
+
+        validation_step = train_step
+
+    recorders = [Recorder(), Recorder()]
+    for recorder, micro_batch in zip(recorders, (None, 3), strict=True):
+        weighted = TensorDataset(*data.tensors, lengths)
+        make_trainer(
+            tmp_path / str(micro_batch),
+            recorder=recorder,
+            kind=WeightedTrainer,
+            data=weighted,
+            validation=weighted,
+            micro_batch=micro_batch,
+        ).fit()
+    assert recorders[1].losses == pytest.approx(recorders[0].losses, abs=1e-6)
+    assert recorders[1].validations[-1] == pytest.approx(recorders[0].validations[-1], abs=1e-6)
+
+
+def test_it_goes_on_where_it_was(tmp_path):
+    whole, first, second = Recorder(), Recorder(), Recorder()
+    settings = {"validation": make_data(13, seed=2), "scheduler": "cosine", "weight_decay": 0.1}
+    expected = make_trainer(tmp_path / "whole", recorder=whole, epochs=4, **settings).fit()
+
+    class Stopper(Callback):
+        def on_step(self, trainer, step):
+            if step.index == 8:
+                trainer.stop()
+
+    stopped = make_trainer(tmp_path / "cut", epochs=4, **settings)
+    stopped.callbacks = [first, Stopper()]
+    halfway = stopped.fit()
+    assert (halfway.step, halfway.is_stopped_early) == (9, True)
+    result = make_trainer(tmp_path / "cut", recorder=second, epochs=4, **settings).fit()
+    assert {**first.losses, **second.losses} == whole.losses
+    assert first.sample_ids + second.sample_ids == whole.sample_ids
+    assert (result.resumed_from, result.best, result.best_step) == (
+        9,
+        expected.best,
+        expected.best_step,
+    )
+    again = make_trainer(tmp_path / "cut", epochs=4, **settings).fit()
+    assert (again.step, again.resumed_from, again.best) == (20, 20, expected.best)
+
+
+def test_preemption_saves_and_ends(tmp_path):
+    class Notice(Callback):
+        def on_step(self, trainer, step):
+            if step.index == 2:
+                trainer.context.preemption.notice()
+
+    recorder = Recorder()
+    trainer = make_trainer(tmp_path, recorder=recorder, checkpoint_epochs=False)
+    trainer.callbacks.append(Notice())
+    try:
+        with pytest.raises(Preempted) as caught:
+            trainer.fit()
+    finally:
+        trainer.context.preemption._deadline_s = None
+    assert caught.value.code == 143
+    assert str(caught.value) == "step 3 is saved; a restart goes on from there"
+    assert recorder.checkpoints == [3]
+    assert make_trainer(tmp_path).fit().resumed_from == 3
+
+
+def test_preemption_without_checkpoints_does_not_say_that_there_is_one(tmp_path, capsys):
+    class Notice(Callback):
+        def on_step(self, trainer, step):
+            trainer.context.preemption.notice()
+
+    trainer = make_trainer(tmp_path, checkpoint_every=0)
+    trainer.callbacks = [Notice(), ConsoleCallback()]
+    try:
+        with pytest.raises(Preempted, match="checkpoint_every=0 saves nothing"):
+            trainer.fit()
+    finally:
+        trainer.context.preemption._deadline_s = None
+    assert "[PREEMPTED] step=1 checkpoint_every=0" in capsys.readouterr().out
+    assert make_trainer(tmp_path).fit().resumed_from is None
+
+
+def test_gradients_that_are_not_numbers_are_left_out_and_reported(tmp_path, caplog):
+    class Spiky(TorchTrainer):
+        def train_step(self, batch, batch_idx):
+            loss = super().train_step(batch, batch_idx)
+            return loss * math.inf if self.progress.step in (3, 4) else loss
+
+    recorder = Recorder()
+    with caplog.at_level(logging.WARNING):
+        result = make_trainer(tmp_path, recorder=recorder, kind=Spiky).fit()
+    assert result.num_skipped == 2
+    assert math.isnan(recorder.losses[4])
+    assert math.isfinite(result.loss)
+    assert "left out" in caplog.text
+    assert recorder.skipped[10] == 2
+
+
+def test_early_stop_and_best_by_max(tmp_path):
+    values = iter([0.1, 0.5, 0.4, 0.3, 0.2, 0.9])
+
+    class Scripted(TorchTrainer):
+        def complete_metrics(self, metrics):
+            return {**metrics, "score": next(values)}
+
+    result = make_trainer(
+        tmp_path,
+        kind=Scripted,
+        validation=make_data(5),
+        epochs=6,
+        best="max",
+        best_metric="score",
+        early_stop=2,
+    ).fit()
+    assert (result.best, result.best_step, result.step) == (0.5, 10, 20)
+    assert result.is_stopped_early
+    assert (tmp_path / "run/best").resolve().name == "step-10"
+
+
+def test_a_run_that_stopped_early_is_done_when_it_is_started_again(tmp_path):
+    settings = {"validation": make_data(5), "lr": 0.0, "epochs": 6, "early_stop": 2}
+    first = make_trainer(tmp_path, **settings).fit()
+    again = make_trainer(tmp_path, **settings).fit()
+    assert (first.step, again.step) == (15, 15)
+    assert first.is_stopped_early
+    assert again.is_stopped_early
+    more_patient = make_trainer(tmp_path, **{**settings, "early_stop": 3}).fit()
+    assert more_patient.step == 20
+
+
+def test_a_metric_that_is_not_there(tmp_path):
+    trainer = make_trainer(tmp_path, validation=make_data(5), best_metric="los")
+    with pytest.raises(SpecError, match="did you mean loss"):
+        trainer.fit()
+
+
+def test_validation_and_checkpoints_by_steps(tmp_path):
+    recorder = Recorder()
+    make_trainer(
+        tmp_path,
+        recorder=recorder,
+        steps=7,
+        epochs=None,
+        validation=make_data(5),
+        validate_every=3,
+        checkpoint_every=4,
+        checkpoint_epochs=False,
+    ).fit()
+    assert len(recorder.validations) == 3  # after steps 3 and 6, and at the end
+    assert recorder.checkpoints == [3, 4, 6, 7]  # each of these was the best so far, or due
+    recorder = Recorder()
+    make_trainer(tmp_path / "never", recorder=recorder, checkpoint_every=0).fit()
+    assert recorder.checkpoints == []
+    assert not list((tmp_path / "never/run").glob("step-*"))
+
+
+def test_checkpoints_by_time(tmp_path):
+    recorder = Recorder()
+    make_trainer(
+        tmp_path, recorder=recorder, checkpoint_every="0s", checkpoint_epochs=False, epochs=1
+    ).fit()
+    assert recorder.checkpoints == [1, 2, 3, 4, 5]
+
+
+def test_no_validation_data_is_no_error(tmp_path):
+    assert make_trainer(tmp_path).fit().validation == {}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_low_precision(tmp_path, precision):
+    recorder, exact = Recorder(), Recorder()
+    make_trainer(tmp_path / "low", recorder=recorder, precision=precision).fit()
+    make_trainer(tmp_path / "full", recorder=exact).fit()
+    told = {step: loss for step, loss in recorder.losses.items() if math.isfinite(loss)}
+    assert len(told) >= 8  # fp16 may leave a step out while it finds its scale
+    assert list(told.values()) == pytest.approx([exact.losses[s] for s in told], rel=0.1)
+    assert list(told.values()) != [exact.losses[s] for s in told]
+
+
+def test_lines_that_can_be_grepped(tmp_path, capsys):
+    trainer = make_trainer(tmp_path, validation=make_data(5), log_every=5)
+    trainer.callbacks = [ConsoleCallback()]
+    trainer.fit()
+    tags = re.findall(r"^\[(\w+)\]", capsys.readouterr().out, re.MULTILINE)
+    assert tags == ["DDP", "VALID", "TRAIN", "EPOCH", "VALID", "TRAIN", "EPOCH", "DONE"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": None}, "no torch.nn.Module"),
+        ({"data": None}, "no data to train on"),
+        ({"loss": "cross_entrop"}, "did you mean cross_entropy"),
+        ({"optimizer": "adamww"}, "did you mean adamw"),
+        ({"precision": "bf8"}, "there are fp32, bf16, fp16"),
+        ({"optimizer": lambda _: 3}, "returned a int"),
+        ({"strategy": "deepspeed"}, "DeepSpeed"),
+    ],
+)
+def test_what_is_missing_is_told(tmp_path, settings, message):
+    with pytest.raises(SpecError, match=message):
+        make_trainer(tmp_path, **settings).fit()
+
+
+def test_unknown_keywords_are_errors():
+    with pytest.raises(SpecError, match="did you mean micro_batch"):
+        TorchTrainer(micro_batches=3)
+
+
+def test_the_loop_fits_one_screen():
+    source = Path(TorchTrainer.fit.__code__.co_filename).read_text()
+    loop = source[source.index("    def _train(self)") : source.index("    def _steps(self)")]
+    assert loop.count("\n") < 40
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ({}, {"optimizer": "sgd"}, "the checkpoint's optimizer is no SGD"),
+        ({"scheduler": lambda o: StepLR(o, 3)}, {}, "LambdaLR cannot take the 'scheduler'"),
+    ],
+)
+def test_another_kind_of_optimizer_or_scheduler_cannot_go_on(tmp_path, before, after, message):
+    make_trainer(tmp_path, steps=3, **before).fit()
+    with pytest.raises(SpecError, match=message):
+        make_trainer(tmp_path, **after).fit()
+
+
+def test_schedulers_that_would_not_step_are_refused(tmp_path):
+    class SetsItwinaisName(TorchTrainer):
+        def create_model_loss_optimizer(self):
+            super().create_model_loss_optimizer()
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+            self.lr_scheduler = StepLR(self.optimizer, 1)
+
+    with pytest.raises(SpecError, match=r"set self\.scheduler"):
+        make_trainer(tmp_path, kind=SetsItwinaisName).fit()
+    with pytest.raises(SpecError, match="ReduceLROnPlateau waits for a metric"):
+        make_trainer(tmp_path, scheduler=ReduceLROnPlateau).fit()
+
+
+@pytest.mark.parametrize(
+    ("returned", "shown"),
+    [
+        (None, "None"),
+        (0.5, "0.5"),
+        (torch.ones(3), r"of \[3\]"),
+        ({"a": 1}, "None"),
+        ((1, 2, 3), "1, 2, 3"),
+    ],
+)
+def test_what_is_no_loss_is_told(tmp_path, returned, shown):
+    class Returns(TorchTrainer):
+        def train_step(self, batch, batch_idx):
+            return returned
+
+    with pytest.raises(SpecError, match=rf"Returns\.train_step returned a loss .*{shown}"):
+        make_trainer(tmp_path, kind=Returns).fit()
+
+
+def test_a_loss_in_a_vector_of_one_is_a_loss(tmp_path):
+    class ReturnsVector(TorchTrainer):
+        def train_step(self, batch, batch_idx):
+            return super().train_step(batch, batch_idx).reshape(1)
+
+    assert make_trainer(tmp_path, kind=ReturnsVector).fit().loss is not None
+
+
+def test_a_class_of_optimizer_takes_the_settings_as_its_name_does(tmp_path):
+    trainer = make_trainer(tmp_path, optimizer=torch.optim.SGD, lr=0.5, weight_decay=0.1)
+    trainer.fit()
+    groups = trainer.optimizer.param_groups
+    assert [(group["lr"], group["weight_decay"]) for group in groups] == [(0.5, 0.1), (0.5, 0.0)]

@@ -1,0 +1,137 @@
+"""A trainer's settings from dicts, files and flags; one that is misspelt is an error that says so."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+
+from windlass.errors import SpecError
+from windlass.train.trainer_config import read_options
+from windlass.train.trainer_options import TrainerOptions, read_seconds
+
+
+def read(config=None, **defaults):
+    return read_options(TrainerOptions, defaults, config)
+
+
+def test_a_config_wins_over_keywords():
+    options = read({"epochs": 3, "lr": 0.1}, epochs=1, batch=8)
+    assert (options.epochs, options.lr, options.batch) == (3, 0.1, 8)
+
+
+def test_files(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "epochs: 3\nlr: 1e-3\nblocks: [Block, Head]\nclip: null\ncheckpoint_every: 30s\n"
+    )
+    options = read(path)
+    assert (options.epochs, options.lr, options.blocks) == (3, 0.001, ("Block", "Head"))
+    assert (options.clip, options.checkpoint_every_s) == (None, 30.0)
+    (tmp_path / "config.json").write_text('{"steps": 7}')
+    assert read(str(tmp_path / "config.json")).steps == 7
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "config.json"])
+def test_a_file_that_cannot_be_parsed_is_named(tmp_path, name):
+    (tmp_path / name).write_text("{lr: [\n")
+    with pytest.raises(SpecError, match=rf"{name} is not (YAML|JSON): (?s:.)*line "):
+        read(tmp_path / name)
+
+
+def test_flags(tmp_path):
+    (tmp_path / "config.yaml").write_text("epochs: 3\nbatch: 64\n")
+    words = (
+        f"--config {tmp_path}/config.yaml --epochs 5 --lr=3e-4 --no-resume --compile --clip none"
+    )
+    options = read(f"{words} --trackers mlflow,tensorboard --validate-every 20".split())
+    assert (options.epochs, options.batch, options.lr) == (5, 64, 3e-4)
+    assert (options.resume, options.compile, options.clip) == (False, True, None)
+    assert options.trackers == ("mlflow", "tensorboard")
+    assert options.validate_every == 20
+
+
+def test_none_is_a_word_where_a_word_is_asked_for():
+    assert read(["--strategy", "none"]).strategy == "none"
+    assert read({"strategy": "none"}).strategy == "none"
+    assert read(["--out", "none"]).out is None
+
+
+def test_a_run_by_the_name_that_torchrun_lets_pass():
+    assert read(["--run-id", "night"]).run == "night"
+
+
+def test_help_shows_what_the_program_set(capsys):
+    with pytest.raises(SystemExit) as ended:
+        read(["--batch", "8", "--help"], epochs=3, trackers=("mlflow",))
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert {"  --epochs 3", "  --trackers mlflow", "  --batch 32", "  --resume true"} <= set(shown)
+
+
+@pytest.mark.parametrize(
+    ("config", "message", "hint"),
+    [
+        ({"epoch": 3}, "no setting 'epoch'", "did you mean epochs?"),
+        (["--learning-rte", "1"], "no setting 'learning_rte'", ""),
+        ({"batch_size": 3}, "no setting 'batch_size'", "per rank"),
+        (["--learning-rate", "1"], "no setting 'learning_rate'", "it is called lr here"),
+        ({"optim_lr": 3}, "no setting 'optim_lr'", "it is called lr here"),
+        ({"epochs": "three"}, "epochs is 'three', and should be int | None", "change epochs"),
+        ({"epochs": 2.5}, "epochs is 2.5", ""),
+        ({"compile": 3}, "compile is 3, and should be bool", ""),
+        ({"epochs": 0}, "epochs is 0", "from 1 up"),
+        ({"best": "lowest"}, "best is 'lowest'", '"min" or "max"'),
+        ({"validate_every": "often"}, "validate_every is 'often'", ""),
+        ({"checkpoint_every": "soon"}, "'soon' is not a time", '"30s"'),
+        ({"validate_every": 0}, "validate_every is 0", "or leave it out"),
+        ({"checkpoint_every": -3}, "checkpoint_every is -3", "0 saves no checkpoints"),
+        ({"tokens_per_sample": -1}, "tokens_per_sample is -1", ""),
+        ({"steps": math.inf}, "steps is inf", ""),
+        (["--epochs"], "--epochs needs a value", ""),
+        (["epochs"], "'epochs' is not a flag", "--key value"),
+        ("no-such.yaml", "no-such.yaml cannot be read", ""),
+    ],
+)
+def test_what_is_wrong_is_told(config, message, hint):
+    with pytest.raises(SpecError) as caught:
+        read(config)
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.yaml", b"lr: [1\n  x", "is not YAML"),
+        ("a.json", b"{lr", "is not JSON"),
+        ("a.yaml", b"\xff\xfe", "it is no text"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SpecError, match=message) as caught:
+        read(tmp_path / name)
+    assert name in caught.value.message
+
+
+def test_settings_of_ones_own_are_fields():
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(TrainerOptions):
+        hidden: int = 32
+
+    globals()["Mine"] = Mine
+    assert read_options(Mine, {}, ["--hidden", "64"]).hidden == 64
+    with pytest.raises(SpecError, match="did you mean hidden"):
+        read_options(Mine, {}, ["--hiden", "64"])
+
+
+def test_a_budget_of_tokens_is_a_number_of_samples():
+    assert read(tokens_per_step=1 << 16, tokens_per_sample=2048).samples_per_step == 32
+    with pytest.raises(SpecError, match="how many tokens a sample has"):
+        _ = read(tokens_per_step=1 << 16).samples_per_step
+
+
+def test_times():
+    assert [read_seconds(text) for text in ("250ms", "30s", "5m", "1.5h")] == [0.25, 30, 300, 5400]

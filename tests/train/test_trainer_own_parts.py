@@ -1,0 +1,128 @@
+"""What people bring to TorchTrainer: subclasses, DataLoaders, models that return their loss."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
+from toy_training import Recorder, make_data, make_net, make_trainer
+
+from windlass.errors import SpecError
+from windlass.train import ConsoleCallback, TorchTrainer
+
+
+class OldTrainer(TorchTrainer):
+    """As people wrote them for itwinai."""
+
+    def create_model_loss_optimizer(self):
+        self.model = make_net()
+        self.loss = nn.CrossEntropyLoss()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=self.config.lr)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3)
+
+    def train_step(self, batch, batch_idx):
+        x, y = batch
+        return self.loss(self.model(x), y), {"accuracy": 1.0}
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        return self.loss(self.model(x), y)
+
+
+def test_subclasses_of_itwinais_kind(tmp_path):
+    trainer = OldTrainer(
+        config={"lr": 0.1, "batch": 8, "async_checkpoints": False},
+        epochs=2,
+        strategy="ddp",
+        out=tmp_path,
+        callbacks=[],
+    )
+    result = trainer.execute(make_data(), make_data(5))
+    assert result.step == 10
+    assert result.best is not None
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.1**3)
+
+
+def test_test_data_is_told_of(tmp_path, capsys):
+    trainer = make_trainer(tmp_path, callbacks=[ConsoleCallback()])
+    result = trainer.execute(make_data(), None, make_data(7, seed=3))
+    assert set(result.test) == {"loss"}
+    assert f"[TEST] step=10 test_loss={result.test['loss']:.6g}" in capsys.readouterr().out
+    assert trainer.evaluate(make_data(7, seed=3)) == result.test
+
+
+def test_a_train_step_that_computes_gradients_is_refused(tmp_path):
+    class StepsItself(TorchTrainer):
+        def train_step(self, batch, batch_idx):
+            loss = super().train_step(batch, batch_idx)
+            loss.backward()
+            self.optimizer.step()
+            return loss, {}
+
+    trainer = StepsItself(
+        model=make_net, data=make_data(8), loss="cross_entropy", out=str(tmp_path), callbacks=[]
+    )
+    with pytest.raises(SpecError, match=r"StepsItself\.train_step has computed gradients itself"):
+        trainer.fit()
+
+
+def test_a_model_that_returns_its_loss(tmp_path):
+    class Rows(Dataset):
+        def __len__(self):
+            return 16
+
+        def __getitem__(self, index):
+            return {"x": torch.full((2,), float(index))}
+
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+
+        def forward(self, x):
+            return {"loss": self.layer(x / 16).pow(2).mean()}
+
+    recorder = Recorder()
+    make_trainer(tmp_path, recorder=recorder, model=Own, data=Rows(), loss=None).fit()
+    assert recorder.losses[4] < recorder.losses[1]
+
+
+def test_a_dataloader_is_taken_apart(tmp_path):
+    trainer = make_trainer(tmp_path, data=DataLoader(make_data(), batch_size=10))
+    assert trainer.fit().step == 8
+
+
+def test_dataloaders_that_a_subclass_makes_are_taken_apart(tmp_path):
+    class MakesLoaders(TorchTrainer):
+        def create_dataloaders(self):
+            self.train_dataloader = DataLoader(make_data(), batch_size=10, shuffle=True)
+            self.validation_dataloader = DataLoader(make_data(5), batch_size=2)
+
+    recorder = Recorder()
+    result = make_trainer(tmp_path, recorder=recorder, kind=MakesLoaders, data=None).fit()
+    assert result.step == 8
+    assert len(recorder.validations) == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sampler": WeightedRandomSampler([1.0] * 40, 20), "batch_size": 4},
+        {"sampler": RandomSampler(range(40), num_samples=20), "batch_size": 4},
+        {"batch_sampler": BatchSampler(SequentialSampler(range(40)), 4, drop_last=False)},
+        {"batch_size": None},
+    ],
+    ids=["weighted", "some", "batches", "no batches"],
+)
+def test_a_dataloader_that_chooses_its_samples_is_refused(tmp_path, options):
+    trainer = make_trainer(tmp_path, data=DataLoader(make_data(), **options))
+    with pytest.raises(SpecError, match="give the dataset itself"):
+        trainer.fit()

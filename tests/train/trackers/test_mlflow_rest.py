@@ -1,0 +1,135 @@
+"""The REST client against a server whose answers are written down."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from windlass.train.trackers.mlflow_rest import MlflowRefused, RestStore
+from windlass.train.trackers.mlflow_store import MlflowBatch, MlflowMetric
+
+
+class ScriptedMlflow(ThreadingHTTPServer):
+    """Answers (status, body) in turn, and keeps what it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.answers: list[tuple[int, Any]] = []
+        self.asked: list[tuple[str, Any, str]] = []
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: ScriptedMlflow
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        path = self.path.removeprefix("/base/api/2.0/mlflow/")
+        self.server.asked.append(
+            (path, json.loads(body or b"null"), self.headers.get("Authorization", ""))
+        )
+        status, answer = self.server.answers.pop(0)
+        data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_POST = do_GET  # noqa: N815
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedMlflow]:
+    with ScriptedMlflow() as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def store_of(server: ScriptedMlflow, *, user: str = "", **env: str) -> RestStore:
+    return RestStore(f"http://{user}127.0.0.1:{server.server_port}/base/", env)
+
+
+def test_a_run_of_an_experiment_that_another_made_meanwhile(server: ScriptedMlflow) -> None:
+    server.answers = [
+        (404, {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "no"}),
+        (400, {"error_code": "RESOURCE_ALREADY_EXISTS", "message": "there"}),
+        (200, {"experiment": {"experiment_id": "7"}}),
+        (200, {"run": {"info": {"run_id": "abc"}}}),
+    ]
+    assert store_of(server).create_run("my runs", name="r", tags={"a": "b"}) == "abc"
+    assert server.asked[0][0] == "experiments/get-by-name?experiment_name=my%20runs"
+    path, body, _ = server.asked[3]
+    assert path == "runs/create"
+    assert (body["experiment_id"], body["tags"]) == ("7", [{"key": "a", "value": "b"}])
+
+
+def test_numbers_that_json_lacks_go_as_protobuf_writes_them(server: ScriptedMlflow) -> None:
+    server.answers = [(200, {})]
+    values = [1.5, float("nan"), float("inf"), float("-inf")]
+    metrics = [MlflowMetric(key="x", value=v, timestamp_ms=1, step=2) for v in values]
+    store_of(server).log_batch("r", MlflowBatch(metrics=metrics))
+    sent = [metric["value"] for metric in server.asked[0][1]["metrics"]]
+    assert sent == [1.5, "NaN", "Infinity", "-Infinity"]
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_what_may_be_better_later_is_an_os_error(server: ScriptedMlflow, status: int) -> None:
+    server.answers = [(status, "busy")]
+    with pytest.raises(ConnectionError, match=f"answers {status}: busy"):
+        store_of(server).set_status("r", "FINISHED")
+
+
+def test_what_is_refused_is_told_with_the_servers_words(server: ScriptedMlflow) -> None:
+    server.answers = [(403, "Invalid Host header"), (200, "<html>")]
+    with pytest.raises(MlflowRefused, match="refuses runs/update: 403 Invalid Host header"):
+        store_of(server).set_status("r", "FINISHED")
+    with pytest.raises(MlflowRefused, match="its answer is not MLflow's"):
+        store_of(server).set_status("r", "FINISHED")
+
+
+def test_a_server_that_is_not_there_is_an_os_error(server: ScriptedMlflow) -> None:
+    store = RestStore("http://127.0.0.1:1", {})
+    with pytest.raises(ConnectionError, match=r"no MLflow server answers at http://127\.0\.0\.1:1"):
+        store.read_params("r")
+
+
+def test_a_run_that_is_gone_or_deleted_is_none(server: ScriptedMlflow) -> None:
+    server.answers = [
+        (404, {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "no"}),
+        (200, {"run": {"info": {"lifecycle_stage": "deleted"}, "data": {}}}),
+    ]
+    store = store_of(server)
+    assert store.read_params("r") is None
+    assert store.read_params("r") is None
+
+
+@pytest.mark.parametrize(
+    ("user", "env", "expected"),
+    [
+        ("", {}, ""),
+        ("", {"MLFLOW_TRACKING_TOKEN": "t0"}, "Bearer t0"),
+        ("me:p%40ss@", {}, "Basic " + base64.b64encode(b"me:p@ss").decode()),
+        (
+            "",
+            {"MLFLOW_TRACKING_USERNAME": "me", "MLFLOW_TRACKING_PASSWORD": "x"},
+            "Basic " + base64.b64encode(b"me:x").decode(),
+        ),
+    ],
+)
+def test_keys_come_as_mlflows_own_client_takes_them(
+    server: ScriptedMlflow, user: str, env: dict[str, str], expected: str
+) -> None:
+    server.answers = [(200, {})]
+    store_of(server, user=user, **env).set_status("r", "RUNNING")
+    assert server.asked[0][2] == expected

@@ -1,0 +1,49 @@
+"""MLFLOW_TRACKING_URI as people write it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from windlass.train.trackers.mlflow_uri import read_tracking_uri
+
+OUT = Path("/out")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "http://mlflow:5000",
+        "https://mlflow.example/x",
+        "sqlite:////out/a.db",
+        "databricks",
+        "postgresql://db/x",
+    ],
+)
+def test_an_address_that_mlflow_takes_stays(value: str) -> None:
+    address = read_tracking_uri(value, out=OUT)
+    assert (address.uri, address.note) == (value, "")
+    assert address.is_server == value.startswith("http")
+
+
+@pytest.mark.parametrize("value", ["/out/mlruns", "file:///out/mlruns", "file:/out/mlruns"])
+def test_a_path_becomes_a_database_under_it(value: str) -> None:
+    address = read_tracking_uri(value, out=OUT)
+    assert address.uri == "sqlite:////out/mlruns/mlflow.db"
+    assert address.database == Path("/out/mlruns/mlflow.db")
+    assert value in address.note
+    assert "mlflow ui --backend-store-uri sqlite:////out/mlruns/mlflow.db" in address.note
+
+
+def test_a_relative_path_is_taken_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read_tracking_uri("./mlruns", out=OUT).uri == f"sqlite:///{tmp_path}/mlruns/mlflow.db"
+
+
+def test_no_address_is_a_database_beside_the_runs() -> None:
+    address = read_tracking_uri("", out=OUT)
+    assert address.uri == "sqlite:////out/mlflow.db"
+    assert "MLFLOW_TRACKING_URI is not set" in address.note

@@ -1,0 +1,74 @@
+"""Names of jobs on a cluster: the object's own where they can be, found again, never two of one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from kube.api_server import write_kubeconfig
+from kube.storing_cluster import StoringCluster, storing_cluster
+
+from windlass.errors import WindlassError
+from windlass.trainer import TrainerClient
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch) -> Iterator[StoringCluster]:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").touch()
+    monkeypatch.chdir(project)
+    with storing_cluster() as cluster:
+        cluster.objects |= {"jobs": [], "secrets": [], "pods": []}
+        monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path, server=cluster.url)))
+        monkeypatch.setenv("WINDLASS_IMAGE", "torch:1")
+        yield cluster
+
+
+def test_the_object_has_the_job_s_name(cluster):
+    job = TrainerClient().create_job("mine", train_func=print)
+    assert job.job.id == "mine"
+    assert {"jobs/mine", "secrets/mine"} <= set(cluster.names())
+    assert TrainerClient().get_job("mine").status == "Created"
+    assert [job.name for job in TrainerClient().list_jobs()] == ["mine"]
+    with pytest.raises(RuntimeError, match="there is a job mine already: it is Created"):
+        TrainerClient().create_job("mine", train_func=print)
+
+
+def test_what_is_refused_leaves_nothing(cluster, home):
+    cluster.refused = "secrets"
+    with pytest.raises(WindlassError, match="secrets are refused here"):
+        TrainerClient().create_job("mine", train_func=print)
+    assert cluster.names() == []
+    assert list((home / "kubernetes").iterdir()) == []
+    cluster.refused = ""
+    assert TrainerClient().create_job("mine", train_func=print).job.id == "mine"
+
+
+def test_a_name_that_somebody_freed_in_the_cluster_is_free_here(cluster):
+    TrainerClient().create_job("mine", train_func=print)
+    for plural in list(cluster.objects):
+        cluster.put(plural)
+    with pytest.raises(RuntimeError, match="there is no job 'mine'"):
+        TrainerClient().get_job_status("mine")
+    assert TrainerClient().create_job("mine", train_func=print).job.id == "mine"
+
+
+def test_a_job_of_that_name_in_another_place_is_another(cluster, home):
+    folder = home / "kubernetes" / "mine"
+    folder.mkdir(parents=True)
+    place = {"context": "here", "namespace": "another"}
+    (folder / "where.json").write_text(json.dumps(place))
+    with pytest.raises(RuntimeError, match="there is no job 'mine'"):
+        TrainerClient().get_job_status("mine")
+    client = TrainerClient()
+    job = client.create_job("mine", train_func=print)
+    assert job.name == "mine"
+    assert job.job.id.startswith("mine-")
+    assert (folder / "where.json").exists()
+    other = TrainerClient()
+    assert other._names.find("mine").job.ref == job.job.ref
+    assert [known.name for known in other.list_jobs()] == ["mine"]
+    with pytest.raises(RuntimeError, match="there is a job mine already"):
+        other.create_job("mine", train_func=print)

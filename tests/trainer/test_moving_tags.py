@@ -1,0 +1,20 @@
+"""Images under a tag that moves: pulled for TrainerClient only where they are missing, and not silently."""
+
+from __future__ import annotations
+
+import pytest
+
+from windlass.trainer.moving_tags import keep_present
+
+
+@pytest.mark.parametrize("image", ["docker.io/a/b:latest", "a/b", "host:5000/b"])
+def test_a_tag_that_moves_is_taken_as_nodes_have_it(image):
+    patch, note = keep_present(image, "node")
+    container = {"name": "node", "imagePullPolicy": "IfNotPresent"}
+    assert patch == {"spec": {"containers": [container]}}
+    assert note.startswith(f"{image} is pulled where it is missing only")
+
+
+@pytest.mark.parametrize("image", ["", "a/b:1.2", "a/b:latest@sha256:00"])
+def test_nothing_is_said_of_others(image):
+    assert keep_present(image, "node") == ({}, "")

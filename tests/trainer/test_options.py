@@ -1,0 +1,64 @@
+"""Options of `train`."""
+
+import pytest
+
+from windlass.trainer.options import (
+    ActiveDeadlineSeconds,
+    Annotations,
+    Labels,
+    Name,
+    TrainerArgs,
+    TrainerCommand,
+    read_options,
+)
+from windlass.trainer.sdk_errors import WrongArgument
+
+
+def test_nothing():
+    options = read_options(None)
+    assert (options.name, options.command, dict(options.settings)) == ("", (), {})
+
+
+def test_all_of_them():
+    options = read_options(
+        [
+            Name("first"),
+            Labels({"team": "a", "kueue.x-k8s.io/queue-name": "fast"}),
+            Annotations({"note": "b"}),
+            TrainerArgs(["--lr", "1"]),
+            TrainerCommand(["torchrun", "main.py"]),
+            ActiveDeadlineSeconds(60),
+            Name("second"),
+        ]
+    )
+    assert options.name == "second"
+    assert options.command == ("torchrun", "main.py", "--lr", "1")
+    assert options.settings == {
+        "queue": "fast",
+        "labels": {"team": "a"},
+        "annotations": {"note": "b"},
+        "timeout_s": 60,
+    }
+
+
+class Nane:
+    """Near a name that is known."""
+
+
+class RuntimePatch:
+    """As the SDK's own is called."""
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (Nane(), "did you mean Name?"),
+        (RuntimePatch(), "TrainerClient(volumes="),
+        (TrainerCommand("torchrun x"), "takes a list of words"),
+        (ActiveDeadlineSeconds(0), "a whole number from 1"),
+    ],
+)
+def test_what_is_wrong(option, message):
+    with pytest.raises(WrongArgument) as caught:
+        read_options([option])
+    assert message in str(caught.value)

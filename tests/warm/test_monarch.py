@@ -1,0 +1,189 @@
+"""Monarch on the nodes of a compute, and of jobs: a mesh for a function, workers for all calls, losses.
+
+Skipped where Monarch is not installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waits import find_left_over, wait_for
+
+import windlass as kt
+
+pytest.importorskip("monarch.actor", reason="Monarch is not installed: pip install torchmonarch")
+import monarch_tasks
+
+pytestmark = [pytest.mark.local_only, pytest.mark.timeout(300)]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def compute(on):
+    yield on.make()
+    on.clean()
+
+
+def spread(compute: kt.Compute, function: Any) -> kt.Remote:
+    return kt.fn(function).to(compute).distribute(framework="monarch", workers=2)
+
+
+def test_a_function_has_a_mesh_of_all_nodes_and_gives_one_value(compute):
+    result = spread(compute, monarch_tasks.greet)("ab", times=2)
+    assert result == {"sizes": {"hosts": 2}, "said": [f"abab {rank}" for rank in range(4)]}
+
+
+def test_what_actors_print_is_in_the_calls_log_by_node(compute, tmp_path):
+    """Two actors of a node that print at the same moment share a line: Python writes its end apart."""
+    flag = tmp_path / "seen"
+    call = spread(compute, monarch_tasks.greet_until).submit("ab", str(flag))
+
+    def read_greetings() -> set[tuple[int, str]]:
+        return {(line.node, line.text) for line in call.logs() if "greets" in line.text}
+
+    wait_for(lambda: bool(read_greetings()), "an actor's line is there", 60.0)
+    flag.touch()
+    assert call.result(timeout_s=120) == 4
+    greetings = read_greetings()
+    said = [(node, int(rank)) for node, text in greetings for rank in re.findall(r"r (\d)", text)]
+    assert said
+    assert all(node == rank // 2 for node, rank in said)
+
+
+def test_calls_share_workers_that_only_their_user_can_reach(compute, home):
+    first, second = (spread(compute, monarch_tasks.look)() for _ in range(2))
+    assert first["hosts"] == second["hosts"]
+    assert first["workers"] == second["workers"]
+    assert first["rank"] != second["rank"]
+    assert first["folders"] == {os.getcwd()}
+    for host in first["hosts"]:
+        folder = Path(host.removeprefix("ipc://")).parent
+        assert (folder.stat().st_mode & 0o777, folder.stat().st_uid) == (0o700, os.getuid())
+
+
+def test_actors_of_a_call_end_with_it(compute, home):
+    spread(compute, monarch_tasks.greet)("x")
+    wait_for(lambda: find_actors(home) == [], "its actors are gone", 20.0)
+
+
+def find_actors(home: Path) -> list[int]:
+    lines = [line for line in find_left_over(home) if "bootstrap_main" in line]
+    return [int(line.partition(":")[0]) for line in lines]
+
+
+def test_code_that_was_edited_is_what_runs(compute, project):
+    source = """
+        from monarch.actor import Actor, endpoint
+        class Own(Actor):
+            @endpoint
+            def tell(self):
+                return VALUE
+        def ask(mesh):
+            own = mesh.spawn_procs({"gpus": 1}).spawn("own", Own)
+            return [one for _, one in own.tell.call().get(timeout=60).items()]
+    """
+    for value in (1, 2):
+        project.write("{stem}.py", source.replace("VALUE", str(value)))
+        remote = spread(compute, project.load("{stem}").ask)
+        assert remote() == [value] * 2
+
+
+def test_an_object_keeps_its_actors_between_calls(compute):
+    keeper = kt.cls(monarch_tasks.Keeper).to(compute).distribute(framework="monarch", workers=2)
+    assert [keeper.greet("a"), keeper.greet("b")] == ["a 0", "b 0"]
+
+
+def test_an_exception_of_an_actor_comes_back(compute):
+    with pytest.raises(Exception, match="an actor's own error"):
+        spread(compute, monarch_tasks.raise_in_actor)()
+
+
+def test_an_actor_that_fails_unhandled_is_named(compute):
+    with pytest.raises(
+        RuntimeError, match=r"a Monarch actor failed.*\n.*exited with non-zero code 3"
+    ):
+        spread(compute, monarch_tasks.lose_actor)()
+
+
+def test_a_call_that_leaves_something_out_is_refused_here(compute):
+    with pytest.raises(kt.SpecError, match="missing a required argument: 'name'"):
+        spread(compute, monarch_tasks.greet)()
+
+
+def test_a_lost_worker_ends_the_call_and_the_next_has_another(compute, tmp_path):
+    before = spread(compute, monarch_tasks.look)()
+    call = spread(compute, monarch_tasks.wait_until_killed).submit(str(tmp_path / "flag"))
+    wait_for((tmp_path / "flag").exists, "its actor is at work", 60.0)
+    os.kill(before["workers"][1], signal.SIGKILL)
+    verdict = call.wait(30).verdict
+    assert (verdict.kind.value, verdict.node in (0, 1)) == ("killed by a signal", True)
+    assert verdict.message.startswith("Monarch's worker on ")
+    after = spread(compute, monarch_tasks.look)()
+    assert not set(after["workers"]) & set(before["workers"])
+
+
+def test_a_job_whose_worker_is_lost_goes_on_with_a_new_mesh(home, tmp_path):
+    before = find_actors(home)
+    flag = tmp_path / "flag"
+    job = kt.submit(
+        *(monarch_tasks.wait_until_killed, (), {"flag": str(flag)}),
+        framework="monarch",
+        nodes=2,
+        grace_s=1,
+        restarts=1,
+    )
+    wait_for(flag.exists, "its actor is at work", 60.0)
+    actor = next(pid for pid in find_actors(home) if pid not in before)
+    flag.unlink()
+    os.kill(read_parent(actor), signal.SIGKILL)
+    wait_for(flag.exists, "and again, on another mesh", 60.0)
+    status = job.status()
+    assert (status.attempt, [one.kind.value for one in status.history]) == (
+        1,
+        ["killed by a signal"],
+    )
+    job.cancel()
+    job.wait(60)
+
+
+def read_parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_nothing_of_monarch_outlives_a_killed_agent(home, tmp_path, index):
+    before = set(find_actors(home))
+    job = kt.submit(
+        *(monarch_tasks.wait_until_killed, (), {"flag": str(tmp_path / "flag")}),
+        framework="monarch",
+        nodes=2,
+        grace_s=1,
+        node_restarts=0,
+    )
+    wait_for((tmp_path / "flag").exists, "it runs", 60.0)
+    os.kill(job.status().nodes[index].pid, signal.SIGKILL)
+    job.wait(60)
+    wait_for(lambda: set(find_actors(home)) <= before, "all are gone", 30.0)
+
+
+def test_the_guides_script_says_on_each_host_what_its_ranks_do():
+    script = str(ROOT / "examples/kubernetes_ddp.py")
+    words = ["--num_hosts", "2", "--gpus_per_host", "1"]
+    job = kt.submit(script, words, framework="monarch", nodes=2)
+    job.wait(200)
+    lines = {(line.node, line.text) for line in job.logs()}
+    for rank in (0, 1):
+        for text in (
+            "Initializing torch distributed",
+            "Finished initializing torch distributed",
+            "Running basic DDP example",
+            "local_rank=0",
+            "Finished running basic DDP example",
+        ):
+            assert (rank, f"self.rank={rank} {text}") in lines
+    assert (0, "2 ranks, weights agree") in lines

@@ -1,0 +1,189 @@
+"""Ray on the nodes of a compute, and of jobs beside it: one value, one cluster for all calls, losses.
+
+Skipped where Ray is not installed. Starting it takes seconds, so that tests share one compute.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray_tasks import look, run_ray_job, use_until_killed
+from waits import find_left_over, wait_for
+
+import windlass as kt
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray[default]'")
+pytestmark = [pytest.mark.local_only, pytest.mark.timeout(600)]
+
+WORKER = {"gpus": 1, "cpus": "1", "memory": "1Gi"}
+
+
+@pytest.fixture(scope="module")
+def compute(on):
+    compute = on.make(
+        cpus="1", memory="1Gi", image=kt.images.Ray("2.32.0-py311"), pretend_gpus=True
+    )
+    yield compute
+    on.clean()
+
+
+def spread(compute: kt.Compute, function: Any) -> kt.Remote:
+    remote = kt.fn(function).to(compute)
+    return remote.distribute(framework="ray", workers=1, worker_node_options=WORKER)
+
+
+def find_rays(home: Path, name: str, address: str = "") -> list[int]:
+    """Processes of Ray, of the node at an address."""
+    lines = [line for line in find_left_over(home) if name in line.split(" ", 2)[1]]
+    at = f"--node_ip_address={address}" if address else ""
+    return [int(line.partition(":")[0]) for line in lines if at in line]
+
+
+def test_the_guides_snippet(compute):
+    """With fewer tasks: Ray starts a process for each that uses a GPU."""
+    assert spread(compute, run_ray_job)(6) == [f"Task {i} on GPU" for i in range(6)]
+
+
+def test_all_calls_have_one_cluster_and_its_token_is_nowhere_to_be_read(compute, home):
+    first, second = spread(compute, look)(), spread(compute, look)()
+    assert first == second
+    assert first["rank"] == ("0", "1")
+    assert first["gpus"] == {"127.0.0.2": 0, "127.0.0.3": 1}
+    assert len(first["token"]) == 64
+    assert find_rays(home, "raylet") != []
+    assert not any(first["token"] in line for line in find_left_over(home))
+    texts = [path.read_bytes() for path in home.rglob("*") if path.is_file()]
+    assert not any(first["token"].encode() in text for text in texts)
+    status = kt.attach(str(compute.nodes().ref)).status()
+    assert "the 1 GPU(s) of node 1 are pretended" in [c.message for c in status.conditions]
+
+
+def test_the_dashboard_is_at_a_port_that_the_verb_names(compute):
+    spread(compute, look)()
+    shown = subprocess.run(
+        [sys.executable, "-m", "windlass.cli.main", "port-forward", compute.name, "8265"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert shown.stdout.startswith("127.0.0.1:"), shown.stderr
+    with urllib.request.urlopen(
+        f"http://{shown.stdout.strip()}/api/gcs_healthz", timeout=30
+    ) as got:
+        assert got.status == 200
+
+
+def test_a_job_beside_it_has_a_cluster_of_its_own_and_gives_one_value(compute):
+    mine = spread(compute, look)()
+    theirs = kt.run(look, framework="ray", nodes=2, gpus=2, pretend_gpus=True, cpus=1, quiet=True)
+    assert theirs["gpus"] == {"127.0.0.2": 2, "127.0.0.3": 2}
+    assert theirs["address"] != mine["address"]
+    assert theirs["token"] != mine["token"]
+
+
+def test_a_lost_worker_is_said_and_comes_back(compute, home):
+    remote = spread(compute, look)
+    remote()
+    [raylet] = find_rays(home, "raylet", "127.0.0.3")
+    os.kill(raylet, signal.SIGKILL)
+    status = kt.attach(str(compute.nodes().ref)).status
+    wait_for(lambda: "ClusterNodeLost" in [c.reason for c in status().conditions], "it is said")
+    wait_for(lambda: find_rays(home, "raylet", "127.0.0.3") not in ([], [raylet]), "a new one")
+    wait_for(lambda: remote()["gpus"] == {"127.0.0.2": 0, "127.0.0.3": 1}, "it is back")
+
+
+def test_a_lost_head_ends_the_call_and_the_next_has_another(compute, home, tmp_path):
+    before = spread(compute, look)()
+    call = spread(compute, use_until_killed).submit(str(tmp_path / "flag"))
+    wait_for((tmp_path / "flag").exists, "it runs")
+    [head] = find_rays(home, "gcs_server")
+    os.kill(head, signal.SIGKILL)
+    verdict = call.wait(60).verdict
+    assert (verdict.kind.value, verdict.node) == ("lost node", 0)
+    assert verdict.message.startswith("Ray's head on ")
+    after = spread(compute, look)()
+    assert after["address"] != before["address"]
+    assert after["gpus"] == before["gpus"]
+
+
+def test_fewer_gpus_than_asked_for_are_an_error_before_the_function_runs(make, tmp_path):
+    here = make(cpus="1")
+    remote = (
+        kt.fn(use_until_killed)
+        .to(here)
+        .distribute(framework="ray", workers=1, worker_node_options={"gpus": 99})
+    )
+    with pytest.raises(kt.WindlassError, match=r"node 1 was to have 99 GPU\(s\)"):
+        remote(str(tmp_path / "flag"))
+    assert not (tmp_path / "flag").exists()
+
+
+class RayJob:
+    """A job whose function uses its cluster until it is killed, and the processes of its Ray."""
+
+    def __init__(self, home: Path, flag: Path) -> None:
+        self._home = home
+        self._before = set(find_rays(home, ""))
+        self.job = kt.submit(
+            *(use_until_killed, (str(flag),)), framework="ray", nodes=2, cpus=1, grace_s=1
+        )
+
+    def find(self, name: str = "", address: str = "") -> list[int]:
+        return [pid for pid in find_rays(self._home, name, address) if pid not in self._before]
+
+    def check_nothing_is_left(self) -> None:
+        wait_for(lambda: self.find() == [], "all are gone", 60.0)
+
+
+@pytest.fixture
+def ray_job(home, tmp_path):
+    made = RayJob(home, tmp_path / "flag")
+    try:
+        wait_for((tmp_path / "flag").exists, "it runs", 300.0)
+        yield made
+    finally:
+        made.job.cancel(now=True)
+        made.job.wait(120)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_nothing_of_ray_outlives_a_killed_agent(ray_job, index):
+    job = ray_job.job
+    [raylet] = ray_job.find("raylet", f"127.0.0.{2 + index}")
+    os.kill(job.status().nodes[index].pid, signal.SIGKILL)
+    wait_for(lambda: raylet not in ray_job.find("raylet"), "its raylet is gone", 60.0)
+    if index:
+        assert job.status().phase.value == "running"  # Ray goes on without a worker
+        job.cancel()
+    job.wait(120)
+    ray_job.check_nothing_is_left()
+
+
+@pytest.mark.parametrize(("name", "address"), [("gcs_server", ""), ("raylet", "127.0.0.2")])
+def test_a_killed_head_ends_the_attempt_and_nothing_of_ray_outlives_it(ray_job, name, address):
+    [head] = ray_job.find(name, address)
+    os.kill(head, signal.SIGKILL)
+    status = ray_job.job.wait(120)
+    assert status.phase.value == "failed"
+    assert (status.verdict.kind.value, status.verdict.node) == ("lost node", 0)
+    assert status.verdict.message.startswith("Ray's head on ")
+    ray_job.check_nothing_is_left()
+
+
+def test_a_killed_worker_comes_back_and_goes_with_the_job(ray_job):
+    [raylet] = ray_job.find("raylet", "127.0.0.3")
+    os.kill(raylet, signal.SIGKILL)
+    wait_for(lambda: ray_job.find("raylet", "127.0.0.3") not in ([], [raylet]), "a new one", 120.0)
+    job = ray_job.job
+    assert job.status().phase.value == "running"
+    assert "ClusterNodeLost" in [c.reason for c in job.status().conditions]
+    job.cancel()
+    job.wait(120)
+    ray_job.check_nothing_is_left()
