@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from all_reduce import ALL_REDUCE
 from cluster_space import Space
 from kube.plans import make_pod_plan
 from trainer.guide_run import GUIDE_JOB, run_guide
@@ -131,16 +132,6 @@ def test_a_custom_trainer_succeeds_fails_and_its_name_is_free_again(api, client)
     wait_for(lambda: read_conditions(api, "custom").get("Failed", False), "the object, too")
     client.delete_job("custom")
     wait_for(lambda: not list_objects(api, "custom"), "nothing is left", 30)
-
-
-ALL_REDUCE = """
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.ones(1)
-dist.all_reduce(total)
-print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {total.item():.0f}", flush=True)
-dist.destroy_process_group()
-"""
 
 
 def test_without_an_image_a_job_has_its_runtime_s(api, monkeypatch):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from all_reduce import ALL_REDUCE
 from cluster_shared import make_shared
 from cluster_space import Space
 from dialect_in_use import use_dialect
@@ -26,14 +27,6 @@ from windlass.kube.torchrun_pods import Rendezvous
 from windlass.wire.status import Phase
 
 pytestmark = pytest.mark.cluster
-ALL_REDUCE = """
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.ones(1)
-dist.all_reduce(total)
-print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {total.item():.0f}\\n", end="", flush=True)
-dist.destroy_process_group()
-"""
 
 
 @pytest.fixture
