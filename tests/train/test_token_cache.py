@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import logging
 import multiprocessing
 import os
@@ -196,3 +197,22 @@ def test_what_was_made_is_told(
     caplog.set_level(logging.INFO)
     cache_tokens(data, encode_bytes, cache=tmp_path / "cache")
     assert "train.jsonl: 2 documents, 3 tokens, 3 of them learned" in caplog.text
+
+
+def test_a_cache_that_cannot_be_written_is_named(data, tmp_path):
+    (tmp_path / "file").write_text("")
+    for cache in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(SpecError, match=f"nothing can be written to {cache}") as refused:
+            cache_tokens(data, encode_bytes, cache=cache, **KEY)
+        assert "name a folder" in refused.value.hint
+
+
+def test_a_data_file_that_is_not_there_is_not_the_caches_fault(data, tmp_path):
+    class Vanishing:
+        eos_token_id = 0
+
+        def __call__(self, text: str) -> list[int]:
+            raise PermissionError(errno.EACCES, "Permission denied", "/elsewhere/vocabulary.txt")
+
+    with pytest.raises(PermissionError, match="vocabulary"):
+        cache_tokens(data, Vanishing(), cache=tmp_path / "cache", **KEY)

@@ -216,6 +216,23 @@ def test_a_run_that_stopped_early_is_done_when_it_is_started_again(tmp_path):
     assert more_patient.step == 20
 
 
+@pytest.mark.parametrize("options", [{}, {"validation": make_data(5), "validate_every": None}])
+def test_an_early_stop_without_validations_is_refused(tmp_path, options):
+    with pytest.raises(SpecError, match="early_stop=2 counts validations, and there are none"):
+        make_trainer(tmp_path, early_stop=2, **options).fit()
+
+
+def test_a_resume_with_another_rate_says_which_one_counts(tmp_path, caplog):
+    recorder = Recorder()
+    make_trainer(tmp_path, epochs=1).fit()
+    trainer = make_trainer(tmp_path, lr=0.5, batch=10, recorder=recorder)
+    trainer.fit()
+    assert trainer.optimizer.param_groups[0]["lr"] == 1e-2
+    assert "lr was 0.01 when step 5 was saved and is 0.5 now: the optimizer goes on" in caplog.text
+    assert "batch was 8 when step 5 was saved and is 10 now: samples come in" in caplog.text
+    assert "weight_decay was" not in caplog.text
+
+
 def test_a_metric_that_is_not_there(tmp_path):
     trainer = make_trainer(tmp_path, validation=make_data(5), best_metric="los")
     with pytest.raises(SpecError, match="did you mean loss"):

@@ -9,6 +9,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
+    DistributedSampler,
     RandomSampler,
     SequentialSampler,
     WeightedRandomSampler,
@@ -98,6 +99,26 @@ def test_a_model_that_returns_its_loss(tmp_path):
 def test_a_dataloader_is_taken_apart(tmp_path):
     trainer = make_trainer(tmp_path, data=DataLoader(make_data(), batch_size=10))
     assert trainer.fit().step == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "is_mixed"),
+    [
+        ({}, False),
+        ({"shuffle": True}, True),
+        ({"sampler": DistributedSampler(range(40), num_replicas=1, rank=0)}, True),
+        ({"sampler": DistributedSampler(range(40), num_replicas=1, rank=0, shuffle=False)}, False),
+    ],
+    ids=["plain", "mixed", "by its sampler", "plain by its sampler"],
+)
+def test_a_dataloader_keeps_its_order_and_what_it_drops(tmp_path, options, is_mixed):
+    recorder = Recorder()
+    loader = DataLoader(make_data(), batch_size=9, drop_last=True, **options)
+    result = make_trainer(tmp_path, recorder=recorder, data=loader, epochs=1).fit()
+    assert result.step == 4
+    sample_ids = [i for step in recorder.sample_ids for i in step]
+    assert len(set(sample_ids)) == 36
+    assert (sample_ids != list(range(36))) == is_mixed
 
 
 def test_dataloaders_that_a_subclass_makes_are_taken_apart(tmp_path):

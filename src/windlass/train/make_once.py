@@ -17,12 +17,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from windlass.errors import WaitTimeout
+from windlass.errors import SpecError, WaitTimeout
 from windlass.waiting import wait_until
 
 logger = logging.getLogger(__name__)
 
 _STALE_S = 3600.0  # a folder that nobody has written to for so long was left behind
+_NO_ROOM = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST),
+    *(errno.ENOSPC, errno.EDQUOT),
+)
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
 
@@ -36,17 +40,35 @@ def make_once(
     """Have `folder` there and whole; whether it was made by this very call."""
     if is_whole(folder):
         return False
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(folder.parent / f".{folder.name}.lock", str(folder), timeout_s):
-        if is_whole(folder):
-            return False
-        _remove_leftovers(folder)
-        unfinished = folder.parent / f"{folder.name}.making-{os.getpid()}-{os.urandom(4).hex()}"
-        try:
-            make(unfinished)
-            return _put_in_place(unfinished, folder, is_whole)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(folder.parent / f".{folder.name}.lock", str(folder), timeout_s):
+            return False if is_whole(folder) else _make(folder, make, is_whole)
+    except OSError as error:
+        if error.errno not in _NO_ROOM or not _is_within(error.filename, folder.parent):
+            raise
+        raise SpecError(
+            f"nothing can be written to {folder.parent}: {error.strerror}",
+            hint="name a folder that this user can write, on a disk with room",
+        ) from error
+
+
+def _make(folder: Path, make: Callable[[Path], None], is_whole: Callable[[Path], bool]) -> bool:
+    _remove_leftovers(folder)
+    unfinished = folder.parent / f"{folder.name}.making-{os.getpid()}-{os.urandom(4).hex()}"
+    try:
+        make(unfinished)
+        return _put_in_place(unfinished, folder, is_whole)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _is_within(name: object, folder: Path) -> bool:
+    """Whether an error is about this folder; one without a name is of a file that is open: no room."""
+    if not isinstance(name, str | bytes):
+        return True
+    path, folder = Path(os.fsdecode(name)).absolute(), folder.absolute()
+    return path.is_relative_to(folder) or folder.is_relative_to(path)
 
 
 def _put_in_place(unfinished: Path, folder: Path, is_whole: Callable[[Path], bool]) -> bool:

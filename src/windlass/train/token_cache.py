@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -144,8 +145,9 @@ def hash_file(path: Path, cache: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     if time.time() - status.st_mtime > _SETTLED_S:
-        remembered.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = remembered.with_name(f"{name}.{os.getpid()}-{os.urandom(4).hex()}")
-        unfinished.write_text(digest.hexdigest(), encoding="ascii")
-        unfinished.replace(remembered)
+        with suppress(OSError):  # it is only remembered; a cache that is read-only still serves
+            remembered.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = remembered.with_name(f"{name}.{os.getpid()}-{os.urandom(4).hex()}")
+            unfinished.write_text(digest.hexdigest(), encoding="ascii")
+            unfinished.replace(remembered)
     return digest.hexdigest()

@@ -32,21 +32,19 @@ def make_loader(data: Any, trainer: TorchTrainer) -> Loader:
             "there is no data to train on", hint="give data=, or override create_dataloaders"
         )
     options = trainer.options
-    settings = _settings(trainer)
-    batch, micro_batch = options.samples_per_step, options.micro_batch
+    settings = _settings(trainer) | {
+        "batch": options.samples_per_step,
+        "shuffle": options.shuffle,
+        "drop_last": options.drop_last,
+    }
     if isinstance(data, DataLoader):
-        settings |= _take_apart(data)
-        batch = (data.batch_size or 1) * trainer.shape.data_ranks  # as torch counts: per rank
+        settings |= _take_apart(data) | {
+            "batch": (data.batch_size or 1) * trainer.shape.data_ranks,  # as torch counts: per rank
+            "shuffle": _is_shuffled(data),
+            "drop_last": data.drop_last,
+        }
         data = data.dataset
-    return Loader(
-        data,
-        batch=batch,
-        micro_batch=micro_batch,
-        seed=options.seed,
-        shuffle=options.shuffle,
-        drop_last=options.drop_last,
-        **settings,
-    )
+    return Loader(data, micro_batch=options.micro_batch, seed=options.seed, **settings)
 
 
 def make_eval_loader(data: Any, trainer: TorchTrainer) -> EvalLoader | None:
@@ -74,7 +72,7 @@ def _settings(trainer: TorchTrainer) -> dict[str, Any]:
 
 
 def _take_apart(loader: Any) -> dict[str, Any]:
-    """What a DataLoader was told besides its batch and its order, which are ours."""
+    """What a DataLoader was told besides its batch and its order."""
     if loader.batch_size is None:
         raise SpecError(
             "a DataLoader without a batch size, or with a batch_sampler, cannot be taken apart",
@@ -93,3 +91,9 @@ def _takes_each_once(sampler: Any) -> bool:
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
     return type(sampler) in (SequentialSampler, DistributedSampler)
+
+
+def _is_shuffled(loader: Any) -> bool:
+    """Whether a DataLoader was told to mix its samples; in which way is ours, by the seed."""
+    sampler = loader.sampler
+    return bool(getattr(sampler, "shuffle", isinstance(sampler, RandomSampler)))

@@ -54,17 +54,28 @@ class Saver:
         facts = dict(loaded.facts)
         self._trainer.progress = TrainProgress.from_facts(facts)
         self.run_ids = dict(facts.get("run_ids") or {})
-        for name, now in self._order_facts().items():
-            if name in facts and facts[name] != now:
-                logger.warning(
-                    "%s was %s when step %d was saved and is %s now: samples come in another order",
-                    name,
-                    facts[name],
-                    loaded.step,
-                    now,
-                )
+        self._warn_of_changes(facts, self._order_facts(), "samples come in another order")
+        self._warn_of_changes(
+            facts, self._rate_facts(), "the optimizer goes on with what it was saved with"
+        )
         self._saved_step = loaded.step
         return int(loaded.step)
+
+    def _warn_of_changes(
+        self, saved: Mapping[str, Any], now: Mapping[str, Any], consequence: str
+    ) -> None:
+        if not self._trainer.context.is_main:
+            return
+        for name in now:
+            if name in saved and saved[name] != now[name]:
+                logger.warning(
+                    "%s was %s when step %d was saved and is %s now: %s",
+                    name,
+                    saved[name],
+                    self._trainer.progress.step,
+                    now[name],
+                    consequence,
+                )
 
     def _is_restart(self) -> bool:
         """Whether the newest checkpoint is of an earlier attempt of this job, which resume=False keeps."""
@@ -84,7 +95,7 @@ class Saver:
             trainer.parts.log.settle()
             trainer.laid_out.share_buffers()
             run_ids = self.run_ids if self.trackers is None else self.trackers.run_ids
-            facts = {**progress.to_facts(), **self._order_facts()}
+            facts = {**progress.to_facts(), **self._order_facts(), **self._rate_facts()}
             self._checkpoints.save(
                 self._state,
                 step=progress.step,
@@ -116,6 +127,11 @@ class Saver:
             "batch": loader.batch,
             "num_samples": loader.num_samples,
         }
+
+    def _rate_facts(self) -> dict[str, Any]:
+        """Settings that an optimizer takes once, and then keeps in its own state."""
+        options = self._trainer.options
+        return {"lr": options.lr, "weight_decay": options.weight_decay}
 
 
 def find_job(environ: Mapping[str, str]) -> str:

@@ -76,6 +76,7 @@ def set_up(trainer: TorchTrainer) -> None:
     trainer.create_dataloaders()
     trainer.train_dataloader = make_loader(trainer.train_dataloader, trainer)  # torch's, perhaps
     trainer.validation_dataloader = make_eval_loader(trainer.validation_dataloader, trainer)
+    _check_early_stop(trainer)
     trainer.total_steps = _count_steps(trainer)
     trainer.scheduler = make_scheduler(
         trainer.scheduler, trainer.optimizer, options, total=trainer.total_steps
@@ -189,6 +190,17 @@ def _state(
         "scheduler": trainer.scheduler,
     }
     return state if scaler is None else {**state, "scaler": scaler}
+
+
+def _check_early_stop(trainer: TorchTrainer) -> None:
+    options = trainer.options
+    if options.early_stop is None:
+        return
+    if trainer.validation_dataloader is None or options.validate_every is None:
+        raise SpecError(
+            f"early_stop={options.early_stop} counts validations, and there are none",
+            hint="give data for validation and validate_every, or leave early_stop out",
+        )
 
 
 def _count_steps(trainer: TorchTrainer) -> int:
