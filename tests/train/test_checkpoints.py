@@ -10,6 +10,7 @@ import pytest
 import torch
 from checkpoint_states import fill, make_state, same_state, train
 from torch import nn
+from train.rounded_momentum import Rounded, RoundedMomentum
 
 from windlass.errors import EngineError, SpecError
 from windlass.train.checkpoints import Checkpoints
@@ -103,6 +104,26 @@ def test_moments_keep_their_own_precision(checkpoints):
         torch.bfloat16,
         torch.float32,
     )
+
+
+def test_moments_that_are_made_of_other_tensors_come_back_as_they_are(checkpoints):
+    states = [make_state(seed=seed) for seed in (0, 1)]
+    for state in states:
+        state["optimizer"] = RoundedMomentum(state["model"].parameters())
+        state["schedule"] = torch.optim.lr_scheduler.StepLR(state["optimizer"], step_size=2)
+    state, fresh = states
+    train(state, num_steps=3)
+    checkpoints.save(state, step=3, facts={})
+    train(state, num_steps=2)
+    checkpoints.load(fresh)
+    moments = [values["moment"] for values in fresh["optimizer"].state.values()]
+    assert {(type(moment), moment.codes.dtype) for moment in moments} == {(Rounded, torch.int8)}
+    train(fresh, num_steps=2)
+    theirs = [values["moment"] for values in state["optimizer"].state.values()]
+    ours = [values["moment"] for values in fresh["optimizer"].state.values()]
+    assert all(torch.equal(a.codes, b.codes) for a, b in zip(theirs, ours, strict=True))
+    weights = fresh["model"].state_dict()
+    assert all(torch.equal(v, weights[name]) for name, v in state["model"].state_dict().items())
 
 
 def test_wrappers_leave_no_trace(checkpoints):

@@ -22,6 +22,8 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from windlass.train.wrapped_tensors import list_parts
+
 logger = logging.getLogger(__name__)
 
 _ALIGN_BYTES = 64
@@ -141,7 +143,8 @@ class StagingMemory:
                 parameter for group in optimizer.param_groups for parameter in group["params"]
             ]
             values += [value for state in optimizer.state.values() for value in state.values()]
-            storages |= {_storage(value) for value in values if isinstance(value, torch.Tensor)}
+            tensors = [value for value in values if isinstance(value, torch.Tensor)]
+            storages |= {_storage(part) for tensor in tensors for part in list_parts(tensor)}
         return frozenset(storages)
 
     def _before_step(self, *_: Any) -> None:

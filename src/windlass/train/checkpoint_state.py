@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from windlass.errors import SpecError
+from windlass.train.wrapped_tensors import WrappedAt, is_wrapped, put_together, take_apart
 
 _WRAPPED = (
     "_orig_mod.",
@@ -287,6 +288,8 @@ def _read(value: Any) -> Any:
 
 def _take_tensors(value: Any, name: str, tensors: dict[str, Any]) -> Any:
     """The value with a TensorAt for each tensor in it, which goes to `tensors`."""
+    if is_wrapped(value):
+        return take_apart(value, lambda key, part: _take_tensors(part, f"{name}.{key}", tensors))
     if isinstance(value, torch.Tensor):
         tensors[name] = value.detach()
         return TensorAt(name)
@@ -302,6 +305,8 @@ def _take_tensors(value: Any, name: str, tensors: dict[str, Any]) -> Any:
 def _put_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if isinstance(value, TensorAt):
         return tensors[value.name]
+    if isinstance(value, WrappedAt):
+        return put_together(value, lambda part: _put_tensors(part, tensors))
     if isinstance(value, dict):
         return {key: _put_tensors(item, tensors) for key, item in value.items()}
     if type(value) in (list, tuple):
@@ -312,6 +317,8 @@ def _put_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 def _find_tensors(value: Any) -> Iterator[TensorAt]:
     if isinstance(value, TensorAt):
         yield value
+    elif isinstance(value, WrappedAt):
+        yield from _find_tensors(value.parts)
     elif isinstance(value, dict):
         for item in value.values():
             yield from _find_tensors(item)

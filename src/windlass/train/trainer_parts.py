@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
+from windlass.train.adamw_8bit import ADAMW_8BIT, make_adamw_8bit
 from windlass.train.schedules import make_schedule
 from windlass.train.trainer_options import TrainerOptions
 
@@ -65,9 +66,12 @@ def make_optimizer(choice: Any, model: nn.Module, options: TrainerOptions) -> Op
                 hint="write it like `lambda params: torch.optim.AdamW(params, lr=1e-3)`",
             )
         return made
+    if choice == ADAMW_8BIT:
+        return make_adamw_8bit(group_by_decay(model, options.weight_decay), lr=options.lr)
     if choice not in OPTIMIZERS:
         raise SpecError(
-            f"{choice!r} is not an optimizer", hint=did_you_mean(str(choice), tuple(OPTIMIZERS))
+            f"{choice!r} is not an optimizer",
+            hint=did_you_mean(str(choice), (*OPTIMIZERS, ADAMW_8BIT)),
         )
     is_cuda = any(p.is_cuda for p in model.parameters())
     return OPTIMIZERS[choice](
