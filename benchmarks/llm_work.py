@@ -25,16 +25,16 @@ LENGTH = 4096
 _SPECIAL = 256  # places at the end of the vocabulary, the first of which ends a document
 
 
-def make_config(shape: str) -> dict[str, object]:
-    """The `config.json` of a Llama of this shape."""
+def make_config(shape: str, *, layers: int | None = None) -> dict[str, Any]:
+    """The `config.json` of a Llama of this shape, or of one that is deeper or less deep."""
     from windlass.recipes.llm_config import LlamaConfig, make_hf_config
 
-    layers, width, mlp, heads, kv_heads, vocabulary = SHAPES[shape]
+    depth, width, mlp, heads, kv_heads, vocabulary = SHAPES[shape]
     config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=width,
         mlp_size=mlp,
-        num_layers=layers,
+        num_layers=layers or depth,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_size=width // heads,

@@ -1,0 +1,88 @@
+"""Losses of `llm.py`: bf16 and fp8 over seeds, and ours against Hugging Face's loop on one order of rows.
+
+A seed is another order of the same rows. Cases are small (rows of 2048, 8 of them a step), since what counts
+is their number. Hugging Face's loop sees the rows of our own run of as many steps, in the same order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from llm_runs import hf, ours
+
+SEEDS = (42, 43, 44)
+SEEDS_STEPS, LOOP_STEPS = 300, 200
+AT_ONCE = 10  # steps whose mean is one number
+LAST = 5  # such numbers at the end, that are compared
+Case = Callable[[], dict[str, Any]]
+
+
+def make_loss_cases(given: argparse.Namespace, *, precisions: tuple[str, ...]) -> dict[str, Case]:
+    """The cases by their names."""
+    rows = {"length": min(given.length, 2048), "batch": 8}
+    told = {**rows, "log_every": AT_ONCE}
+    by_seed: dict[str, Case] = {
+        _name(precision, seed): partial(
+            ours,
+            _name(precision, seed),
+            given,
+            **{**told, "precision": precision, "seed": seed, "steps": SEEDS_STEPS},
+        )
+        for precision in precisions
+        for seed in SEEDS
+    }
+    sides: dict[str, Case] = {
+        "losses-ours": partial(
+            ours, "losses-ours", given, **{**told, "precision": precisions[0], "steps": LOOP_STEPS}
+        ),
+        "losses-hf": partial(hf, "loop", given, **{**rows, "steps": LOOP_STEPS}),
+    }
+    return {**by_seed, **sides}
+
+
+def describe_losses(seen: dict[str, Any], *, precisions: tuple[str, ...]) -> list[str]:
+    """What the losses say, as far as their cases were run."""
+    lines = []
+    ends = {
+        precision: [
+            statistics.mean(seen[name]["losses"][-LAST:])
+            for seed in SEEDS
+            if (name := _name(precision, seed)) in seen
+        ]
+        for precision in precisions
+    }
+    complete = {precision: values for precision, values in ends.items() if len(values) > 1}
+    for precision, values in complete.items():
+        lines.append(
+            f"{precision}: loss over the last {LAST * AT_ONCE} of {SEEDS_STEPS} steps "
+            f"{statistics.mean(values):.4f}, sigma {statistics.stdev(values):.4f} over {len(values)} seeds"
+        )
+    if len(complete) == 2:
+        first, second = complete.values()
+        apart = abs(statistics.mean(first) - statistics.mean(second))
+        limit = 2 * statistics.stdev(first)
+        verdict = "equal" if apart <= limit else "NOT equal"
+        lines.append(f"apart by {apart:.4f}, 2 sigma are {limit:.4f}: {verdict}")
+    if "losses-ours" in seen and "losses-hf" in seen:
+        theirs = _means(seen["losses-hf"]["losses"])
+        pairs = list(zip(seen["losses-ours"]["losses"], theirs, strict=True))
+        most = max(abs(mine - other) / other for mine, other in pairs)
+        lines.append(
+            f"ours and Hugging Face's loop on one order, {LOOP_STEPS} steps: means of {AT_ONCE} steps "
+            f"differ by {most:.2%} at most, the last are {pairs[-1][0]:.4f} and {pairs[-1][1]:.4f}"
+        )
+    return lines
+
+
+def _name(precision: str, seed: int) -> str:
+    return f"losses-{precision}-{seed}"
+
+
+def _means(losses: list[float]) -> list[float]:
+    return [
+        statistics.mean(losses[start : start + AT_ONCE]) for start in range(0, len(losses), AT_ONCE)
+    ]

@@ -1,0 +1,114 @@
+"""Runs the two sides of `llm.py`, each in a process of its own, and reads what they tell."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+WARM_UP = 10  # steps that are not counted
+
+
+class OutOfMemory(RuntimeError):
+    """The device had no room for a case."""
+
+
+def run(words: list[str], log: Path) -> str:
+    """A command's output; its whole output is in the log as well."""
+    started_s = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    log.write_text(done.stdout)
+    took_s = time.perf_counter() - started_s
+    print(f"  {' '.join(words)[:150]}: {took_s:.0f} s, status {done.returncode}", flush=True)
+    if done.returncode:
+        kind = OutOfMemory if "OutOfMemoryError" in done.stdout else RuntimeError
+        raise kind(f"see {log}: ...{done.stdout[-1500:]}")
+    return done.stdout
+
+
+def hf(side: str, given: argparse.Namespace, **more: Any) -> dict[str, Any]:
+    """A case of Hugging Face's, in a process of its own."""
+    flags = {"steps": given.steps, "batch": given.batch, "length": given.length, **more}
+    words = [str(HERE / "llm_hf.py"), side, str(given.work)]
+    words += [word for key, value in flags.items() for word in (f"--{key}", str(value))]
+    seen = json.loads(run(words, given.work / f"hf-{side}-{flags['steps']}.log").splitlines()[-1])
+    times = seen["times"]
+    warm_up = min(WARM_UP, len(times) // 2)
+    step_s = (times[-1] - times[warm_up]) / (len(times) - 1 - warm_up)
+    return {
+        "tokens_per_s": seen["tokens"] / step_s,
+        "peak_gib": seen.get("peak_gib"),
+        "losses": seen["losses"],
+        "first_step_s": times[1] - times[0],
+    }
+
+
+def ours(
+    name: str, given: argparse.Namespace, *words: str, kind: str = "long", **more: Any
+) -> dict[str, Any]:
+    """A case of the recipe from its beginning, as its metrics tell it."""
+    shutil.rmtree(find_out(given, name), ignore_errors=True)
+    started_s = time.time()
+    run(make_command(name, given, *words, kind=kind, **more), given.work / f"{name}.log")
+    return read_metrics(find_out(given, name), started_s=started_s)
+
+
+def find_out(given: argparse.Namespace, name: str) -> Path:
+    """The folder of a case of ours."""
+    return Path(given.work) / "out" / name
+
+
+def make_command(
+    name: str,
+    given: argparse.Namespace,
+    *words: str,
+    kind: str = "long",
+    model: Path | None = None,
+    **more: Any,
+) -> list[str]:
+    """What Python is told to run the recipe."""
+    flags = {
+        "model-local-dir": model or given.work / "model",
+        "tokenizer-local-dir": given.work / "model",
+        "train-file": given.work / f"{kind}.jsonl",
+        "cache": given.work / "tokens",
+        "out": given.work / "out",
+        "run": name,
+        "length": given.length,
+        "batch": given.batch,
+        "steps": given.steps,
+        "checkpoint-every": 0,
+        "log-every": 5,
+        **{key.replace("_", "-"): value for key, value in more.items()},
+    }
+    command = ["-m", "windlass.recipes.train_framework", "--local-files-only", "--no-export"]
+    command += [word for key, value in flags.items() for word in (f"--{key}", str(value))]
+    return [*command, *words]
+
+
+def read_metrics(folder: Path, *, started_s: float) -> dict[str, Any]:
+    """What the recipe has written down of a training."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    told = [line for line in lines if "tokens_per_s" in line.get("metrics", {})]
+    counted = [line["metrics"] for line in told if line["step"] > WARM_UP] or [told[-1]["metrics"]]
+    return {
+        "tokens_per_s": sum(m["tokens_per_s"] * m["elapsed_s"] for m in counted)
+        / sum(m["elapsed_s"] for m in counted),
+        "mfu": statistics.median(m.get("mfu", 0.0) for m in counted),
+        "data_wait_share": statistics.median(m["data_wait_share"] for m in counted),
+        "peak_gib": told[-1]["metrics"]["memory_peak_bytes"] / 2**30,
+        "losses": [line["metrics"]["loss"] for line in told],
+        "first_steps_s": told[0]["time"] - started_s,
+        "step_max_s": max(m["step_max_s"] for m in counted),
+        "other_s": sum(m["other_s"] for m in counted),
+        "step_p50_s": statistics.median(m["step_p50_s"] for m in counted),
+    }

@@ -1,0 +1,87 @@
+"""Checkpoints of `llm.py`: what a save costs, that those which are kept are whole, kill -9 during a save."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from llm_runs import find_out, make_command, ours, read_metrics, run
+
+SAVE_EVERY = 8  # steps
+_WAIT_S = 300.0
+_POLL_S = 0.002
+
+
+def measure_saves(given: argparse.Namespace, precision: str) -> dict[str, Any]:
+    """A training that saves every few steps, then goes on for one; all files that are kept are hashed."""
+    more = {"precision": precision, "checkpoint_every": SAVE_EVERY}
+    seen = ours("saves", given, **more)
+    steps = check_whole(find_out(given, "saves"))
+    again = run(
+        make_command("saves", given, **{**more, "steps": given.steps + 1}),
+        given.work / "saves-resumed.log",
+    )
+    return {**seen, "whole": steps, "resumed_at": read_first_step(again)}
+
+
+def measure_kill(given: argparse.Namespace, precision: str) -> dict[str, Any]:
+    """SIGKILL of the whole training while its second checkpoint is written; what the next start finds."""
+    folder = find_out(given, "killed")
+    shutil.rmtree(folder, ignore_errors=True)
+    more = {"precision": precision, "checkpoint_every": SAVE_EVERY}
+    command = make_command("killed", given, **more)
+    begun_s = time.time()
+    with (given.work / "killed.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, *command], stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            half = wait_for_half_written(folder, process)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    whole = check_whole(folder)
+    again = run(command, given.work / "killed-resumed.log")
+    seen = read_metrics(folder, started_s=begun_s)
+    return {**seen, "half_written": half, "whole": whole, "resumed_at": read_first_step(again)}
+
+
+def wait_for_half_written(folder: Path, process: subprocess.Popen[bytes]) -> str:
+    """The folder of a checkpoint that is being written while an earlier one is there already."""
+    until_s = time.monotonic() + _WAIT_S
+    while time.monotonic() < until_s and process.poll() is None:
+        names = {path.name for path in folder.glob("*step-*")}
+        whole = {name for name in names if re.fullmatch(r"step-\d+", name)}
+        if whole and (half := names - whole):
+            return half.pop()
+        time.sleep(_POLL_S)
+    raise RuntimeError(f"no second checkpoint was seen in the making in {folder}")
+
+
+def check_whole(folder: Path) -> list[int]:
+    """The steps that a run has checkpoints of; an error if one of their files is not what was written."""
+    from windlass.train.checkpoint_manifest import find_hash_faults, find_whole
+    from windlass.train.checkpoint_storage import open_storage
+
+    storage = open_storage(str(folder))
+    manifests = find_whole(storage)
+    for manifest in manifests:
+        if faults := find_hash_faults(storage, manifest, sorted(manifest.files)):
+            raise RuntimeError(f"step-{manifest.step} of {folder} is damaged: {faults}")
+    return sorted(manifest.step for manifest in manifests)
+
+
+def read_first_step(output: str) -> int:
+    """The step at which a training began."""
+    match = re.search(r"\[DDP\] .*step=(\d+)/", output)
+    if match is None:
+        raise RuntimeError(f"no [DDP] line: {output[-1500:]}")
+    return int(match[1])
