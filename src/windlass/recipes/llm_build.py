@@ -19,7 +19,7 @@ from windlass.recipes.llm_attention import make_mask
 from windlass.recipes.llm_config import find_difference
 from windlass.recipes.llm_files import read_hf_config
 from windlass.recipes.llm_hf import load_llama
-from windlass.recipes.llm_linear import use_fp8
+from windlass.recipes.llm_linear import join_with_adapters, use_fp8
 from windlass.recipes.llm_loss import IGNORED, linear_cross_entropy
 from windlass.recipes.llm_options import LlmOptions
 
@@ -128,6 +128,7 @@ def add_adapters(model: nn.Module, options: LlmOptions) -> None:
     for weight in model.parameters():
         if weight.requires_grad:
             weight.data = weight.data.float()
+    join_with_adapters(model, ADAPTER)
     frozen = {name for name, weight in model.named_parameters() if not weight.requires_grad}
 
     def leave_out(_module: nn.Module, state: dict[str, Any], *_rest: Any) -> None:

@@ -51,7 +51,7 @@ class _Fp8Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _multiply(x, weight.t())
+        return fp8_matmul(x, weight.t())
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -59,12 +59,13 @@ class _Fp8Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight = ctx.needs_input_grad
         return (
-            _multiply(gradient, weight) if needs_x else None,
+            fp8_matmul(gradient, weight) if needs_x else None,
             gradient.t() @ x if needs_weight else None,
         )
 
 
-def _multiply(left: Tensor, right: Tensor) -> Tensor:
+def fp8_matmul(left: Tensor, right: Tensor) -> Tensor:
+    """`left @ right` in float8, without gradients."""
     left8, left_scale = _quantise(left, dim=1)
     right8, right_scale = _quantise(right, dim=0)
     product: Tensor = torch._scaled_mm(  # noqa: SLF001 - the only way there is in torch 2.6

@@ -1,16 +1,20 @@
 """Linear layers whose weights may be wider than what is computed, alone and several at once.
 
 Layers with one input are one matmul: their weights are joined while they are cast, which costs nothing more
-than the cast. Layers that somebody has wrapped (an adapter, a tensor-parallel plan) are called one by one.
+than the cast; adapters of ours are part of it (`llm_lora`). Layers that somebody else has wrapped (a
+tensor-parallel plan, adapters of another kind) are called one by one.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from windlass.recipes.llm_fp8 import can_fp8, fp8_linear
+from windlass.recipes.llm_lora import Adapter, adapted_linear, join_adapters
 
 
 class CastLinear(nn.Linear):
@@ -28,10 +32,24 @@ class CastLinear(nn.Linear):
 
 def project(x: Tensor, *layers: nn.Module) -> Tensor:
     """What each of the layers makes of x, one after the other in the last dimension."""
-    if not all(_is_plain(layer) for layer in layers):
-        return torch.cat([layer(x) for layer in layers], dim=-1)
-    weight = torch.cat([layer.weight.to(x.dtype) for layer in layers])
-    return fp8_linear(x, weight) if layers[0].is_fp8 else functional.linear(x, weight)
+    plain = [_find_plain(layer) for layer in layers]
+    known = [layer for layer in plain if layer is not None]
+    if len(known) < len(layers):
+        return _join([layer(x) for layer in layers], dim=-1)
+    adapters = [_find_adapter(layer) for layer in layers]
+    weight = _join([layer.weight.to(x.dtype) for layer in known], dim=0)
+    is_fp8 = known[0].is_fp8
+    if any(adapter is not None for adapter in adapters):
+        adapter = join_adapters(adapters, [layer.out_features for layer in known])
+        return adapted_linear(x, weight, adapter, is_fp8=is_fp8)
+    return fp8_linear(x, weight) if is_fp8 else functional.linear(x, weight)
+
+
+def join_with_adapters(model: nn.Module, adapter: str) -> None:
+    """Let layers on which peft has put this adapter be computed together with it."""
+    for layer in model.modules():
+        if type(getattr(layer, "base_layer", None)) is CastLinear:
+            layer.joined_adapter = adapter
 
 
 def use_fp8(model: nn.Module, *, but: frozenset[str] = frozenset({"lm_head"})) -> int:
@@ -48,5 +66,22 @@ def use_fp8(model: nn.Module, *, but: frozenset[str] = frozenset({"lm_head"})) -
     return len(chosen)
 
 
-def _is_plain(layer: nn.Module) -> bool:
-    return type(layer) is CastLinear and not hasattr(layer.weight, "device_mesh")  # split by a plan
+def _join(tensors: list[Tensor], *, dim: int) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=dim)
+
+
+def _find_plain(layer: nn.Module) -> CastLinear | None:
+    """The layer itself, or the one below an adapter of ours; None for what has to be called."""
+    inner = layer.base_layer if hasattr(layer, "joined_adapter") else layer
+    if type(inner) is not CastLinear or hasattr(inner.weight, "device_mesh"):  # split by a plan
+        return None
+    return inner
+
+
+def _find_adapter(layer: Any) -> Adapter | None:
+    name = getattr(layer, "joined_adapter", None)
+    if name is None:
+        return None
+    return Adapter(
+        layer.lora_A[name].weight, layer.lora_B[name].weight * float(layer.scaling[name])
+    )

@@ -67,8 +67,7 @@ class Attention(nn.Module):
         query, key, value = heads.split([groups * self.group_size, groups, groups], dim=1)
         query, key = rotate(query, places.rope), rotate(key, places.rope)
         out = attend(query, key, value, mask=places.mask, offsets=places.offsets)
-        result: Tensor = self.o_proj(out.transpose(1, 2).reshape(rows, length, -1))
-        return result
+        return project(out.transpose(1, 2).reshape(rows, length, -1), self.o_proj)
 
 
 class MLP(nn.Module):
@@ -82,8 +81,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         both = project(x, self.gate_proj, self.up_proj)
-        result: Tensor = self.down_proj(swiglu(both))
-        return result
+        return project(swiglu(both), self.down_proj)
 
 
 class Block(nn.Module):

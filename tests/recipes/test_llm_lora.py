@@ -1,0 +1,118 @@
+"""Adapters that are computed together with their layers: what peft computes, at any rank, on any layers."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from recipes.tiny_llama import TINY
+
+from windlass.recipes.llm_build import add_adapters
+from windlass.recipes.llm_linear import CastLinear, use_fp8
+from windlass.recipes.llm_lora import Adapter, adapted_linear, join_adapters
+from windlass.recipes.llm_model import Llama
+from windlass.recipes.llm_options import read_llm_options
+
+pytest.importorskip("peft")
+TARGETS = [(), ("q_proj", "v_proj"), ("down_proj",), ("up_proj", "o_proj", "0.mlp.gate_proj")]
+
+
+def make_adapted(*, rank: int, targets: tuple[str, ...] = ()) -> Llama:
+    model = Llama(TINY)
+    model.init_weights(seed=1)
+    words = ["--model", "m", "--lora", str(rank)]
+    words += ["--lora-targets", ",".join(targets)] if targets else []
+    add_adapters(model, read_llm_options(words, {}))
+    generator = torch.Generator().manual_seed(3)
+    for name, weight in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(weight, std=0.3, generator=generator)
+    return model.double()
+
+
+def take_joining_away(model: Llama) -> Llama:
+    """The same model as peft alone would compute it."""
+    model = copy.deepcopy(model)
+    for layer in model.modules():
+        vars(layer).pop("joined_adapter", None)
+    return model
+
+
+def learn(model: Llama, tokens: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    loss = model(tokens, labels=tokens.roll(-1, 1))
+    loss.backward()
+    return loss, {name: w.grad for name, w in model.named_parameters() if w.grad is not None}
+
+
+@pytest.mark.parametrize("targets", TARGETS, ids=["all", "some", "one", "mixed"])
+@pytest.mark.parametrize("rank", [1, 3, 16])
+def test_loss_and_gradients_are_those_of_peft(rank, targets):
+    joined = make_adapted(rank=rank, targets=targets)
+    alone = take_joining_away(joined)
+    tokens = torch.arange(60).reshape(2, 30) * 7 % TINY.vocab_size
+    loss, gradients = learn(joined, tokens)
+    expected, expected_gradients = learn(alone, tokens)
+    torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
+    assert gradients.keys() == expected_gradients.keys()
+    assert all("lora_" in name for name in gradients)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-9, atol=1e-9)
+
+
+def test_layers_are_joined_and_not_called():
+    model = make_adapted(rank=4)
+    calls = []
+    for layer in model.model.layers.modules():
+        if isinstance(layer, CastLinear) or hasattr(layer, "base_layer"):
+            layer.register_forward_hook(lambda *_: calls.append(1))
+    model(torch.arange(20)[None])
+    assert not calls
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of what it does itself
+def test_blocks_with_adapters_are_compiled_as_one_graph():
+    model = make_adapted(rank=4)
+    tokens = torch.arange(40).reshape(2, 20)
+    expected, expected_gradients = learn(copy.deepcopy(model), tokens)
+    model.compile_blocks(backend="aot_eager")
+    loss, gradients = learn(model, tokens)
+    torch.testing.assert_close(loss, expected)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected_gradients[name])
+
+
+def test_an_input_that_needs_no_gradient_gets_none():
+    x = torch.randn(6, 8, dtype=torch.float64)
+    weight = torch.randn(5, 8, dtype=torch.float64)
+    down = torch.randn(2, 8, dtype=torch.float64, requires_grad=True)
+    up = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
+    adapter = join_adapters([Adapter(down, up)], [5])
+    adapted_linear(x, weight, adapter).square().sum().backward()
+    gradients = down.grad.clone(), up.grad.clone()
+    down.grad = up.grad = None
+    (x @ (weight + up @ down).t()).square().sum().backward()
+    torch.testing.assert_close(gradients, (down.grad, up.grad))
+
+
+def test_frozen_layers_in_float8_take_their_adapters_beside_them(monkeypatch):
+    """No CPU multiplies in float8; what is left to see is where it is asked to."""
+    calls = []
+
+    def multiply(left, right):
+        calls.append(tuple(right.shape))
+        return left @ right
+
+    monkeypatch.setattr("windlass.recipes.llm_lora.fp8_matmul", multiply)
+    joined = make_adapted(rank=4)
+    alone = take_joining_away(joined)
+    assert use_fp8(joined) == 7 * TINY.num_layers
+    tokens = torch.arange(40).reshape(2, 20)
+    loss, gradients = learn(joined, tokens)
+    expected, expected_gradients = learn(alone, tokens)
+    torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-9, atol=1e-9)
+    assert (
+        len(calls) == 2 * 4 * TINY.num_layers - 1
+    )  # the embedding is frozen: nothing below it learns
