@@ -22,6 +22,7 @@ __all__ = ["home"]
 
 # Read at once: tests run without the WINDLASS_ variables of their surroundings.
 TEST_IMAGE = os.environ.get("WINDLASS_TEST_IMAGE", "localhost/torch:2.13.0-cpu")
+CLUSTER_TIMEOUT_S = 420
 ROOT = Path(__file__).parent
 CASES = ROOT / "src/windlass/conformance/cases"
 
@@ -40,6 +41,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests that need a cluster are skipped where there is none: all in one line, since all from one."""
     if item.get_closest_marker("cluster") and not os.environ.get("KUBECONFIG"):
         pytest.skip("needs a cluster: make test-cluster runs these where KUBECONFIG names one")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on a cluster may take longer: pods of both test processes share its machines."""
+    for item in items:
+        if item.get_closest_marker("cluster") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(CLUSTER_TIMEOUT_S))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

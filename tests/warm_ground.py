@@ -39,6 +39,11 @@ class Ground:
         self._made: list[kt.Compute] = []
 
     @property
+    def short_ttl_s(self) -> float:
+        """An inactivity that is over soon, but not while a client is on its way to new nodes."""
+        return 1.0 if self.space is None else 8.0
+
+    @property
     def settings(self) -> dict[str, str]:
         if self.space is not None:
             return self.space.settings

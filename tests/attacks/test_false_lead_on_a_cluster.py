@@ -92,7 +92,7 @@ def test_a_newer_pod_with_the_jobs_labels_hides_nothing(
     name = put_false_lead(ground, job.id, is_forged=is_forged)
     monkeypatch.setenv("WINDLASS_HOME", str(tmp_path / "another-home"))
     visitor = wl.attach(str(job.ref))
-    assert visitor.status().phase.value == "running"
+    wait_for(lambda: visitor.status().phase.value == "running", "the job is seen to run")
     assert [line.text for line in visitor.logs()] == ["up"]
     if not is_forged:
         assert b"dialled" not in ground.api.read_log(name)

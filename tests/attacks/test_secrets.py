@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from kept_files import files_with
 
 PROGRAM = """
 import hashlib, os, sys
@@ -58,12 +59,6 @@ def _windlass(cwd: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _files_with(folder: Path, value: str) -> list[Path]:
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    assert files, folder
-    return [path for path in files if value.encode() in path.read_bytes()]
-
-
 def test_a_secret_of_a_compute_is_nowhere_but_in_its_ranks(tmp_path, home, value, monkeypatch):
     import hashlib
 
@@ -90,7 +85,7 @@ def test_a_secret_of_a_compute_is_nowhere_but_in_its_ranks(tmp_path, home, value
     finally:
         ended = _windlass(project, "cancel", job, "--now")
     assert ended.returncode == 0, ended.stderr
-    assert _files_with(home, value) == []
+    assert files_with(home, value) == []
 
 
 def test_a_secret_that_cannot_be_sent_is_not_in_the_error(tmp_path, value, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -67,7 +68,7 @@ def test_each_end_is_a_row_and_a_failure_a_code(cases):
     assert rows["test_ends::test_lacks"]["reason"] == "there is no moon"
     assert rows["test_ends::test_pods"]["reason"] == "it has no pods"
     assert "def test_breaks" in ran.stderr
-    assert ran.stderr.endswith("windlass: 1 passed, 1 failed, 2 skipped in 0 s\n")
+    assert re.search(r"windlass: 1 passed, 1 failed, 2 skipped in \d+ s\n$", ran.stderr)
     assert ran.returncode == 1
 
 
@@ -75,9 +76,10 @@ def test_the_table(cases):
     ran = run("-e", "local", "-k", "holds or lacks", code=cases)
     head, *rows = [line.split() for line in ran.stdout.splitlines()]
     assert head == ["CASE", "RESULT", "SECONDS", "REASON"]
+    assert all(re.fullmatch(r"\d+\.\d", row.pop(2)) for row in rows)
     assert rows == [
-        ["test_ends::test_holds", "passed", "0.0"],
-        ["test_ends::test_lacks", "skipped", "0.0", "there", "is", "no", "moon"],
+        ["test_ends::test_holds", "passed"],
+        ["test_ends::test_lacks", "skipped", "there", "is", "no", "moon"],
     ]
     assert (ran.returncode, ran.stderr.splitlines()[0]) == (0, "windlass: 2 cases")
 

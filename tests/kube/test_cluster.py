@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import secrets
 import socket
 import sys
 import threading
@@ -17,16 +16,15 @@ from urllib.parse import urlsplit
 
 import pytest
 from kube.api_server import read_exactly, write_kubeconfig
+from kube.users import make_user, new_namespace
 
 from windlass.kube.api import Api, connect
 from windlass.kube.api_errors import Conflict, Forbidden, NotFound, Rejected, Unreachable
 from windlass.kube.kinds import (
     CONFIG_MAPS,
-    NAMESPACES,
     PODS,
     RESOURCE_QUOTAS,
     SECRETS,
-    SERVICE_ACCOUNTS,
     ObjectKind,
 )
 from windlass.kube.kubeconfig import ClusterTarget, read_target
@@ -34,8 +32,6 @@ from windlass.kube.transport import Transport
 
 pytestmark = pytest.mark.cluster
 
-ROLES = ObjectKind("rbac.authorization.k8s.io/v1", "roles", "Role")
-BINDINGS = ObjectKind("rbac.authorization.k8s.io/v1", "rolebindings", "RoleBinding")
 IMAGE = os.environ.get("TESTBED_IMAGE", "localhost/python:testbed")
 ECHO = """
 import asyncio
@@ -57,14 +53,8 @@ asyncio.run(main())
 
 @pytest.fixture(scope="module")
 def api() -> Iterator[Api]:
-    """A namespace of its own; deleting it is left to the cluster."""
-    name = f"windlass-kube-{secrets.token_hex(4)}"
-    api = connect(namespace=name)
-    api.create(NAMESPACES, {"metadata": {"name": name}})
-    try:
+    with new_namespace() as api:
         yield api
-    finally:
-        assert api.delete(NAMESPACES, name)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +68,7 @@ def pod(api: Api) -> str:
             "spec": {"terminationGracePeriodSeconds": 0, "containers": [container]},
         },
     )
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + 120.0
     while b"listening" not in _read_log_if_any(api):
         assert time.monotonic() < deadline, api.get(PODS, "echo")["status"]
     return "echo"
@@ -186,19 +176,6 @@ def test_a_forward(api: Api, pod: str) -> None:
         assert sock.recv(1) == b""
     with pytest.raises(NotFound, match="nobody"):
         api.forward("nobody", 7000)
-
-
-def make_user(api: Api, rules: list[dict[str, Any]]) -> str:
-    """A token of a new service account that has one Role."""
-    name = f"user-{secrets.token_hex(3)}"
-    api.create(SERVICE_ACCOUNTS, {"metadata": {"name": name}})
-    api.create(ROLES, {"metadata": {"name": name}, "rules": rules})
-    subject = {"kind": "ServiceAccount", "name": name, "namespace": api.namespace}
-    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
-    api.create(BINDINGS, {"metadata": {"name": name}, "roleRef": reference, "subjects": [subject]})
-    path = SERVICE_ACCOUNTS.path(namespace=api.namespace, name=name, part="token")
-    token: str = api.request("POST", path, body={"spec": {}})["status"]["token"]
-    return token
 
 
 def write_cluster(folder: Path, *, user: dict[str, Any], **cluster: object) -> Path:

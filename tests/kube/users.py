@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kube.api_server import write_kubeconfig
+from waits import wait_for
 
 from windlass.kube.api import Api, connect
 from windlass.kube.kinds import NAMESPACES, SERVICE_ACCOUNTS, ObjectKind
@@ -22,26 +23,59 @@ _BINDINGS = ObjectKind("rbac.authorization.k8s.io/v1", "rolebindings", "RoleBind
 
 @contextmanager
 def new_namespace(**labels: str) -> Iterator[Api]:
-    """The admin in a fresh namespace; deleting it is left to the cluster."""
+    """The admin in a fresh namespace in which pods can be made; deleting it is left to the cluster."""
     name = f"windlass-see-{secrets.token_hex(4)}"
     api = connect(namespace=name)
     api.create(NAMESPACES, {"metadata": {"name": name, "labels": labels}})
     try:
+        wait_for(lambda: _has_account(api), f"the default account of {name} is there")
         yield api
     finally:
         assert api.delete(NAMESPACES, name)
 
 
-def make_kubeconfig(api: Api, rules: list[dict[str, Any]], folder: Path) -> Path:
-    """A kubeconfig of a new service account that has these rules in the namespace."""
+def _has_account(api: Api) -> bool:
+    return any(account["metadata"]["name"] == "default" for account in api.list(SERVICE_ACCOUNTS))
+
+
+def make_user(api: Api, rules: list[dict[str, Any]]) -> str:
+    """A token of a new service account that has these rules in the namespace, and is known to have them."""
     name = f"user-{secrets.token_hex(3)}"
     api.create(SERVICE_ACCOUNTS, {"metadata": {"name": name}})
     api.create(_ROLES, {"metadata": {"name": name}, "rules": rules})
     subject = {"kind": "ServiceAccount", "name": name, "namespace": api.namespace}
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
     api.create(_BINDINGS, {"metadata": {"name": name}, "roleRef": reference, "subjects": [subject]})
+    # a Role that was just made is not known to the API server's own caches at once
+    wait_for(lambda: all(_is_allowed(api, name, rule) for rule in rules), "the rights are had", 30)
     path = SERVICE_ACCOUNTS.path(namespace=api.namespace, name=name, part="token")
-    token = api.request("POST", path, body={"spec": {}})["status"]["token"]
+    token: str = api.request("POST", path, body={"spec": {}})["status"]["token"]
+    return token
+
+
+def _is_allowed(api: Api, name: str, rule: dict[str, Any]) -> bool:
+    resource, _, part = rule["resources"][0].partition("/")
+    attributes = {
+        "namespace": api.namespace,
+        "verb": rule["verbs"][0],
+        "group": rule["apiGroups"][0],
+        "resource": resource,
+        "subresource": part,
+        "name": rule.get("resourceNames", [""])[0],
+    }
+    user = f"system:serviceaccount:{api.namespace}:{name}"
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": user, "resourceAttributes": attributes},
+    }
+    path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+    return bool(api.request("POST", path, body=review)["status"]["allowed"])
+
+
+def make_kubeconfig(api: Api, rules: list[dict[str, Any]], folder: Path) -> Path:
+    """A kubeconfig of a new service account that has these rules in the namespace."""
+    token = make_user(api, rules)
     here = read_target(environ=os.environ)
     authority = base64.b64encode(here.ca_pem).decode()
     options = {"certificate-authority-data": authority}

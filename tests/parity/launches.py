@@ -87,7 +87,7 @@ class Ran:
     def seen(self, name: str) -> Any:
         """The JSON that a rank left, with the folder's name taken out."""
         path = self.project / f"{name}.json"
-        assert path.exists(), f"no {path.name}: {self.talk}\n{b''.join(self.err).decode()}"
+        assert path.exists(), f"no {path.name}: {self.connection}\n{b''.join(self.err).decode()}"
         return json.loads(self.neutral(path.read_text()))
 
     def neutral(self, text: str) -> str:

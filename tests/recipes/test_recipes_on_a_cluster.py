@@ -37,7 +37,7 @@ from windlass.kube.kinds import PODS, SECRETS
 from windlass.recipes import train, train_framework
 from windlass.waiting import wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]  # pods of many seconds' imports
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]  # pods of many seconds' imports
 
 GUIDE_FLAGS = [
     *("--epochs", "2", "--batch", "256", "--samples", "4096", "--features", "128"),

@@ -82,7 +82,7 @@ def _wait_for_blocker(job: wl.Job, reason: str) -> Why:
     def is_named() -> bool:
         return any(one.reason == reason for one in job.status().conditions)
 
-    wait_for(is_named, f"{reason} is named", 20.0)
+    wait_for(is_named, f"{reason} is named", 60.0)
     found = explain(job.status(), now_s=time.time())
     assert found.reason == reason
     return found

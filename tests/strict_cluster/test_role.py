@@ -6,6 +6,7 @@ Then what the API server saw of it: nothing outside the Role was asked for, and 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def test_a_users_day(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     user = strict_ground.add_user(tmp_path / "user")
-    name, start = user.name, audit_log.stat().st_size
+    name, start = user.name, audit_log.stat()
 
     def move(name: str) -> None:
         monkeypatch.setenv("WINDLASS_HOME", str(tmp_path / name))
@@ -114,16 +115,25 @@ def _ask_why_it_waits() -> None:
     job.wait(30)
 
 
-def _read_requests(log: Path, start: int, name: str) -> Iterator[tuple[str, str, int]]:
+def _read_requests(log: Path, start: os.stat_result, name: str) -> Iterator[tuple[str, str, int]]:
     """Verb, resource and answer of each request this user has sent since."""
-    with log.open("rb") as lines:
-        lines.seek(start)
-        for line in lines:
-            # others write here meanwhile; the last line may be half written, and is theirs
-            if json.dumps(name).encode() not in line or not line.endswith(b"\n"):
-                continue
-            event = json.loads(line)
-            about = event.get("objectRef") or {}
-            if event["user"]["username"] == name and about:
-                what = "/".join(about[key] for key in ("resource", "subresource") if key in about)
-                yield event["verb"], what, event["responseStatus"]["code"]
+    for line in _read_lines(log, start):
+        # others write here meanwhile; the last line may be half written, and is theirs
+        if json.dumps(name).encode() not in line or not line.endswith(b"\n"):
+            continue
+        event = json.loads(line)
+        about = event.get("objectRef") or {}
+        if event["user"]["username"] == name and about:
+            what = "/".join(about[key] for key in ("resource", "subresource") if key in about)
+            yield event["verb"], what, event["responseStatus"]["code"]
+
+
+def _read_lines(log: Path, start: os.stat_result) -> Iterator[bytes]:
+    """What was written since, to the file that it was then and to those that followed it."""
+    older = sorted(log.parent.glob(f"{log.stem}-*{log.suffix}"), key=lambda p: p.stat().st_mtime)
+    files = [*older, log]
+    inodes = [path.stat().st_ino for path in files]
+    for number, path in enumerate(files[inodes.index(start.st_ino) :]):
+        with path.open("rb") as lines:
+            lines.seek(0 if number else start.st_size)
+            yield from lines

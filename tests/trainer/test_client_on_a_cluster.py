@@ -95,7 +95,7 @@ def test_the_guide_runs_as_it_is_written(api, monkeypatch, tmp_path):
     wait_for(lambda: read_conditions(api, GUIDE_JOB).get("Complete", False), "it is Complete")
     assert {f"TrainJob/{GUIDE_JOB}", f"Secret/{GUIDE_JOB}"} < set(list_objects(api, GUIDE_JOB))
     client.delete_job(GUIDE_JOB)
-    wait_for(lambda: not list_objects(api, GUIDE_JOB), "nothing is left", 30)
+    wait_for(lambda: not list_objects(api, GUIDE_JOB), "nothing is left")
 
 
 def test_a_custom_trainer_succeeds_fails_and_its_name_is_free_again(api, client):
@@ -107,7 +107,7 @@ def test_a_custom_trainer_succeeds_fails_and_its_name_is_free_again(api, client)
     assert client.train(trainer=trainer, options=options) == "custom"
     with pytest.raises(RuntimeError, match="there is a job custom already"):
         TrainerClient(namespace=api.namespace).train(trainer=trainer, options=options)
-    job = client.wait_for_job_status("custom", timeout=150)
+    job = client.wait_for_job_status("custom", timeout=300)
     assert job.results() == [(3.0 + 6.0, 2, AWKWARD)] * 2
     assert [(step.name, step.status) for step in job.steps] == [
         ("node-0", "Succeeded"),
@@ -122,7 +122,7 @@ def test_a_custom_trainer_succeeds_fails_and_its_name_is_free_again(api, client)
     failing = CustomTrainer(func=make_failure(), resources_per_node={"cpu": 2})
     client.train(trainer=failing, options=options)
     with pytest.raises(RuntimeError, match=r"is Failed: .*boom"):
-        client.wait_for_job_status("custom", timeout=150)
+        client.wait_for_job_status("custom", timeout=300)
     with pytest.raises(KeyError, match="boom"):
         client.get_job("custom").results()
     assert (client.get_job_status("custom"), client.get_job("custom").status) == (
@@ -131,7 +131,7 @@ def test_a_custom_trainer_succeeds_fails_and_its_name_is_free_again(api, client)
     )
     wait_for(lambda: read_conditions(api, "custom").get("Failed", False), "the object, too")
     client.delete_job("custom")
-    wait_for(lambda: not list_objects(api, "custom"), "nothing is left", 30)
+    wait_for(lambda: not list_objects(api, "custom"), "nothing is left")
 
 
 def test_without_an_image_a_job_has_its_runtime_s(api, monkeypatch):
@@ -150,7 +150,7 @@ def test_a_container_runs_its_command_once_per_node(client):
     )
     command = ["torchrun", "--no-python", "python3", "-c", ALL_REDUCE]
     name = client.train(trainer=container, options=[TrainerCommand(command)])
-    assert client.wait_for_job_status(name, timeout=150).status == "Complete"
+    assert client.wait_for_job_status(name, timeout=300).status == "Complete"
     lines = sorted(client.get_job_logs(name, step="all"))
     assert [line for line in lines if line.startswith("rank")] == [
         "rank 0 of 2: 2",
@@ -162,7 +162,7 @@ def test_a_container_that_fails_is_failed(client):
     container = CustomTrainerContainer(image=client._settings.image, env={"CODE": "3"})
     options = [Name("exits"), TrainerCommand(["sh", "-c", 'echo "leaving with $CODE"; exit $CODE'])]
     client.train(trainer=container, options=options)
-    assert client.wait_for_job_status("exits", {"Failed"}, timeout=150).status == "Failed"
+    assert client.wait_for_job_status("exits", {"Failed"}, timeout=300).status == "Failed"
     assert list(client.get_job_logs("exits")) == ["leaving with 3"]
     with pytest.raises(wl.RankFailed):
         client.get_job("exits").results()
@@ -175,7 +175,7 @@ def test_a_trainjob_that_others_made_is_known_by_its_name(api, space, client):
     api.create(TRAIN_JOBS, exported)
     with pytest.raises(RuntimeError, match="there is a job theirs already"):
         client.create_job("theirs", train_func=print)
-    job = client.wait_for_job_status("theirs", timeout=170)
+    job = client.wait_for_job_status("theirs", timeout=300)
     assert [(step.name, step.status) for step in job.steps] == [("node-0", "Succeeded")]
     lines = sorted(line for line in client.get_job_logs("theirs") if line.startswith("rank"))
     assert lines == ["rank 0 of 2: 2", "rank 1 of 2: 2"]
@@ -183,7 +183,7 @@ def test_a_trainjob_that_others_made_is_known_by_its_name(api, space, client):
         job.results()
     client.delete_job("theirs")
     api.delete(CONFIG_MAPS, name_of(code))
-    wait_for(lambda: not list_objects(api, "theirs"), "nothing is left", 30)
+    wait_for(lambda: not list_objects(api, "theirs"), "nothing is left")
 
 
 def test_runtimes(client):
@@ -236,7 +236,7 @@ def test_fsdp_through_a_trainjob(client):
         resources_per_worker=ONE_CPU,
         parameters={"steps": 60},
     )
-    assert client.wait_for_job_conditions("sharded", wait_timeout=170).status == "Succeeded"
+    assert client.wait_for_job_conditions("sharded", wait_timeout=300).status == "Succeeded"
     assert job.results() == [(True, [8, 16])] * 4
 
 
@@ -259,11 +259,11 @@ def test_a_script_with_transformers_trainer_through_a_trainjob(api, monkeypatch,
         cpus="1",
         env={"HF_HUB_OFFLINE": "1"},
     )
-    job.results(timeout_s=170)
+    job.results(timeout_s=300)
     lines = [line.text for line in job.logs(grep="^rank")]
     assert sorted(line.partition(":")[0] for line in lines) == ["rank 0 of 2", "rank 1 of 2"]
     job.remove()
-    wait_for(lambda: not api.list(TRAIN_JOBS, labels=names.LABEL_JOB), "nothing is left", 30)
+    wait_for(lambda: not api.list(TRAIN_JOBS, labels=names.LABEL_JOB), "nothing is left")
 
 
 def test_plain_jobs_where_there_is_no_trainer(api):
@@ -271,8 +271,8 @@ def test_plain_jobs_where_there_is_no_trainer(api):
     job = client.create_job(
         "plain", train_func=make_sum(), num_procs_per_worker=2, resources_per_worker=ONE_CPU
     )
-    assert job.results(timeout_s=150) == [(1.0 + 6.0, 2, AWKWARD)] * 2
+    assert job.results(timeout_s=300) == [(1.0 + 6.0, 2, AWKWARD)] * 2
     assert name_of(api.get(JOBS, "plain")) == "plain"
     assert [known.name for known in client.list_runtimes()] == ["torch-distributed"]
     client.delete_job("plain")
-    wait_for(lambda: not list_objects(api, "plain"), "nothing is left", 30)
+    wait_for(lambda: not list_objects(api, "plain"), "nothing is left")

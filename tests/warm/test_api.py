@@ -46,6 +46,7 @@ def gone(on):
         remote.teardown()
 
 
+@pytest.mark.crowd  # 32 ranks with torch on one machine
 @pytest.mark.local_only("two machines have no 32 GPUs and no 2 TiB of memory")
 def test_the_first_lines(on, train_fn, gone):
     compute = kt.Compute(gpus=8, memory="512Gi", image=kt.images.pytorch("24.08-py3"))

@@ -178,7 +178,7 @@ def test_teardown_by_name_from_another_process(on, make, start_client):
 
 
 def test_it_ends_when_nothing_is_called_and_the_next_call_starts_it_again(on, make, capfd):
-    compute = make(inactivity_ttl=1.5)
+    compute = make(inactivity_ttl=on.short_ttl_s)
     remote = kt.fn(tasks.find_agent).to(compute)
     agent = remote()
     job = on.job(compute)
@@ -191,9 +191,10 @@ def test_it_ends_when_nothing_is_called_and_the_next_call_starts_it_again(on, ma
 
 
 def test_a_long_call_is_not_inactivity(on, make, shared):
-    compute = make(inactivity_ttl=1)
-    word, begun, ended = kt.fn(tasks.take_time).to(compute)("long", 2.5)
-    assert ended - begun >= 2.5
+    compute = make(inactivity_ttl=on.short_ttl_s)
+    length_s = on.short_ttl_s + 1.5
+    word, begun, ended = kt.fn(tasks.take_time).to(compute)("long", length_s)
+    assert ended - begun >= length_s
     assert word == "long"
 
 

@@ -98,7 +98,7 @@ def test_gpus_of_an_idle_compute(on, make, monkeypatch):
         idle = make(gpus=GPUS, cpus="0.1").up()
         piped = io.StringIO()
         monkeypatch.setattr(sys, "stderr", piped)
-        late = make(gpus=GPUS, cpus="0.1", launch_timeout=15)
+        late = make(gpus=GPUS, cpus="0.1", launch_timeout=40)
         with pytest.raises(kt.EngineError) as caught:
             late.up()
         held = f"{GPUS} GPUs are held by your idle compute {idle.name}"

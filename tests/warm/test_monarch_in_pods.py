@@ -86,6 +86,7 @@ def make_controller(namespace):
         "imagePullPolicy": "IfNotPresent",
         "command": ["python3", "-u", "-c", CONTROLLER, namespace],
         "env": [{"name": "HOME", "value": "/tmp"}, {"name": "USER", "value": "user"}],
+        "resources": {"requests": {"cpu": "300m"}},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
     pod = {

@@ -93,8 +93,11 @@ def test_what_is_about_to_listen_is_waited_for(on, make):
 
 
 def test_what_cannot_be_forwarded(on, make):
-    compute, port = make().up(), find_free_port()
-    silent = run("port-forward", compute.name, str(port))
+    compute = make().up()
+    with socket.socket() as held:  # bound, so that nobody else gets it; and nobody listens there
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        silent = run("port-forward", compute.name, str(port))
     assert silent.returncode == 3
     assert f"nothing listens at port {port} of node 0 of {on.job(compute).id}" in silent.stderr
     wrong = run("port-forward", compute.name, "80:http")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from windlass.agent.place import NodePlace
     from windlass.wire.job_folder import JobFolder
 
-_SEEN_S = 3.0  # kubelets tell of a pod's end within two
+_SEEN_S = 6.0  # kubelets tell of a pod's end within two; busy ones take longer
 
 
 def run_pod() -> NoReturn:

@@ -143,7 +143,7 @@ def test_a_stream_to_which_another_client_listens_goes_on(monkeypatch):
 
     async def story(compute):
         leaving, staying = await compute.visit(), await compute.visit()
-        call = leaving.call(STREAM.replaced(timeout_s=0.5))
+        call = leaving.call(STREAM.replaced(timeout_s=3.0))
         await compute.given(call)
         staying.say(AttendCall(id=call))
         await staying.hear(CallAccepted, id=call)

@@ -42,7 +42,7 @@ def queue(space: Space) -> Iterator[str]:
 
 
 def read_why(job: wl.Job, reason: str) -> Why:
-    wait_for(lambda: any(c.reason == reason for c in job.status().conditions), reason, 30)
+    wait_for(lambda: any(c.reason == reason for c in job.status().conditions), reason, 60)
     return explain(job.status(), now_s=time.time())
 
 

@@ -336,10 +336,13 @@ def subprocesses_work():
 def alarm_interrupts():
     heard = []
     before = signal.signal(signal.SIGALRM, lambda *_: heard.append("alarm"))
-    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    signal.setitimer(
+        signal.ITIMER_REAL, 0.01, 0.01
+    )  # again, should the first come before the pause
     signal.pause()
+    signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
-    return heard
+    return heard[:1]
 
 
 @observed

@@ -20,8 +20,8 @@ def on_sigterm(number, frame):
 
 if "handler" in sys.argv:
     signal.signal(signal.SIGTERM, on_sigterm)
-open(f"up-{rank}", "w").close()
 try:
+    open(f"up-{rank}", "w").close()
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         time.sleep(0.05)

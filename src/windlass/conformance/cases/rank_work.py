@@ -180,8 +180,8 @@ def wait_to_be_told(path: str) -> None:
         sys.exit(1)
 
     signal.signal(signal.SIGTERM, on_term)
-    Path(f"{mark}-started").touch()
     try:
+        Path(f"{mark}-started").touch()
         time.sleep(60)
     except KeyboardInterrupt:
         Path(f"{mark}-by-KeyboardInterrupt").touch()

@@ -130,9 +130,11 @@ def test_the_verdict_does_not_wait_for_stubborn_ranks(on, shared):
     verdict = job.verdict()
     assert job.status().phase.value == "stopping"
     assert verdict.rank == 1
-    assert seen_s - verdict.at_s < 5  # the target is 1 s; benchmarks measure it
+    assert (
+        seen_s - verdict.at_s < 25
+    )  # less than the grace; the target is 1 s, benchmarks measure it
     job.cancel(now=True)
-    assert job.wait(20).verdict.rank == 1
+    assert job.wait(60).verdict.rank == 1
 
 
 def test_the_first_failure_is_blamed_not_the_loudest(on, shared):
@@ -160,14 +162,19 @@ def test_a_failed_command(on):
 
 
 @pytest.mark.engine_matters
-def test_results_of_a_failed_job_stay_readable(on):
+def test_results_of_a_failed_job_stay_readable(on, shared):
+    flag = f"{shared.path}/flag"
+
     def some():
         if work.rank() == 1:
-            time.sleep(0.3)
+            work.wait_for_file(flag)
             raise ValueError("late")
         return 5
 
-    job = on.fail(some, procs=2)
+    job = on.submit(some, procs=2)
+    wait_for(lambda: job.status().count("returned") == 1, "rank 0 has returned")
+    shared.touch("flag")
+    assert job.wait(60).phase.value == "failed"
     first, second = job.outcomes()
     assert (first.state, first.repr, first.json) == ("returned", "5", 5)
     assert (second.state, second.error.text) == ("raised", "ValueError: late")

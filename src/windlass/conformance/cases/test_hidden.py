@@ -6,9 +6,9 @@ import hashlib
 import json
 import os
 import secrets
-from pathlib import Path
 
 import pytest
+from kept_files import files_with
 
 import windlass as wl
 from windlass import names, records
@@ -43,12 +43,6 @@ def submit(on, target, args, hidden, **flags):
     job = Job(prepared.engine, ref)
     on.submitted.append(job)
     return prepared, job
-
-
-def files_with(folder: Path, value: str) -> list[Path]:
-    found = [path for path in folder.rglob("*") if path.is_file()]
-    assert found
-    return [path for path in found if value.encode() in path.read_bytes()]
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
