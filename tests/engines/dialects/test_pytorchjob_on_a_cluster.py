@@ -13,6 +13,7 @@ from cluster_shared import make_shared
 from cluster_space import Space
 from dialect_in_use import use_dialect
 from kube.plans import make_pod_plan
+from operator_work import make_work, read_exit_code
 from waits import wait_for
 
 import windlass as wl
@@ -40,33 +41,13 @@ def shared(api: Api, space: Space, tmp_path: Any) -> Any:
     return make_shared(space.files, tmp_path)
 
 
-def make_work() -> Any:
-    """Made inside a function, so that it travels by value: pods have no tests."""
-
-    def wait_for_go(folder: str, fails: bool = False) -> str:
-        import os
-        import time
-        from pathlib import Path
-
-        attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
-        Path(folder, f"up-{attempt}-{rank}-{os.environ['WINDLASS_POD_UID']}").touch()
-        while not Path(folder, "go").exists():
-            time.sleep(0.05)
-        if fails and rank == "0":
-            raise ValueError("the user's")
-        return attempt
-
-    return wait_for_go
-
-
 def pods_of(api: Api, name: str) -> dict[str, dict[str, Any]]:
     pods = api.list(PODS, labels=f"{LABEL_JOB_NAME}={name}")
     return {pod["metadata"]["name"]: pod for pod in pods}
 
 
 def exit_codes(api: Api, name: str) -> list[int | None]:
-    states = [pod["status"]["containerStatuses"][0]["state"] for pod in pods_of(api, name).values()]
-    return [state.get("terminated", {}).get("exitCode") for state in states]
+    return [read_exit_code(pod) for pod in pods_of(api, name).values()]
 
 
 def is_complete(api: Api, name: str) -> bool | None:

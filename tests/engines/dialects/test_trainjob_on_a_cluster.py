@@ -13,6 +13,7 @@ from cluster_shared import make_shared
 from cluster_space import Space
 from dialect_in_use import use_dialect
 from kube.plans import make_pod_plan
+from operator_work import make_work, read_exit_code
 from waits import wait_for
 
 import windlass as wl
@@ -45,34 +46,10 @@ def shared(api: Api, space: Space, tmp_path: Any) -> Any:
     return make_shared(space.files, tmp_path)
 
 
-def make_work() -> Any:
-    """Made inside a function, so that it travels by value: pods have no tests."""
-
-    def wait_for_go(folder: str, fails: bool = False) -> str:
-        import os
-        import time
-        from pathlib import Path
-
-        attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
-        Path(folder, f"up-{attempt}-{rank}-{os.environ['WINDLASS_POD_UID']}").touch()
-        while not Path(folder, "go").exists():
-            time.sleep(0.05)
-        print(f"rank {rank} goes")
-        if fails and rank == "0":
-            raise ValueError("the user's")
-        return attempt
-
-    return wait_for_go
-
-
 def pods_of(api: Api, name: str) -> dict[str, dict[str, Any]]:
     """By index."""
     pods = api.list(PODS, labels=f"{LABEL_JOBSET}={name}")
     return {pod["metadata"]["labels"][LABEL_INDEX]: pod for pod in pods}
-
-
-def exit_code(pod: dict[str, Any]) -> int | None:
-    return pod["status"]["containerStatuses"][0]["state"].get("terminated", {}).get("exitCode")
 
 
 def is_complete(api: Api, name: str) -> bool | None:
@@ -90,7 +67,7 @@ def test_a_users_error_is_final_for_the_operator_too_and_all_pods_stay(api, shar
         job.results()
     wait_for(lambda: is_complete(api, job.id) is False, "the TrainJob is Failed")
     after = pods_of(api, job.id)
-    assert {index: exit_code(pod) for index, pod in after.items()} == {
+    assert {index: read_exit_code(pod) for index, pod in after.items()} == {
         "0": names.EXIT_FAILED_WORK,
         "1": 0,
     }
