@@ -1,4 +1,4 @@
-"""Work of jobs whose pods an operator makes: it waits to be let go, and may fail; and how their pods ended."""
+"""Work of jobs whose pods an operator makes: it waits to be let go, and may fail; how their pods ended."""
 
 from __future__ import annotations
 
