@@ -12,6 +12,7 @@ from kube.users import make_kubeconfig, new_namespace
 
 from windlass.cli.doctor import _show_more
 from windlass.engines.dialects.kubernetes import KUBERNETES
+from windlass.engines.dialects.pytorchjob import PYTORCHJOB
 from windlass.engines.dialects.trainjob import TRAINJOB
 from windlass.kube.access import render_reader, render_role
 from windlass.kube.kinds import CLUSTER_TRAINING_RUNTIMES
@@ -38,6 +39,15 @@ def test_deep_needs_a_cluster(windlass: Cli) -> None:
     ran = windlass("doctor", "--deep")
     assert ran.code == 2
     assert "windlass doctor -e kubernetes --deep" in ran.err
+
+
+def test_the_role_of_an_engine_is_printed_without_a_cluster(windlass: Cli, tmp_path: Path) -> None:
+    words = ("doctor", "-e", "pytorchjob", "--role", "--namespace", "team")
+    ran = windlass(*words, env=_nowhere(tmp_path))
+    assert (ran.code, ran.out) == (0, render_role("team", rights=PYTORCHJOB.rights))
+    assert windlass(*words, "--json", env=_nowhere(tmp_path)).json == yaml.safe_load(ran.out)
+    nobody = windlass("doctor", "--role")
+    assert (nobody.code, "windlass doctor -e kubernetes --role" in nobody.err) == (2, True)
 
 
 def test_no_such_engine(windlass: Cli) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import windlass as wl
+
 BODY = """import sys
 print("|".join([__name__, repr(__package__), sys.argv[0], sys.argv[1], str(__spec__ is None)]))
 """
@@ -78,10 +80,30 @@ def test_a_flag_that_is_ours_alone_is_taken_anywhere(folder: Path) -> None:
     assert "name: x" in run("train.py", "--name", "x", "--dry-run").stdout
 
 
-@pytest.mark.parametrize("target", [["python", "my_script.py"], ["my_script.py"]])
-def test_a_script_that_only_declares_an_app_says_how(folder: Path, target: list[str]) -> None:
-    (folder / "my_script.py").write_text("import windlass as kt\nx = kt.app('echo hi', name='a')\n")
+APP = "import windlass as kt\nx = kt.app('echo hi', name='a')\n"
+
+
+@pytest.mark.parametrize(
+    "target", [["python", "my_script.py"], ["my_script.py"], ["-e", "local", "my_script.py"]]
+)
+def test_a_script_that_only_declares_an_app_is_deployed(
+    folder: Path, home: Path, target: list[str]
+) -> None:
+    (folder / "my_script.py").write_text(APP)
     ran = run(*target)
+    assert ran.returncode == 0, ran.stderr
+    assert "my_script.py only declares app(...), which is deployed" in ran.stderr
+    name, kind, ref = ran.stdout.split()
+    assert (name, kind) == ("a", "app")
+    job = wl.attach(ref)
+    assert job.wait(60).phase.value == "succeeded"
+    assert [line.text for line in job.logs()] == ["hi"]
+
+
+@pytest.mark.parametrize("words", [["--nodes", "2", "my_script.py"], ["my_script.py", "--dry-run"]])
+def test_one_that_is_to_run_as_something_else_says_how(folder: Path, words: list[str]) -> None:
+    (folder / "my_script.py").write_text(APP)
+    ran = run(*words)
     assert ran.returncode == 2
     assert "my_script.py only declares app(...), which starts nothing by itself" in ran.stderr
     assert "windlass deploy my_script.py" in ran.stderr

@@ -148,3 +148,11 @@ def test_the_end_of_a_ray_job(engine, cluster, said, phase):
 def test_a_name_that_nobody_has(engine):
     with pytest.raises(JobNotFound, match="there is no job 'hand'"):
         engine.status(JOB)
+
+
+def test_what_is_removed_is_the_object_that_was_looked_at(engine, cluster):
+    put_job(cluster, jobStatus="SUCCEEDED", jobDeploymentStatus="Complete")
+    wait_for_status(engine, JOB, lambda s: s.phase.is_final, "it has ended")
+    engine.remove(JOB)
+    (deleted,) = [seen for seen in cluster.seen if seen.method == "DELETE"]
+    assert deleted.path.endswith("/rayjobs/hand")

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import pytest
+from kube.plans import make_pod_plan
 
+from windlass.kube.pod_template import make_template
 from windlass.trainer.moving_tags import keep_present
 
 
 @pytest.mark.parametrize("image", ["docker.io/a/b:latest", "a/b", "host:5000/b"])
 def test_a_tag_that_moves_is_taken_as_nodes_have_it(image):
-    patch, note = keep_present(image, "node")
-    container = {"name": "node", "imagePullPolicy": "IfNotPresent"}
-    assert patch == {"spec": {"containers": [container]}}
+    patch, note = keep_present(image)
+    for called in ("windlass", "node", "pytorch"):  # as kinds call it
+        plan = make_pod_plan(image=image, patch=patch)
+        (container,) = make_template(plan, (), container=called)["spec"]["containers"]
+        assert (container["name"], container["image"]) == (called, image)
+        assert container["imagePullPolicy"] == "IfNotPresent"
     assert note.startswith(f"{image} is pulled where it is missing only")
 
 
 @pytest.mark.parametrize("image", ["", "a/b:1.2", "a/b:latest@sha256:00"])
 def test_nothing_is_said_of_others(image):
-    assert keep_present(image, "node") == ({}, "")
+    assert keep_present(image) == ({}, "")

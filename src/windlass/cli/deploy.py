@@ -11,6 +11,7 @@ from windlass import records
 from windlass.cli.flags import json_option, load_settings, place_options
 from windlass.cli.show import print_json
 from windlass.client.jobs.target import find_script
+from windlass.settings import Settings
 from windlass.settings.table import BY_NAME
 
 
@@ -25,10 +26,15 @@ def deploy(script: str, replace: bool, as_json: bool) -> None:
     As each comes up, a line on stdout says its name, what it is and where. A decorated function can then
     be called from anywhere by its name: windlass.get(NAME).
     """
+    set_place(load_settings())
+    deploy_script(script, replace=replace, as_json=as_json)
+
+
+def deploy_script(script: str, *, replace: bool = False, as_json: bool = False) -> None:
+    """Bring up what a script holds, and tell of each."""
     # imported only now: `--help` needs nothing of it
     from windlass.client.compute.deploy import deploy, find_deployables, import_script
 
-    _set_place()
     file, _, name = script.partition("::")
     module = import_script(find_script(file, Path.cwd()))
     done = []
@@ -40,9 +46,8 @@ def deploy(script: str, replace: bool, as_json: bool) -> None:
         print_json(done)
 
 
-def _set_place() -> None:
+def set_place(settings: Settings) -> None:
     """Make flags apply to all that the script makes: it reads its settings from the environment."""
-    settings = load_settings()
     for name in ("engine", "namespace", "context"):
         if settings.origin(name).startswith("flag"):
             os.environ[BY_NAME[name].variable] = str(settings.value(name))

@@ -26,13 +26,17 @@ _COLOURS = {"ok": 32, "warn": 33, "missing": 31}
 @click.option("--namespace", metavar="NAME", help="the namespace; empty: the context's own")
 @click.option("--image", metavar="NAME:TAG", help="the image for --deep")
 @click.option("--deep", is_flag=True, help="run two small pods: DNS, ports, bandwidth, versions")
+@click.option("--role", is_flag=True, help="print the Role that users of the engine need, as YAML")
 @json_option
-def doctor(as_json: bool, deep: bool, **flags: str | None) -> int:
+def doctor(as_json: bool, deep: bool, role: bool, **flags: str | None) -> int:
     """Look at this machine and the ranks' Python, or with -e kubernetes at a cluster and your rights in it.
 
     Exits 3 if something is missing that all jobs need.
     """
     settings = read_settings_here(flags)
+    if role:
+        _print_role(settings, as_json=as_json)
+        return names.EXIT_OK
     checks = []
     for check in _look(settings, deep=deep, only_engine=flags["engine"] is not None):
         checks.append(check)
@@ -60,6 +64,26 @@ def _look(settings: Settings, *, deep: bool, only_engine: bool) -> Iterator[Chec
         from windlass.observe.doctor_kubernetes import check_cluster
 
         yield from check_cluster(settings, deep=deep)
+
+
+def _print_role(settings: Settings, *, as_json: bool) -> None:
+    """The engine's Role, for whoever may grant it; asks no cluster."""
+    import yaml
+
+    from windlass.engines.dialects.dialect_table import dialect_names, load_dialect
+    from windlass.kube.access import render_role
+
+    check_engine_name(settings.engine)
+    if settings.engine not in dialect_names():
+        raise SpecError(
+            f"the engine {settings.engine} needs no Role",
+            hint="windlass doctor -e kubernetes --role",
+        )
+    text = render_role(settings.namespace, rights=load_dialect(settings.engine).rights)
+    if as_json:
+        print_json(yaml.safe_load(text))
+    else:
+        click.echo(text, nl=False)
 
 
 def _show(check: Check) -> None:

@@ -29,7 +29,9 @@ _MOST_APPLIED_BYTES = 250_000  # an annotation holds 262,144
 @click.command(cls=TargetCommand, epilog="Words after TARGET go to it; after -- they all do.")
 @export_options
 @click.option(
-    "--plain", is_flag=True, help="torchrun in the engine's own kind of object, no Windlass inside"
+    "--plain",
+    is_flag=True,
+    help="the engine's own kind of object and launcher (torchrun), no Windlass inside",
 )
 @click.option(
     "--operator",

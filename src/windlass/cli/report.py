@@ -39,7 +39,7 @@ def report(places: tuple[str, ...], png: str | None, as_json: bool) -> None:
 
     Reads the metrics.jsonl that windlass.train writes into a run's folder. A folder may hold several runs;
     of a JOB it is the output folder. Ideal is the throughput of the fewest ranks, times the ranks. The
-    first line of each start is left out of the rates, since it has compilation in it.
+    first line of each start, which has compilation in it, is left out of the rates where there are two more.
     """
     if png:
         check_can_draw()

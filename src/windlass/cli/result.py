@@ -21,7 +21,7 @@ def result(job_text: str, rank: int | None, as_json: bool) -> int:
 
     Nothing is unpickled: values are shown as their repr, or with --json as JSON where possible, in the form
     that `windlass run --json` prints.
-    Exits 0 if the job succeeded, 1 if it failed.
+    Exits 0 if the job succeeded, 1 if it failed, 3 if it could not start or its end is not known.
     """
     job = find_job(job_text, load_settings())
     status = job.status()

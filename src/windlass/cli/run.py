@@ -7,6 +7,7 @@ cli.argv_split and become a job in cli.prepare; what is shown while it runs is c
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,12 +23,15 @@ from windlass.client.jobs.interrupts import Interrupts
 from windlass.client.jobs.job import Job
 from windlass.client.jobs.run import Prepared
 from windlass.client.terminal import say
-from windlass.settings import Settings
+from windlass.errors import SpecError
+from windlass.settings import Settings, read_settings_here
 from windlass.spec.work import Function
 from windlass.wire.status import JobStatus, Phase
 
 if TYPE_CHECKING:
     from windlass.client.jobs.live_view import View
+
+_PLACE = ("engine", "namespace", "context")
 
 
 @click.command(cls=TargetCommand, epilog="Words after TARGET go to it; after -- they all do.")
@@ -45,7 +49,13 @@ def run(
     **options: Any,
 ) -> int:
     """Run TARGET on every rank: script.py, file.py::function, -m module, or any command."""
-    prepared = prepare_words(words, detach=detach, flags=given_flags(options))
+    try:
+        prepared = prepare_words(words, detach=detach, flags=given_flags(options))
+    except SpecError:
+        script = "" if detach or dry_run or as_json else _find_declaring(words, options)
+        if not script:
+            raise
+        return _deploy(script, given_flags(options))
     if dry_run:
         if as_json:
             print_json(prepared.plan)
@@ -71,6 +81,27 @@ def run(
     from windlass.observe.verdict import exit_code_of
 
     return exit_code_of(status)
+
+
+def _find_declaring(words: SplitWords, options: dict[str, Any]) -> str:
+    """The script, if only its place was said and it only declares apps: these are what is to run."""
+    from windlass.client.jobs.declare_only import only_declares
+
+    others = {name: value for name, value in given_flags(options).items() if name not in _PLACE}
+    *launcher, script = (*words.target, *words.rest)
+    if any(others.values()) or launcher not in ([], ["python"], ["python3"]):
+        return ""
+    path = Path(script)
+    return script if path.suffix == ".py" and path.is_file() and only_declares(path) else ""
+
+
+def _deploy(script: str, flags: dict[str, Any]) -> int:
+    from windlass.cli.deploy import deploy_script, set_place
+
+    say(f"{script} only declares app(...), which is deployed, as by windlass deploy {script}")
+    set_place(read_settings_here(flags))
+    deploy_script(script)
+    return names.EXIT_OK
 
 
 def _say_start(prepared: Prepared) -> None:

@@ -25,7 +25,11 @@ from windlass.wire.status import Phase
 @click.option("--timeout", metavar="TIME", help="give up waiting after this; the job goes on")
 @json_option
 def wait(job_text: str, timeout: str | None, as_json: bool) -> int:
-    """Wait until JOB has ended. Exits 0 if it succeeded, 1 if it failed, 3 if the wait timed out."""
+    """Wait until JOB has ended.
+
+    Exits 0 if it succeeded, 1 if it failed, 3 if it could not start, if its end is not known, or if the wait
+    timed out.
+    """
     timeout_s = None if timeout is None else _read_timeout(timeout)
     job = find_job(job_text, load_settings())
     try:

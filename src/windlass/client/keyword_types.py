@@ -39,7 +39,7 @@ class JobKeywords(TypedDict, total=False):
     preload: Sequence[str] | None
     """modules imported once, before ranks start; unset: torch, if the source leads to it"""
     python: str
-    """the nodes' interpreter; empty: this one"""
+    """the nodes' interpreter; empty: this one, in pods the image's python3"""
     restarts: int
     """how often to start again when the code fails"""
     node_restarts: int
@@ -105,7 +105,7 @@ class JobKeywords(TypedDict, total=False):
     allow_host_path: bool
     """allow volumes that are folders of the host"""
     mesh_name: str
-    """the Monarch mesh that the pods are; empty: the job's name without dashes"""
+    """the Monarch mesh that the pods are; empty: the job's id without dashes"""
     open_mesh: bool
     """let all pods of the namespace use the Monarch mesh, without TLS"""
     labels: Mapping[str, str | int]
@@ -194,7 +194,7 @@ class ComputeKeywords(TypedDict, total=False):
     run_as: int | Literal["none"] | None
     """the pods' user id; none: the image's own"""
     python: str
-    """the nodes' interpreter; empty: this one"""
+    """the nodes' interpreter; empty: this one, in pods the image's python3"""
     preload: Sequence[str] | None
     """modules imported once, before ranks start; unset: torch, if the source leads to it"""
     grace_s: float | str
@@ -208,7 +208,7 @@ class ComputeKeywords(TypedDict, total=False):
     pretend_gpus: bool
     """on this machine, have Ray count GPUs that are not there, for tests"""
     mesh_name: str
-    """the Monarch mesh that the pods are; empty: the job's name without dashes"""
+    """the Monarch mesh that the pods are; empty: the job's id without dashes"""
     open_mesh: bool
     """let all pods of the namespace use the Monarch mesh, without TLS"""
 
@@ -237,7 +237,7 @@ class AppKeywords(TypedDict, total=False):
     pretend_gpus: bool
     """on this machine, have Ray count GPUs that are not there, for tests"""
     python: str
-    """the nodes' interpreter; empty: this one"""
+    """the nodes' interpreter; empty: this one, in pods the image's python3"""
     restarts: int
     """how often to start again when the code fails"""
     node_restarts: int
@@ -293,7 +293,7 @@ class AppKeywords(TypedDict, total=False):
     allow_host_path: bool
     """allow volumes that are folders of the host"""
     mesh_name: str
-    """the Monarch mesh that the pods are; empty: the job's name without dashes"""
+    """the Monarch mesh that the pods are; empty: the job's id without dashes"""
     open_mesh: bool
     """let all pods of the namespace use the Monarch mesh, without TLS"""
     labels: Mapping[str, str | int]

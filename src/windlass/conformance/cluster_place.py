@@ -59,10 +59,12 @@ def open_place(settings: Settings) -> Iterator[ConformancePlace]:
     """The namespace while it is needed; one that was made for it is gone afterwards."""
     dialect = load_dialect(settings.engine)
     run = secrets.token_hex(4)
-    is_own = not settings.namespace
+    is_own = not settings.origin("namespace").startswith(
+        "flag"
+    )  # not a project's own, with its jobs
     name = f"{_STEM}-{run}" if is_own else settings.namespace
     prepared = _prepare_first(settings, name, run)
-    api = connect(context=settings.context, namespace=name)
+    api = connect(context=settings.context, namespace=name, engine=settings.engine)
     check_needs(api, dialect.needs)
     if not is_own:
         _check_exists(api)
@@ -145,7 +147,7 @@ def _run_first(prepared: Prepared) -> None:
     except WaitTimeout as error:
         raise EngineError(
             f"a first job of two pods did not start in {_FIRST_JOB_S:g} s: {_explain(job)}",
-            hint="windlass doctor --deep looks at what pods need",
+            hint=f"windlass doctor -e {job.ref.engine} --deep looks at what pods need",
         ) from error
     finally:
         job.cancel(now=True)

@@ -83,6 +83,11 @@ class AdoptedJob:
         self._cancelled_why = why or "cancelled by a client"
         self._api.delete(self._dialect.kind, self._name)
 
+    def remove(self) -> None:
+        """Delete what has ended."""
+        self._sight.close()
+        self._api.delete(self._dialect.kind, self._name)
+
     def find_lead(self) -> str | None:
         """The name of node 0's pod, while it runs."""
         return self._sight.find_lead()

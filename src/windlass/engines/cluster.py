@@ -342,6 +342,9 @@ class ClusterEngine:
                     f"{ref.job_id} is still {status.phase.value}",
                     hint=f"windlass cancel {ref.job_id}, then windlass rm {ref.job_id}",
                 )
+        if (adopted := self._adopted.pop(ref.job_id, None)) is not None:
+            adopted.remove()
+            return
         if ref.job_id in self._views:
             self._views.pop(ref.job_id).close()
         self._api_of(ref).delete(self._dialect.kind, self._dialect.make_name(ref.job_id))

@@ -233,7 +233,7 @@ def make_compute_engine(name: str, settings: Settings) -> ComputeEngine:
     if "computes" not in engine.can:
         raise SpecError(
             f"the engine {name} runs jobs, and keeps no computes",
-            hint="use engine local or kubernetes",
+            hint="use engine local, kubernetes or monarchmesh",
         )
     return cast("ComputeEngine", engine)
 

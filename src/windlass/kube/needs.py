@@ -49,5 +49,5 @@ def _make_missing(api: Api, need: Need) -> EngineMissing:
     return EngineMissing(
         f"this cluster does not serve {kind.name} ({kind.api_version})"
         f"{f'; it has {there}' if there else ''}",
-        hint=f"install {need.product}, or use `--engine kubernetes`; windlass doctor shows what is there",
+        hint=f"install {need.product}, or use `--engine kubernetes`; `windlass engines` shows what is there",
     )

@@ -29,7 +29,7 @@ from windlass.kube.mounts import (
     make_shm,
     named_mounts,
 )
-from windlass.kube.naming import claim_name
+from windlass.kube.naming import claim_name, object_name
 from windlass.kube.patching import apply_patch
 from windlass.kube.pod_template import (
     CONTAINER_SECURITY,
@@ -54,6 +54,7 @@ CODE_FOLDER = "/code"
 STATE_FOLDER = "/run/train"
 MAX_SCRIPT_BYTES = 200_000  # what client-side `kubectl apply` still takes
 _WAIT_S = 600
+_MAX_NAME = 50
 _RESTARTS = re.compile(r"--max[-_]restarts(=|\Z)")
 _OF_WINDLASS = (
     *(names.JOB_ID, names.JOB_NAME, names.TORCHELASTIC_RUN_ID, names.POD_HOSTS),
@@ -114,14 +115,20 @@ def unwrap_plan(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
     return replace(plan, work=work, nodes=nodes), flags
 
 
+def choose_plain_name(plan: Plan) -> str:
+    """What an export is called: as the user says, else by the job's id, of which there is one."""
+    return (plan.name != plan.job_id and object_name(plan.name, _MAX_NAME)) or plan.job_id
+
+
 def make_operator_pods(
     plan: Plan, script: str | None, flags: tuple[str, ...], *, container: str
 ) -> TorchrunPods:
     """Pods that an operator names and numbers, and brings together; `container` is what it calls its own."""
+    name = choose_plain_name(plan)
     return TorchrunPods(
-        name=plan.job_id,
+        name=name,
         service="",
-        labels={"app": plan.job_id},
+        labels={"app": name},
         index_path="",
         flags=(*([f"--max-restarts={plan.restarts}"] if plan.restarts else []), *flags),
         script=script,

@@ -80,7 +80,7 @@ def _explain_phase(status: JobStatus, now_s: float) -> Why:
         f"{render_seconds(now_s - since_s)}{words}",
         since_s=since_s,
         details=[*missing, *_describe_road(status, now_s)],
-        hint=f"windlass attach {status.job_id} watches it; windlass cancel {status.job_id} ends it",
+        hint=f"windlass attach {_address(status)} watches it; windlass cancel {_address(status)} ends it",
     )
 
 

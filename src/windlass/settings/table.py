@@ -47,7 +47,9 @@ class Settings:
         None,
         "modules imported once, before ranks start; unset: torch, if the source leads to it",
     )
-    python: str = _is("str", "", "the nodes' interpreter; empty: this one")
+    python: str = _is(
+        "str", "", "the nodes' interpreter; empty: this one, in pods the image's python3"
+    )
     restarts: int = _is("int", 0, "how often to start again when the code fails", minimum=0)
     node_restarts: int = _is("int", 3, "how often to go on after losing a node", minimum=0)
     timeout_s: float | None = _is(
@@ -143,7 +145,7 @@ class Settings:
         "bool", False, "allow volumes that are folders of the host", group=PODS
     )
     mesh_name: str = _is(
-        *("str", "", "the Monarch mesh that the pods are; empty: the job's name without dashes"),
+        *("str", "", "the Monarch mesh that the pods are; empty: the job's id without dashes"),
         group=PODS,
     )
     open_mesh: bool = _is(

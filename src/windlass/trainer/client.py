@@ -59,7 +59,11 @@ class TrainerClient:
         self._api: Api | None = None
         place = {}
         if choice.engine in dialect_names():
-            self._api = connect(context=self._settings.context, namespace=self._settings.namespace)
+            self._api = connect(
+                context=self._settings.context,
+                namespace=self._settings.namespace,
+                engine=choice.engine,
+            )
             place = {"context": self._api.context, "namespace": self._api.namespace}
         self._names = JobNames(self._settings, **place)
         where = f" in namespace {self._api.namespace}" if self._api else ""
@@ -339,7 +343,7 @@ class TrainerClient:
         if self._dialect is None or flags.get("patch") or self._settings.value("patch"):
             return
         image = str(flags.get("image") or self._settings.image or "")
-        patch, note = keep_present(image, self._dialect.container)
+        patch, note = keep_present(image)
         if patch:
             flags["patch"] = patch
             say(note)

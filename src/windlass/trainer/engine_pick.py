@@ -93,7 +93,7 @@ def pick_engine(
 
 def _look_at_cluster(settings: Settings, why: str) -> EngineChoice:
     """TrainJobs where the cluster serves them, else plain Jobs."""
-    api = connect(context=settings.context, namespace=settings.namespace)
+    api = connect(context=settings.context, namespace=settings.namespace, engine=_TRAINJOB)
     try:
         check_needs(api, load_dialect(_TRAINJOB).needs)
     except EngineMissing as missing:

@@ -36,6 +36,25 @@ def test_it_is_this(name):
     assert "windlass" not in render_manifests(documents).lower()
 
 
+def test_it_is_called_as_the_user_says():
+    """Else by the job's id: two exports without a name are two jobs."""
+    named = make_plain(
+        make_pod_plan(name="torchrun-cpu", nodes=2),
+        script="print(1)\n",
+        rendezvous=Rendezvous(),
+    )
+    assert [document["metadata"]["name"] for document in named] == [
+        "torchrun-cpu-code",
+        "torchrun-cpu",
+    ]
+
+
+def test_an_engine_without_a_launcher_of_its_own_says_so():
+    with pytest.raises(SpecError, match="raycluster makes has no launcher of its own") as refused:
+        load_plain("raycluster")
+    assert "leave out --plain" in refused.value.hint
+
+
 def test_the_engine_prints_it():
     assert load_plain("pytorchjob") is make_plain
 

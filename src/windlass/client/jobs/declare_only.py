@@ -20,8 +20,7 @@ _QUIET = (
 
 def check_script(source: Path | None, words: Sequence[str]) -> None:
     """Refuse a script that makes apps and does nothing with them, and say what starts them."""
-    tree = read_tree(source) if source is not None else None
-    if source is None or tree is None or not _only_declares(tree):
+    if source is None or not only_declares(source):
         return
     raise SpecError(
         f"{source.name} only declares app(...), which starts nothing by itself",
@@ -29,7 +28,13 @@ def check_script(source: Path | None, words: Sequence[str]) -> None:
     )
 
 
-def _only_declares(tree: ast.Module) -> bool:
+def only_declares(source: Path) -> bool:
+    """Whether running a script would make apps, and start none of them."""
+    tree = read_tree(source)
+    return tree is not None and _has_apps_alone(tree)
+
+
+def _has_apps_alone(tree: ast.Module) -> bool:
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     if not any(_is_app(call) for call in calls) or not _imports_windlass(tree):
         return False

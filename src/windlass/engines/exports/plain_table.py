@@ -39,6 +39,11 @@ def load_plain(engine: str, version: str = "") -> MakePlain:
 
     `version` is its operator's, like 2.1; none: the newest.
     """
+    if engine not in _PLAIN:
+        raise SpecError(
+            f"what the engine {engine} makes has no launcher of its own",
+            hint=f"leave out --plain, or name another engine: {', '.join(_PLAIN)}",
+        )
     since, older = _OLDER.get(engine, ((), ""))
     is_older = bool(version) and _read_version(version) < since
     module, _, attribute = (older if is_older else _PLAIN[engine]).partition(":")

@@ -15,6 +15,7 @@ from windlass.kube.torchrun_pods import (
     CONTAINER,
     Rendezvous,
     TorchrunPods,
+    choose_plain_name,
     make_torchrun_claims,
     make_torchrun_code,
     make_torchrun_metadata,
@@ -34,10 +35,11 @@ def make_plain(
 ) -> list[Object]:
     """ConfigMap, claims, Service and Job, in the order in which they can be applied."""
     pod = pod_of(plan)
+    name = choose_plain_name(plan)
     pods = TorchrunPods(
-        name=plan.job_id,
-        service=headless_name(plan.job_id),
-        labels={"app": plan.job_id},
+        name=name,
+        service=headless_name(name),
+        labels={"app": name},
         index_path=_INDEX,
         stays=False,
         rendezvous=rendezvous,
