@@ -53,6 +53,17 @@ def test_what_has_no_manifest_yet_is_not_taken(url, alone, caplog):
     assert "step-2 cannot be used: it has no manifest.json" in caplog.text
 
 
+def test_a_first_save_that_was_broken_off_is_no_checkpoint(url, alone, caplog):
+    checkpoints = Checkpoints(url, is_async=False, context=alone)
+    state = make_state()
+    checkpoints.save(state, step=1, facts={})
+    open_storage(url).remove("step-1/manifest.json")
+    assert checkpoints.load(state) is None
+    assert "step-1 cannot be used: it has no manifest.json" in caplog.text
+    checkpoints.save(fill(state, 2), step=2, facts={})
+    assert checkpoints.load(state).step == 2
+
+
 def test_an_unknown_scheme_is_named():
     with pytest.raises(SpecError, match="cannot open nosuch://bucket/run"):
         open_storage("nosuch://bucket/run")

@@ -106,6 +106,19 @@ def test_moments_keep_their_own_precision(checkpoints):
     )
 
 
+def test_how_an_optimizer_steps_is_this_ones_own(checkpoints):
+    """A run that was begun on a CPU goes on on a GPU, whose optimizer is fused."""
+    state = make_state()
+    train(state, num_steps=1)
+    state["optimizer"].param_groups[0].update(foreach=False, lr=0.5)
+    checkpoints.save(state, step=1, facts={})
+    fresh = make_state()
+    fresh["optimizer"].param_groups[0].update(fused=True, foreach=None)
+    checkpoints.load(fresh)
+    (group,) = fresh["optimizer"].param_groups
+    assert (group["fused"], group["foreach"], group["lr"]) == (True, None, 0.5)
+
+
 def test_moments_that_are_made_of_other_tensors_come_back_as_they_are(checkpoints):
     states = [make_state(seed=seed) for seed in (0, 1)]
     for state in states:

@@ -192,6 +192,82 @@ def test_worker_processes_give_the_same_data(dataset: Any) -> None:
     assert str(plain(first)[0].data) == str(plain(next(make(0).steps()))[0].data)
 
 
+def mix_up(samples: list[int]) -> list[float]:
+    """A batch that draws, as mixup does."""
+    return [sum(samples), random.random(), float(torch.rand(()))]
+
+
+@pytest.mark.parametrize("make", [Numbers, Stream], ids=["map", "iterable"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_what_collation_draws_differs_by_step_and_is_the_same_after_a_resume(
+    make: type, num_workers: int
+) -> None:
+    def steps(seed: int = 0, start: int = 0) -> list[str]:
+        loader = Loader(
+            make(12),
+            batch=4,
+            seed=seed,
+            collate=mix_up,
+            num_workers=num_workers,
+            rank=0,
+            world_size=1,
+        )
+        return [str(step.micro_batches[0].data) for step in loader.steps(start=start, stop=6)]
+
+    whole = steps()
+    assert len({text.split(",")[1] for text in whole}) == 6
+    assert steps(start=2) == whole[2:]
+    assert steps() == whole
+    assert not {text.split(",")[1] for text in steps(seed=1)} & {t.split(",")[1] for t in whole}
+
+
+class NoisyTogether(Noisy):
+    """As a Subset of torch's: samples are asked for in lists."""
+
+    def __getitems__(self, indices: list[int]) -> list[list[float]]:
+        return [self[index] for index in indices]
+
+
+def test_samples_that_are_read_together_are_random_each_for_itself() -> None:
+    def read_all(micro_batch: int) -> dict[int, str]:
+        loader = Loader(
+            NoisyTogether(8),
+            batch=8,
+            micro_batch=micro_batch,
+            collate=list,
+            rank=0,
+            world_size=1,
+        )
+        step = next(loader.steps())
+        return {
+            number: str(sample)
+            for batch in step.micro_batches
+            for number, sample in zip(batch.sample_ids, batch.data, strict=True)
+        }
+
+    assert read_all(2) == read_all(8)
+    assert len(set(read_all(4).values())) == 8
+
+
+def test_a_tensor_dataset_that_draws_is_not_read_by_a_thread() -> None:
+    class Augmented(TensorDataset):
+        def __getitem__(self, index: int) -> Any:
+            assert threading.current_thread() is threading.main_thread()
+            return super().__getitem__(index)[0] + torch.rand(())
+
+    data = torch.zeros(8)
+    for options in ({"dataset": Augmented(data)}, {"dataset": TensorDataset(data), "collate": len}):
+        loader = Loader(batch=4, rank=0, world_size=1, **options)
+        torch.manual_seed(3)
+        drawn = torch.rand(())
+        torch.manual_seed(3)
+        steps = loader.steps(stop=2)
+        next(steps)
+        assert torch.rand(()) == drawn
+        assert not [t for t in threading.enumerate() if t.name == "windlass-prefetch"]
+        steps.close()
+
+
 class SharedOut(IterableDataset):
     """As torch's own documentation writes it: each worker process yields a share of the samples."""
 

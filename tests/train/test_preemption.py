@@ -34,6 +34,17 @@ def test_a_real_signal_is_noticed(preemption):
     assert 15 < preemption.seconds_left <= 20
 
 
+def test_a_save_is_limited_by_a_grace_that_was_told(preemption, monkeypatch):
+    assert preemption.save_limit_s is None
+    preemption.notice()
+    assert 0 < preemption.save_limit_s <= 20
+    monkeypatch.delenv(names.GRACE, raising=False)
+    guessed = Preemption()
+    guessed.notice()
+    assert 0 < guessed.seconds_left <= 30
+    assert guessed.save_limit_s is None
+
+
 def test_the_first_announcement_counts(preemption):
     preemption.notice()
     first = preemption._deadline_s

@@ -222,6 +222,60 @@ def test_an_early_stop_without_validations_is_refused(tmp_path, options):
         make_trainer(tmp_path, early_stop=2, **options).fit()
 
 
+def test_a_resume_with_more_steps_begins_with_their_rate(tmp_path):
+    """A cosine that has come to its end is at 0; of a longer one that is the middle."""
+    make_trainer(tmp_path, scheduler="cosine").fit()
+    rates = []
+
+    class Rates(Recorder):
+        def on_step(self, trainer, step):
+            rates.append(trainer.optimizer.param_groups[0]["lr"])
+
+    trainer = make_trainer(tmp_path, scheduler="cosine", epochs=4, recorder=Rates())
+    rate_at_start = []
+    trainer.callbacks[0].on_start = lambda trainer: rate_at_start.append(
+        trainer.optimizer.param_groups[0]["lr"]
+    )
+    trainer.fit()
+    assert rate_at_start == [pytest.approx(0.5e-2)]
+    assert rates[0] < rate_at_start[0]
+
+
+def test_steps_that_end_within_an_epoch_are_validated(tmp_path):
+    recorder = Recorder()
+    result = make_trainer(
+        tmp_path, recorder=recorder, epochs=None, steps=3, validation=make_data(5)
+    ).fit()
+    assert len(recorder.validations) == 1
+    assert result.best_step == 3
+
+
+def test_a_validation_batch_in_which_nothing_counts_spoils_nothing(tmp_path):
+    def count_some(batch):
+        return (batch[1] != 2).sum()
+
+    class NoMean(TorchTrainer):
+        def validation_step(self, batch, batch_idx):
+            loss = super().validation_step(batch, batch_idx)[0]
+            return torch.tensor(float("nan")) if not count_some(batch) else loss
+
+    data = make_data(4)
+    data.tensors[1].copy_(torch.tensor([0, 1, 2, 2]))
+    settings = {"kind": NoMean, "micro_batch": 2, "batch_weight": count_some, "epochs": 1}
+    result = make_trainer(tmp_path / "some", validation=data, **settings).fit()
+    assert math.isfinite(result.validation["loss"])
+    data.tensors[1].fill_(2)
+    with pytest.raises(SpecError, match="nothing in the validation data counts"):
+        make_trainer(tmp_path / "none", validation=data, **settings).fit()
+
+
+def test_a_device_that_is_asked_for_later_is_the_next_trainers(tmp_path, monkeypatch):
+    first = make_trainer(tmp_path / "a", device="cpu", epochs=1)
+    assert first.device.type == "cpu"
+    second = make_trainer(tmp_path / "b", device="meta", epochs=1)
+    assert second.device.type == "meta"
+
+
 def test_a_resume_with_another_rate_says_which_one_counts(tmp_path, caplog):
     recorder = Recorder()
     make_trainer(tmp_path, epochs=1).fit()

@@ -13,6 +13,7 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     WeightedRandomSampler,
+    get_worker_info,
 )
 from toy_training import Recorder, make_data, make_net, make_trainer
 
@@ -119,6 +120,28 @@ def test_a_dataloader_keeps_its_order_and_what_it_drops(tmp_path, options, is_mi
     sample_ids = [i for step in recorder.sample_ids for i in step]
     assert len(set(sample_ids)) == 36
     assert (sample_ids != list(range(36))) == is_mixed
+
+
+def write_worker(worker):
+    get_worker_info().dataset.reader.dataset.opened = f"by worker {worker}"
+
+
+class Opened(Dataset):
+    """Can be read where a worker has opened it, as files are that no process can share."""
+
+    opened = ""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        assert self.opened.startswith("by worker")
+        return torch.zeros(6), 0
+
+
+def test_what_a_dataloader_tells_its_workers_is_told_to_them(tmp_path):
+    loader = DataLoader(Opened(), batch_size=4, num_workers=1, worker_init_fn=write_worker)
+    assert make_trainer(tmp_path, data=loader, epochs=1).fit().step == 2
 
 
 def test_dataloaders_that_a_subclass_makes_are_taken_apart(tmp_path):

@@ -74,7 +74,7 @@ def _list_files(folder: Path) -> list[tuple[Path, str]]:
             path = Path(parent, name)
             if path.is_symlink():
                 entries.append((path, os.readlink(path)))
-            elif name in files and ".tmp" not in path.as_posix():
+            elif name in files and ".tmp" not in path.relative_to(folder).as_posix():
                 entries.append((path, ""))
     return entries
 

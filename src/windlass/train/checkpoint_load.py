@@ -14,6 +14,7 @@ from typing import Any
 
 from windlass.errors import SpecError
 from windlass.train.checkpoint_manifest import (
+    UNFINISHED,
     CheckpointManifest,
     find_hash_faults,
     find_size_faults,
@@ -59,7 +60,9 @@ def load_checkpoint(
         if reader is not None and isinstance(manifest, CheckpointManifest) and not faults:
             return _load(storage, context, state, reader, manifest)
         why = "; ".join(faults[:_FAULTS_TOLD]) + (" ..." if len(faults) > _FAULTS_TOLD else "")
-        refused.append(f"{folder}: {why}")
+        # where nothing can be renamed, a save that was broken off has a checkpoint's name
+        if storage.can_rename or manifest != UNFINISHED:
+            refused.append(f"{folder}: {why}")
         if context.is_main:
             logger.warning("checkpoint %s/%s cannot be used: %s", storage.root, folder, why)
     if not refused:

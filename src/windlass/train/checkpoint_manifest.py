@@ -17,6 +17,7 @@ from typing import Any
 from windlass.train.checkpoint_storage import Storage
 
 MANIFEST = "manifest.json"
+UNFINISHED = f"it has no {MANIFEST}: it was not written to its end"
 FORMAT = 1
 STEP_FOLDER = re.compile(r"step-(\d+)")
 HALF_WRITTEN = re.compile(r"step-(\d+)\.(tmp|old)-.*")
@@ -63,7 +64,7 @@ def read_manifest(storage: Storage, folder: str) -> CheckpointManifest:
     try:
         values = json.loads(storage.read(f"{folder}/{MANIFEST}"))
     except FileNotFoundError:
-        raise ValueError(f"it has no {MANIFEST}: it was not written to its end") from None
+        raise ValueError(UNFINISHED) from None
     except (OSError, ValueError) as error:
         raise ValueError(f"its {MANIFEST} cannot be read: {error}") from error
     if not isinstance(values, dict) or values.get("format") != FORMAT:

@@ -25,6 +25,7 @@ _WRAPPED = (
     "_orig_mod.",
     "_checkpoint_wrapped_module.",
 )  # torch.compile's, activation checkpointing's
+_WAYS = ("fused", "foreach", "capturable", "differentiable")  # how, on this device; not what
 _OTHERS = "~"  # of an entry: what is no tensor
 
 
@@ -243,7 +244,8 @@ def _restore_optimizer(
     for group in optimizer.param_groups:
         members = [own[parameter] for parameter in group["params"]]
         settings = group_of[members[0]] if members else group
-        groups.append({**settings, "params": [numbers[name] for name in members]})
+        own_ways = {key: group[key] for key in _WAYS if key in group}
+        groups.append({**settings, **own_ways, "params": [numbers[name] for name in members]})
     state = {numbers[name]: value for name, value in saved["state"].items() if name in numbers}
     optimizer.load_state_dict({"state": state, "param_groups": groups})
     by_name = {name: parameter for parameter, name in own.items()}

@@ -147,9 +147,12 @@ class ProcessWriter:
 def run_aside(work: Callable[[], None]) -> Future[None]:
     """Run this in a thread that nobody waits for at the interpreter's end."""
     future: Future[None] = Future()
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
     def run() -> None:
         try:
+            if device is not None:  # a new thread is on GPU 0, whichever its rank has
+                torch.cuda.set_device(device)
             work()
         except BaseException as error:  # noqa: BLE001 - whoever waits for the future gets it
             future.set_exception(error)

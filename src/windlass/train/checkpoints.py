@@ -186,9 +186,10 @@ class Checkpoints:
         """Wait until the last save is whole. Raises EngineError on all ranks if it failed on one."""
         self._wait(time.monotonic() + self._timeout_s)
 
-    def close(self) -> None:
+    def close(self, *, timeout_s: float | None = None) -> None:
         """Wait for the last save and end the writer. A failure is logged: other ranks are not asked."""
-        if error := self._settle(time.monotonic() + self._timeout_s):
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        if error := self._settle(time.monotonic() + limit_s):
             logger.error("the last checkpoint was not saved: %s", error)
         if self._writer is not None:
             self._writer.close()

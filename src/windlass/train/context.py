@@ -107,7 +107,14 @@ def get_context(*, backend: str | None = None, device: str | None = None) -> Con
     global _context
     key = (os.getpid(), os.environ.get(names.RANK), os.environ.get(names.WORLD_SIZE), _has_group())
     if _context is not None and _context[0] == key:
-        return _context[1]
+        known = _context[1]
+        if device is None or torch.device(device).type == known.device.type:
+            return known
+        if dist.is_initialized():
+            raise SpecError(
+                f"this process has joined its group on {known.device}, and {device} is asked for",
+                hint="give device= the first time that a context is asked for, or a trainer is made",
+            )
     context = _make_context(os.environ, backend=backend, device=device)
     _context = ((*key[:3], _has_group()), context)
     return context

@@ -65,7 +65,9 @@ def _row(metrics: Metrics, weight: Any, device: torch.device) -> torch.Tensor:
         torch.as_tensor(value, dtype=torch.float64, device=device) for value in metrics.values()
     ]
     scale = torch.as_tensor(weight, dtype=torch.float64, device=device)
-    return torch.stack([*(number * scale for number in numbers), scale])
+    # the mean of a batch in which nothing counts is not a number, and counts nothing
+    weighted = [torch.where(scale > 0, number * scale, 0.0) for number in numbers]
+    return torch.stack([*weighted, scale])
 
 
 def _means(names: tuple[str, ...], sums: Any) -> dict[str, float]:

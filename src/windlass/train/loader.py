@@ -9,7 +9,7 @@ step, and that is all a checkpoint keeps of it. Used by the trainer; no model, n
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +64,7 @@ class Loader:
     prefetch: steps that a thread of this process keeps ready when there are no workers. None: 2 for a dataset
         known to be safe for that (TensorDataset, or `is_read_in_background = True` on it), else 0. A dataset
         read by a thread must not draw random numbers.
+    worker_options: for torch's DataLoader, whose processes the workers are: worker_init_fn and the like.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Loader:
         collate: Collate | None = None,
         pin_memory: bool = False,
         prefetch: int | None = None,
+        worker_options: Mapping[str, Any] | None = None,
     ) -> None:
         rank, world_size = _find_place(rank, world_size)
         _check_numbers(batch=batch, micro_batch=micro_batch, num_workers=num_workers)
@@ -96,8 +98,10 @@ class Loader:
         self.num_samples = count_samples(dataset)  # None: it does not tell
         self.is_stream = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
         self._collate = collate
+        self._worker_options = dict(worker_options or {})
         self._pins = pin_memory and torch.cuda.is_available()
-        is_safe = isinstance(dataset, TensorDataset) or getattr(
+        # one that draws no random numbers, nor does what makes batches of it
+        is_safe = (type(dataset) is TensorDataset and collate is None) or getattr(
             dataset, "is_read_in_background", False
         )
         self._depth = (
@@ -148,6 +152,7 @@ class Loader:
                     stop=stop,
                     num_workers=self.num_workers,
                     pin_memory=self._pins,
+                    options=self._worker_options,
                 )
             return stream.read(start=start, stop=stop)
         reader = SampleReader(self.dataset, collate=self._collate, seed=seed)
@@ -161,7 +166,11 @@ class Loader:
         )
         if self.num_workers:
             return prefetch.read_map_in_processes(
-                reader, plans, num_workers=self.num_workers, pin_memory=self._pins
+                reader,
+                plans,
+                num_workers=self.num_workers,
+                pin_memory=self._pins,
+                options=self._worker_options,
             )
         return _read_here(reader, plans)
 

@@ -27,6 +27,7 @@ class Preemption:
 
     def __init__(self, *, grace_s: float | None = None) -> None:
         self.grace_s = read_grace(os.environ) if grace_s is None else grace_s
+        self._is_guessed = grace_s is None and not os.environ.get(names.GRACE)
         self._deadline_s: float | None = None
         self._previous: Any = None
         self._is_listening = False
@@ -41,6 +42,11 @@ class Preemption:
         if self._deadline_s is None:
             return None
         return max(0.0, self._deadline_s - time.monotonic())
+
+    @property
+    def save_limit_s(self) -> float | None:
+        """For a save, after which it is too late; None where nobody has told how long the grace is."""
+        return None if self._is_guessed else self.seconds_left
 
     def notice(self) -> None:
         """Take the end as announced now; the first announcement counts."""

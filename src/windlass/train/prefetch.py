@@ -6,9 +6,10 @@ the iterator is closed or used up. Called by loader only.
 
 from __future__ import annotations
 
+import functools
 import signal
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any, TypeVar
@@ -99,23 +100,40 @@ class _StreamWorker(IterableDataset):
 
 
 def read_map_in_processes(
-    reader: SampleReader, plans: Iterator[StepPlan], *, num_workers: int, pin_memory: bool
+    reader: SampleReader,
+    plans: Iterator[StepPlan],
+    *,
+    num_workers: int,
+    pin_memory: bool,
+    options: Mapping[str, Any],
 ) -> Iterator[ReadBatch]:
     """Micro-batches of a map dataset, in order, read by worker processes."""
     wanted = ((plan, place) for plan in plans for place in range(len(plan.batches)))
-    return _run_workers(_MapWorker(reader), wanted, num_workers, pin_memory)
+    return _run_workers(_MapWorker(reader), wanted, num_workers, pin_memory, options)
 
 
 def read_stream_in_processes(
-    reader: StreamReader, *, start: int, stop: int | None, num_workers: int, pin_memory: bool
+    reader: StreamReader,
+    *,
+    start: int,
+    stop: int | None,
+    num_workers: int,
+    pin_memory: bool,
+    options: Mapping[str, Any],
 ) -> Iterator[ReadBatch]:
     """Micro-batches of an iterable dataset, in order, each worker process reading all of it."""
-    return _run_workers(_StreamWorker(reader, start, stop), None, num_workers, pin_memory)
+    work = _StreamWorker(reader, start, stop)
+    return _run_workers(work, None, num_workers, pin_memory, options)
 
 
 def _run_workers(
-    work: Any, wanted: Iterator[Any] | None, num_workers: int, pin_memory: bool
+    work: Any,
+    wanted: Iterator[Any] | None,
+    num_workers: int,
+    pin_memory: bool,
+    options: Mapping[str, Any],
 ) -> Iterator[ReadBatch]:
+    start = functools.partial(_start_worker, options.get("worker_init_fn"))
     loader = DataLoader(
         work,
         sampler=wanted,
@@ -123,8 +141,8 @@ def _run_workers(
         collate_fn=_as_it_is,
         num_workers=num_workers,
         pin_memory=pin_memory,
-        worker_init_fn=_start_worker,
         generator=torch.Generator(),  # else it takes a number from the training's own
+        **{**options, "worker_init_fn": start},
     )
     for item in loader:
         if isinstance(item, _Failed):
@@ -136,13 +154,15 @@ def _as_it_is(item: Any) -> Any:
     return item
 
 
-def _start_worker(_: int) -> None:
+def _start_worker(init: Callable[[int], None] | None, worker: int) -> None:
     """A SIGTERM to the whole process group leaves the worker alive: its rank saves first, and ends it.
 
     A second one is from that rank, which found it busy; by then it has to go.
     """
     signal.signal(signal.SIGTERM, _let_the_first_pass)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the rank's to answer
+    if init is not None:
+        init(worker)
 
 
 def _let_the_first_pass(number: int, _: FrameType | None) -> None:

@@ -13,10 +13,11 @@ import torch
 from torch.utils.data import TensorDataset, default_collate
 
 from windlass.errors import JobError
-from windlass.train.side_random import are_same, get_states, seed_all
+from windlass.train.side_random import are_same, get_states, seed_all, set_states
 from windlass.train.step_plan import BatchPlan
 
 Collate = Callable[[list[Any]], Any]
+_COLLATING = 1  # beside the numbers that seed a sample
 
 
 class SampleError(JobError):
@@ -40,7 +41,8 @@ class SampleReader:
         if self._tensors is not None:  # what the default collation gives, at once
             index = torch.tensor(batch.reads)
             return [tensor[index] for tensor in self._tensors]
-        return collate(self.collate, self._read_samples(batch.reads, epoch), batch, epoch)
+        samples = self._read_samples(batch.reads, epoch)
+        return collate(self.collate, samples, batch, epoch, seed=self.seed)
 
     def _read_samples(self, sample_ids: Sequence[int], epoch: int) -> list[Any]:
         """The samples; seeding is paid for only by a dataset that draws, whose first batch is read twice."""
@@ -55,6 +57,8 @@ class SampleReader:
 
     def _read_each(self, sample_ids: Sequence[int], epoch: int) -> list[Any]:
         if hasattr(self.dataset, "__getitems__"):
+            if self._draws:  # each with a seed of its own, however many are read together
+                return [self._read_one([i], "__getitems__", epoch)[0] for i in sample_ids]
             samples: list[Any] = self._read_one(list(sample_ids), "__getitems__", epoch)
             return samples
         return [self._read_one(sample_id, "__getitem__", epoch) for sample_id in sample_ids]
@@ -72,9 +76,18 @@ class SampleReader:
             ) from error
 
 
-def collate(function: Collate, samples: list[Any], batch: BatchPlan, epoch: int) -> Any:
-    """The samples as one batch; says which ones they were if that fails."""
+def collate(
+    function: Collate, samples: list[Any], batch: BatchPlan, epoch: int, *, seed: int | None
+) -> Any:
+    """The samples as one batch; says which ones they were if that fails.
+
+    What a user's function draws, as mixup does, is a function of the seed, the epoch and the first sample.
+    """
+    is_seeded = seed is not None and function is not default_collate
+    states = get_states() if is_seeded else ()
     try:
+        if is_seeded:
+            seed_all(seed or 0, epoch, batch.reads[0], _COLLATING)
         return function(samples)
     except Exception as error:
         raise SampleError(
@@ -82,6 +95,9 @@ def collate(function: Collate, samples: list[Any], batch: BatchPlan, epoch: int)
             f"{type(error).__name__}: {error}",
             hint="samples must be alike, or give the loader a `collate` that makes them so",
         ) from error
+    finally:
+        if is_seeded:
+            set_states(states)
 
 
 def _name(dataset: Any) -> str:

@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Callable
 
+import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -48,6 +49,22 @@ def rate_at(step: int, *, schedule: str, warmup: int, total: int, floor: float =
         return (step + 1) / (warmup + 1)
     share = min(1.0, (step - warmup) / max(1, total - warmup))
     return floor + (1.0 - floor) * SCHEDULES[schedule](share)
+
+
+def refresh_rates(scheduler: object) -> None:
+    """Set the rates of a loaded schedule as it is now: with other steps in all, they are not those saved."""
+    if not isinstance(scheduler, LambdaLR):
+        return
+    for group, base, rate in zip(
+        scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
+    ):
+        if not (isinstance(rate, functools.partial) and rate.func is rate_at):
+            continue
+        value = base * rate(scheduler.last_epoch)
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(value)
+        else:
+            group["lr"] = value
 
 
 def make_schedule(optimizer: Optimizer, schedule: str, *, warmup: int, total: int) -> LambdaLR:

@@ -39,12 +39,12 @@ class SideRandom:
     def __enter__(self) -> None:
         self._training = get_states()
         if self._data is not None:
-            _set_states(self._data)
+            set_states(self._data)
 
     def __exit__(self, *_: object) -> None:
         if self._goes_on:
             self._data = get_states()
-        _set_states(self._training)
+        set_states(self._training)
 
 
 def get_states() -> tuple[Any, ...]:
@@ -71,7 +71,8 @@ def _is_same_numpy(before: Any, after: Any) -> bool:
     return before[2:] == after[2:] and bool((before[1] == after[1]).all())
 
 
-def _set_states(states: tuple[Any, ...]) -> None:
+def set_states(states: tuple[Any, ...]) -> None:
+    """Of the global generators of this process, as they were."""
     of_python, of_torch, of_numpy = states
     random.setstate(of_python)
     torch.default_generator.set_state(of_torch)

@@ -11,7 +11,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -148,7 +148,9 @@ def apply_fsdp(
     for block in blocks:
         if block is not model:
             fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+    # what comes out is wide, as it is under DDP: a loss in bfloat16 would be rounded to two digits
+    whole = policy if dtype is None else replace(policy, output_dtype=torch.float32)
+    fully_shard(model, mesh=mesh, mp_policy=whole)
 
 
 def apply_tp(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -182,16 +184,27 @@ def find_blocks(model: nn.Module, class_names: Sequence[str] = ()) -> list[nn.Mo
             hint=did_you_mean(unknown[0], sorted(present)),
         )
     if asked:
-        return [module for module in model.modules() if type(module).__name__ in asked]
-    return list(_outermost_items(model))
+        named = [item for item in model.named_modules() if type(item[1]).__name__ in asked]
+        # what is inside another one first, as sharding wants it
+        return [module for _, module in sorted(named, key=lambda item: -item[0].count("."))]
+    return list(dict.fromkeys(_outermost_items(model)))
 
 
 def _outermost_items(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
         if isinstance(child, nn.ModuleList):
-            yield from child
+            yield from _called_items(child)
         else:
             yield from _outermost_items(child)
+
+
+def _called_items(container: nn.Module) -> Iterator[nn.Module]:
+    """The items of a list, and of lists and dicts in it, which nobody calls."""
+    for item in container.children():
+        if isinstance(item, nn.ModuleList | nn.ModuleDict):
+            yield from _called_items(item)
+        else:
+            yield item
 
 
 def make_autocast(

@@ -41,7 +41,7 @@ class StreamReader:
             ):
                 if number % num_workers == worker:
                     own = samples[places.start : places.stop] or samples[:1]
-                    yield plan, place, collate(self.collate, own, batch, plan.epoch)
+                    yield plan, place, collate(self.collate, own, batch, plan.epoch, seed=self.seed)
                 number += 1
 
     def _read_steps(self, start: int, stop: int | None) -> Iterator[tuple[StepPlan, list[Any]]]:

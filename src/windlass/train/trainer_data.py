@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 from torch.utils.data.distributed import DistributedSampler
 
 from windlass.errors import SpecError
@@ -17,6 +23,7 @@ from windlass.train.loader import EvalLoader, Loader
 if TYPE_CHECKING:
     from windlass.train.trainer import TorchTrainer
 
+_OF_WORKERS = ("worker_init_fn", "multiprocessing_context", "prefetch_factor", "timeout")
 _HINT = (
     "give the dataset itself, which the trainer shuffles and cuts over the ranks, or an iterable dataset "
     "that yields samples in the order you want"
@@ -83,7 +90,12 @@ def _take_apart(loader: Any) -> dict[str, Any]:
             f"the samples that {type(loader.sampler).__name__} chooses would not be those of the training",
             hint=_HINT,
         )
-    return {"num_workers": loader.num_workers, "collate": loader.collate_fn}
+    options = {name: getattr(loader, name) for name in _OF_WORKERS}
+    return {
+        "num_workers": loader.num_workers,
+        "collate": None if loader.collate_fn is default_collate else loader.collate_fn,
+        "worker_options": options if loader.num_workers else {},
+    }
 
 
 def _takes_each_once(sampler: Any) -> bool:

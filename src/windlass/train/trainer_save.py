@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from windlass import names
+from windlass.train.checkpoint_rng import derive_rng
 from windlass.train.checkpoints import Checkpoints
 from windlass.train.trackers import TrackerGroup
 from windlass.train.trainer_progress import TrainProgress
@@ -58,8 +59,24 @@ class Saver:
         self._warn_of_changes(
             facts, self._rate_facts(), "the optimizer goes on with what it was saved with"
         )
+        if not loaded.is_rng_restored or facts.get("shape", self._shape) != self._shape:
+            self._derive_rng(loaded.step)
         self._saved_step = loaded.step
         return int(loaded.step)
+
+    @property
+    def _shape(self) -> str:
+        return str(self._trainer.shape)
+
+    def _derive_rng(self, step: int) -> None:
+        """Random numbers for ranks that were others when this was saved; alike where layers are split."""
+        shape, context = self._trainer.shape, self._trainer.context
+        derive_rng(
+            seed=self._trainer.options.seed,
+            step=step,
+            rank=context.rank // shape.tp,
+            world_size=shape.data_ranks,
+        )
 
     def _warn_of_changes(
         self, saved: Mapping[str, Any], now: Mapping[str, Any], consequence: str
@@ -100,9 +117,14 @@ class Saver:
                 self._state,
                 step=progress.step,
                 epoch=progress.epoch if step.is_last_of_epoch else None,
-                facts={**facts, "run_ids": run_ids, "job": find_job(os.environ)},
+                facts={
+                    **facts,
+                    "run_ids": run_ids,
+                    "job": find_job(os.environ),
+                    "shape": self._shape,
+                },
                 block=block,
-                timeout_s=trainer.context.preemption.seconds_left,
+                timeout_s=trainer.context.preemption.save_limit_s,
             )
             self._saved_step, self._saved_s = progress.step, time.monotonic()
             for callback in trainer.callbacks:
@@ -116,8 +138,8 @@ class Saver:
         if self._trainer.options.saves and not self._trainer.shape.is_deepspeed:
             self._checkpoints.prepare(self._state)
 
-    def close(self) -> None:
-        self._checkpoints.close()
+    def close(self, *, timeout_s: float | None = None) -> None:
+        self._checkpoints.close(timeout_s=timeout_s)
 
     def _order_facts(self) -> dict[str, Any]:
         """What the order of the samples is a function of."""

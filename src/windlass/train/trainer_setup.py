@@ -22,6 +22,7 @@ from windlass.near_names import did_you_mean
 from windlass.train.checkpoint_rng import derive_rng
 from windlass.train.checkpoints import Checkpoints
 from windlass.train.meters import Meters
+from windlass.train.schedules import refresh_rates
 from windlass.train.step_signals import StepSignals
 from windlass.train.step_sums import StepSums
 from windlass.train.strategies import PRECISIONS, LaidOutModel, lay_out
@@ -40,6 +41,8 @@ from windlass.train.trainer_update import StepUpdate
 if TYPE_CHECKING:
     from windlass.train.trainer import TorchTrainer
 
+_LAST_SAVE_S = 120.0  # after an error: other ranks, whose shares are waited for, may be gone
+
 
 @dataclass(slots=True, kw_only=True)
 class TrainerParts:
@@ -56,6 +59,11 @@ class TrainerParts:
     resumed_from: int | None
 
     def read_best_metric(self, metrics: Mapping[str, float]) -> float:
+        if not metrics:
+            raise SpecError(
+                "nothing in the validation data counts: every batch weighs 0",
+                hint="look at its labels, and at batch_weight",
+            )
         if self.best_metric not in metrics:
             raise SpecError(
                 f"validation has no metric {self.best_metric!r}",
@@ -65,7 +73,7 @@ class TrainerParts:
 
     def close(self, *, ok: bool) -> None:
         """Wait for a checkpoint that is being written, and end the trackers' runs."""
-        self.saver.close()
+        self.saver.close(timeout_s=None if ok else _LAST_SAVE_S)
         self.trackers.close(ok=ok)
 
 
@@ -96,6 +104,8 @@ def set_up(trainer: TorchTrainer) -> None:
         {**_state(trainer, laid_out, scaler), "sums": sums},
     )
     resumed_from = saver.load()
+    if resumed_from is not None:
+        refresh_rates(trainer.scheduler)
     trackers = _start_trackers(trainer, folder, saver.run_ids)
     saver.trackers = trackers
     update = _update_type(trainer)(
@@ -163,6 +173,13 @@ def _lay_out(trainer: TorchTrainer) -> LaidOutModel:
 
 
 def _lay_out_with_deepspeed(trainer: TorchTrainer) -> LaidOutModel:
+    options = trainer.options
+    for name in ("checkpoint_activations", "compile", "blocks"):
+        if getattr(options, name):
+            raise SpecError(
+                f"strategy deepspeed does not go with {name}",
+                hint="use ddp or fsdp, or leave it out",
+            )
     from windlass.train.deepspeed_engine import lay_out_with_deepspeed, load_deepspeed
 
     load_deepspeed()

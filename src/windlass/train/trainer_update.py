@@ -65,7 +65,10 @@ class StepUpdate:
                     loss = train_step(data, index)
                 loss = loss * share
                 self._backward(loss, is_last=index == len(batches) - 1)
-            loss_sum = loss_sum + loss.detach()
+            told = loss.detach()
+            if weigh is not None:  # the mean of a batch in which nothing counts is not a number
+                told = torch.where(share > 0, told, 0.0)
+            loss_sum = loss_sum + told
         norm = self._step_optimizer()
         self._scheduler.step()
         self._sums.add(loss_sum, norm)
