@@ -123,9 +123,11 @@ def test_adapters_are_merged_as_peft_merges_them():
 
 
 def test_a_run_is_copied_with_its_links_and_not_twice(tmp_path):
-    run = tmp_path / "o/run"
+    run = tmp_path / "scratch.tmp/run"  # only what is unfinished in the run itself is left out
     (run / "step-1").mkdir(parents=True)
     (run / "step-1/a.bin").write_bytes(b"12345")
+    (run / "step-2.tmp-0-ab").mkdir()
+    (run / "step-2.tmp-0-ab/a.bin").write_bytes(b"1")
     (run / "best").symlink_to("step-1")
     assert sync_folder(run, str(tmp_path / "there")) == 2
     assert (tmp_path / "there/run/step-1/a.bin").read_bytes() == b"12345"
@@ -230,6 +232,16 @@ def test_fsdp_in_bfloat16_computes_the_loss_of_ddp(tmp_path):
     ddp, fsdp = (dict(read_losses(tmp_path / "o" / name)) for name in ("ddp", "fsdp"))
     assert len(ddp) == 6
     assert fsdp == pytest.approx(ddp, rel=3e-4)
+
+
+def test_without_checkpoints_there_is_no_best_export_and_the_rest_is_done(tmp_path, capsys):
+    write_model(tmp_path / "m")
+    write_data(tmp_path)
+    wild = ["--epochs", "2", "--lr", "1e3", "--scheduler", "constant", "--warmup", "0"]
+    main([*FLAGS, *wild, "--checkpoint-every", "0", "--sync-to", str(tmp_path / "there")])
+    lines = capsys.readouterr().out
+    assert "[EXPORT] no export/best: --checkpoint-every 0 keeps no best weights" in lines
+    assert (tmp_path / "there/run/export/final/model.safetensors").is_file()
 
 
 @pytest.mark.long
