@@ -108,7 +108,9 @@ def test_a_plain_job(windlass: Cli, solo: Path) -> None:
     words = ("export", "solo.py", "--plain", *IMAGE, "--nodes", "2")
     documents = documents_of(windlass(*words, "-e", "kubernetes", "--name", "My Run"))
     assert [d["kind"] for d in documents] == ["ConfigMap", "Service", "Job"]
-    assert re.fullmatch(r"my-run-[a-z2-9]{5}", documents[-1]["metadata"]["name"])
+    assert documents[-1]["metadata"]["name"] == "my-run"
+    unnamed = documents_of(windlass(*words, "-e", "kubernetes"))
+    assert re.fullmatch(r"solo-[a-z2-9]{5}", unnamed[-1]["metadata"]["name"])
     ran = windlass(*words)
     assert ran.code == 2
     assert "hint: add -e kubernetes" in ran.err

@@ -57,7 +57,7 @@ FLAGS = {
     "rm": [*PLACE, "--ended", "--json"],
     "export": [*JOB, *EXPORT, "--json"],
     "image": ["--json"],
-    "doctor": ["--context", "--deep", "--engine", "--image", "--json", "--namespace", "-e"],
+    "doctor": [*PLACE, "--deep", "--image", "--json", "--role"],
     "engines": ["--context", "--json", "--namespace"],
     "conformance": [*PLACE, "--all", "--image", "--json", "--shared-claim", "-k"],
     "config": ["--json"],

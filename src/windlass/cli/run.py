@@ -88,7 +88,7 @@ def _find_declaring(words: SplitWords, options: dict[str, Any]) -> str:
     from windlass.client.jobs.declare_only import only_declares
 
     others = {name: value for name, value in given_flags(options).items() if name not in _PLACE}
-    *launcher, script = (*words.target, *words.rest)
+    *launcher, script = (*words.target, *words.rest) or ("",)
     if any(others.values()) or launcher not in ([], ["python"], ["python3"]):
         return ""
     path = Path(script)

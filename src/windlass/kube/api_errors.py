@@ -89,7 +89,7 @@ class ClusterPlace:
 
 def make_role_hint(engine: str) -> str:
     """Where the Role stands that a user of this engine needs."""
-    return f"`windlass doctor -e {engine}` prints the Role to ask an admin for"
+    return f"`windlass doctor -e {engine} --role` prints the Role to ask an admin for"
 
 
 def read_refusal(code: int, body: bytes, *, asked: str, where: ClusterPlace) -> ClusterError:

@@ -89,4 +89,4 @@ def test_the_role_to_ask_for_is_that_of_the_engine(engine, cluster, dialect):
     cluster.refusals["POST", "/selfsubjectaccessreviews"] = NO
     with pytest.raises(Forbidden) as caught:
         submit(engine, dialect)
-    assert f"windlass doctor -e {dialect.name}`" in caught.value.hint
+    assert f"windlass doctor -e {dialect.name} --role`" in caught.value.hint

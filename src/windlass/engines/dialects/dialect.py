@@ -289,7 +289,7 @@ class Dialect:
             return blocker
         hint = (
             f"its {self.kind.name} gets another pod when this one has ended: a client that looks at the job "
-            f"ends it, if it may (`windlass doctor -e {self.name}` prints the Role); else it stays until the "
-            "machine is back or an admin deletes its Node object"
+            f"ends it, if it may (`windlass doctor -e {self.name} --role` prints the Role); else it stays "
+            "until the machine is back or an admin deletes its Node object"
         )
         return replace(blocker, hint=hint)
