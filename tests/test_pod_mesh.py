@@ -45,3 +45,32 @@ def test_a_pod_may_say_its_port():
 def test_a_mesh_that_is_not_complete(pods, message):
     with pytest.raises(EngineError, match=message):
         make_addresses(pods)
+
+
+def make_over(index, **status):
+    """A pod in whose place another one is."""
+    pod = make_pod(index)
+    pod["status"] = {**pod["status"], "podIP": "10.9.9.9", **status}
+    return pod
+
+
+def test_pods_that_are_over_are_no_hosts():
+    deleted = make_over(1)
+    deleted["metadata"]["deletionTimestamp"] = "2026-01-31T12:00:00Z"
+    pods = [make_pod(0), make_pod(1), make_over(0, phase="Failed"), deleted]
+    assert make_addresses(pods) == make_addresses(pods[::-1]) == make_addresses(pods[:2])
+    with pytest.raises(EngineError, match="all pods of the mesh have ended, pod-0 among them"):
+        make_addresses([make_over(0, phase="Succeeded")])
+
+
+def test_of_two_that_live_the_newer_one_is_taken():
+    pods = [make_pod(0), make_over(0)]
+    for pod, at in zip(pods, ("2026-01-31T12:00:09Z", "2026-01-31T12:00:01Z"), strict=True):
+        pod["metadata"]["creationTimestamp"] = at
+    assert make_addresses(pods) == ["tcp://10.0.0.0:26600"]
+
+
+def test_an_address_of_ipv6_is_in_brackets():
+    pod = make_pod(0)
+    pod["status"]["podIP"] = "fd00::7"
+    assert make_addresses([pod]) == ["tcp://[fd00::7]:26600"]

@@ -20,7 +20,10 @@ from windlass.kube.api import Api
 from windlass.kube.api_errors import ClusterError, Rejected
 from windlass.kube.fields import name_of, uid_of
 from windlass.kube.kinds import NETWORK_POLICIES
+from windlass.kube.label_selectors import selects
 from windlass.kube.manifests import make_owner
+from windlass.kube.mounts import pod_of
+from windlass.kube.naming import make_labels
 from windlass.kube.needs import check_needs
 from windlass.kube.patching import apply_patch
 from windlass.plan.plan import Plan
@@ -44,7 +47,8 @@ def create_objects(
     """
     steps = make_steps(dialect, plan, file_names, submit)
     with ThreadPoolExecutor(max_workers=8) as pool:
-        egress = pool.submit(has_egress_policy, api)
+        labels = {**make_labels(plan), **pod_of(plan).labels}
+        egress = pool.submit(has_egress_policy, api, labels)
         pool.submit(sweep, api, dialect)
         files = pool.submit(make_files)
         contents = Contents(
@@ -134,7 +138,14 @@ def _take_back(api: Api, dialect: Dialect, job_id: str, error: BaseException) ->
             error.hint = f"{error.hint}; {rest}" if error.hint else rest
 
 
-def has_egress_policy(api: Api) -> bool:
-    """Whether going out is already forbidden to somebody here: then our pods need to be let out."""
-    policies = api.list(NETWORK_POLICIES)
-    return any("Egress" in (policy["spec"].get("policyTypes") or ()) for policy in policies)
+def has_egress_policy(api: Api, labels: Mapping[str, str]) -> bool:
+    """Whether pods with these labels may not go out: then they need to be let out to each other.
+
+    A policy that is for other pods means nothing here: one of ours for it would keep our pods in.
+    """
+    specs = [policy["spec"] for policy in api.list(NETWORK_POLICIES)]
+    return any(
+        "Egress" in (spec.get("policyTypes") or ())
+        and selects(spec.get("podSelector") or {}, labels)
+        for spec in specs
+    )

@@ -35,16 +35,34 @@ def find_hosts(mesh_name: str, selector: str, namespace: str) -> list[str]:
 
 def make_addresses(pods: Sequence[Object]) -> list[str]:
     """Where the workers in these pods listen, by the indexes that their labels tell. Pure."""
-    by_index = {_read_rank(pod): pod for pod in pods}
+    live = [pod for pod in pods if not _is_over(pod)]
+    by_index = {_read_rank(pod): pod for pod in sorted(live, key=_created)}
+    if not by_index:
+        raise EngineError(
+            f"all pods of the mesh have ended, {name_of(pods[0])} among them",
+            hint="start it again, or wait for the pods in their place",
+        )
     late = [name_of(pod) for pod in by_index.values() if not _is_ready(pod)]
     missing = [index for index in range(len(by_index)) if index not in by_index]
     if late or missing:
         what = f"pod {late[0]} is not ready" if late else f"there is no pod of index {missing[0]}"
         raise EngineError(f"the mesh is not complete: {what}", hint="wait for it, and try again")
-    return [
-        f"tcp://{by_index[i]['status']['podIP']}:{_read_port(by_index[i])}"
-        for i in sorted(by_index)
-    ]
+    return [_make_address(by_index[i]) for i in sorted(by_index)]
+
+
+def _is_over(pod: Object) -> bool:
+    """Whether it has ended, or is about to: another one is in its place, or will be."""
+    is_deleted = "deletionTimestamp" in pod["metadata"]
+    return is_deleted or pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
+
+
+def _created(pod: Object) -> str:
+    return str(pod["metadata"].get("creationTimestamp", ""))
+
+
+def _make_address(pod: Object) -> str:
+    host = pod["status"]["podIP"]
+    return f"tcp://{f'[{host}]' if ':' in host else host}:{_read_port(pod)}"
 
 
 def _read_rank(pod: Object) -> int:

@@ -54,6 +54,22 @@ def test_the_training_library_has_a_secret_of_its_own(engine, cluster, dialect) 
     assert '"mountPath": "/windlass/train"' in text
 
 
+@pytest.mark.parametrize(
+    ("selector", "is_let_out"),
+    [({}, True), ({"matchLabels": {"app.kubernetes.io/name": "somebody-else"}}, False)],
+    ids=["all pods", "others"],
+)
+def test_going_out_is_spoken_of_where_it_is_forbidden_to_these_pods(
+    engine, cluster, dialect, selector, is_let_out
+) -> None:
+    spec = {"podSelector": selector, "policyTypes": ["Ingress", "Egress"]}
+    cluster.put("networkpolicies", {"metadata": {"name": "theirs", "uid": "u"}, "spec": spec})
+    ref = submit(engine, dialect, volumes=())
+    policies = cluster.objects["networkpolicies"]
+    (own,) = [body for body in policies if body["metadata"]["name"] == ref.job_id]
+    assert ("egress" in own["spec"]) == is_let_out
+
+
 def test_an_export_is_what_a_submit_makes(engine, cluster, dialect) -> None:
     plan = make_job_plan(dialect)
     documents = engine.render(plan, payload=b"payload")

@@ -69,6 +69,13 @@ def _explain(error: BaseException) -> BaseException:
     )
 
 
+def _forget_failure() -> None:
+    """Of an earlier call, in a process that stays."""
+    hook: Any = getattr(sys.modules.get("monarch.actor"), "unhandled_fault_hook", None)
+    if getattr(hook, "failure", ""):
+        hook.failure = ""
+
+
 def _prepare() -> None:
     """Import Monarch while there is nothing else to do; where it is missing, its worker has said so."""
     try:
@@ -109,7 +116,7 @@ FRAMEWORK = Framework(
     is_consequence=lambda _error: False,
     cluster=NodeCluster(
         run=_run_worker,
-        meet=lambda: None,
+        meet=_forget_failure,
         first="Monarch's worker",
         other="Monarch's worker",
         extra_nodes=0,

@@ -71,7 +71,8 @@ def _prepare_process(node: ClusterNode) -> None:
     """As a rank would be, for the processes of actors, which inherit it."""
     for name in node.forget:
         os.environ.pop(name, None)
-    os.environ.update(node.env)
+    for name, value in node.env.items():
+        os.environ.setdefault(name, value)  # a compute's may have been changed since
     paths = [*node.paths, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     if paths:
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))

@@ -58,7 +58,7 @@ def run_node(address: str, port: int, node: ClusterNode, tell: TellCluster) -> N
     for _ in range(_TRIES):
         page = choose_dashboard_port(node)
         flags = make_flags(address, port, node, folder, dashboard_port=page)
-        started = RayStart(flags, folder, holds=holds)
+        started = RayStart(flags, folder, holds=holds, joins=node.joins)
         error = started.wait()
         if not any(sign in error for sign in _WORTH_ANOTHER):
             break
@@ -66,6 +66,8 @@ def run_node(address: str, port: int, node: ClusterNode, tell: TellCluster) -> N
         tell(0, error=f"Ray could not start on node {node.index}: {error}")
         os._exit(1)
     host, own_port = read_address(folder)
+    if node.joins and not own_port:
+        host, own_port = address, port
     dashboard = f"127.0.0.1:{page}" if page else ""
     tell(own_port, address=host, note=make_note(version, node), dashboard=dashboard)
     _wait_for_end(started)

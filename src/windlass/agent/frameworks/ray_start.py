@@ -26,16 +26,18 @@ _POLL_S = 0.05
 _PAGE_NICE = 19
 _PAGE = b"dashboard.py"
 _READER = b"log_monitor.py"
+_STARTED = b"Ray runtime started"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class RayStart:
     """One `ray start`. With `holds`, of a version that can do without its dashboard."""
 
-    def __init__(self, flags: list[str], folder: Path, *, holds: bool) -> None:
+    def __init__(self, flags: list[str], folder: Path, *, holds: bool, joins: bool = False) -> None:
         self._folder = folder
         self._log = folder / "start.log"
         self._holds = holds
+        self._joins = joins
         self._held: set[int] = set()  # pids
         parent = os.getpid()
         # else Ray waits for it, and with it everybody else
@@ -54,7 +56,7 @@ class RayStart:
         """Until the node is up: empty; else why it is not, and nothing is left of it."""
         until_s = time.monotonic() + _START_S
         while self.process.poll() is None and time.monotonic() < until_s:
-            if read_address(self._folder)[1]:
+            if read_address(self._folder)[1] or self._says_that_it_joined():
                 return ""
             if self._holds:
                 self._hold()
@@ -65,6 +67,10 @@ class RayStart:
         for session in self._folder.glob("session_*"):
             shutil.rmtree(session, ignore_errors=True)
         return f"it was not up after {_START_S:g} s" if is_late else self._read_reason()
+
+    def _says_that_it_joined(self) -> bool:
+        """Before 2.53 a worker writes its address into the head's folder, wherever it was told to."""
+        return self._joins and _STARTED in self._log.read_bytes()
 
     def release(self) -> None:
         """What was held may start, and the dashboard have what others leave of the machine."""

@@ -87,6 +87,8 @@ class NodeLink:
         if self._sender is not None:
             self._sender.close()
         self._receiver.drop_parts()
+        if self._call_server is not None:
+            self._call_server.leave(self._link)
 
     def _take_piece(self, message: FilePiece, body: bytes) -> None:
         self._receiver.take(read_piece(message, body))

@@ -188,7 +188,7 @@ class WorldPool:
             timeout_s=asked.launch_timeout_s,
         )
         node, error = cluster.find_error()
-        if cluster.error:
+        if cluster.error and self._rendezvous.find_store(asked.framework) is cluster:
             self._rendezvous.close_store(asked.framework)
         if error or not cluster.is_settled:
             late = f"{asked.framework} did not start within {asked.launch_timeout_s:g} s"

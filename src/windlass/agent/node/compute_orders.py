@@ -137,6 +137,8 @@ class ComputeOrders:
             told = told.replaced(error=error.message, hint=error.hint)
         except OSError as error:
             told = told.replaced(error=str(error))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the lead waits for an answer
+            told = told.replaced(error=f"{type(error).__name__}: {error}")
         self.node.tell(told)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

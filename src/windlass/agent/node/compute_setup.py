@@ -6,6 +6,7 @@ imported may be another thing now.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Callable
@@ -26,9 +27,14 @@ class ComputeSetup:
         self._steps: list[ImageStep] = []
         self._hidden: dict[str, str] = {}
         self.paths: list[str] = []  # of what the steps installed
+        self._one = asyncio.Lock()  # a call that was cancelled leaves its set-up running
 
     async def apply(self, order: SetUpNode, say: Callable[[str], None]) -> bool:
         """Run the steps that were not run yet; whether the fork server was started anew."""
+        async with self._one:
+            return await self._apply(order, say)
+
+    async def _apply(self, order: SetUpNode, say: Callable[[str], None]) -> bool:
         env, steps, hidden = dict(order.env), list(order.steps), dict(order.hidden)
         if (env, steps, hidden) == (self._env, self._steps, self._hidden):
             return False

@@ -86,7 +86,8 @@ def make_chain(steps: Sequence[ImageStep], cwd: Path) -> list[str]:
     for step in steps:
         digest = hashlib.sha256(last + json.dumps(to_json(step), sort_keys=True).encode())
         for path in _local_files(step, cwd):
-            digest.update(str(path.relative_to(cwd)).encode() + b"\0" + path.read_bytes())
+            name = os.path.relpath(path, cwd)  # which a link may have put elsewhere
+            digest.update(name.encode() + b"\0" + path.read_bytes())
         last = digest.digest()
         digests.append(digest.hexdigest())
     return digests
