@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import warm_tasks as tasks
+from waits import wait_for
 from wheels import make_wheel
 
 import windlass as kt
@@ -108,6 +109,21 @@ def test_secrets_of_the_environment_reach_ranks_and_nobody_else(on, make, home, 
     for path in Path(home).rglob("*"):
         if path.is_file():
             assert word.encode() not in path.read_bytes(), path
+
+
+def test_a_set_up_that_a_cancelled_call_has_begun_serves_the_next_one(on, make, shared):
+    """Its steps go on; ranks that are forked once they are done must not be taken for older ones."""
+    wait = f"while [ ! -e {shared.path}/go ]; do sleep 0.05; done"
+    compute = make(image=image(on, f"touch {shared.path}/begun; {wait}"))
+    remote = kt.fn(tasks.echo).to(compute)
+    first = remote.submit(1)
+    shared.wait_for("begun")
+    first.cancel()
+    second = remote.submit(2)
+    wait_for(lambda: len(on.info(compute)["calls"]) == 2, "the second call is known")
+    shared.touch("go")
+    assert second.result(timeout_s=100) == ((2,), {})
+    assert remote(3) == ((3,), {})
 
 
 def test_secrets_stay_when_the_set_up_changes(on, make, monkeypatch):

@@ -9,8 +9,10 @@ from leading import lead_through, reasons
 from tls_peers import until
 
 from windlass.spec.node_sizes import NodeSize, NodeSizes
-from windlass.wire.messages.computes import RunCall
+from windlass.wire.messages.calls import ConfigureCompute
+from windlass.wire.messages.computes import RunCall, SetUpNode
 from windlass.wire.messages.worlds import CloseStore, OpenStore, StoreGone, StoreReady
+from windlass.wire.results import ErrorInfo
 from windlass.wire.status import FailureKind, Phase
 
 SIZES = NodeSizes(first=NodeSize(cpus=2.0), others=NodeSize(gpus=1))
@@ -79,6 +81,47 @@ def test_a_lost_worker_is_said_and_started_again(tmp_path):
     assert status.phase is Phase.SUCCEEDED
     assert nodes.kinds(1) == ["open_store", "open_store"]
     assert ("warning", "ClusterNodeLost") in reasons(status)
+
+
+def test_one_that_cannot_be_started_again_is_said(tmp_path):
+    def acts(nodes, index, order):
+        if order["type"] == "start":
+            nodes.say(1, "store_gone", number=0)
+        elif order["type"] == "open_store" and nodes.kinds(1).count("open_store") == 2:
+            nodes.say(1, "store", number=0, port=0, error="no room for its objects")
+            nodes.succeed(0)
+        else:
+            opens(nodes, index, order)
+
+    status, _ = lead_through(tmp_path, acts, **RAY)
+    assert status.phase is Phase.SUCCEEDED
+    told = [one.message for one in status.conditions if one.reason == "ClusterNodeLost"]
+    assert "job-1-node-1 is missing: no room for its objects" in told
+
+
+def test_whoever_joins_while_an_attempt_is_ended_is_told_to_leave_its_cluster(tmp_path):
+    """It was told to join what is no more, and the next one wants the same ports."""
+
+    def acts(nodes, index, order):
+        if order["type"] == "stop" and index == 0 and order["world"] == 0:
+            nodes.join(1)
+        if order["type"] == "start" and order["attempt"] == 0:
+            nodes.lead.lose(1, "its pod is gone")
+            nodes.end(0, "raised", 0, error=ErrorInfo(type="E", message="lost"))
+            return
+        opens(nodes, index, order)
+        if order["type"] == "start":
+            nodes.succeed(0)
+
+    status, nodes = lead_through(tmp_path, acts, restarts=1, **RAY)
+    assert (status.phase, status.attempt) == (Phase.SUCCEEDED, 1)
+    orders = [(o["type"], o["number"]) for i, o in nodes.orders if i == 1 and "number" in o]
+    assert orders == [
+        ("open_store", 0),
+        ("open_store", 0),
+        ("close_store", 0),
+        ("open_store", 1),
+    ]
 
 
 def test_whoever_comes_in_the_place_of_a_lost_node_joins_too(tmp_path):
@@ -238,6 +281,24 @@ def test_calls_share_one_cluster_until_it_is_lost_or_another_is_asked_for():
         larger = CALL.replaced(sizes=NodeSizes(others=NodeSize(gpus=2)))
         await compute.run(client, larger)
         assert [order.cluster.size.gpus for order in nodes[1].find(OpenStore)] == [1, 1, 2]
+
+    serve_calls(story)
+
+
+def test_a_cluster_ends_on_all_nodes_before_some_are_set_up_again():
+    async def story(compute):
+        obey(compute)
+        client, nodes = await compute.visit(), compute.nodes
+        await compute.run(client, CALL)
+        number = nodes[0].find(OpenStore)[0].number
+        nodes[1].say(StoreGone(number=number))
+        client.say(ConfigureCompute(env={"COLOUR": "red"}))
+        await compute.run(client, CALL)
+        for node in nodes.values():
+            kinds = [type(message) for message, _ in node.heard]
+            assert kinds.index(CloseStore) < kinds.index(SetUpNode)
+            assert node.find(CloseStore)[0].number == number
+            assert len({order.number for order in node.find(OpenStore)}) == 2
 
     serve_calls(story)
 

@@ -39,6 +39,7 @@ class ClusterNodes:
         self._make_order = make_order
         self._wanted = set(indexes)
         self._members: dict[int, _Member] = {}
+        self._lost: set[int] = set()  # those that had been there
 
     def want(self, indexes: Iterable[int]) -> None:
         """These take part, too; and those that could not start may try again."""
@@ -81,6 +82,9 @@ class ClusterNodes:
         if member is not None:
             member.is_ready, member.error = not message.error, message.error
             member.address = message.address
+            if message.error and index in self._lost:  # nobody waits for it any more
+                text = f"{self._nodes.name(index)} is missing: {message.error}"
+                self._status_writer.add_condition("warning", names.REASON_CLUSTER_NODE_LOST, text)
 
     @property
     def addresses(self) -> list[str]:
@@ -92,11 +96,13 @@ class ClusterNodes:
         member = self._members.get(index)
         if member is not None and member.is_ready:
             del self._members[index]
+            self._lost.add(index)
             message = f"{what} on {self._nodes.name(index)} was lost, and is started again"
             self._status_writer.add_condition("warning", names.REASON_CLUSTER_NODE_LOST, message)
             self.check()
 
     def close(self, number: int) -> None:
-        """The cluster is given up."""
+        """The cluster is given up; nobody joins it any more."""
         for index in self._wanted:
             self._nodes.order(index, CloseStore(number=number))
+        self._wanted.clear()

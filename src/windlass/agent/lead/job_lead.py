@@ -246,7 +246,8 @@ class JobLead:
             return await self._stop_attempt(attempt)
         finally:
             self._rendezvous.leave(meeting)
-            self._rendezvous.drop_stores()
+            # a node that came while ranks were ended was told to join what is no more
+            self._rendezvous.drop_stores(close=attempt.has_failure)
 
     def _start_ranks(self, number: int, meeting: MeetingPoint) -> None:
         order = StartAttempt(

@@ -229,10 +229,16 @@ class LeadRendezvous:
         is_old = store is not None and store.sizes is None and store.num_calls >= _MAX_CALLS
         return is_old and all(store is not one for one in in_use)
 
-    def drop_stores(self) -> None:
-        """No store serves any more, nor a port that is held in place of one."""
+    def drop_stores(self, *, close: bool = False) -> None:
+        """No store serves any more, nor a port that is held in place of one.
+
+        With `close` the processes of clusters are ended on nodes which nothing else has told to.
+        """
         for framework in list(self._stores):
-            self._drop(framework)
+            if close and load_framework(framework).cluster is not None:
+                self.close_store(framework)
+            else:
+                self._drop(framework)
 
     def _drop(self, framework: str) -> None:
         self._release(self._stores.pop(framework))

@@ -291,7 +291,7 @@ class WorldPool:
         for world in self._worlds.all():
             world.is_alive = False
         self._spare = None
-        self._rendezvous.drop_stores()
+        self._rendezvous.drop_stores(close=True)  # some nodes may keep theirs
 
 
 def _make_fork_order(world: World, asked: CallProfile) -> ForkWorld:
