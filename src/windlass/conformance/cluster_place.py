@@ -59,9 +59,7 @@ def open_place(settings: Settings) -> Iterator[ConformancePlace]:
     """The namespace while it is needed; one that was made for it is gone afterwards."""
     dialect = load_dialect(settings.engine)
     run = secrets.token_hex(4)
-    is_own = not settings.origin("namespace").startswith(
-        "flag"
-    )  # not a project's own, with its jobs
+    is_own = not settings.namespace
     name = f"{_STEM}-{run}" if is_own else settings.namespace
     prepared = _prepare_first(settings, name, run)
     api = connect(context=settings.context, namespace=name, engine=settings.engine)
