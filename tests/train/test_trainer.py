@@ -241,15 +241,6 @@ def test_a_resume_with_more_steps_begins_with_their_rate(tmp_path):
     assert rates[0] < rate_at_start[0]
 
 
-def test_steps_that_end_within_an_epoch_are_validated(tmp_path):
-    recorder = Recorder()
-    result = make_trainer(
-        tmp_path, recorder=recorder, epochs=None, steps=3, validation=make_data(5)
-    ).fit()
-    assert len(recorder.validations) == 1
-    assert result.best_step == 3
-
-
 def test_a_validation_batch_in_which_nothing_counts_spoils_nothing(tmp_path):
     def count_some(batch):
         return (batch[1] != 2).sum()

@@ -122,10 +122,9 @@ class LlmTrainer(TorchTrainer):
         self._write(model, final, step=result.step)
         if result.best_step is None:
             return
-        if not self.options.saves:
+        if result.best_step != result.step and not self.options.saves:
             self.say("EXPORT", "no export/best: --checkpoint-every 0 keeps no best weights")
-            return
-        if result.best_step != result.step:
+        elif result.best_step != result.step:
             checkpoints = Checkpoints(result.folder, is_async=False, context=self.context)
             if checkpoints.load({"model": model}, step=result.best_step) is None:
                 raise SpecError(

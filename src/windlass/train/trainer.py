@@ -306,13 +306,9 @@ class TorchTrainer:
         every = self.options.validate_every
         if self.validation_dataloader is None or every is None:
             return False
-        if self._is_at_end:
-            return True
-        return (
-            bool(step.is_last_of_epoch)
-            if isinstance(every, str)
-            else self.progress.step % every == 0
-        )
+        if isinstance(every, str):
+            return bool(step.is_last_of_epoch)
+        return self.progress.step % every == 0 or self._is_at_end
 
     def _is_save_due(self, step: Any) -> bool:
         every = self.options.checkpoint_every
