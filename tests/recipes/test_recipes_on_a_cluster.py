@@ -207,7 +207,12 @@ def wait_for_the_end(ground: LlmGround) -> str:
     """What the first pod has said, when both are done."""
     logs = ["logs", "-l", "app=train-llm", "--tail=-1", "--ignore-errors", "-c", "trainer"]
     wait_for(lambda: kubectl(ground, *logs).count(STAYS) == 2, "both pods have finished")
-    return kubectl(ground, "logs", "train-llm-0", "-c", "trainer")
+    first = ["logs", "train-llm-0", "-c", "trainer"]
+    path = "jsonpath={.status.containerStatuses[0].restartCount}"
+    is_again = kubectl(ground, "get", "pod", "train-llm-0", "-o", path) != "0"
+    # torchrun alone gives up where a peer is late, and its container goes on from a checkpoint
+    before = kubectl(ground, *first, "--previous") if is_again else ""
+    return before + kubectl(ground, *first)
 
 
 def test_the_guides_stateful_set_fine_tunes_to_its_end(guide):
