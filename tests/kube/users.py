@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cluster_space import has_account
 from kube.api_server import write_kubeconfig
 from waits import wait_for
 
@@ -28,14 +29,10 @@ def new_namespace(**labels: str) -> Iterator[Api]:
     api = connect(namespace=name)
     api.create(NAMESPACES, {"metadata": {"name": name, "labels": labels}})
     try:
-        wait_for(lambda: _has_account(api), f"the default account of {name} is there")
+        wait_for(lambda: has_account(api), f"the default account of {name} is there")
         yield api
     finally:
         assert api.delete(NAMESPACES, name)
-
-
-def _has_account(api: Api) -> bool:
-    return any(account["metadata"]["name"] == "default" for account in api.list(SERVICE_ACCOUNTS))
 
 
 def make_user(api: Api, rules: list[dict[str, Any]]) -> str:

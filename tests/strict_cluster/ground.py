@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from cluster_space import has_account
 from kube.users import make_kubeconfig
 
 from windlass import names
@@ -31,7 +32,6 @@ from windlass.kube.kinds import (
     PVCS,
     RESOURCE_QUOTAS,
     SECRETS,
-    SERVICE_ACCOUNTS,
     SERVICES,
 )
 from windlass.waiting import wait_until
@@ -167,7 +167,7 @@ def open_ground(image: str, *, is_strict: bool, kind: str = "") -> Iterator[Grou
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     api.create(NAMESPACES, {"metadata": {"name": name, "labels": labels}})
     try:
-        wait_for(lambda: _has_account(api), f"{name} has its service account")
+        wait_for(lambda: has_account(api), f"{name} has its service account")
         if is_strict:
             _close(api)
         yield Ground(api=api, image=image)
@@ -186,11 +186,6 @@ def _close(api: Api) -> None:
 
 def _is_counted(quota: Mapping[str, Any]) -> bool:
     return set(quota.get("status", {}).get("used", {})) == set(QUOTA)
-
-
-def _has_account(api: Api) -> bool:
-    """Pods are refused until a controller has made it."""
-    return any(account["metadata"]["name"] == "default" for account in api.list(SERVICE_ACCOUNTS))
 
 
 def make_project(folder: Path) -> Path:

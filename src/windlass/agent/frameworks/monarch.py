@@ -60,8 +60,7 @@ def _fill(
 
 def _explain(error: BaseException) -> BaseException:
     """Monarch ends its client by an interrupt when an actor failed and nobody handled it: say that."""
-    hook = getattr(sys.modules.get("monarch.actor"), "unhandled_fault_hook", None)
-    failure = getattr(hook, "failure", "")
+    failure = getattr(_find_hook(), "failure", "")
     if not failure or not isinstance(error, (KeyboardInterrupt, SystemExit)):
         return error
     return RuntimeError(
@@ -71,9 +70,14 @@ def _explain(error: BaseException) -> BaseException:
 
 def _forget_failure() -> None:
     """Of an earlier call, in a process that stays."""
-    hook: Any = getattr(sys.modules.get("monarch.actor"), "unhandled_fault_hook", None)
+    hook = _find_hook()
     if getattr(hook, "failure", ""):
         hook.failure = ""
+
+
+def _find_hook() -> Any:
+    """What Monarch calls when nobody handles a failure: ours, once this process has a mesh."""
+    return getattr(sys.modules.get("monarch.actor"), "unhandled_fault_hook", None)
 
 
 def _prepare() -> None:

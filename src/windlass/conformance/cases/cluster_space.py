@@ -100,7 +100,7 @@ def open_namespace(stem: str) -> Iterator[Api]:
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     api.create(NAMESPACES, {"metadata": {"name": name, "labels": labels}})
     try:
-        _wait(lambda: _has_account(api), _START_S, lambda: f"{name} has no service account")
+        _wait(lambda: has_account(api), _START_S, lambda: f"{name} has no service account")
         yield api
     finally:
         api.delete(NAMESPACES, name)
@@ -198,7 +198,7 @@ def _wait(is_so: Callable[[], bool], timeout_s: float, why_not: Callable[[], str
         raise NoSharedFolder(f"after {timeout_s:g} s: {why_not()}")
 
 
-def _has_account(api: Api) -> bool:
+def has_account(api: Api) -> bool:
     """Pods are refused until a controller has made it."""
     return any(account["metadata"]["name"] == "default" for account in api.list(SERVICE_ACCOUNTS))
 
