@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from windlass.recipes.llm_loss import IGNORED, linear_cross_entropy
+from windlass.recipes.llm_loss import linear_cross_entropy
+from windlass.recipes.llm_score import IGNORED
 
 NUM_TOKENS, WIDTH, NUM_WORDS = 50, 16, 37
 

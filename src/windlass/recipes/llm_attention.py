@@ -50,31 +50,34 @@ def has_varlen(device: torch.device) -> bool:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, offsets: Tensor | None
 ) -> Tensor:
-    """Attention over (rows, heads, length, head_size); key and value may have fewer heads.
+    """Attention over (rows, length, heads, head_size); key and value may have fewer heads.
 
     offsets: of the documents, where `has_varlen`; mask: elsewhere; neither: one document a row.
     """
     if offsets is not None:
         return _attend_varlen(query, key, value, offsets)
-    is_grouped = key.shape[1] != query.shape[1]
+    is_grouped = key.shape[2] != query.shape[2]
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     if mask is not None or not query.is_cuda:
-        return functional.scaled_dot_product_attention(
+        out = functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=is_grouped
         )
-    with sdpa_kernel(_FASTEST_FIRST, set_priority=True):
-        return functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=is_grouped
-        )
+    else:
+        with sdpa_kernel(_FASTEST_FIRST, set_priority=True):
+            out = functional.scaled_dot_product_attention(
+                query, key, value, is_causal=True, enable_gqa=is_grouped
+            )
+    return out.transpose(1, 2)
 
 
 def _attend_varlen(query: Tensor, key: Tensor, value: Tensor, offsets: Tensor) -> Tensor:
     varlen = _varlen()
     if varlen is None:
         raise RuntimeError("this torch has no attention of varying lengths; pass a mask")
-    rows, _, length, _ = query.shape
-    flat = [x.transpose(1, 2).flatten(0, 1) for x in (query, key, value)]
+    rows, length, _, _ = query.shape
+    flat = [x.flatten(0, 1) for x in (query, key, value)]
     out: Tensor = varlen(*flat, offsets, length)
-    return out.unflatten(0, (rows, length)).transpose(1, 2)
+    return out.unflatten(0, (rows, length))
 
 
 @functools.cache

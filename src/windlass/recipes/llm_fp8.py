@@ -1,8 +1,8 @@
 """Matmuls in float8 with scales measured at each use: forward, and both matmuls of the backward pass.
 
-Every row of the left side and every column of the right side has a scale of its own, so one outlier spoils
-one row. What comes in and goes out is bfloat16, weights stay what they are; the head is not done this way.
-Fast when compiled, where measuring, scaling and transposing become one kernel.
+Everything that is summed over together has a scale of its own (a row of the left side, a column of the right
+one), so one outlier spoils one row. What comes in and goes out is bfloat16, weights stay what they are; the
+head is not done this way. What is kept for the backward pass is in float8 already.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from windlass.errors import SpecError
+from windlass.recipes.llm_fp8_quantise import Quantised, quantise, quantise_both
 
-_DTYPE = torch.float8_e4m3fn
-_LARGEST = 448.0  # of that dtype
 _MULTIPLE = 16  # what a side must be a multiple of
 _CAPABILITY = (8, 9)
 
@@ -43,44 +43,45 @@ def can_fp8(num_in: int, num_out: int) -> bool:
 def fp8_linear(x: Tensor, weight: Tensor) -> Tensor:
     """`x @ weight.T` in float8; gradients too."""
     rows = x.reshape(-1, x.shape[-1])
-    out: Tensor = _Fp8Linear.apply(rows, weight)
-    return out.reshape(*x.shape[:-1], weight.shape[0])
+    filling = -len(rows) % _MULTIPLE  # the weight's gradient is a sum over them
+    filled = functional.pad(rows, (0, 0, 0, filling)) if filling else rows
+    out: Tensor = _Fp8Linear.apply(filled, weight)
+    return out[: len(rows)].reshape(*x.shape[:-1], weight.shape[0])
 
 
 class _Fp8Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return fp8_matmul(x, weight.t())
+        by_token, by_input = quantise_both(x)
+        by_output, turned = quantise_both(weight)
+        ctx.save_for_backward(*by_input, *turned)
+        return _multiply(by_token, by_output, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, Tensor | None]:
         (gradient,) = outer
-        x, weight = ctx.saved_tensors
+        by_input, turned = Quantised(*ctx.saved_tensors[:2]), Quantised(*ctx.saved_tensors[2:])
         needs_x, needs_weight = ctx.needs_input_grad
+        by_token, by_output = quantise_both(gradient)
         return (
-            fp8_matmul(gradient, weight) if needs_x else None,
-            gradient.t() @ x if needs_weight else None,
+            _multiply(by_token, turned, gradient.dtype) if needs_x else None,
+            _multiply(by_output, by_input, gradient.dtype) if needs_weight else None,
         )
 
 
 def fp8_matmul(left: Tensor, right: Tensor) -> Tensor:
     """`left @ right` in float8, without gradients."""
-    left8, left_scale = _quantise(left, dim=1)
-    right8, right_scale = _quantise(right, dim=0)
+    return _multiply(quantise(left.contiguous()), quantise(right.t().contiguous()), left.dtype)
+
+
+def _multiply(left: Quantised, right: Quantised, dtype: torch.dtype) -> Tensor:
+    """`left @ right.T` of what is in float8."""
     product: Tensor = torch._scaled_mm(  # noqa: SLF001 - the only way there is in torch 2.6
-        left8.contiguous(),
-        right8.t().contiguous().t(),  # the right side lies column by column
-        scale_a=left_scale,
-        scale_b=right_scale,
-        out_dtype=left.dtype,
+        left.values,
+        right.values.t(),
+        scale_a=left.scales[:, None],
+        scale_b=right.scales[None, :],
+        out_dtype=dtype,
         use_fast_accum=True,
     )
     return product
-
-
-def _quantise(x: Tensor, *, dim: int) -> tuple[Tensor, Tensor]:
-    """x in float8, and the scale by which it is to be multiplied, one for all along `dim`."""
-    largest = x.abs().amax(dim=dim, keepdim=True).float().clamp(min=1e-12)
-    scale = largest / _LARGEST
-    return (x.float() / scale).clamp(-_LARGEST, _LARGEST).to(_DTYPE), scale

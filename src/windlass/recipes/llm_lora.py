@@ -1,8 +1,9 @@
-"""Layers with adapters (LoRA) in one matmul: what adapters add is a few more columns of the layers' input.
+"""Layers with adapters (LoRA) in one matmul each way: what adapters add are a few more columns to sum over.
 
-`x W' + (x A') s B'` is `[x, x A'] [W, s B]'`, so the large output is written once; and backward, the matmul
-that gives the gradient of x gives that of `x A'` as well. W is frozen and has no gradient. Called one by one,
-layers and adapters read and write every output several times, which costs more than their arithmetic.
+`x W' + (x A') s B'` is `[x, x A'] [W, s B]'`; backward, with g the gradient of that, the gradient of x is
+`[g, g s B] [W; A]`. So large outputs are written once, and by the matmul itself. W is frozen and has no
+gradient. Called one by one, layers and adapters read and write every output several times, which costs more
+than their arithmetic. The MLP is one function: what its gate makes is written with room for the columns.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from windlass.recipes.llm_fp8 import fp8_matmul
+from windlass.recipes.llm_swiglu import swiglu_and_project, swiglu_backward_and_project
 
-_MULTIPLE = 16  # columns, which a GPU's matmuls want
+_MULTIPLE = 64  # columns, of which a GPU's matmuls take so many at once
 
 
 class Adapter(NamedTuple):
@@ -44,34 +46,53 @@ def adapted_linear(x: Tensor, weight: Tensor, adapter: Adapter, *, is_fp8: bool 
     """`x @ (weight + adapter.up @ adapter.down).T`; the weight is taken as frozen."""
     rows = x.reshape(-1, x.shape[-1])
     kind = _Fp8AdaptedLinear if is_fp8 else _AdaptedLinear
-    down, up = adapter.down.to(x.dtype), adapter.up.to(x.dtype)
-    out: Tensor = kind.apply(rows, weight.detach(), down, up)
+    out: Tensor = kind.apply(rows, weight.detach(), *_cast(adapter, x.dtype))
     return out.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def adapted_mlp(
+    x: Tensor, gate_up: Tensor, gate_up_adapter: Adapter, down: Tensor, down_adapter: Adapter
+) -> Tensor:
+    """The gated MLP of two frozen weights, those of gate and up in one, with an adapter on each."""
+    rows = x.reshape(-1, x.shape[-1])
+    first, second = _cast(gate_up_adapter, x.dtype), _cast(down_adapter, x.dtype)
+    out: Tensor = _AdaptedMLP.apply(rows, gate_up.detach(), *first, down.detach(), *second)
+    return out.reshape(*x.shape[:-1], down.shape[0])
 
 
 class _AdaptedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
-        wide = torch.cat([x, x @ down.t()], dim=1)
+        wide = _widen(x, down.t())
         ctx.save_for_backward(wide, weight, down, up)
         return wide @ torch.cat([weight, up], dim=1).t()
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = outer
         wide, weight, down, up = ctx.saved_tensors
-        width = weight.shape[1]
-        if not ctx.needs_input_grad[0]:
-            inner = gradient @ up
-            return None, None, inner.t() @ wide[:, :width], gradient.t() @ wide[:, width:]
-        wide_grad = gradient @ torch.cat([weight, up], dim=1)
-        x_grad, inner = wide_grad[:, :width], wide_grad[:, width:]
-        return (
-            torch.addmm(x_grad, inner, down),
-            None,
-            inner.t() @ wide[:, :width],
-            gradient.t() @ wide[:, width:],
-        )
+        gradient = _widen(outer[0], up)
+        x_grad = gradient @ torch.cat([weight, down]) if ctx.needs_input_grad[0] else None
+        return x_grad, None, *_adapter_gradients(wide, gradient, weight)
+
+
+class _AdaptedMLP(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
+        weight, down, up, weight2, down2, up2 = weights
+        wide = _widen(x, down.t())
+        both = wide @ torch.cat([weight, up], dim=1).t()
+        hidden = swiglu_and_project(both, down2)
+        ctx.save_for_backward(wide, both, hidden, *weights)
+        return hidden @ torch.cat([weight2, up2], dim=1).t()
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        wide, both, hidden, weight, down, up, weight2, down2, up2 = ctx.saved_tensors
+        gradient = _widen(outer[0], up2)
+        both_grad = swiglu_backward_and_project(both, gradient @ torch.cat([weight2, down2]), up)
+        x_grad = both_grad @ torch.cat([weight, down]) if ctx.needs_input_grad[0] else None
+        first = _adapter_gradients(wide, both_grad, weight)
+        return x_grad, None, *first, None, *_adapter_gradients(hidden, gradient, weight2)
 
 
 class _Fp8AdaptedLinear(torch.autograd.Function):
@@ -92,3 +113,20 @@ class _Fp8AdaptedLinear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             x_grad = torch.addmm(fp8_matmul(gradient, weight), inner_grad, down)
         return x_grad, None, inner_grad.t() @ x, gradient.t() @ inner
+
+
+def _cast(adapter: Adapter, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return adapter.down.to(dtype), adapter.up.to(dtype)
+
+
+def _widen(x: Tensor, columns: Tensor) -> Tensor:
+    """x, and beside it what the columns make of it."""
+    return torch.cat([x, x @ columns], dim=1)
+
+
+def _adapter_gradients(wide: Tensor, gradient: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Of down and up, from the wide input and the wide gradient of a layer with this weight."""
+    num_out, num_in = weight.shape
+    return gradient[:, num_out:].t() @ wide[:, :num_in], gradient[:, :num_out].t() @ wide[
+        :, num_in:
+    ]

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from windlass.recipes.llm_attention import attend, has_varlen, make_mask
 from windlass.recipes.llm_config import LlamaConfig
-from windlass.recipes.llm_linear import CastLinear, project
+from windlass.recipes.llm_linear import CastLinear, project, project_gated
 from windlass.recipes.llm_loss import linear_cross_entropy
 from windlass.recipes.llm_rope import make_rope, rotate
-from windlass.recipes.llm_swiglu import swiglu
 
 
 class Places:
@@ -62,12 +61,12 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, places: Places) -> Tensor:
         rows, length, _ = x.shape
         heads = project(x, self.q_proj, self.k_proj, self.v_proj)
-        heads = heads.view(rows, length, -1, self.head_size).transpose(1, 2)
-        groups = heads.shape[1] // (self.group_size + 2)  # fewer where heads are spread over ranks
-        query, key, value = heads.split([groups * self.group_size, groups, groups], dim=1)
+        heads = heads.view(rows, length, -1, self.head_size)
+        groups = heads.shape[2] // (self.group_size + 2)  # fewer where heads are spread over ranks
+        query, key, value = heads.split([groups * self.group_size, groups, groups], dim=2)
         query, key = rotate(query, places.rope), rotate(key, places.rope)
         out = attend(query, key, value, mask=places.mask, offsets=places.offsets)
-        return project(out.transpose(1, 2).reshape(rows, length, -1), self.o_proj)
+        return project(out.reshape(rows, length, -1), self.o_proj)
 
 
 class MLP(nn.Module):
@@ -80,8 +79,7 @@ class MLP(nn.Module):
         self.down_proj = CastLinear(config.mlp_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        both = project(x, self.gate_proj, self.up_proj)
-        return project(swiglu(both), self.down_proj)
+        return project_gated(x, gate=self.gate_proj, up=self.up_proj, down=self.down_proj)
 
 
 class Block(nn.Module):

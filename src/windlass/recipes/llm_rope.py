@@ -15,13 +15,13 @@ from windlass.recipes.llm_config import LlamaConfig, RopeScaling
 
 
 def make_rope(config: LlamaConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin for positions (rows, length), as (rows, 1, length, head_size / 2) in float32."""
-    angles = positions[:, None, :, None].float() * _make_frequencies(config, positions.device)
+    """cos and sin for positions (rows, length), as (rows, length, 1, head_size / 2) in float32."""
+    angles = positions[:, :, None, None].float() * _make_frequencies(config, positions.device)
     return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate (rows, heads, length, head_size) by its positions, in float32."""
+    """Rotate (rows, length, heads, head_size) by its positions, in float32."""
     cos, sin = rope
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

@@ -1,0 +1,104 @@
+"""Every Triton kernel of the recipes against plain PyTorch: on a GPU, or by Triton's interpreter on a CPU.
+
+Run by test_llm_kernels.py in a process of its own, in which TRITON_INTERPRET=1 was set from the beginning
+where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from windlass.recipes.llm_fp8_quantise import quantise, quantise_both
+from windlass.recipes.llm_loss import linear_cross_entropy
+from windlass.recipes.llm_score import IGNORED, score
+from windlass.recipes.llm_swiglu import swiglu, swiglu_and_project, swiglu_backward_and_project
+from windlass.recipes.llm_triton import can_launch
+
+# Triton's interpreter loses the carry where a number is rounded up to a power of two
+TOLERANCE = 0.005 if torch.cuda.is_available() else 0.08
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def make(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def test_kernels_are_used_here():
+    assert can_launch(make(1))
+
+
+@pytest.mark.parametrize("width", [5, 8192, 20_000])
+def test_losses_and_gradients_of_logits(width):
+    logits = 3 * make(6, width)
+    labels = torch.tensor([0, width - 1, IGNORED, 3, 2, IGNORED], device=DEVICE)
+    scale = torch.tensor(0.25, device=DEVICE)
+    plain = logits.clone().requires_grad_()
+    wanted = functional.cross_entropy(plain, labels, ignore_index=IGNORED, reduction="sum")
+    (wanted * scale).backward()
+    loss, untouched = score(logits.clone(), labels, scale, needs_gradient=False)
+    torch.testing.assert_close(loss, wanted)
+    assert torch.equal(untouched, logits)
+    loss, gradient = score(logits, labels, scale, needs_gradient=True)
+    torch.testing.assert_close(loss, wanted)
+    torch.testing.assert_close(gradient, plain.grad, atol=1e-6, rtol=1e-6)
+
+
+def test_the_whole_loss_by_its_kernel():
+    hidden, weight = make(9, 8).requires_grad_(), make(50, 8, seed=1).requires_grad_()
+    labels = torch.tensor([1, 2, IGNORED, 4, 49, 0, 7, IGNORED, 9], device=DEVICE)
+    loss = linear_cross_entropy(hidden, weight, labels, scale=0.5, chunk=4)
+    loss.backward()
+    gradients = hidden.grad.clone(), weight.grad.clone()
+    hidden.grad = weight.grad = None
+    wanted = functional.cross_entropy(hidden @ weight.t(), labels, reduction="sum") / 2
+    wanted.backward()
+    torch.testing.assert_close(loss, wanted)
+    torch.testing.assert_close(gradients, (hidden.grad, weight.grad), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("width", [7, 1024, 1500])
+def test_the_gate_and_its_gradient(width):
+    both = make(3, 2 * width).requires_grad_()
+    outer = make(3, width, seed=1)
+    swiglu(both).backward(outer)
+    gradient, both.grad = both.grad, None
+    wanted = functional.silu(both[:, :width]) * both[:, width:]
+    wanted.backward(outer)
+    torch.testing.assert_close(swiglu(both), wanted)
+    torch.testing.assert_close(gradient, both.grad)
+    down, up = make(4, width, seed=2), make(2 * width, 4, seed=3)
+    plain = both.detach()
+    torch.testing.assert_close(
+        swiglu_and_project(plain, down), torch.cat([wanted, wanted @ down.t()], dim=1).detach()
+    )
+    torch.testing.assert_close(
+        swiglu_backward_and_project(plain, outer, up),
+        torch.cat([gradient, gradient @ up], dim=1),
+        atol=1e-4,
+        rtol=1e-4,
+    )
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (128, 128), (600, 300)], ids=str)
+def test_float8_of_rows_and_of_columns(shape):
+    x = make(*shape, dtype=torch.bfloat16)
+    x[1] *= 1e-6  # a row of small numbers is as exact as any other
+    x[:, 2] = 0.0
+    for (values, scales), wanted in zip(
+        quantise_both(x), (quantise(x), quantise(x.t().contiguous())), strict=True
+    ):
+        torch.testing.assert_close(scales, wanted.scales)
+        got, exact = values.float(), wanted.values.float()
+        assert (got - exact).norm() <= TOLERANCE * exact.norm()
+        assert torch.equal(got == 0, exact == 0)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="float8 of Triton's interpreter has no NaN")
+def test_what_is_not_a_number_stays_so():
+    x = make(4, 4, dtype=torch.bfloat16)
+    x[2, 3] = float("nan")
+    by_row, by_column = quantise_both(x)
+    assert by_row.values[2, 3].float().isnan()
+    assert by_column.values[3, 2].float().isnan()
