@@ -1,10 +1,11 @@
 """The LLM recipe against Hugging Face's Trainer and a plain loop: tokens per second, loss, memory, stalls.
 
-    python benchmarks/llm.py WORK [--only speed|saves|losses|memory|bf16,fp8,...] [--steps 40] [--json FILE]
+    python benchmarks/llm.py WORK [--only speed|logits|profile|saves|losses|memory|bf16,...] [--steps 40]
 
 Makes a model of 1.24 billion random weights, a tokenizer and documents in WORK, measures this machine's
-matmul, and runs each case as a process of its own, one after another. Ours is the recipe as anybody starts
-it, read from the metrics.jsonl that it writes. Where there is no GPU, `--shape tiny` shows that all runs.
+matmul, and runs each case as a process of its own, one after another (`--together 3`: so many at once, for
+cases that are no measures of speed). Ours is the recipe as anybody starts it, read from the metrics.jsonl
+that it writes. Where there is no GPU, `--shape tiny` shows that all runs.
 """
 
 from __future__ import annotations
@@ -14,19 +15,22 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from llm_losses import describe_losses, make_loss_cases
 from llm_memory import KINDS, find_largest
-from llm_runs import hf, ours
+from llm_profile import KINDS as PROFILES
+from llm_runs import HERE, hf, ours, read_last, run
 from llm_saves import measure_kill, measure_saves
 from llm_work import LENGTH, SHAPES, make_work
 
 SHOWN = (
     *("mfu", "peak_gib", "data_wait_share", "first_steps_s", "step_p50_s", "step_max_s", "other_s"),
-    *("layers", "billions", "resumed_at", "whole", "half_written"),
+    *("layers", "billions", "refused", "resumed_at", "whole", "half_written"),
+    *("ours_bf16", "hf_bf16", "is_export_equal", "step_ms", "groups"),
 )
 Cases = dict[str, Callable[[], dict[str, Any]]]
 
@@ -37,20 +41,42 @@ def make_cases(given: argparse.Namespace) -> dict[str, Cases]:
     speed: Cases = {
         "hf-trainer": partial(hf, "trainer", given),
         "hf-loop": partial(hf, "loop", given),
-        "lora": partial(ours, "lora", given, lora=16, precision=plain),
-        "padded": partial(ours, "padded", given, "--no-pack", kind="mixed", precision=plain),
     }
     for precision in precisions:
         speed[precision] = partial(ours, precision, given, precision=precision)
         name = f"{precision}-mixed"
         speed[name] = partial(ours, name, given, kind="mixed", precision=precision)
+        name = "lora" if precision == plain else f"lora-{precision}"
+        speed[name] = partial(ours, name, given, lora=16, precision=precision)
+    speed["padded"] = partial(ours, "padded", given, "--no-pack", kind="mixed", precision=plain)
     saves: Cases = {
         "saves": partial(measure_saves, given, plain),
         "killed": partial(measure_kill, given, plain),
     }
     memory: Cases = {kind: partial(find_largest, kind, given, plain) for kind in KINDS}
+    logits: Cases = {"logits": partial(logits_of, given)}
+    profile: Cases = {f"profile-{kind}": partial(profile_of, kind, given) for kind in PROFILES}
     losses = make_loss_cases(given, precisions=precisions)
-    return {"speed": speed, "saves": saves, "losses": losses, "memory": memory}
+    return {
+        "speed": speed,
+        "logits": logits,
+        "profile": profile if given.shape != "tiny" else {},
+        "saves": saves,
+        "losses": losses,
+        "memory": memory,
+    }
+
+
+def logits_of(given: argparse.Namespace) -> dict[str, Any]:
+    """How far our logits are from transformers'."""
+    words = [str(HERE / "llm_logits.py"), str(given.work), "--length", str(given.length)]
+    return read_last(run(words, given.work / "logits.log"))
+
+
+def profile_of(kind: str, given: argparse.Namespace) -> dict[str, Any]:
+    """Where the milliseconds of a step go."""
+    words = [str(HERE / "llm_profile.py"), kind, "--shape", given.shape]
+    return read_last(run(words, given.work / f"profile-{kind}.log"))
 
 
 def choose_precisions(given: argparse.Namespace) -> tuple[str, ...]:
@@ -65,21 +91,23 @@ def choose(only: str, groups: dict[str, Cases]) -> Cases:
     for name in only.split(",") if only else groups:
         if name not in groups and name not in cases:
             sys.exit(f"llm.py: no case is called {name}; there are {', '.join([*groups, *cases])}")
-        chosen |= groups.get(name) or {name: cases[name]}
+        chosen |= groups[name] if name in groups else {name: cases[name]}
     return chosen
 
 
 def show(name: str, seen: dict[str, Any]) -> None:
-    losses = seen["losses"]
-    print(
-        f"{name:15} {seen['tokens_per_s']:9.0f} tokens/s  "
-        + "  ".join(f"{key} {_text(seen[key])}" for key in SHOWN if seen.get(key) is not None)
-        + f"  loss {losses[0]:.3f} -> {losses[-1]:.3f}",
-        flush=True,
-    )
+    words = [f"{name:15}"]
+    if "tokens_per_s" in seen:
+        words.append(f"{seen['tokens_per_s']:9.0f} tokens/s")
+    words += [f"{key} {_text(seen[key])}" for key in SHOWN if seen.get(key) is not None]
+    if losses := seen.get("losses"):
+        words.append(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
+    print("  ".join(words), flush=True)
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{key} {_text(item)}" for key, item in value.items())
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
@@ -93,23 +121,32 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=LENGTH)
     parser.add_argument("--tokens", type=int, default=8_000_000)
     parser.add_argument("--memory-gib", type=float, help="take this for the GPU's memory")
+    parser.add_argument("--together", type=int, default=1, help="cases at once")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     make_work(given.work, shape=given.shape, num_tokens=given.tokens)
     rate = measure_matmul()
     print(f"matmul: {rate / 1e12:.1f} TFLOP/s", flush=True)
     seen: dict[str, Any] = {"matmul_flops_per_s": rate}
-    for name, case in choose(given.only, make_cases(given)).items():
-        try:
-            seen[name] = case()
-        except RuntimeError as error:
-            print(f"{name}: failed, {error}", flush=True)
-            continue
-        show(name, seen[name])
-        if given.json:
-            given.json.write_text(json.dumps(seen))
+    with ThreadPoolExecutor(given.together) as pool:
+        chosen = choose(given.only, make_cases(given)).items()
+        names = {pool.submit(case): name for name, case in chosen}
+        for done in as_completed(names):
+            record(names[done], done, seen)
+            if given.json:
+                given.json.write_text(json.dumps(seen))
     for line in describe_losses(seen, precisions=choose_precisions(given)):
         print(line)
+
+
+def record(name: str, done: Future[dict[str, Any]], seen: dict[str, Any]) -> None:
+    """Show what a case has measured, and keep it."""
+    try:
+        seen[name] = done.result()
+    except RuntimeError as error:
+        print(f"{name}: failed, {error}", flush=True)
+    else:
+        show(name, seen[name])
 
 
 def measure_matmul() -> float:

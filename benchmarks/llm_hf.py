@@ -56,7 +56,9 @@ def loop(rows: Any, given: argparse.Namespace) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(
         group_by_decay(model, 0.01), lr=given.lr, fused=device.type == "cuda"
     )
-    schedule = make_schedule(optimizer, "cosine", warmup=10, total=given.steps)
+    schedule = make_schedule(
+        optimizer, "cosine", warmup=10, total=given.schedule_steps or given.steps
+    )
     loader = Loader(
         rows,
         batch=given.batch,
@@ -137,6 +139,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=LENGTH)
     parser.add_argument("--lr", type=float, default=2e-5)
     parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--schedule-steps", type=int, help="of the learning rate; --steps")
     given = parser.parse_args()
     rows = read_rows(given.work, given.kind, given.length)
     seen = {"loop": loop, "trainer": trainer}[given.side](rows, given)

@@ -1,8 +1,8 @@
-"""The largest Llama that fine-tunes on this GPU: the width of an 8B model, and as many layers as fit.
+"""The largest Llama that fine-tunes on this GPU: a width, and as many layers as fit, a row at a time.
 
-The peak of memory grows by the same amount with each layer, so two small models tell how many will fit; that
-many are then tried, and fewer if they do not. Weights are zeros in a file with a hole: they take no disk and
-no time, and as much memory as others.
+How many is first guessed from the bytes that a weight takes; the peak that was seen then tells whether more
+will fit, and what does not fit is tried with fewer. Weights are zeros in a file with a hole: they take no
+disk and no time, and as much memory as others.
 """
 
 from __future__ import annotations
@@ -14,59 +14,79 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llm_runs import OutOfMemory, ours
 from llm_work import make_config
 
 _STEPS = 3
-_PROBES = (4, 8)  # layers
 _TRIES = 4
-_KINDS: dict[str, tuple[str, ...]] = {
-    "memory-full": (),
-    "memory-8bit": ("--optimizer", "adamw8bit"),
-    "memory-lora": ("--lora", "16"),
+_GUESS_SHARE = 0.93  # of the memory, for what takes a number of bytes per weight
+_SPARE_GIB = 1.5  # for the context and what lies between tensors
+
+
+class Kind(NamedTuple):
+    """A way to train, and what it takes."""
+
+    shape: str
+    bytes_per_weight: float
+    flags: tuple[str, ...] = ()
+
+
+_KINDS = {
+    "memory-full": Kind("8b", 16),
+    "memory-8bit": Kind("8b", 10.1, ("--optimizer", "adamw8bit")),
+    "memory-lora": Kind("70b", 2.05, ("--lora", "16")),
 }
 KINDS = tuple(_KINDS)
 
 
 def find_largest(name: str, given: argparse.Namespace, precision: str) -> dict[str, Any]:
-    """The most layers that train, with activation checkpointing, and the peaks that were seen."""
-    shape = "8b" if given.shape != "tiny" else "tiny"
-    peaks: dict[int, float] = {}
-    for layers in _PROBES:
-        peaks[layers] = _try(name, given, shape, layers, precision)["peak_gib"]
-    step = (peaks[_PROBES[1]] - peaks[_PROBES[0]]) / (_PROBES[1] - _PROBES[0])
+    """The most layers that train, with activation checkpointing, and the peak that was seen."""
+    kind = _KINDS[name]
+    if given.shape == "tiny":
+        kind = kind._replace(shape="tiny")
     room = given.memory_gib or read_memory_gib()
-    more = math.floor((room - peaks[_PROBES[1]]) / max(step, 1e-9))
-    layers = _PROBES[1] + max(0, more)
-    refused = []
+    layer_gib = (count(kind.shape, 2) - count(kind.shape, 1)) * kind.bytes_per_weight * 1e9 / 2**30
+    first_gib = count(kind.shape, 1) * kind.bytes_per_weight * 1e9 / 2**30
+    layers = max(1, 1 + math.floor((_GUESS_SHARE * room - first_gib) / layer_gib))
+    best: dict[str, Any] | None = None
+    refused: list[int] = []
     for _ in range(_TRIES):
         try:
-            seen = _try(name, given, shape, layers, precision)
+            seen = _try(name, given, kind, layers, precision)
         except OutOfMemory:
             refused.append(layers)
+            if best is not None:
+                break
             layers -= 1
             continue
-        return {**seen, "layers": layers, "billions": count(shape, layers), "refused": refused}
-    raise RuntimeError(f"{name}: {refused} layers had no room, after peaks of {peaks} GiB")
+        best = {**seen, "layers": layers, "billions": count(kind.shape, layers)}
+        more = math.floor((room - _SPARE_GIB - seen["peak_gib"]) / layer_gib)
+        if more < 1 or refused:
+            break
+        layers += more
+    if best is None:
+        raise RuntimeError(f"{name}: {refused} layers had no room")
+    return {**best, "refused": refused}
 
 
 def _try(
-    name: str, given: argparse.Namespace, shape: str, layers: int, precision: str
+    name: str, given: argparse.Namespace, kind: Kind, layers: int, precision: str
 ) -> dict[str, Any]:
-    folder = given.work / f"zeros-{shape}-{layers}"
-    make_zeros(folder, make_config(shape, layers=layers))
+    folder = given.work / f"zeros-{kind.shape}-{layers}"
+    make_zeros(folder, make_config(kind.shape, layers=layers))
     try:
         return ours(
             f"{name}-{layers}",
             given,
-            *("--checkpoint-activations", *_KINDS[name]),
+            *("--checkpoint-activations", *kind.flags),
             model=folder,
             precision=precision,
             steps=_STEPS,
             log_every=1,
-            batch=8,
+            batch=2,
+            micro_batch=1,
         )
     finally:
         shutil.rmtree(folder)

@@ -35,12 +35,18 @@ def run(words: list[str], log: Path) -> str:
     return done.stdout
 
 
+def read_last(output: str) -> dict[str, Any]:
+    """The JSON object in the last line of what a program wrote."""
+    told: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return told
+
+
 def hf(side: str, given: argparse.Namespace, **more: Any) -> dict[str, Any]:
     """A case of Hugging Face's, in a process of its own."""
     flags = {"steps": given.steps, "batch": given.batch, "length": given.length, **more}
     words = [str(HERE / "llm_hf.py"), side, str(given.work)]
     words += [word for key, value in flags.items() for word in (f"--{key}", str(value))]
-    seen = json.loads(run(words, given.work / f"hf-{side}-{flags['steps']}.log").splitlines()[-1])
+    seen = read_last(run(words, given.work / f"hf-{side}-{flags['steps']}.log"))
     times = seen["times"]
     warm_up = min(WARM_UP, len(times) // 2)
     step_s = (times[-1] - times[warm_up]) / (len(times) - 1 - warm_up)
@@ -107,6 +113,10 @@ def read_metrics(folder: Path, *, started_s: float) -> dict[str, Any]:
         "data_wait_share": statistics.median(m["data_wait_share"] for m in counted),
         "peak_gib": told[-1]["metrics"]["memory_peak_bytes"] / 2**30,
         "losses": [line["metrics"]["loss"] for line in told],
+        "windows": [
+            (line["step"], line["metrics"]["elapsed_s"], line["metrics"]["other_s"])
+            for line in told
+        ],
         "first_steps_s": told[0]["time"] - started_s,
         "step_max_s": max(m["step_max_s"] for m in counted),
         "other_s": sum(m["other_s"] for m in counted),

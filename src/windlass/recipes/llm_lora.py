@@ -1,9 +1,9 @@
-"""Layers with adapters (LoRA) in one matmul each way: what adapters add are a few more columns to sum over.
+"""Layers with adapters (LoRA) in one matmul each way: adapters are a few more columns of its sides.
 
-`x W' + (x A') s B'` is `[x, x A'] [W, s B]'`; backward, with g the gradient of that, the gradient of x is
-`[g, g s B] [W; A]`. So large outputs are written once, and by the matmul itself. W is frozen and has no
-gradient. Called one by one, layers and adapters read and write every output several times, which costs more
-than their arithmetic. The MLP is one function: what its gate makes is written with room for the columns.
+`x W' + (x A') s B'` is `[x, x A'] [W, s B]'`; backward, with g the gradient of that, `g [W, s B]` is what W
+gives x and the gradient of `x A'`. So large outputs are written once, by the matmul itself. W is frozen and
+has no gradient. Called one by one, layers and adapters read and write every output several times, which costs
+more than their arithmetic. The MLP is one function: what its gate makes is written with room for the columns.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from windlass.recipes.llm_fp8 import fp8_matmul
-from windlass.recipes.llm_swiglu import swiglu_and_project, swiglu_backward_and_project
+from windlass.recipes.llm_score import widen
+from windlass.recipes.llm_swiglu import swiglu_and_project, swiglu_backward
 
-_MULTIPLE = 64  # columns, of which a GPU's matmuls take so many at once
+_MULTIPLE = 16  # columns, which a GPU's matmuls want
 
 
 class Adapter(NamedTuple):
@@ -63,23 +64,22 @@ def adapted_mlp(
 class _AdaptedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
-        wide = _widen(x, down.t())
+        wide = _widen(x, down)
         ctx.save_for_backward(wide, weight, down, up)
         return wide @ torch.cat([weight, up], dim=1).t()
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        wide, weight, down, up = ctx.saved_tensors
-        gradient = _widen(outer[0], up)
-        x_grad = gradient @ torch.cat([weight, down]) if ctx.needs_input_grad[0] else None
-        return x_grad, None, *_adapter_gradients(wide, gradient, weight)
+        wide, *weights = ctx.saved_tensors
+        x_grad, *gradients = _linear_backward(outer[0], wide, *weights)
+        return x_grad if ctx.needs_input_grad[0] else None, None, *gradients
 
 
 class _AdaptedMLP(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
         weight, down, up, weight2, down2, up2 = weights
-        wide = _widen(x, down.t())
+        wide = _widen(x, down)
         both = wide @ torch.cat([weight, up], dim=1).t()
         hidden = swiglu_and_project(both, down2)
         ctx.save_for_backward(wide, both, hidden, *weights)
@@ -88,11 +88,16 @@ class _AdaptedMLP(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         wide, both, hidden, weight, down, up, weight2, down2, up2 = ctx.saved_tensors
-        gradient = _widen(outer[0], up2)
-        both_grad = swiglu_backward_and_project(both, gradient @ torch.cat([weight2, down2]), up)
-        x_grad = both_grad @ torch.cat([weight, down]) if ctx.needs_input_grad[0] else None
-        first = _adapter_gradients(wide, both_grad, weight)
-        return x_grad, None, *first, None, *_adapter_gradients(hidden, gradient, weight2)
+        (num_out, num_hidden), (gradient,) = weight2.shape, outer
+        # the columns are summed over here, since the gate's kernel takes one tensor, and a large one
+        wide_grad = _widen(gradient, up2.t())
+        both_grad = swiglu_backward(both, wide_grad @ torch.cat([weight2, down2]))
+        x_grad, *first = _linear_backward(both_grad, wide, weight, down, up)
+        second = (
+            wide_grad[:, num_out:].t() @ hidden[:, :num_hidden],
+            gradient.t() @ hidden[:, num_hidden:],
+        )
+        return x_grad if ctx.needs_input_grad[0] else None, None, *first, None, *second
 
 
 class _Fp8AdaptedLinear(torch.autograd.Function):
@@ -119,14 +124,20 @@ def _cast(adapter: Adapter, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return adapter.down.to(dtype), adapter.up.to(dtype)
 
 
-def _widen(x: Tensor, columns: Tensor) -> Tensor:
-    """x, and beside it what the columns make of it."""
-    return torch.cat([x, x @ columns], dim=1)
+def _widen(x: Tensor, down: Tensor) -> Tensor:
+    """x, and beside it what `down` makes of it."""
+    return torch.cat([x, x @ down.t()], dim=1)
 
 
-def _adapter_gradients(wide: Tensor, gradient: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Of down and up, from the wide input and the wide gradient of a layer with this weight."""
-    num_out, num_in = weight.shape
-    return gradient[:, num_out:].t() @ wide[:, :num_in], gradient[:, :num_out].t() @ wide[
-        :, num_in:
-    ]
+def _linear_backward(
+    gradient: Tensor, wide: Tensor, weight: Tensor, down: Tensor, up: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, down and up of a layer whose input, widened, was `wide`."""
+    width = weight.shape[1]
+    x_grad, inner_grad = (gradient @ torch.cat([weight, up], dim=1)).split(
+        [width, up.shape[1]], dim=1
+    )
+    # in a wider type, so that the compiler makes the sum part of what reads it; else it copies for `addmm`
+    dtype = widen(gradient)
+    x_grad = (x_grad.to(dtype) + (inner_grad @ down).to(dtype)).to(gradient.dtype)
+    return x_grad, inner_grad.t() @ wide[:, :width], gradient.t() @ wide[:, width:]

@@ -2,7 +2,7 @@
 
 On a GPU one small Triton kernel each way: what torch.compile makes of the backward pass writes its two halves
 through a concatenation and computes them twice, which takes half as long again. Elsewhere, plain PyTorch.
-For layers with adapters (`llm_lora`) the results are written with room for the columns that adapters add.
+For layers with adapters (`llm_lora`) the result is written with room for the columns that adapters add.
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ def swiglu_and_project(both: Tensor, down: Tensor) -> Tensor:
     return wide
 
 
-def swiglu_backward_and_project(both: Tensor, outer: Tensor, up: Tensor) -> Tensor:
-    """`[g, g @ up]` for g, the gradient of `both` where `outer` is that of swiglu(both)."""
+def swiglu_backward(both: Tensor, outer: Tensor) -> Tensor:
+    """The gradient of `both` where `outer` is that of swiglu(both)."""
     if not can_launch(both):
-        gradient = _plain_backward(both, outer)
-        return torch.cat([gradient, gradient @ up], dim=1)
-    wide: Tensor = _swiglu_backward_and_project(both, outer.contiguous(), up)
-    return wide
+        return _plain_backward(both, outer)
+    gradient: Tensor = _swiglu_backward(both, outer.contiguous())
+    return gradient
 
 
 def _plain(both: Tensor) -> Tensor:
@@ -67,7 +66,7 @@ class _SwiGlu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> Tensor:
         (both,) = ctx.saved_tensors
-        return _write_backward(both, outer[0].contiguous(), torch.empty_like(both))
+        return swiglu_backward(both, outer[0])
 
 
 def _write_forward(both: Tensor, out: Tensor) -> Tensor:
@@ -76,14 +75,6 @@ def _write_forward(both: Tensor, out: Tensor) -> Tensor:
     grid = both.shape[0], count_blocks(width, _BLOCK)
     _forward_kernel[grid](both, out, width, out.stride(0), BLOCK=_BLOCK)
     return out
-
-
-def _write_backward(both: Tensor, outer: Tensor, grad: Tensor) -> Tensor:
-    """Into the first columns of `grad`."""
-    width = both.shape[1] // 2
-    grid = both.shape[0], count_blocks(width, _BLOCK)
-    _backward_kernel[grid](both, outer, grad, width, grad.stride(0), BLOCK=_BLOCK)
-    return grad
 
 
 @torch.library.custom_op(
@@ -102,21 +93,21 @@ def _(both: Tensor, down: Tensor) -> Tensor:
 
 
 @torch.library.custom_op(
-    "windlass::swiglu_backward_and_project",
-    mutates_args=(),
-    schema="(Tensor both, Tensor outer, Tensor up) -> Tensor",
+    "windlass::swiglu_backward", mutates_args=(), schema="(Tensor both, Tensor outer) -> Tensor"
 )
-def _swiglu_backward_and_project(both: Tensor, outer: Tensor, up: Tensor) -> Tensor:
-    width = both.shape[1]
-    wide = _write_backward(both, outer, both.new_empty(both.shape[0], width + up.shape[1]))
-    wide[:, width:] = wide[:, :width] @ up
-    return wide
+def _swiglu_backward(both: Tensor, outer: Tensor) -> Tensor:
+    grad = torch.empty_like(both)
+    width = outer.shape[1]
+    _backward_kernel[outer.shape[0], count_blocks(width, _BLOCK)](
+        both, outer, grad, width, BLOCK=_BLOCK
+    )
+    return grad
 
 
-@_swiglu_backward_and_project.register_fake
-def _(both: Tensor, outer: Tensor, up: Tensor) -> Tensor:
+@_swiglu_backward.register_fake
+def _(both: Tensor, outer: Tensor) -> Tensor:
     del outer
-    return both.new_empty(both.shape[0], both.shape[1] + up.shape[1])
+    return torch.empty_like(both)
 
 
 @jit
@@ -142,7 +133,6 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     outer,
     grad,
     width,
-    stride,
     BLOCK: tl.constexpr,  # noqa: N803
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -155,6 +145,5 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     share = tl.sigmoid(gate)
     gate_grad = outer_value * up * share * (1.0 + gate * (1.0 - share))
     up_grad = outer_value * gate * share
-    target = grad + row * stride + columns
-    tl.store(target, gate_grad.to(grad.dtype.element_ty), is_inside)
-    tl.store(target + width, up_grad.to(grad.dtype.element_ty), is_inside)
+    tl.store(grad + here, gate_grad.to(grad.dtype.element_ty), is_inside)
+    tl.store(grad + here + width, up_grad.to(grad.dtype.element_ty), is_inside)
