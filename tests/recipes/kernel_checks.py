@@ -13,7 +13,7 @@ from torch.nn import functional
 from windlass.recipes.llm_fp8_quantise import quantise, quantise_both
 from windlass.recipes.llm_loss import linear_cross_entropy
 from windlass.recipes.llm_score import IGNORED, score
-from windlass.recipes.llm_swiglu import swiglu, swiglu_and_project
+from windlass.recipes.llm_swiglu import swiglu
 from windlass.recipes.llm_triton import can_launch
 
 # Triton's interpreter loses the carry where a number is rounded up to a power of two
@@ -68,10 +68,6 @@ def test_the_gate_and_its_gradient(width):
     wanted.backward(outer)
     torch.testing.assert_close(swiglu(both), wanted)
     torch.testing.assert_close(gradient, both.grad)
-    down, plain = make(4, width, seed=2), wanted.detach()
-    torch.testing.assert_close(
-        swiglu_and_project(both.detach(), down), torch.cat([plain, plain @ down.t()], dim=1)
-    )
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (128, 128), (600, 300)], ids=str)

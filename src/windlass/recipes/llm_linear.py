@@ -7,16 +7,14 @@ tensor-parallel plan, adapters of another kind) are called one by one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from windlass.recipes.llm_fp8 import can_fp8, fp8_linear
-from windlass.recipes.llm_lora import Adapter, adapted_linear, adapted_mlp, join_adapters
-from windlass.recipes.llm_swiglu import swiglu
+from windlass.recipes.llm_lora import Adapter, adapted_linear, join_adapters
 
 
 class CastLinear(nn.Linear):
@@ -32,33 +30,19 @@ class CastLinear(nn.Linear):
         return fp8_linear(x, weight) if self.is_fp8 else functional.linear(x, weight)
 
 
-class _Joined(NamedTuple):
-    """Layers with one input as one layer."""
-
-    weight: Tensor
-    adapter: Adapter | None
-    is_fp8: bool
-
-
 def project(x: Tensor, *layers: nn.Module) -> Tensor:
     """What each of the layers makes of x, one after the other in the last dimension."""
-    return _project(x, layers, _join_layers(layers, x.dtype))
-
-
-def project_gated(x: Tensor, *, gate: nn.Module, up: nn.Module, down: nn.Module) -> Tensor:
-    """The gated MLP of these layers; with adapters of ours on both sides of the gate, as one function."""
-    first, second = _join_layers((gate, up), x.dtype), _join_layers((down,), x.dtype)
-    if first and second and first.adapter and second.adapter and not first.is_fp8:
-        return adapted_mlp(x, first.weight, first.adapter, second.weight, second.adapter)
-    return _project(swiglu(_project(x, (gate, up), first)), (down,), second)
-
-
-def _project(x: Tensor, layers: Sequence[nn.Module], joined: _Joined | None) -> Tensor:
-    if joined is None:
+    plain = [_find_plain(layer) for layer in layers]
+    known = [layer for layer in plain if layer is not None]
+    if len(known) < len(layers):
         return _join([layer(x) for layer in layers], dim=-1)
-    if joined.adapter is not None:
-        return adapted_linear(x, joined.weight, joined.adapter, is_fp8=joined.is_fp8)
-    return fp8_linear(x, joined.weight) if joined.is_fp8 else functional.linear(x, joined.weight)
+    adapters = [_find_adapter(layer) for layer in layers]
+    weight = _join([layer.weight.to(x.dtype) for layer in known], dim=0)
+    is_fp8 = known[0].is_fp8
+    if any(adapter is not None for adapter in adapters):
+        adapter = join_adapters(adapters, [layer.out_features for layer in known])
+        return adapted_linear(x, weight, adapter, is_fp8=is_fp8)
+    return fp8_linear(x, weight) if is_fp8 else functional.linear(x, weight)
 
 
 def join_with_adapters(model: nn.Module, adapter: str) -> None:
@@ -80,20 +64,6 @@ def use_fp8(model: nn.Module, *, but: frozenset[str] = frozenset({"lm_head"})) -
     for layer in chosen:
         layer.is_fp8 = True
     return len(chosen)
-
-
-def _join_layers(layers: Sequence[nn.Module], dtype: torch.dtype) -> _Joined | None:
-    """None where one of the layers has to be called."""
-    plain = [_find_plain(layer) for layer in layers]
-    known = [layer for layer in plain if layer is not None]
-    if len(known) < len(layers):
-        return None
-    adapters = [_find_adapter(layer) for layer in layers]
-    adapter = None
-    if any(adapter is not None for adapter in adapters):
-        adapter = join_adapters(adapters, [layer.out_features for layer in known])
-    weight = _join([layer.weight.to(dtype) for layer in known], dim=0)
-    return _Joined(weight, adapter, known[0].is_fp8)
 
 
 def _join(tensors: list[Tensor], *, dim: int) -> Tensor:

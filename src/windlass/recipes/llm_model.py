@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from windlass.recipes.llm_attention import attend, has_varlen, make_mask
 from windlass.recipes.llm_config import LlamaConfig
-from windlass.recipes.llm_linear import CastLinear, project, project_gated
+from windlass.recipes.llm_linear import CastLinear, project
 from windlass.recipes.llm_loss import linear_cross_entropy
 from windlass.recipes.llm_rope import make_rope, rotate
+from windlass.recipes.llm_swiglu import swiglu
 
 
 class Places:
@@ -79,7 +80,8 @@ class MLP(nn.Module):
         self.down_proj = CastLinear(config.mlp_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return project_gated(x, gate=self.gate_proj, up=self.up_proj, down=self.down_proj)
+        both = project(x, self.gate_proj, self.up_proj)
+        return project(swiglu(both), self.down_proj)
 
 
 class Block(nn.Module):
