@@ -89,8 +89,7 @@ def build_model(
 ) -> nn.Module:
     """The model with a folder's weights, as it is to be trained."""
     difference = "--hf-model" if options.hf_model else find_difference(read_hf_config(folder))
-    is_narrow = options.lora and options.precision == "bf16" and options.strategy == "ddp"
-    dtype = torch.bfloat16 if is_narrow else torch.float32
+    dtype = torch.bfloat16 if options.is_base_narrow else torch.float32
     model: nn.Module
     if difference:
         if options.fp8:

@@ -70,6 +70,11 @@ class LlmOptions(TrainerOptions):
         """Whether checkpoints go to an object store; other files are made in a folder first then."""
         return "://" in (self.out or "")
 
+    @property
+    def is_base_narrow(self) -> bool:
+        """Whether weights below adapters are kept in bfloat16: where they are neither trained nor sharded."""
+        return bool(self.lora) and self.precision == "bf16" and self.strategy == "ddp"
+
 
 def read_llm_options(words: Sequence[str], environ: Mapping[str, str]) -> LlmOptions:
     """The settings that a command line gives, itself or by `--config FILE`."""

@@ -17,14 +17,17 @@ from torch import Tensor
 
 from windlass.errors import SpecError
 from windlass.recipes.llm_build import build_model, check_packing
+from windlass.recipes.llm_config import find_difference, read_llama_config
 from windlass.recipes.llm_data import count_valid, make_collate, make_rows
 from windlass.recipes.llm_export import export_model
+from windlass.recipes.llm_files import read_hf_config
 from windlass.recipes.llm_fp8 import check_fp8
 from windlass.recipes.llm_model import Llama
 from windlass.recipes.llm_options import LlmOptions, choose_micro_batch
+from windlass.recipes.llm_room import estimate_footprint, fit_rows
 from windlass.train.checkpoints import Checkpoints
 from windlass.train.context import Context
-from windlass.train.shape import read_shape
+from windlass.train.shape import Shape, read_shape
 from windlass.train.token_packing import PackedTokens
 from windlass.train.trainer import TorchTrainer
 from windlass.train.trainer_progress import TrainResult
@@ -149,8 +152,8 @@ class LlmTrainer(TorchTrainer):
         self.say("EXPORT", f"{folder} step={step}")
 
 
-def settle_options(options: LlmOptions, context: Context) -> LlmOptions:
-    """The options with what depends on the machine decided."""
+def settle_options(options: LlmOptions, context: Context, *, folder: Path, say: Say) -> LlmOptions:
+    """The options with what depends on the machine and on the model's size decided."""
     is_gpu = context.device.type == "cuda"
     precision = options.precision
     if precision == "fp8":
@@ -160,15 +163,40 @@ def settle_options(options: LlmOptions, context: Context) -> LlmOptions:
     shape = read_shape(
         options.strategy, world_size=context.world_size, local_world_size=context.local_world_size
     )
-    return dataclasses.replace(
+    rows = choose_micro_batch(options, num_data_ranks=shape.data_ranks)
+    settled = dataclasses.replace(
         options,
         precision="bf16" if precision == "fp8" else precision,
         fp8=precision == "fp8",
         compile=options.compile or (is_gpu and not options.eager),
-        micro_batch=choose_micro_batch(options, num_data_ranks=shape.data_ranks),
+        micro_batch=rows,
         batch=options.samples_per_step,
         tokens_per_step=None,
     )
+    if not is_gpu or options.micro_batch:
+        return settled
+    memory_bytes = torch.cuda.get_device_properties(context.device).total_memory
+    # the same on all ranks, since those that share a model compute in step
+    memory_bytes = context.broadcast(memory_bytes)
+    return lower_micro_batch(
+        settled, rows, shape, folder=folder, memory_bytes=memory_bytes, say=say
+    )
+
+
+def lower_micro_batch(
+    options: LlmOptions, rows: int, shape: Shape, *, folder: Path, memory_bytes: int, say: Say
+) -> LlmOptions:
+    """Fewer rows at once where a GPU has no room for these; only our own model's needs are known."""
+    config = read_hf_config(folder)
+    if options.hf_model or find_difference(config):
+        return options
+    footprint = estimate_footprint(read_llama_config(config), options, shape=shape)
+    fitting = fit_rows(rows, length=options.length, footprint=footprint, memory_bytes=memory_bytes)
+    if fitting < rows:
+        needed = footprint.count(rows * options.length)
+        sizes = f"some {needed / 2**30:.0f} GiB of the GPU's {memory_bytes / 2**30:.0f}"
+        say("MODEL", f"rows at a time: {fitting}, since {rows} would take {sizes}")
+    return dataclasses.replace(options, micro_batch=fitting)
 
 
 def _link(target: Path, link: Path) -> None:

@@ -11,6 +11,7 @@ Goes on where it was stopped. Prints [MODEL] [DATA] [DDP] [TRAIN] [VALID] [EPOCH
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from pathlib import Path
@@ -57,10 +58,9 @@ def fine_tune(options: LlmOptions, *, token: str = "") -> None:
     if token and not options.local_files_only:
         _say(context, "MODEL", f"token of the hub from {token}")
     folder, tokenizer = download(options, lambda text: _say(context, "MODEL", text))
-    options = settle_options(options, context)
-    trainer = LlmTrainer(
-        options, folder=folder, tokenizer=tokenizer, say=lambda tag, text: _say(context, tag, text)
-    )
+    say = functools.partial(_say, context)
+    options = settle_options(options, context, folder=folder, say=say)
+    trainer = LlmTrainer(options, folder=folder, tokenizer=tokenizer, say=say)
     check_writable(trainer.out / options.run)
     result = trainer.fit()
     if options.export:

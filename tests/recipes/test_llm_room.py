@@ -1,0 +1,102 @@
+"""What a GPU has room for: estimates against peaks that were seen, rows that are halved until they fit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from recipes.tiny_llama import TINY
+
+from windlass.recipes.llm_config import LlamaConfig, make_hf_config
+from windlass.recipes.llm_options import read_llm_options
+from windlass.recipes.llm_room import Footprint, estimate_footprint, fit_rows
+from windlass.recipes.llm_trainer import lower_micro_batch
+from windlass.train.shape import Shape
+
+GIB = 2**30
+ONE_B = LlamaConfig(
+    vocab_size=128_256,
+    hidden_size=2048,
+    mlp_size=8192,
+    num_layers=16,
+    num_heads=32,
+    num_kv_heads=8,
+    head_size=64,
+    is_tied=True,
+)
+THREE_B = replace(ONE_B, hidden_size=3072, num_layers=28, num_heads=24, head_size=128)
+EIGHT_B = replace(ONE_B, hidden_size=4096, mlp_size=14_336, num_layers=32, head_size=128)
+
+
+def options(*words):
+    return replace(read_llm_options(["--model", "m", *words], {}), precision="bf16")
+
+
+ALONE = Shape()
+
+
+def fit(config, *words, memory_gib, shape=ALONE, rows=8):
+    footprint = estimate_footprint(config, options(*words), shape=shape)
+    return fit_rows(rows, length=4096, footprint=footprint, memory_bytes=memory_gib * GIB)
+
+
+@pytest.mark.parametrize(
+    ("words", "num_tokens", "seen_gib"),
+    [  # on one H200, see docs/benchmarks.md
+        ((), 32_768, 69.9),
+        ((), 65_536, 110.2),
+        (("--lora", "16"), 32_768, 53.9),
+        (("--lora", "16"), 65_536, 96.0),
+    ],
+)
+def test_estimates_are_near_the_peaks_that_were_seen(words, num_tokens, seen_gib):
+    footprint = estimate_footprint(ONE_B, options(*words), shape=ALONE)
+    assert 0.95 * seen_gib < footprint.count(num_tokens) / GIB < 1.05 * seen_gib
+
+
+def test_a_model_that_fits_takes_what_it_took():
+    assert fit(ONE_B, memory_gib=139) == 8
+    assert fit(ONE_B, memory_gib=79) == 8
+
+
+def test_larger_models_take_fewer_rows():
+    assert fit(THREE_B, memory_gib=139) == 4
+    assert fit(THREE_B, memory_gib=79) == 1
+    assert fit(THREE_B, "--checkpoint-activations", memory_gib=79) == 8
+    assert fit(EIGHT_B, memory_gib=79) == 1  # which has no room either, and says so by itself
+    assert fit(EIGHT_B, "--lora", "16", memory_gib=139) == 4
+    assert fit(EIGHT_B, memory_gib=139) == 1
+    assert fit(EIGHT_B, memory_gib=139, shape=Shape(fsdp=8)) == 4
+    assert fit(EIGHT_B, memory_gib=79, rows=1) == 1
+
+
+def test_rows_are_halved_until_they_fit():
+    footprint = Footprint(fixed_bytes=0, bytes_per_token=1)
+    assert fit_rows(12, length=10, footprint=footprint, memory_bytes=1000) == 12
+    assert fit_rows(12, length=10, footprint=footprint, memory_bytes=100) == 6
+    assert fit_rows(12, length=10, footprint=footprint, memory_bytes=1) == 1
+
+
+@pytest.mark.parametrize("is_ours", [True, False], ids=["ours", "another"])
+def test_what_is_lowered_is_said(tmp_path, is_ours):
+    config = make_hf_config(TINY) | ({} if is_ours else {"architectures": ["GPT2LMHeadModel"]})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    said = []
+    asked = replace(options("--length", "1024"), micro_batch=32)
+    settled = lower_micro_batch(
+        asked,
+        32,
+        ALONE,
+        folder=tmp_path,
+        memory_bytes=7 * GIB,
+        say=lambda *words: said.append(words),
+    )
+    if is_ours:
+        assert settled.micro_batch == 1
+        [(tag, text)] = said
+        assert tag == "MODEL"
+        assert text == "rows at a time: 1, since 32 would take some 7 GiB of the GPU's 7"
+    else:
+        assert settled == asked
+        assert not said
