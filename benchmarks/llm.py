@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,7 +25,7 @@ from typing import Any
 from llm_losses import describe_losses, make_loss_cases
 from llm_memory import KINDS, find_largest
 from llm_profile import KINDS as PROFILES
-from llm_runs import HERE, hf, ours, read_last, run
+from llm_runs import HERE, end_all, hf, ours, read_last, run
 from llm_saves import measure_kill, measure_saves
 from llm_work import LENGTH, SHAPES, make_work
 
@@ -124,6 +126,8 @@ def main() -> None:
     parser.add_argument("--together", type=int, default=1, help="cases at once")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end_now)
     make_work(given.work, shape=given.shape, num_tokens=given.tokens)
     rate = measure_matmul()
     print(f"matmul: {rate / 1e12:.1f} TFLOP/s", flush=True)
@@ -137,6 +141,12 @@ def main() -> None:
                 given.json.write_text(json.dumps(seen))
     for line in describe_losses(seen, precisions=choose_precisions(given)):
         print(line)
+
+
+def end_now(number: int, *_: Any) -> None:
+    """Leave nothing running: a case that goes on would spoil whatever is measured next."""
+    end_all()
+    os._exit(128 + number)
 
 
 def record(name: str, done: Future[dict[str, Any]], seen: dict[str, Any]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -14,25 +16,39 @@ from typing import Any
 
 HERE = Path(__file__).parent
 WARM_UP = 10  # steps that are not counted
+_started: set[subprocess.Popen[Any]] = set()
 
 
 class OutOfMemory(RuntimeError):
     """The device had no room for a case."""
 
 
+def start(words: list[str], **options: Any) -> subprocess.Popen[Any]:
+    """Python with these words, in a session of its own, which `end_all` ends."""
+    process = subprocess.Popen([sys.executable, *words], start_new_session=True, **options)
+    _started.add(process)
+    return process
+
+
+def end_all() -> None:
+    """Kill whatever still runs of what was started, with all that it has started."""
+    for process in list(_started):
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 def run(words: list[str], log: Path) -> str:
     """A command's output; its whole output is in the log as well."""
     started_s = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    log.write_text(done.stdout)
+    process = start(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    output: str = process.communicate()[0]
+    log.write_text(output)
     took_s = time.perf_counter() - started_s
-    print(f"  {' '.join(words)[:150]}: {took_s:.0f} s, status {done.returncode}", flush=True)
-    if done.returncode:
-        kind = OutOfMemory if "OutOfMemoryError" in done.stdout else RuntimeError
-        raise kind(f"see {log}: ...{done.stdout[-1500:]}")
-    return done.stdout
+    print(f"  {' '.join(words)[:150]}: {took_s:.0f} s, status {process.returncode}", flush=True)
+    if process.returncode:
+        kind = OutOfMemory if "OutOfMemoryError" in output else RuntimeError
+        raise kind(f"see {log}: ...{output[-1500:]}")
+    return output
 
 
 def read_last(output: str) -> dict[str, Any]:

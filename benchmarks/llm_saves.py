@@ -8,12 +8,11 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from llm_runs import find_out, make_command, ours, read_metrics, run
+from llm_runs import find_out, make_command, ours, read_metrics, run, start
 
 SAVE_EVERY = 8  # steps
 _WAIT_S = 300.0
@@ -37,9 +36,7 @@ def measure_kill(given: argparse.Namespace, precision: str) -> dict[str, Any]:
     command = make_command("killed", given, **more)
     begun_s = time.time()
     with (given.work / "killed.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, *command], stdout=log, stderr=log, start_new_session=True
-        )
+        process = start(command, stdout=log, stderr=log)
         try:
             half = wait_for_half_written(folder, process)
         finally:
