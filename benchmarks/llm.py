@@ -4,8 +4,8 @@
 
 Makes a model of 1.24 billion random weights, a tokenizer and documents in WORK, measures this machine's
 matmul, and runs each case as a process of its own, one after another (`--together 3`: so many at once, for
-cases that are no measures of speed). Ours is the recipe as anybody starts it, read from the metrics.jsonl
-that it writes. Where there is no GPU, `--shape tiny` shows that all runs.
+cases that measure neither speed nor memory). Ours is the recipe as anybody starts it, read from the
+metrics.jsonl that it writes. Where there is no GPU, `--shape tiny` shows that all runs.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--together", type=int, default=1, help="cases at once")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end_now)
     make_work(given.work, shape=given.shape, num_tokens=given.tokens)
     rate = measure_matmul()
@@ -153,8 +153,8 @@ def record(name: str, done: Future[dict[str, Any]], seen: dict[str, Any]) -> Non
     """Show what a case has measured, and keep it."""
     try:
         seen[name] = done.result()
-    except RuntimeError as error:
-        print(f"{name}: failed, {error}", flush=True)
+    except Exception as error:  # noqa: BLE001 - the other cases go on
+        print(f"{name}: failed, {type(error).__name__}: {error}", flush=True)
     else:
         show(name, seen[name])
 

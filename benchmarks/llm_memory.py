@@ -57,7 +57,7 @@ def find_largest(name: str, given: argparse.Namespace, precision: str) -> dict[s
             seen = _try(name, given, kind, layers, precision)
         except OutOfMemory:
             refused.append(layers)
-            if best is not None:
+            if best is not None or layers == 1:
                 break
             layers -= 1
             continue

@@ -2,9 +2,9 @@
 
     python benchmarks/llm_profile.py bf16|fp8|lora|lora-fp8 [--shape 1b] [--json FILE]
 
-A model with random weights is trained for some steps as the recipe does it, without files, data and logs; one
-step is profiled. The last line is a JSON object. Kernels are told apart by their names, which differ between
-versions of CUDA: what no pattern knows is shown by its own name.
+A model with random weights is trained for some steps as the recipe does it, without files, data and logs;
+two steps are profiled. The last line is a JSON object. Kernels are told apart by their names, which differ
+between versions of CUDA: what no pattern knows is shown by its own name.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ KINDS = ("bf16", "fp8", "lora", "lora-fp8")
 _STEPS = 6
 _PROFILED = 2  # of them
 _PATTERNS = (  # the first that matches a kernel's name
+    ("compiled", r"^triton_"),
     ("attention", r"flash|fmha|cudnn|sdpa|attention"),
     ("gate", r"_forward_kernel|_backward_kernel"),
     ("loss", r"_score_kernel"),
     ("float8", r"_measure_kernel|_write_kernel"),
     ("matmul", r"gemm|cutlass|nvjet|xmma|cublas|splitK|gemv"),
     ("optimizer", r"[Aa]dam|multi_tensor_apply|foreach"),
-    ("compiled", r"^triton_"),
     ("copies", r"[Mm]emcpy|[Mm]emset|copy|Cat"),
 )
 
@@ -109,7 +109,9 @@ def profile(kind: str, *, shape: str, rows: int, length: int) -> dict[str, Any]:
         for event in seen.key_averages()
     }
     spans = sorted(
-        (event.time_range.start, event.time_range.end, event.name) for event in seen.events()
+        (event.time_range.start, event.time_range.end, event.name)
+        for event in seen.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
     )
     return {
         "kind": kind,
@@ -144,7 +146,10 @@ def list_gaps(spans: list[tuple[float, float, str]]) -> list[tuple[float, int, s
     sums: dict[str, list[float]] = defaultdict(list)
     for gap, between in _find_gaps(spans):
         sums[between].append(gap)
-    rows = [(sum(gaps) / 1000, len(gaps), between) for between, gaps in sums.items()]
+    rows = [
+        (sum(gaps) / 1000 / _PROFILED, len(gaps) // _PROFILED, between)
+        for between, gaps in sums.items()
+    ]
     return sorted(rows, reverse=True)[:12]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -33,7 +34,13 @@ def start(words: list[str], **options: Any) -> subprocess.Popen[Any]:
 def end_all() -> None:
     """Kill whatever still runs of what was started, with all that it has started."""
     for process in list(_started):
-        if process.poll() is None:
+        kill(process)
+
+
+def kill(process: subprocess.Popen[Any]) -> None:
+    """Kill a process that `start` made, unless it has ended, with all that it has started."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):  # it ends this very moment
             os.killpg(process.pid, signal.SIGKILL)
 
 
@@ -123,8 +130,7 @@ def read_metrics(folder: Path, *, started_s: float) -> dict[str, Any]:
     told = [line for line in lines if "tokens_per_s" in line.get("metrics", {})]
     counted = [line["metrics"] for line in told if line["step"] > WARM_UP] or [told[-1]["metrics"]]
     return {
-        "tokens_per_s": sum(m["tokens_per_s"] * m["elapsed_s"] for m in counted)
-        / sum(m["elapsed_s"] for m in counted),
+        "tokens_per_s": statistics.median(m["tokens_per_s"] for m in counted),
         "mfu": statistics.median(m.get("mfu", 0.0) for m in counted),
         "data_wait_share": statistics.median(m["data_wait_share"] for m in counted),
         "peak_gib": told[-1]["metrics"]["memory_peak_bytes"] / 2**30,

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shutil
-import signal
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
-from llm_runs import find_out, make_command, ours, read_metrics, run, start
+from llm_runs import find_out, kill, make_command, ours, read_metrics, run, start
 
 SAVE_EVERY = 8  # steps
 _WAIT_S = 300.0
@@ -40,11 +38,12 @@ def measure_kill(given: argparse.Namespace, precision: str) -> dict[str, Any]:
         try:
             half = wait_for_half_written(folder, process)
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
+            kill(process)
             process.wait()
     whole = check_whole(folder)
     again = run(command, given.work / "killed-resumed.log")
     seen = read_metrics(folder, started_s=begun_s)
+    shutil.rmtree(folder)
     return {**seen, "half_written": half, "whole": whole, "resumed_at": read_first_step(again)}
 
 

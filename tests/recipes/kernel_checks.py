@@ -45,6 +45,51 @@ def test_losses_and_gradients_of_logits(width):
     torch.testing.assert_close(gradient, plain.grad, atol=1e-6, rtol=1e-6)
 
 
+def test_losses_of_logits_in_bfloat16_and_labels_of_32_bits():
+    logits = (3 * make(5, 4099)).bfloat16()
+    labels = torch.tensor([0, 4098, IGNORED, 3, 2], dtype=torch.int32, device=DEVICE)
+    scale = torch.tensor(1.0, device=DEVICE)
+    plain = logits.float().requires_grad_()
+    wanted = functional.cross_entropy(plain, labels.long(), ignore_index=IGNORED, reduction="sum")
+    wanted.backward()
+    loss, gradient = score(logits.clone(), labels, scale, needs_gradient=True)
+    torch.testing.assert_close(loss, wanted)
+    torch.testing.assert_close(gradient.float(), plain.grad, atol=1e-6, rtol=1e-2)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # which numpy, the interpreter, says of them
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_in_logits_makes_loss_and_gradient_so(value):
+    logits = make(3, 20)
+    logits[1, 7] = value
+    labels = torch.tensor([1, 2, 3], device=DEVICE)
+    scale = torch.tensor(1.0, device=DEVICE)
+    loss, gradient = score(logits, labels, scale, needs_gradient=True)
+    assert not loss.isfinite()
+    assert not gradient[1].isfinite().all()
+    assert gradient[0].isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_label_that_is_no_token_is_not_read_from_elsewhere():
+    labels = torch.tensor([1, 20, 3], device=DEVICE)
+    scale = torch.tensor(1.0, device=DEVICE)
+    loss, _ = score(make(3, 20), labels, scale, needs_gradient=True)
+    assert loss.isnan()
+
+
+@pytest.mark.parametrize(
+    "cut", [lambda t: t[:, 3:], lambda t: t.t()[:1].t(), lambda t: t[:1, 2].expand(6, 1)]
+)
+def test_labels_that_do_not_lie_in_a_row(cut):
+    labels = cut(torch.arange(24, device=DEVICE).view(6, 4))
+    hidden, weight = make(6, 1, 8), make(50, 8, seed=1)
+    wanted = functional.cross_entropy(
+        (hidden @ weight.t()).flatten(0, 1), labels.flatten(), reduction="sum"
+    )
+    torch.testing.assert_close(linear_cross_entropy(hidden, weight, labels), wanted)
+
+
 def test_the_whole_loss_by_its_kernel():
     hidden, weight = make(9, 8).requires_grad_(), make(50, 8, seed=1).requires_grad_()
     labels = torch.tensor([1, 2, IGNORED, 4, 49, 0, 7, IGNORED, 9], device=DEVICE)
@@ -68,6 +113,10 @@ def test_the_gate_and_its_gradient(width):
     wanted.backward(outer)
     torch.testing.assert_close(swiglu(both), wanted)
     torch.testing.assert_close(gradient, both.grad)
+    cut = make(3, 2 * width + 3)[:, 1:-2]
+    wanted = functional.silu(cut[:, :width]) * cut[:, width:]
+    torch.testing.assert_close(swiglu(cut), wanted)
+    torch.testing.assert_close(swiglu(cut.bfloat16()).float(), wanted, atol=0.02, rtol=0.02)
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (128, 128), (600, 300)], ids=str)

@@ -1,4 +1,4 @@
-"""Matmuls in float8 with scales measured at each use: forward, and both matmuls of the backward pass.
+"""Matmuls in float8 with scales measured at each step: forward, and both matmuls of the backward pass.
 
 Everything that is summed over together has a scale of its own (a row of the left side, a column of the right
 one), so one outlier spoils one row. What comes in and goes out is bfloat16, weights stay what they are; the
@@ -43,6 +43,8 @@ def can_fp8(num_in: int, num_out: int) -> bool:
 def fp8_linear(x: Tensor, weight: Tensor) -> Tensor:
     """`x @ weight.T` in float8; gradients too."""
     rows = x.reshape(-1, x.shape[-1])
+    if not torch.is_grad_enabled():
+        return fp8_matmul(rows, weight.t()).reshape(*x.shape[:-1], weight.shape[0])
     filling = -len(rows) % _MULTIPLE  # the weight's gradient is a sum over them
     filled = functional.pad(rows, (0, 0, 0, filling)) if filling else rows
     out: Tensor = _Fp8Linear.apply(filled, weight)
@@ -82,6 +84,6 @@ def _multiply(left: Quantised, right: Quantised, dtype: torch.dtype) -> Tensor:
         scale_a=left.scales[:, None],
         scale_b=right.scales[None, :],
         out_dtype=dtype,
-        use_fast_accum=False,  # fast sums keep some 14 bits, for a tenth of the time
+        use_fast_accum=False,  # fast sums keep some 14 bits, and save a tenth of the time
     )
     return product

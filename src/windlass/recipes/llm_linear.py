@@ -38,7 +38,7 @@ def project(x: Tensor, *layers: nn.Module) -> Tensor:
         return _join([layer(x) for layer in layers], dim=-1)
     adapters = [_find_adapter(layer) for layer in layers]
     weight = _join([layer.weight.to(x.dtype) for layer in known], dim=0)
-    is_fp8 = known[0].is_fp8
+    is_fp8 = all(layer.is_fp8 for layer in known)
     if any(adapter is not None for adapter in adapters):
         adapter = join_adapters(adapters, [layer.out_features for layer in known])
         return adapted_linear(x, weight, adapter, is_fp8=is_fp8)

@@ -65,13 +65,14 @@ class _AdaptedLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         x, inner, weight, down, up = ctx.saved_tensors
-        if _is_widening(weight):
-            (gradient,) = outer
+        x_grad, (gradient,) = None, outer
+        if not ctx.needs_input_grad[0]:
+            inner_grad = gradient @ up
+        elif _is_widening(weight):
             x_grad, inner_grad = _add_beside(gradient, _join(weight, down, up), down)
         else:
-            x_grad, gradient, inner_grad = _sum_over_more(outer[0], up, _join(weight, down, up))
-        needs_x = ctx.needs_input_grad[0]
-        return x_grad if needs_x else None, None, inner_grad.t() @ x, gradient.t() @ inner
+            x_grad, gradient, inner_grad = _sum_over_more(gradient, up, _join(weight, down, up))
+        return x_grad, None, inner_grad.t() @ x, gradient.t() @ inner
 
 
 class _Fp8AdaptedLinear(torch.autograd.Function):

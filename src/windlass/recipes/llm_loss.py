@@ -41,7 +41,7 @@ def linear_cross_entropy(
         scale = torch.full((), scale, dtype=widen(hidden), device=hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):
         loss: Tensor = _LinearCrossEntropy.apply(
-            rows, weight, labels.reshape(-1), scale, chunk, torch.is_grad_enabled()
+            rows, weight, labels.reshape(-1).contiguous(), scale, chunk, torch.is_grad_enabled()
         )
     return loss
 

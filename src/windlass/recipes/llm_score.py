@@ -22,7 +22,8 @@ def score(
 ) -> tuple[Tensor, Tensor]:
     """The summed loss of (tokens, vocabulary), and `scale` times its gradient, in the dtype of the logits.
 
-    The logits may be written over; where no gradient is needed, what comes second is not one.
+    Logits and labels are contiguous. The logits may be written over; where no gradient is needed, what comes
+    second is not one.
     """
     if not can_launch(logits) or logits.dtype == torch.float64:
         return _score(logits, labels, scale)
@@ -68,7 +69,10 @@ def _score_kernel(  # type: ignore[no-untyped-def]
     label = tl.load(labels + row)
     is_valid = label != IGNORED
     first = logits + row.to(tl.int64) * width
-    target = tl.load(first + tl.where(is_valid, label, 0)).to(tl.float32)
+    is_known = (label >= 0) & (
+        label < width
+    )  # what is neither known nor ignored makes the loss NaN
+    target = tl.load(first + label, is_known, other=float("nan")).to(tl.float32)
     most = tl.full((BLOCK,), -1e30, tl.float32)  # by lane, so that no block waits for a reduction
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, width, BLOCK):

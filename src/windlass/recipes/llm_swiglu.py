@@ -22,7 +22,7 @@ def swiglu(both: Tensor) -> Tensor:
     if not can_launch(both):
         gate, up = both.chunk(2, dim=-1)
         return functional.silu(gate) * up
-    rows = both.reshape(-1, both.shape[-1])
+    rows = both.reshape(-1, both.shape[-1]).contiguous()
     out: Tensor = _SwiGlu.apply(rows)
     return out.view(*both.shape[:-1], -1)
 
