@@ -1,4 +1,4 @@
-"""The recipes' Triton kernels: all of kernel_checks.py, on a GPU where there is one, else interpreted."""
+"""The recipes' Triton kernels: what they compute (kernel_checks.py), and that they compile for a GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,36 @@ from pathlib import Path
 import pytest
 import torch
 
+from windlass.recipes import llm_fp8_quantise, llm_score, llm_swiglu
+
 CHECKS = Path(__file__).with_name("kernel_checks.py")
+BF16, FP32, FP8, INT = "*bf16", "*fp32", "*fp8e4nv", "i32"
+SCORE = {"logits": BF16, "labels": "*i64", "losses": FP32, "scale": FP32, "width": INT}
+FORWARD = {"both": BF16, "out": BF16, "width": INT}
+BACKWARD = {"both": BF16, "outer": BF16, "grad": BF16, "width": INT}
+LARGEST = {"by_row": FP32, "by_column": FP32}
+SIZES = {"num_rows": INT, "num_columns": INT}
+WRITTEN = {"values": FP8, "transposed": FP8}
+SCALES = {"scales": FP32, "column_scales": FP32}
+KERNELS = {
+    "score": (
+        llm_score._score_kernel,
+        SCORE,
+        {"IGNORED": -100, "NEEDS_GRADIENT": True, "BLOCK": 4096},
+    ),
+    "gate": (llm_swiglu._forward_kernel, FORWARD, {"BLOCK": 1024}),
+    "gate backward": (llm_swiglu._backward_kernel, BACKWARD, {"BLOCK": 1024}),
+    "measure": (
+        llm_fp8_quantise._measure_kernel,
+        {"x": BF16, **LARGEST, **SIZES},
+        {"NUM_ROWS": 512, "STEP": 32, "BLOCK": 256},
+    ),
+    "write": (
+        llm_fp8_quantise._write_kernel,
+        {"x": BF16, **WRITTEN, **LARGEST, **SCALES, **SIZES},
+        {"LARGEST": 448.0, "SMALLEST": 1e-30, "BLOCK": 128},
+    ),
+}
 
 
 def test_kernels_compute_what_plain_pytorch_does():
@@ -28,3 +57,17 @@ def test_kernels_compute_what_plain_pytorch_does():
         cwd=CHECKS.parents[2],
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_compile_for_a_gpu_that_need_not_be_there(name, tmp_path, monkeypatch):
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel, types, constants = KERNELS[name]
+    signature = {**types, **dict.fromkeys(constants, "constexpr")}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+    assert compiled.asm["cubin"]
