@@ -6,12 +6,13 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 from recipes.tiny_llama import TINY
 
 from windlass.recipes.llm_config import LlamaConfig, make_hf_config
 from windlass.recipes.llm_options import read_llm_options
-from windlass.recipes.llm_room import Footprint, estimate_footprint, fit_rows
-from windlass.recipes.llm_trainer import lower_micro_batch
+from windlass.recipes.llm_room import Footprint, estimate_footprint, fit_rows, suggest_smaller
+from windlass.recipes.llm_trainer import explain_out_of_memory, lower_micro_batch
 from windlass.train.shape import Shape
 
 GIB = 2**30
@@ -94,9 +95,27 @@ def test_what_is_lowered_is_said(tmp_path, is_ours):
     )
     if is_ours:
         assert settled.micro_batch == 1
-        [(tag, text)] = said
+        [(tag, text), (_, warning)] = said
         assert tag == "MODEL"
         assert text == "rows at a time: 1, since 32 would take some 7 GiB of the GPU's 7"
+        assert warning.startswith(
+            "this may not fit: it takes some 7 GiB of the GPU's 7; what takes less: "
+        )
     else:
         assert settled == asked
         assert not said
+
+
+def test_a_gpu_without_room_is_explained_and_the_error_stays(capsys):
+    with (
+        pytest.raises(torch.OutOfMemoryError, match="of memory"),
+        explain_out_of_memory(replace(options(), micro_batch=8)),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    assert capsys.readouterr().err == (
+        "error: the GPU has no room for this training\n"
+        "  hint: what takes less: --micro-batch 4, --checkpoint-activations, --optimizer adamw8bit, "
+        "--lora 16, --strategy fsdp over more GPUs, a smaller --length\n"
+    )
+    small = options("--lora", "8", "--strategy", "fsdp", "--checkpoint-activations")
+    assert suggest_smaller(replace(small, micro_batch=1)) == "a smaller --length"

@@ -62,6 +62,20 @@ def fit_rows(rows: int, *, length: int, footprint: Footprint, memory_bytes: int)
     return rows
 
 
+def suggest_smaller(options: LlmOptions) -> str:
+    """What would take less memory, of what is not done already."""
+    rows = options.micro_batch or 1
+    ways = {
+        f"--micro-batch {rows // 2}": rows > 1,
+        "--checkpoint-activations": not options.checkpoint_activations,
+        "--optimizer adamw8bit": not options.lora and options.optimizer == "adamw",
+        "--lora 16": not options.lora,
+        "--strategy fsdp over more GPUs": options.strategy == "ddp",
+        "a smaller --length": True,
+    }
+    return ", ".join(way for way, is_open in ways.items() if is_open)
+
+
 def _count_activations(config: LlamaConfig, options: LlmOptions) -> int:
     """Numbers that are kept of a token from the forward pass to the backward pass."""
     query, key = (config.head_size * heads for heads in (config.num_heads, config.num_kv_heads))

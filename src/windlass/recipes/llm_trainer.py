@@ -5,10 +5,12 @@ What a model is, is in `llm_build`; what a row is, in `llm_data`. No flags are r
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from windlass.recipes.llm_files import read_hf_config
 from windlass.recipes.llm_fp8 import check_fp8
 from windlass.recipes.llm_model import Llama
 from windlass.recipes.llm_options import LlmOptions, choose_micro_batch
-from windlass.recipes.llm_room import estimate_footprint, fit_rows
+from windlass.recipes.llm_room import estimate_footprint, fit_rows, suggest_smaller
 from windlass.train.checkpoints import Checkpoints
 from windlass.train.context import Context
 from windlass.train.shape import Shape, read_shape
@@ -192,11 +194,31 @@ def lower_micro_batch(
         return options
     footprint = estimate_footprint(read_llama_config(config), options, shape=shape)
     fitting = fit_rows(rows, length=options.length, footprint=footprint, memory_bytes=memory_bytes)
+    settled = dataclasses.replace(options, micro_batch=fitting)
+
+    def tell(num_rows: int) -> str:
+        needed = footprint.count(num_rows * options.length) / 2**30
+        return f"some {needed:.0f} GiB of the GPU's {memory_bytes / 2**30:.0f}"
+
     if fitting < rows:
-        needed = footprint.count(rows * options.length)
-        sizes = f"some {needed / 2**30:.0f} GiB of the GPU's {memory_bytes / 2**30:.0f}"
-        say("MODEL", f"rows at a time: {fitting}, since {rows} would take {sizes}")
-    return dataclasses.replace(options, micro_batch=fitting)
+        say("MODEL", f"rows at a time: {fitting}, since {rows} would take {tell(rows)}")
+    if footprint.count(fitting * options.length) > memory_bytes:
+        ways = suggest_smaller(settled)
+        say("MODEL", f"this may not fit: it takes {tell(fitting)}; what takes less: {ways}")
+    return settled
+
+
+@contextlib.contextmanager
+def explain_out_of_memory(options: LlmOptions) -> Iterator[None]:
+    """Say what takes less memory, when a GPU has too little; the error stays what it is."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        sys.stderr.write(
+            "error: the GPU has no room for this training\n"
+            f"  hint: what takes less: {suggest_smaller(options)}\n"
+        )
+        raise
 
 
 def _link(target: Path, link: Path) -> None:

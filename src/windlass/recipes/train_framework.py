@@ -49,7 +49,7 @@ def fine_tune(options: LlmOptions, *, token: str = "") -> None:
     import torch.distributed as dist
 
     from windlass.recipes.llm_sync import open_store
-    from windlass.recipes.llm_trainer import LlmTrainer, settle_options
+    from windlass.recipes.llm_trainer import LlmTrainer, explain_out_of_memory, settle_options
     from windlass.train.context import get_context
 
     if options.sync_to:
@@ -62,7 +62,8 @@ def fine_tune(options: LlmOptions, *, token: str = "") -> None:
     options = settle_options(options, context, folder=folder, say=say)
     trainer = LlmTrainer(options, folder=folder, tokenizer=tokenizer, say=say)
     check_writable(trainer.out / options.run)
-    result = trainer.fit()
+    with explain_out_of_memory(options):
+        result = trainer.fit()
     if options.export:
         trainer.export(result)
     target = options.out if options.is_out_url else options.sync_to
