@@ -82,7 +82,7 @@ class _Fp8AdaptedLinear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
         inner = x @ down.t()
         ctx.save_for_backward(x, inner, weight, down, up)
-        return torch.addmm(fp8_matmul(x, weight.t()), inner, up.t())
+        return _add(fp8_matmul(x, weight.t()), inner @ up.t())
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
@@ -91,7 +91,7 @@ class _Fp8AdaptedLinear(torch.autograd.Function):
         inner_grad = gradient @ up
         x_grad = None
         if ctx.needs_input_grad[0]:
-            x_grad = torch.addmm(fp8_matmul(gradient, weight), inner_grad, down)
+            x_grad = _add(fp8_matmul(gradient, weight), inner_grad @ down)
         return x_grad, None, inner_grad.t() @ x, gradient.t() @ inner
 
 
@@ -113,6 +113,10 @@ def _sum_over_more(x: Tensor, right: Tensor, joined: Tensor) -> tuple[Tensor, Te
 def _add_beside(x: Tensor, joined: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """The first columns of `x joined` plus the others times `right`; and the others."""
     out, inner = (x @ joined).split([right.shape[1], right.shape[0]], dim=1)
-    # in a wider type, so that the compiler makes the sum part of what reads it; else it copies for `addmm`
-    dtype = widen(x)
-    return (out.to(dtype) + (inner @ right).to(dtype)).to(x.dtype), inner
+    return _add(out, inner @ right), inner
+
+
+def _add(first: Tensor, second: Tensor) -> Tensor:
+    """In a wider type, so that the compiler makes the sum part of what reads it; else it copies for `addmm`."""
+    dtype = widen(first)
+    return (first.to(dtype) + second.to(dtype)).to(first.dtype)
