@@ -117,6 +117,6 @@ def _add_beside(x: Tensor, joined: Tensor, right: Tensor) -> tuple[Tensor, Tenso
 
 
 def _add(first: Tensor, second: Tensor) -> Tensor:
-    """In a wider type, so that the compiler makes the sum part of what reads it; else it copies for `addmm`."""
+    """In a wider type: the compiler makes the sum part of what reads it then, else an `addmm` with copies."""
     dtype = widen(first)
     return (first.to(dtype) + second.to(dtype)).to(first.dtype)
