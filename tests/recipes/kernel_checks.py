@@ -12,9 +12,10 @@ from torch.nn import functional
 
 from windlass.recipes.llm_fp8_quantise import quantise, quantise_both
 from windlass.recipes.llm_loss import linear_cross_entropy
-from windlass.recipes.llm_score import IGNORED, score
+from windlass.recipes.llm_score import score
 from windlass.recipes.llm_swiglu import swiglu
 from windlass.recipes.llm_triton import can_launch
+from windlass.train.token_packing import IGNORED
 
 # Triton's interpreter loses the carry where a number is rounded up to a power of two
 TOLERANCE = 0.005 if torch.cuda.is_available() else 0.08

@@ -43,15 +43,25 @@ class LlamaConfig:
     init_std: float = 0.02
 
     @property
+    def query_size(self) -> int:
+        """Of all heads together."""
+        return self.head_size * self.num_heads
+
+    @property
+    def key_size(self) -> int:
+        """Of all heads for keys together; values have as many."""
+        return self.head_size * self.num_kv_heads
+
+    @property
     def num_matmul_weights(self) -> int:
         """Weights that every token is multiplied with; the embedding is looked up, the head is not."""
-        attention = self.hidden_size * self.head_size * 2 * (self.num_heads + self.num_kv_heads)
+        attention = self.hidden_size * 2 * (self.query_size + self.key_size)
         mlp = 3 * self.hidden_size * self.mlp_size
         return self.num_layers * (attention + mlp) + self.vocab_size * self.hidden_size
 
     def count_flops(self, length: int) -> float:
         """FLOPs per token of forward and backward pass, attention counted in full as is usual."""
-        attention = 12 * self.num_layers * self.num_heads * self.head_size * length
+        attention = 12 * self.num_layers * self.query_size * length
         return 6.0 * self.num_matmul_weights + attention
 
 

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from windlass.recipes.llm_attention import pad_offsets
-from windlass.recipes.llm_score import IGNORED
 from windlass.train.token_cache import cache_tokens
-from windlass.train.token_packing import PackedTokens, make_cu_seqlens
+from windlass.train.token_packing import IGNORED, PackedTokens, make_cu_seqlens
 
 
 def make_rows(

@@ -78,17 +78,14 @@ def suggest_smaller(options: LlmOptions) -> str:
 
 def _count_activations(config: LlamaConfig, options: LlmOptions) -> int:
     """Numbers that are kept of a token from the forward pass to the backward pass."""
-    query, key = (config.head_size * heads for heads in (config.num_heads, config.num_kv_heads))
-    layer = 3 * config.mlp_size + 4 * config.hidden_size + 3 * (query + key)
+    layer = 3 * config.mlp_size + 4 * config.hidden_size + 3 * (config.query_size + config.key_size)
     if options.lora:  # what attention made, once more beside what an adapter makes of it
-        layer += query
+        layer += config.query_size
     if options.checkpoint_activations:  # a layer is computed again, with its gradients beside it
         return config.num_layers * config.hidden_size + 2 * layer
     return config.num_layers * layer
 
 
 def _count_adapters(config: LlamaConfig, options: LlmOptions) -> int:
-    query, key = (config.head_size * heads for heads in (config.num_heads, config.num_kv_heads))
-    sides = 2 * (config.hidden_size + query) + 2 * (config.hidden_size + key)
-    sides += 3 * (config.hidden_size + config.mlp_size)
+    sides = 7 * config.hidden_size + 2 * (config.query_size + config.key_size) + 3 * config.mlp_size
     return options.lora * config.num_layers * sides

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from windlass.recipes.llm_triton import can_launch, jit, tl
+from windlass.train.token_packing import IGNORED
 
-IGNORED = -100  # the label of a token that has no part in the loss
 _BLOCK = 4096
 _WARPS = 8
 
