@@ -205,14 +205,25 @@ def kubectl(ground: LlmGround, *words: str, given: str | None = None) -> str:
 
 def wait_for_the_end(ground: LlmGround) -> str:
     """What the first pod has said, when both are done."""
-    logs = ["logs", "-l", "app=train-llm", "--tail=-1", "--ignore-errors", "-c", "trainer"]
-    wait_for(lambda: kubectl(ground, *logs).count(STAYS) == 2, "both pods have finished")
-    first = ["logs", "train-llm-0", "-c", "trainer"]
+    pods = ("train-llm-0", "train-llm-1")
+
+    def are_done() -> bool:
+        return all(STAYS in read_pod(ground, pod) for pod in pods)
+
+    is_so = wait_until(are_done, timeout_s=300, every_s=0.5)
+    assert is_so, "\n\n".join(f"{pod}:\n{read_pod(ground, pod)[-4000:]}" for pod in pods)
+    return read_pod(ground, pods[0])
+
+
+def read_pod(ground: LlmGround, pod: str) -> str:
+    """What a pod has said: torchrun alone gives up where a peer is late, and its container starts again."""
+    logs = ["logs", pod, "-c", "trainer", "--ignore-errors"]
     path = "jsonpath={.status.containerStatuses[0].restartCount}"
-    is_again = kubectl(ground, "get", "pod", "train-llm-0", "-o", path) != "0"
-    # torchrun alone gives up where a peer is late, and its container goes on from a checkpoint
-    before = kubectl(ground, *first, "--previous") if is_again else ""
-    return before + kubectl(ground, *first)
+    num_restarts = kubectl(ground, "get", "pod", pod, "--ignore-not-found", "-o", path)
+    if not num_restarts:
+        return ""
+    before = kubectl(ground, *logs, "--previous") if num_restarts != "0" else ""
+    return before + kubectl(ground, *logs)
 
 
 def test_the_guides_stateful_set_fine_tunes_to_its_end(guide):

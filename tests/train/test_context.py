@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -190,3 +193,12 @@ def test_ranks_of_a_job_on_this_machine(home):
     assert first["grace_s"] == 7
     assert first["out"] == results[1]["out"]
     assert Path(first["out"]).name == "out"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are put last by Linux's calls")
+def test_a_rank_that_ends_right_after_an_exchange(tmp_path):
+    """The threads that did it are given the time to let go; a third of such ranks of torch alone aborts."""
+    script = Path(__file__).with_name("late_exchange.py")
+    line = [sys.executable, str(script), "context", "8"]
+    ran = subprocess.run(line, capture_output=True, text=True, timeout=170, cwd=tmp_path)
+    assert json.loads(ran.stdout) == {"0": 16}, ran.stderr[-2000:]

@@ -64,8 +64,9 @@ def _take_socket(fd: str) -> socket.socket:
 def run_rank(plan_path: str, rank: str, attempt: str) -> NoReturn:
     """One rank in a fresh interpreter, for `--start spawn`."""
     from windlass.agent.forkserver.fork_server import enter_work, load_job
-    from windlass.agent.rank.rank_exit import leave
+    from windlass.agent.rank.rank_exit import leave, prepare
 
+    prepare()
     leave(enter_work(*load_job(plan_path), rank=int(rank), attempt=int(attempt)))
 
 
@@ -74,9 +75,10 @@ def run_callee(fd: str, about: str) -> NoReturn:
     import json
 
     from windlass.agent.forkserver.fork_server import enter_callee
-    from windlass.agent.rank.rank_exit import leave
+    from windlass.agent.rank.rank_exit import leave, prepare
     from windlass.wire.messages.forkserver import CallRankSetup
 
+    prepare()
     leave(enter_callee(int(fd), CallRankSetup.read(json.loads(about))))
 
 

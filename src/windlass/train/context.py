@@ -7,6 +7,7 @@ reads a launcher's variables. No model, no data, no strategy in here.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from windlass import names
+from windlass.agent.rank.exchange_threads import wait_for_exchange_threads
 from windlass.agent.rank.report import report
 from windlass.errors import SpecError
 from windlass.train.preemption import Preemption
@@ -134,6 +136,8 @@ def _make_context(
     preemption = Preemption()
     if not is_worker:
         preemption.listen()
+        atexit.unregister(wait_for_exchange_threads)  # once, whatever joins how often
+        atexit.register(wait_for_exchange_threads)
     rank, world_size = (
         (dist.get_rank(), dist.get_world_size())
         if _has_group()

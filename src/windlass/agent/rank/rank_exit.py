@@ -19,6 +19,8 @@ import types
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+from windlass.agent.rank.exchange_threads import wait_for_exchange_threads
+
 # The interpreter ends these itself.
 _NEVER_SPARED = ("sys", "builtins", "__main__")
 
@@ -29,7 +31,7 @@ _spared: dict[str, Any] = {}
 
 
 def prepare() -> None:
-    """Called in the fork server before it imports anything: the handler registered first runs last."""
+    """Called before anything of the user's is imported: the handler registered first runs last."""
     atexit.register(_set_aside)
 
 
@@ -70,6 +72,7 @@ def _leave_libraries() -> None:
 
 def _set_aside() -> None:
     """The last exit handler of a rank: hide from the interpreter what it need not tear down."""
+    wait_for_exchange_threads()
     if not _spared:
         gc.unfreeze()  # else what a frozen object refers to would stay
         return
