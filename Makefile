@@ -12,7 +12,7 @@ BENCH_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-dev.txt $(PIP_ARGS)
-OPTIONAL := kernels kubeflow ray monarch llm mlflow tensorboard
+OPTIONAL := adamw8bit kernels kubeflow ray monarch llm mlflow tensorboard
 INPUTS := pyproject.toml constraints-dev.txt
 # What `make test` checks before pytest: name=command, with _ for a space.
 CHECKS := ruff=ruff_check format=ruff_format_--check mypy=mypy_--strict imports=lint-imports

@@ -28,7 +28,7 @@ def queue(plain: Ground) -> Iterator[str]:
 def test_kueue_lets_it_in(plain: Ground, queue: str) -> None:
     settings = {"queue": queue, "cpus": "250m", "memory": "512Mi"}
     job = wl.submit("work.py::hello", nodes=2, **settings)
-    assert job.results(timeout_s=90) == ["hello", "hello"]
+    assert job.results(timeout_s=180) == ["hello", "hello"]
 
 
 def test_a_job_too_big_for_its_queue_will_never_start(plain: Ground, queue: str) -> None:

@@ -117,11 +117,11 @@ def test_somebody_else_at_an_ended_job(
 
     become_without("get", "pods/log")
     with pytest.raises(Forbidden) as caught:
-        wl.attach(str(job.ref)).results(timeout_s=30)
+        wl.attach(str(job.ref)).results(timeout_s=120)
     check_named(caught.value, "get", "pods/log")
     become_without("delete", "jobs")
     other = wl.attach(str(job.ref))
-    assert other.results(timeout_s=30) == ["hello"]
+    assert other.results(timeout_s=120) == ["hello"]
     with pytest.raises(Forbidden) as caught:
         other.remove()
     check_named(caught.value, "delete", "jobs")

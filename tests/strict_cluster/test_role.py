@@ -83,7 +83,7 @@ def _detach_and_come_back(move: Move) -> None:
     assert sum(line.text == "reduced to 10" for line in job.logs()) == 4
     move("later")
     late = wl.attach(ref)
-    assert late.results(timeout_s=30) == [10, 10, 10, 10]
+    assert late.results(timeout_s=120) == [10, 10, 10, 10]
     assert sum(line.text == "reduced to 10" for line in late.logs()) == 4
     late.remove()
     staying = wl.submit("work.py::stay", nodes=2)

@@ -32,7 +32,7 @@ from windlass.kube.naming import read_job_id
 from windlass.waiting import wait_until
 
 _KINDS = (PODS, SECRETS, SERVICES, NETWORK_POLICIES, PVCS)
-_START_S = 120.0
+_START_S = 240.0
 
 
 class NoSharedFolder(Exception):
