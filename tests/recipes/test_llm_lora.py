@@ -9,8 +9,15 @@ import torch
 from recipes.tiny_llama import TINY
 
 from windlass.recipes.llm_build import add_adapters
+from windlass.recipes.llm_frozen import keep_frozen_joined
 from windlass.recipes.llm_linear import CastLinear, use_fp8
-from windlass.recipes.llm_lora import Adapter, adapted_linear, join_adapters
+from windlass.recipes.llm_lora import (
+    Adapter,
+    adapted_linear,
+    fp8_adapted_linear,
+    join_adapters,
+    join_matrix,
+)
 from windlass.recipes.llm_model import Llama
 from windlass.recipes.llm_options import read_llm_options
 
@@ -45,11 +52,14 @@ def learn(model: Llama, tokens: torch.Tensor) -> tuple[torch.Tensor, dict[str, t
     return loss, {name: w.grad for name, w in model.named_parameters() if w.grad is not None}
 
 
+@pytest.mark.parametrize("is_kept", [False, True], ids=["joined each time", "kept joined"])
 @pytest.mark.parametrize("targets", TARGETS, ids=["all", "some", "one", "mixed"])
-@pytest.mark.parametrize("rank", [1, 3, 16])
-def test_loss_and_gradients_are_those_of_peft(rank, targets):
+@pytest.mark.parametrize("rank", [1, 3, 16, 70])
+def test_loss_and_gradients_are_those_of_peft(rank, targets, is_kept):
     joined = make_adapted(rank=rank, targets=targets)
     alone = take_joining_away(joined)
+    if is_kept:
+        keep_frozen_joined(joined)
     tokens = torch.arange(60).reshape(2, 30) * 7 % TINY.vocab_size
     loss, gradients = learn(joined, tokens)
     expected, expected_gradients = learn(alone, tokens)
@@ -58,6 +68,44 @@ def test_loss_and_gradients_are_those_of_peft(rank, targets):
     assert all("lora_" in name for name in gradients)
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-9, atol=1e-9)
+
+
+def test_weights_that_are_kept_joined_are_held_once():
+    model = make_adapted(rank=4)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    keep_frozen_joined(model)
+    model(torch.arange(20)[None])
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, before[name]), name
+    attention = model.model.layers[0].self_attn
+    parts = [getattr(attention, name).base_layer.weight for name in ("q_proj", "k_proj", "v_proj")]
+    joined = attention.q_proj.base_layer.joined
+    assert {part.untyped_storage().data_ptr() for part in parts} == {joined.data_ptr()}
+    assert not any(
+        "joined" in name for name, _ in [*model.named_buffers(), *model.named_parameters()]
+    )
+
+
+def test_what_is_kept_joined_follows_its_adapters_and_its_model():
+    model = make_adapted(rank=4)
+    keep_frozen_joined(model)
+    tokens = torch.arange(40).reshape(2, 20)
+    adapters = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(adapters, lr=0.1)
+    for _ in range(2):
+        learn(model, tokens)
+        optimizer.step()
+        optimizer.zero_grad()
+    alone = take_joining_away(model)
+    alone._forward_pre_hooks.clear()
+    torch.testing.assert_close(model(tokens), alone(tokens), rtol=1e-10, atol=1e-10)
+    moved = model.float()
+    with torch.no_grad():
+        for weight in moved.parameters():
+            weight.mul_(1.5)
+    alone = take_joining_away(moved)
+    alone._forward_pre_hooks.clear()
+    torch.testing.assert_close(moved(tokens), alone(tokens), rtol=1e-4, atol=1e-4)
 
 
 def test_layers_are_joined_and_not_called():
@@ -75,6 +123,7 @@ def test_blocks_with_adapters_are_compiled_as_one_graph():
     model = make_adapted(rank=4)
     tokens = torch.arange(40).reshape(2, 20)
     expected, expected_gradients = learn(copy.deepcopy(model), tokens)
+    keep_frozen_joined(model)
     model.compile_blocks(backend="aot_eager")
     loss, gradients = learn(model, tokens)
     torch.testing.assert_close(loss, expected)
@@ -88,7 +137,7 @@ def test_an_input_that_needs_no_gradient_gets_none():
     down = torch.randn(2, 8, dtype=torch.float64, requires_grad=True)
     up = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
     adapter = join_adapters([Adapter(down, up)], [5])
-    adapted_linear(x, weight, adapter).square().sum().backward()
+    adapted_linear(x, join_matrix(weight, adapter), adapter).square().sum().backward()
     gradients = down.grad.clone(), up.grad.clone()
     down.grad = up.grad = None
     (x @ (weight + up @ down).t()).square().sum().backward()
@@ -106,7 +155,10 @@ def test_frozen_layers_in_float8_take_their_adapters_beside_them():
     for is_fp8 in (True, False):
         leaves = [tensor.clone().requires_grad_() for tensor in (x, down, up)]
         adapter = join_adapters([Adapter(*leaves[1:])], [192])
-        out = adapted_linear(leaves[0], weight, adapter, is_fp8=is_fp8)
+        if is_fp8:
+            out = fp8_adapted_linear(leaves[0], weight, adapter)
+        else:
+            out = adapted_linear(leaves[0], join_matrix(weight, adapter), adapter)
         out.backward(outer)
         results.append([out, *(leaf.grad for leaf in leaves)])
     for near, exact in zip(*results, strict=True):

@@ -18,6 +18,7 @@ from windlass.errors import SpecError
 from windlass.recipes.llm_attention import make_mask
 from windlass.recipes.llm_config import find_difference
 from windlass.recipes.llm_files import read_hf_config
+from windlass.recipes.llm_frozen import keep_frozen_joined
 from windlass.recipes.llm_hf import load_llama
 from windlass.recipes.llm_linear import join_with_adapters, use_fp8
 from windlass.recipes.llm_loss import linear_cross_entropy
@@ -106,6 +107,8 @@ def build_model(
         add_adapters(model, options)
     if options.fp8:
         say(f"{use_fp8(model)} layers in float8")
+    elif options.lora and options.strategy == "ddp" and not difference:
+        keep_frozen_joined(model)
     if not difference and options.compile:
         model.compile_blocks()
     return model

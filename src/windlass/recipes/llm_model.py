@@ -49,6 +49,8 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions."""
 
+    one_input = (("q_proj", "k_proj", "v_proj"), ("o_proj",))  # layers that are called together
+
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         width, head_size = config.hidden_size, config.head_size
@@ -72,6 +74,8 @@ class Attention(nn.Module):
 
 class MLP(nn.Module):
     """The gated MLP."""
+
+    one_input = (("gate_proj", "up_proj"), ("down_proj",))
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
