@@ -15,6 +15,7 @@ import re
 import statistics
 import sys
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,25 +40,25 @@ _PATTERNS = (  # the first that matches a kernel's name
 
 def build(kind: str, shape: str, device: torch.device) -> Any:
     """The model as the recipe would train it."""
-    from windlass.recipes.llm_build import add_adapters
+    from windlass.recipes.llm_build import prepare_layers
     from windlass.recipes.llm_config import read_llama_config
-    from windlass.recipes.llm_linear import use_fp8
     from windlass.recipes.llm_model import Llama
     from windlass.recipes.llm_options import read_llm_options
 
     is_lora = kind.startswith("lora")
+    options = replace(
+        read_llm_options(["--model", "random", "--lora", "16" if is_lora else "0"], {}),
+        fp8=kind.endswith("fp8"),
+        compile=device.type == "cuda",
+    )
     with torch.device(device):
         model = Llama(read_llama_config(make_config(shape)))
     model.init_weights(seed=0)
     model.model.compute_dtype = torch.bfloat16
     if is_lora:
         model.to(torch.bfloat16)
-        add_adapters(model, read_llm_options(["--model", "random", "--lora", "16"], {}))
-        model.to(device)
-    if kind.endswith("fp8"):
-        use_fp8(model)
-    if device.type == "cuda":
-        model.compile_blocks()
+    prepare_layers(model, options, say=print)
+    model.to(device)
     return model
 
 

@@ -22,6 +22,7 @@ from windlass.recipes.llm_frozen import keep_frozen_joined
 from windlass.recipes.llm_hf import load_llama
 from windlass.recipes.llm_linear import join_with_adapters, use_fp8
 from windlass.recipes.llm_loss import linear_cross_entropy
+from windlass.recipes.llm_model import Llama
 from windlass.recipes.llm_options import LlmOptions
 from windlass.train.token_packing import IGNORED
 
@@ -103,15 +104,22 @@ def build_model(
         say(f"Windlass' Llama, weights in {_name(dtype)}, computed in {options.precision}")
         model = load_llama(folder, device=device, dtype=dtype)
         model.model.compute_dtype = torch.bfloat16 if options.precision == "bf16" else None
+    prepare_layers(model, options, say=say)
+    return model
+
+
+def prepare_layers(model: nn.Module, options: LlmOptions, *, say: Callable[[str], None]) -> None:
+    """Adapters, float8 and compilation, as the options want them, for a model that lies where it will."""
     if options.lora:
         add_adapters(model, options)
     if options.fp8:
         say(f"{use_fp8(model)} layers in float8")
-    elif options.lora and options.strategy == "ddp" and not difference:
+    if not isinstance(model, Llama):
+        return
+    if options.lora and options.strategy == "ddp" and not options.fp8:
         keep_frozen_joined(model)
-    if not difference and options.compile:
+    if options.compile:
         model.compile_blocks()
-    return model
 
 
 def add_adapters(model: nn.Module, options: LlmOptions) -> None:
