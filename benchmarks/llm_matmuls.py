@@ -1,0 +1,115 @@
+"""What adapters' columns cost the matmuls of a Llama's layers: why `llm_lora` lays them out as it does.
+
+    python benchmarks/llm_matmuls.py [--shape 1b] [--tokens 32768] [--more 0,16,32,64] [--json FILE]
+
+Each layer forward (`x W'`) and backward (`g W`), with so many more columns to sum over, or so many more of
+the result. Contestants take turns, and medians are told. Runs on a GPU in bfloat16, else on the CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from llm_work import SHAPES, make_config
+
+from windlass.recipes.llm_config import read_llama_config
+from windlass.train.matmul_rate import measure_matmul_rate
+
+_ROUNDS = 15
+
+
+class Case(NamedTuple):
+    """One matmul: of rows by what is summed over by columns of the result."""
+
+    name: str
+    way: str
+    more: int
+    summed: int
+    columns: int
+    is_transposed: bool  # the right side is a weight as it is stored, turned
+
+
+def list_cases(shape: str, mores: list[int]) -> list[Case]:
+    config = read_llama_config(make_config(shape))
+    width, mlp = config.hidden_size, config.mlp_size
+    layers = {
+        "qkv": (width, config.query_size + 2 * config.key_size),
+        "o": (config.query_size, width),
+        "gate, up": (width, 2 * mlp),
+        "down": (mlp, width),
+    }
+    cases = []
+    for name, (num_in, num_out) in layers.items():
+        for more in mores:
+            ways = ("summed over", "beside") if more else ("plain",)
+            for way in ways:
+                summed, beside = (more, 0) if way == "summed over" else (0, more)
+                cases += [
+                    Case(f"{name} x W'", way, more, num_in + summed, num_out + beside, True),
+                    Case(f"{name} g W", way, more, num_out + summed, num_in + beside, False),
+                ]
+    return cases
+
+
+def make_matmul(case: Case, tokens: int, device: torch.device) -> Callable[[], object]:
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    left = torch.randn(tokens, case.summed, device=device, dtype=dtype)
+    if case.is_transposed:
+        right = torch.randn(case.columns, case.summed, device=device, dtype=dtype).t()
+    else:
+        right = torch.randn(case.summed, case.columns, device=device, dtype=dtype)
+    return lambda: left @ right
+
+
+def time_ms(call: Callable[[], object], device: torch.device) -> float:
+    """Of three calls in a row, so that the GPU has work queued."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait()
+    started_s = time.perf_counter()
+    for _ in range(3):
+        call()
+    wait()
+    return (time.perf_counter() - started_s) / 3 * 1e3
+
+
+def measure(cases: list[Case], tokens: int, device: torch.device) -> dict[Case, float]:
+    """The cases of one layer and one way are held at once, and take turns."""
+    medians = {}
+    for name in dict.fromkeys(case.name for case in cases):
+        calls = {case: make_matmul(case, tokens, device) for case in cases if case.name == name}
+        times: dict[Case, list[float]] = {case: [] for case in calls}
+        for _ in range(_ROUNDS + 2):
+            for case, call in calls.items():
+                times[case].append(time_ms(call, device))
+        medians |= {case: statistics.median(ms[2:]) for case, ms in times.items()}
+    return medians
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="1b")
+    parser.add_argument("--tokens", type=int, default=32_768)
+    parser.add_argument("--more", default="0,16,32,48,64,128")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    print(f"matmul: {measure_matmul_rate(device) / 1e12:.4g} TFLOP/s")
+    cases = list_cases(given.shape, [int(more) for more in given.more.split(",")])
+    medians = measure(cases, given.tokens, device)
+    for case, ms in medians.items():
+        rate = 2 * given.tokens * case.summed * case.columns / ms / 1e9
+        print(f"{case.name:14} {case.way:12} +{case.more:<4} {ms:8.3f} ms {rate:8.4g} TFLOP/s")
+    if given.json:
+        rows = [{**case._asdict(), "ms": ms} for case, ms in medians.items()]
+        given.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
