@@ -41,6 +41,7 @@ def make_adapted(*, rank: int, targets: tuple[str, ...] = ()) -> Llama:
 def take_joining_away(model: Llama) -> Llama:
     """The same model as peft alone would compute it."""
     model = copy.deepcopy(model)
+    model.model._forward_pre_hooks.clear()
     for layer in model.modules():
         vars(layer).pop("joined_adapter", None)
     return model
@@ -59,7 +60,7 @@ def test_loss_and_gradients_are_those_of_peft(rank, targets, is_kept):
     joined = make_adapted(rank=rank, targets=targets)
     alone = take_joining_away(joined)
     if is_kept:
-        keep_frozen_joined(joined)
+        keep_frozen_joined(joined.model)
     tokens = torch.arange(60).reshape(2, 30) * 7 % TINY.vocab_size
     loss, gradients = learn(joined, tokens)
     expected, expected_gradients = learn(alone, tokens)
@@ -73,7 +74,7 @@ def test_loss_and_gradients_are_those_of_peft(rank, targets, is_kept):
 def test_weights_that_are_kept_joined_are_held_once():
     model = make_adapted(rank=4)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
-    keep_frozen_joined(model)
+    keep_frozen_joined(model.model)
     model(torch.arange(20)[None])
     for name, weight in model.named_parameters():
         assert torch.equal(weight, before[name]), name
@@ -88,7 +89,7 @@ def test_weights_that_are_kept_joined_are_held_once():
 
 def test_what_is_kept_joined_follows_its_adapters_and_its_model():
     model = make_adapted(rank=4)
-    keep_frozen_joined(model)
+    keep_frozen_joined(model.model)
     tokens = torch.arange(40).reshape(2, 20)
     adapters = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(adapters, lr=0.1)
@@ -97,15 +98,43 @@ def test_what_is_kept_joined_follows_its_adapters_and_its_model():
         optimizer.step()
         optimizer.zero_grad()
     alone = take_joining_away(model)
-    alone._forward_pre_hooks.clear()
     torch.testing.assert_close(model(tokens), alone(tokens), rtol=1e-10, atol=1e-10)
     moved = model.float()
     with torch.no_grad():
         for weight in moved.parameters():
             weight.mul_(1.5)
     alone = take_joining_away(moved)
-    alone._forward_pre_hooks.clear()
     torch.testing.assert_close(moved(tokens), alone(tokens), rtol=1e-4, atol=1e-4)
+
+
+def test_two_passes_before_one_backward_are_as_with_peft():
+    model = make_adapted(rank=4)
+    keep_frozen_joined(model.model)
+    alone = take_joining_away(model)
+    tokens, others = torch.arange(40).reshape(2, 20), torch.arange(40, 80).reshape(2, 20)
+    gradients = []
+    for one in (model, alone):
+        (one(tokens).sum() + one(others).square().sum()).backward()
+        gradients.append([w.grad for w in one.parameters() if w.grad is not None])
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("sizes", [(32, 64), (64, 32)], ids=["widening", "narrowing"])
+def test_what_is_kept_for_the_backward_pass_keeps_nothing_else(sizes):
+    num_in, num_out = sizes
+    down = torch.randn(4, num_in, requires_grad=True)
+    up = torch.randn(num_out, 4, requires_grad=True)
+    adapter = join_adapters([Adapter(down, up)], [num_out])
+    joined = join_matrix(torch.randn(num_out, num_in), adapter)
+    x = torch.randn(100, num_in, requires_grad=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda tensor: tensor):
+        adapted_linear(x, joined, adapter)
+    numbers = {
+        one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() // 4 for one in kept
+    }
+    limit = 100 * (num_in + 64) + joined.numel() + 2 * 64 * (num_in + num_out)
+    assert sum(numbers.values()) <= limit
 
 
 def test_layers_are_joined_and_not_called():
@@ -123,7 +152,7 @@ def test_blocks_with_adapters_are_compiled_as_one_graph():
     model = make_adapted(rank=4)
     tokens = torch.arange(40).reshape(2, 20)
     expected, expected_gradients = learn(copy.deepcopy(model), tokens)
-    keep_frozen_joined(model)
+    keep_frozen_joined(model.model)
     model.compile_blocks(backend="aot_eager")
     loss, gradients = learn(model, tokens)
     torch.testing.assert_close(loss, expected)

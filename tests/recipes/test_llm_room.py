@@ -47,8 +47,9 @@ def fit(config, *words, memory_gib, shape=ALONE, rows=8):
     [  # on one H200, see docs/benchmarks.md
         ((), 32_768, 69.9),
         ((), 65_536, 110.2),
-        (("--lora", "16"), 32_768, 53.9),
-        (("--lora", "16"), 65_536, 96.0),
+        # less the 1.8 GiB of joined weights that were made in each pass then
+        (("--lora", "16"), 32_768, 53.9 - 1.8),
+        (("--lora", "16"), 65_536, 96.0 - 1.8),
     ],
 )
 def test_estimates_are_near_the_peaks_that_were_seen(words, num_tokens, seen_gib):

@@ -244,6 +244,27 @@ def test_without_checkpoints_there_is_no_best_export_and_the_rest_is_done(tmp_pa
     assert (tmp_path / "there/run/export/final/model.safetensors").is_file()
 
 
+@pytest.mark.parametrize("is_tied", [False, True], ids=["own head", "tied head"])
+def test_adapters_are_saved_alone_and_exported_within_all_weights(tmp_path, is_tied):
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    write_model(tmp_path / "m", is_tied=is_tied)
+    write_data(tmp_path)
+    main([*FLAGS, "--steps", "4", "--lora", "4", "--checkpoint-every", "2"])
+    files = [path for path in (tmp_path / "o/run/step-4").rglob("*") if path.is_file()]
+    saved = b"".join(path.read_bytes() for path in files)
+    assert b"lora_A" in saved
+    assert not any(word in saved for word in (b"lm_head", b"embed", b"base_layer"))
+    folder, tokens = tmp_path / "o/run/export/final", torch.arange(30)[None]
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32)
+    before, merged = logits_of(tmp_path / "m", tokens), logits_of(folder, tokens)
+    assert not torch.allclose(merged, before, atol=1e-4)
+    with torch.no_grad():
+        adapted = peft.PeftModel.from_pretrained(base, folder / "adapter")(tokens).logits
+    torch.testing.assert_close(adapted, merged, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.long
 def test_hugging_faces_own_model_learns_the_same(tmp_path, capsys):
     write_model(tmp_path / "m")

@@ -1,13 +1,16 @@
 """Pairs of ranks that end right after an exchange, while torch's threads get no time to let go of it.
 
-    python late_exchange.py plain|held|context NUM_PAIRS
+    python late_exchange.py plain|held|context|unnamed|handler NUM_PAIRS
 
 Prints how the ranks ended, as JSON: exit codes, and how often. "plain": torch alone, the group left as it is;
-"held": destroyed, but somebody holds on to it, as a DDP model does; "context": joined by `get_context`.
+"held": destroyed, but somebody holds on to it, as a DDP model does. "context": joined by `get_context`;
+"unnamed": the same with a torch that has no name for its threads; "handler": the last exchange is an exit
+handler's, which was registered before the group was joined.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import socket
@@ -18,6 +21,7 @@ from collections import Counter
 import torch
 import torch.distributed as dist
 
+from windlass.agent.rank import exchange_threads
 from windlass.train import get_context
 
 held: list[object] = []
@@ -27,10 +31,14 @@ def run_rank(rank: int, port: int, how: str) -> None:
     """One rank: two exchanges, and the end."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": 2, "RANK": rank}
     os.environ.update({name: str(value) for name, value in place.items()})
-    if how == "context":
-        get_context()
-    else:
+    if how == "handler":
+        atexit.register(exchange)
+    if how == "unnamed":
+        exchange_threads._NAMED_SINCE = (1000, 0)
+    if how in ("plain", "held"):
         dist.init_process_group("gloo")
+    else:
+        get_context()
     exchange()
     put_others_last()
     exchange()

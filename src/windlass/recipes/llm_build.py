@@ -116,8 +116,8 @@ def prepare_layers(model: nn.Module, options: LlmOptions, *, say: Callable[[str]
         say(f"{use_fp8(model)} layers in float8")
     if not isinstance(model, Llama):
         return
-    if options.lora and options.strategy == "ddp" and not options.fp8:
-        keep_frozen_joined(model)
+    if options.is_base_joined:
+        keep_frozen_joined(model.model)
     if options.compile:
         model.compile_blocks()
 
@@ -140,7 +140,8 @@ def add_adapters(model: nn.Module, options: LlmOptions) -> None:
         if weight.requires_grad:
             weight.data = weight.data.float()
     join_with_adapters(model, ADAPTER)
-    frozen = {name for name, weight in model.named_parameters() if not weight.requires_grad}
+    weights = model.named_parameters(remove_duplicate=False)  # a tied head has two names
+    frozen = {name for name, weight in weights if not weight.requires_grad}
 
     def leave_out(_module: nn.Module, state: dict[str, Any], *_rest: Any) -> None:
         for name in frozen & state.keys():

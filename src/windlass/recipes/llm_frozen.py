@@ -1,7 +1,7 @@
 """Frozen weights below adapters, kept as their matmuls read them: one matrix for all layers of one input.
 
-Each layer's weight is a part of that matrix, so nothing is held twice, and no step joins weights anew, which
-would read and write the whole model each way. What of the adapters lies in it (`llm_lora`) is written before
+Each layer's weight is a part of that matrix, so nothing is held twice, and no pass joins weights anew, which
+would read and write the whole model each time. What of the adapters lies in it (`llm_lora`) is written before
 each forward pass. For weights that are whole on this rank; neither sharded ones nor ones in float8.
 """
 
@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from windlass.recipes.llm_linear import CastLinear, find_adapter, find_plain
-from windlass.recipes.llm_lora import find_room, is_widening
+from windlass.recipes.llm_lora import is_widening, place_columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Frozen:
+class FrozenGroup:
     """The layers of one input and the matrix that their weights are parts of."""
 
     layers: list[Any]
     plain: list[CastLinear]
     joined: Tensor
+    is_widening: bool  # adapters are columns beside the weights then, else rows below them
     places: list[Tensor]  # in the matrix: of each layer's adapter, nothing where it has none
-    is_beside: bool  # whether adapters are columns beside the weights, or rows below
 
     def holds_weights(self) -> bool:
         """Whether the weights are still parts of it: a model that was moved or cast has others."""
@@ -37,51 +37,67 @@ class _Frozen:
         """Write what the adapters are now."""
         for layer, place in zip(self.layers, self.places, strict=True):
             if (adapter := find_adapter(layer)) is not None:
-                place.copy_(adapter.up if self.is_beside else adapter.down)
+                place.copy_(adapter.up if self.is_widening else adapter.down)
 
 
-def keep_frozen_joined(model: nn.Module) -> None:
-    """From its next forward pass on, keep the model's frozen weights so; where modules name `one_input`."""
-    model.register_forward_pre_hook(_prepare)
+def keep_frozen_joined(module: nn.Module) -> None:
+    """Have a hook before each call of the module keep the frozen weights inside it joined.
+
+    Modules inside say by `one_input` which of their layers are called together. Whoever calls one of them
+    past the hook finds the adapters of the call before.
+    """
+    module.register_forward_pre_hook(_prepare)
 
 
-@torch.no_grad()
-def _prepare(model: Any, _args: object) -> None:
-    known: list[_Frozen] | None = getattr(model, "frozen", None)
-    if known is None or not all(frozen.holds_weights() for frozen in known):
-        known = model.frozen = [_lay_out(layers) for layers in _find_layers(model)]
-    for frozen in known:
-        frozen.take_adapters()
+def _prepare(module: Any, _args: object) -> None:
+    with torch.inference_mode(False), torch.no_grad():
+        groups: list[FrozenGroup] | None = getattr(module, "frozen_groups", None)
+        if groups is None or not all(group.holds_weights() for group in groups):
+            groups = module.frozen_groups = _lay_out_all(module)
+        for group in groups:
+            group.take_adapters()
 
 
-def _find_layers(model: nn.Module) -> Iterator[list[Any]]:
+def _lay_out_all(module: Any) -> list[FrozenGroup]:
+    module.frozen_groups = None  # those of weights that are gone
+    groups = [_lay_out(layers) for layers in _find_layers(module)]
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # no matrix fits where a weight was
+    return groups
+
+
+def _find_layers(module: nn.Module) -> Iterator[list[Any]]:
     """Layers with one input, of which some have adapters, and all can be computed as one."""
-    for module in model.modules():
-        for names in getattr(module, "one_input", ()):
-            layers = [getattr(module, name) for name in names]
+    for part in module.modules():
+        for names in getattr(part, "one_input", ()):
+            layers = [getattr(part, name) for name in names]
             is_plain = all(find_plain(layer) is not None for layer in layers)
             if is_plain and any(find_adapter(layer) is not None for layer in layers):
                 yield layers
 
 
-def _lay_out(layers: list[Any]) -> _Frozen:
-    """Move weights into a matrix with room for their adapters."""
+def _lay_out(layers: list[Any]) -> FrozenGroup:
+    """Move weights into a matrix that has columns, or rows, for their adapters."""
     plain = [layer for layer in map(find_plain, layers) if layer is not None]
     adapters = [find_adapter(layer) for layer in layers]
     ranks = [0 if adapter is None else adapter.down.shape[0] for adapter in adapters]
-    room = find_room(ranks)
+    starts, width = place_columns(ranks)
     num_in, num_out = plain[0].in_features, sum(layer.out_features for layer in plain)
-    is_beside = is_widening(num_in=num_in, num_out=num_out)
-    shape = (num_out, num_in + room.width) if is_beside else (num_out + room.width, num_in)
+    is_wide = is_widening(num_in=num_in, num_out=num_out)
+    plain[0].joined = None
+    shape = (num_out, num_in + width) if is_wide else (num_out + width, num_in)
     joined = plain[0].weight.new_zeros(shape)
+    # writing does not count as a change to what a backward pass still needs: it writes what is there
+    written = joined.data
     places, row = [], 0
-    for layer, start, rank in zip(plain, room.starts, ranks, strict=True):
+    for layer, start, rank in zip(plain, starts, ranks, strict=True):
         part = joined[row : row + layer.out_features, :num_in]
         part.copy_(layer.weight)
         layer.weight.data = part
-        columns = joined[row : row + layer.out_features, num_in + start :][:, :rank]
-        below = joined[num_out + start :][:rank]
-        places.append(columns if is_beside else below)
+        beside = written[row : row + layer.out_features, num_in + start :][:, :rank]
+        places.append(beside if is_wide else written[num_out + start :][:rank])
         row += layer.out_features
     plain[0].joined = joined
-    return _Frozen(layers=layers, plain=plain, joined=joined, places=places, is_beside=is_beside)
+    return FrozenGroup(
+        layers=layers, plain=plain, joined=joined, is_widening=is_wide, places=places
+    )

@@ -1,7 +1,8 @@
 """Linear layers whose weights may be wider than what is computed, alone and several at once.
 
 Layers with one input are one matmul: their weights are joined while they are cast, which costs nothing more
-than the cast; adapters of ours are part of it (`llm_lora`). Layers that somebody else has wrapped (a
+than the cast; adapters of ours are part of it (`llm_lora`), and weights below them may lie joined already
+(`llm_frozen`). Layers that somebody else has wrapped (a
 tensor-parallel plan, adapters of another kind) are called one by one.
 """
 

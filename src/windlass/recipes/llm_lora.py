@@ -19,9 +19,8 @@ from torch.nn import functional
 from windlass.recipes.llm_fp8 import fp8_matmul
 from windlass.recipes.llm_score import widen
 
-_MULTIPLE = (
-    64  # columns; of rows that begin at multiples of 128 bytes, matmuls are up to 8 % faster
-)
+# of rows that begin at multiples of 128 bytes, matmuls are up to 8 % faster
+_MULTIPLE = 64
 
 
 class Adapter(NamedTuple):
@@ -40,30 +39,32 @@ def is_widening(*, num_in: int, num_out: int) -> bool:
     return num_out >= num_in
 
 
-class Room(NamedTuple):
-    """Where the columns of several layers' adapters lie among those of one."""
+class AdapterColumns(NamedTuple):
+    """Where the columns of several layers' adapters lie among those of one, and how many these are."""
 
     starts: list[int]
     width: int
 
 
-def find_room(ranks: list[int]) -> Room:
-    """Room for adapters of these ranks, one after the other."""
+def place_columns(ranks: list[int]) -> AdapterColumns:
+    """Columns for adapters of these ranks, one after the other."""
     *starts, total = itertools.accumulate(ranks, initial=0)
-    return Room(starts, total + -total % _MULTIPLE)
+    return AdapterColumns(starts, total + -total % _MULTIPLE)
 
 
 def join_adapters(adapters: list[Adapter | None], num_outs: list[int]) -> Adapter:
     """The adapters of several layers with one input, as one of the layer that they are together."""
     present = [adapter for adapter in adapters if adapter is not None]
     ranks = [0 if adapter is None else adapter.down.shape[0] for adapter in adapters]
-    room = find_room(ranks)
+    columns = place_columns(ranks)
     down = torch.cat([adapter.down for adapter in present])
-    down = functional.pad(down, (0, 0, 0, room.width - sum(ranks)))
+    down = functional.pad(down, (0, 0, 0, columns.width - sum(ranks)))
     rows = []
-    for adapter, rank, start, num_out in zip(adapters, ranks, room.starts, num_outs, strict=True):
+    for adapter, rank, start, num_out in zip(
+        adapters, ranks, columns.starts, num_outs, strict=True
+    ):
         up = down.new_zeros(num_out, 0) if adapter is None else adapter.up
-        rows.append(functional.pad(up, (start, room.width - start - rank)))
+        rows.append(functional.pad(up, (start, columns.width - start - rank)))
     return Adapter(down, torch.cat(rows))
 
 
@@ -140,6 +141,7 @@ def _sum_over_more(x: Tensor, right: Tensor, joined: Tensor) -> tuple[Tensor, Te
 def _add_beside(x: Tensor, joined: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """The first columns of `x joined` plus the others times `right`; and the others."""
     out, inner = (x @ joined).split([right.shape[1], right.shape[0]], dim=1)
+    inner = inner.contiguous()  # what is kept of it must not keep all
     return _add(out, inner @ right), inner
 
 

@@ -75,6 +75,11 @@ class LlmOptions(TrainerOptions):
         """Whether weights below adapters are kept in bfloat16: where they are neither trained nor sharded."""
         return bool(self.lora) and self.precision == "bf16" and self.strategy == "ddp"
 
+    @property
+    def is_base_joined(self) -> bool:
+        """Whether weights below adapters are kept as their matmuls read them: `llm_frozen`."""
+        return bool(self.lora) and not self.fp8 and self.strategy == "ddp"
+
 
 def read_llm_options(words: Sequence[str], environ: Mapping[str, str]) -> LlmOptions:
     """The settings that a command line gives, itself or by `--config FILE`."""

@@ -48,7 +48,8 @@ def estimate_footprint(config: LlamaConfig, options: LlmOptions, *, shape: Shape
         per_weight = _TRAINED_BYTES.get(str(options.optimizer), _ADAMW_BYTES)
         per_weight += _BUCKET_BYTES if shape.dp > 1 and num_shards == 1 else 0.0
         fixed = per_weight * weights / num_shards + 8 * head  # its gradient, twice for a moment
-    fixed += width * layers / (config.num_layers if options.checkpoint_activations else 1)
+    if not options.is_base_joined:  # weights that are cast, and joined, for a pass
+        fixed += width * layers / (config.num_layers if options.checkpoint_activations else 1)
     return Footprint(
         fixed_bytes=round(fixed) + _LOGITS_BYTES + _SLACK_BYTES,
         bytes_per_token=width * _count_activations(config, options),

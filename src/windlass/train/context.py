@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 logger = logging.getLogger(__name__)
+atexit.register(wait_for_exchange_threads)  # here, since handlers registered early run late
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +137,6 @@ def _make_context(
     preemption = Preemption()
     if not is_worker:
         preemption.listen()
-        atexit.unregister(wait_for_exchange_threads)  # once, whatever joins how often
-        atexit.register(wait_for_exchange_threads)
     rank, world_size = (
         (dist.get_rank(), dist.get_world_size())
         if _has_group()

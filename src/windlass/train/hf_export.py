@@ -66,8 +66,9 @@ def list_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     tensors = {
         name: tensor
         for name, tensor in (
+            # a hook may have left frozen ones out; of tied ones the first is kept, which is no head
+            *model.named_parameters(remove_duplicate=False),
             *model.state_dict().items(),
-            *model.named_parameters(remove_duplicate=False),  # a hook may have left out frozen ones
         )
         if isinstance(tensor, torch.Tensor)
     }

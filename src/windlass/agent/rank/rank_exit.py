@@ -31,8 +31,9 @@ _spared: dict[str, Any] = {}
 
 
 def prepare() -> None:
-    """Called before anything of the user's is imported: the handler registered first runs last."""
+    """Called before anything of the user's is imported: handlers registered first run last."""
     atexit.register(_set_aside)
+    atexit.register(wait_for_exchange_threads)
 
 
 @contextlib.contextmanager
@@ -72,7 +73,6 @@ def _leave_libraries() -> None:
 
 def _set_aside() -> None:
     """The last exit handler of a rank: hide from the interpreter what it need not tear down."""
-    wait_for_exchange_threads()
     if not _spared:
         gc.unfreeze()  # else what a frozen object refers to would stay
         return
