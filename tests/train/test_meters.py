@@ -85,6 +85,13 @@ def test_a_step_costs_less_than_20_microseconds() -> None:
     assert best_s < 20e-6
 
 
+def test_measuring_leaves_random_numbers_alone() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    _measure.__wrapped__("cpu", torch.float32)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_the_matmul_rate_is_measured_once() -> None:
     rate = measure_matmul_rate("cpu")
     num_measured = _measure.cache_info().misses

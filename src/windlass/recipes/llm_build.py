@@ -17,7 +17,7 @@ from torch.nn import functional
 from windlass.errors import SpecError
 from windlass.recipes.llm_attention import make_mask
 from windlass.recipes.llm_config import find_difference
-from windlass.recipes.llm_files import read_hf_config
+from windlass.recipes.llm_files import has_safetensors, read_hf_config
 from windlass.recipes.llm_frozen import keep_frozen_joined
 from windlass.recipes.llm_hf import load_llama
 from windlass.recipes.llm_linear import join_with_adapters, use_fp8
@@ -91,6 +91,8 @@ def build_model(
 ) -> nn.Module:
     """The model with a folder's weights, as it is to be trained."""
     difference = "--hf-model" if options.hf_model else find_difference(read_hf_config(folder))
+    if not difference and not has_safetensors(folder):
+        difference = "its weights are no safetensors"
     dtype = torch.bfloat16 if options.is_base_narrow else torch.float32
     model: nn.Module
     if difference:
@@ -131,7 +133,7 @@ def add_adapters(model: nn.Module, options: LlmOptions) -> None:
     _check_targets(model, options.lora_targets)
     config = LoraConfig(
         r=options.lora,
-        lora_alpha=options.lora_alpha or 2 * options.lora,
+        lora_alpha=options.alpha,
         target_modules=list(options.lora_targets) or _find_linear(model),
         fan_in_fan_out=_is_transposed(model),
     )
@@ -160,6 +162,23 @@ def _check_targets(model: nn.Module, targets: tuple[str, ...]) -> None:
                 f"--lora-targets: {target} is no linear layer that adapters can be on",
                 hint=f"there are {', '.join(known)}",
             )
+
+
+def check_positions(
+    model: nn.Module, hf_config: dict[str, Any], *, length: int, say: Callable[[str], None]
+) -> None:
+    """Refuse rows that are longer than a table of positions; say where they are longer than what was seen."""
+    known = hf_config.get("max_position_embeddings") or hf_config.get("n_positions")
+    if not isinstance(known, int) or length <= known:
+        return
+    text = f"rows of {length} tokens, and the model was made for {known}"
+    if isinstance(model, HfCausalLM):
+        words = model.hf.get_input_embeddings()
+        tables = (part for part in model.modules() if isinstance(part, nn.Embedding))
+        # some begin a few places later
+        if any(known <= one.num_embeddings < known + 8 for one in tables if one is not words):
+            raise SpecError(text, hint=f"--length {known}, or less")
+    say(text)
 
 
 def check_packing(model: HfCausalLM, vocab_size: int, *, length: int) -> None:
@@ -208,9 +227,22 @@ def _load_hf(folder: Path, dtype: torch.dtype) -> HfCausalLM:
             "this model needs transformers", hint="pip install 'windlass[llm]'"
         ) from None
     logging.disable_progress_bar()  # of every rank
-    return HfCausalLM(
-        AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-    )
+    try:
+        hf, info = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise SpecError(
+            f"transformers cannot load the model in {folder}: {reason}",
+            hint="do config.json and the weights belong together? Is transformers new enough?",
+        ) from error
+    if missing := sorted(info["missing_keys"]):  # transformers would make them up
+        raise SpecError(
+            f"{folder} lacks {len(missing)} weights, such as {missing[0]}",
+            hint="config.json and the weights are not of one model, or not all of it was downloaded",
+        )
+    return HfCausalLM(hf)
 
 
 def _is_transposed(model: nn.Module) -> bool:

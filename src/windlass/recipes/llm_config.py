@@ -75,6 +75,8 @@ def find_difference(config: Mapping[str, Any]) -> str:
     for name in ("attention_bias", "mlp_bias", "sliding_window"):
         if config.get(name):
             return f"it has {name}"
+    if config.get("attention_dropout"):
+        return "it has attention_dropout"
     if config.get("quantization_config"):
         return "its weights are quantised"
     kind = _rope_of(config).get("rope_type", "default")
@@ -85,6 +87,11 @@ def read_llama_config(config: Mapping[str, Any]) -> LlamaConfig:
     """A `config.json` of transformers 4 or 5 as a LlamaConfig."""
     if difference := find_difference(config):
         raise SpecError(f"the fast model cannot stand in here: {difference}", hint="--hf-model")
+    needed = ("num_attention_heads", "num_hidden_layers", "hidden_size", "intermediate_size")
+    if missing := [name for name in (*needed, "vocab_size") if config.get(name) is None]:
+        raise SpecError(
+            f"config.json does not say {missing[0]}", hint="is it a model's, and all of it?"
+        )
     num_heads = int(config["num_attention_heads"])
     rope = _rope_of(config)
     return LlamaConfig(

@@ -52,9 +52,16 @@ def export_model(
         if adapters:
             _save_adapters(model, adapters, unfinished / "adapter", source)
         _copy_beside(source, tokenizer, unfinished)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_export(folder)
         unfinished.rename(folder)
     context.barrier()
+
+
+def remove_export(folder: Path) -> None:
+    """Remove an earlier export, or the link to one."""
+    if folder.is_symlink() or folder.is_file():
+        folder.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def find_adapters(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ libraries of Hugging Face read in the environment: the token by the name they kn
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import struct
@@ -22,6 +23,7 @@ OTHER_TOKENS = (  # what people and guides call it; the first is all that huggin
     *("HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGINGFACE_TOKEN", "HUGGING_FACE_TOKEN"),
     *("HUGGINGFACEHUB_API_TOKEN", "HF_API_TOKEN"),
 )
+_PIECE_BYTES = 1 << 20
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _OTHER_WEIGHTS = (
@@ -72,6 +74,22 @@ def check_model(folder: Path) -> None:
         shards = [_WEIGHTS]
     for name in shards:
         _check_weights(folder / name)
+
+
+def has_safetensors(folder: Path) -> bool:
+    return (folder / _INDEX).is_file() or (folder / _WEIGHTS).is_file()
+
+
+def fingerprint_weights(folder: Path) -> str:
+    """What tells a model's weights from others': sizes, and a piece of each file."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*")):
+        if path.suffix == ".safetensors" or path.match("pytorch_model*.bin"):
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                file.seek(max(0, size // 2 - _PIECE_BYTES // 2))
+                digest.update(b"%d:" % size + file.read(_PIECE_BYTES))
+    return digest.hexdigest()[:12]
 
 
 def read_hf_config(folder: Path) -> dict[str, Any]:

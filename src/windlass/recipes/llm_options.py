@@ -66,6 +66,11 @@ class LlmOptions(TrainerOptions):
     run: str = "run"
 
     @property
+    def alpha(self) -> int:
+        """What adapters are multiplied by, times their rank."""
+        return 2 * self.lora if self.lora_alpha is None else self.lora_alpha
+
+    @property
     def is_out_url(self) -> bool:
         """Whether checkpoints go to an object store; other files are made in a folder first then."""
         return "://" in (self.out or "")
@@ -105,6 +110,11 @@ def read_llm_options(words: Sequence[str], environ: Mapping[str, str]) -> LlmOpt
         raise SpecError(
             f"--lora {options.lora} is not a rank of adapters",
             hint="a number such as 8 or 16; 0 trains all weights",
+        )
+    if options.lora_alpha is not None and (options.lora_alpha < 1 or not options.lora):
+        raise SpecError(
+            f"--lora-alpha {options.lora_alpha} multiplies adapters of --lora {options.lora}",
+            hint="a number from 1 up, beside a --lora of 1 and more; twice the rank if it is left out",
         )
     return replace(options, tokens_per_sample=options.length)
 

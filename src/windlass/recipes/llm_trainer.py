@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from windlass.errors import SpecError
-from windlass.recipes.llm_build import build_model, check_packing
+from windlass.recipes.llm_build import build_model, check_packing, check_positions
 from windlass.recipes.llm_config import find_difference, read_llama_config
 from windlass.recipes.llm_data import count_valid, make_collate, make_rows
-from windlass.recipes.llm_export import export_model
-from windlass.recipes.llm_files import read_hf_config
+from windlass.recipes.llm_export import export_model, remove_export
+from windlass.recipes.llm_files import fingerprint_weights, read_hf_config
 from windlass.recipes.llm_fp8 import check_fp8
 from windlass.recipes.llm_model import Llama
 from windlass.recipes.llm_options import LlmOptions, choose_micro_batch
@@ -56,6 +56,9 @@ class LlmTrainer(TorchTrainer):
         say = lambda text: self.say("MODEL", text)  # noqa: E731
         self.model = build_model(self.source, self.options, device=self.device, say=say)
         self.loss = None
+        check_positions(
+            self.model, read_hf_config(self.source), length=self.options.length, say=say
+        )
         if isinstance(self.model, Llama):
             self.vocab_size = self.model.config.vocab_size
             flops = self.model.config.count_flops(self.options.length)
@@ -68,9 +71,7 @@ class LlmTrainer(TorchTrainer):
 
     def create_dataloaders(self) -> None:
         """Rows of tokens, made once and packed."""
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(self.tokenizer_folder, local_files_only=True)
+        tokenizer = load_tokenizer(self.tokenizer_folder)
         if len(tokenizer) > self.vocab_size:
             raise SpecError(
                 f"the tokenizer has {len(tokenizer)} tokens and the model {self.vocab_size}",
@@ -115,6 +116,13 @@ class LlmTrainer(TorchTrainer):
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
         return self.train_step(batch, batch_idx)
 
+    def identity(self) -> dict[str, str]:
+        """The base model, and what its adapters are multiplied by."""
+        known = {**super().identity(), "the model": fingerprint_weights(self.source)}
+        if not self.options.lora:
+            return known
+        return {**known, "--lora-alpha": str(self.options.alpha)}
+
     def complete_metrics(self, metrics: dict[str, float]) -> dict[str, float]:
         """Perplexity besides the loss, which is a mean over all tokens of all ranks."""
         loss = metrics.get("loss", math.nan)
@@ -152,6 +160,20 @@ class LlmTrainer(TorchTrainer):
             dtype=torch.bfloat16 if is_narrow else torch.float32,
         )
         self.say("EXPORT", f"{folder} step={step}")
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a folder."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise SpecError(
+            f"transformers cannot read the tokenizer in {folder}: {type(error).__name__}: {reason}",
+            hint="download its files again, or name another with --tokenizer-local-dir",
+        ) from error
 
 
 def settle_options(options: LlmOptions, context: Context, *, folder: Path, say: Say) -> LlmOptions:
@@ -225,9 +247,7 @@ def _link(target: Path, link: Path) -> None:
     """A relative link, or a copy where there are none."""
     import shutil
 
-    if link.is_symlink() or link.is_file():
-        link.unlink()
-    shutil.rmtree(link, ignore_errors=True)
+    remove_export(link)
     try:
         link.symlink_to(os.path.relpath(target, link.parent))
     except OSError:

@@ -33,9 +33,10 @@ def measure_matmul_rate(device: torch.device | str, dtype: torch.dtype | None = 
 @functools.cache
 def _measure(device: str, dtype: torch.dtype) -> float:
     size = _CPU_SIZE if torch.device(device).type == "cpu" else _CUDA_SIZE
+    rng = torch.Generator(device).manual_seed(0)  # the training's own numbers stay as they are
     with torch.no_grad():
-        left = torch.randn(size, size, device=device, dtype=torch.float32).to(dtype)
-        right = torch.randn(size, size, device=device, dtype=torch.float32).to(dtype)
+        left = torch.randn(size, size, device=device, generator=rng).to(dtype)
+        right = torch.randn(size, size, device=device, generator=rng).to(dtype)
         product = torch.empty(size, size, device=device, dtype=dtype)
         best_s = _best_of(lambda: torch.mm(left, right, out=product), wait=_waiter(device))
     return 2.0 * size**3 / best_s

@@ -160,6 +160,10 @@ class TorchTrainer:
         """The metrics of a whole validation; add what is a function of them, such as perplexity."""
         return metrics
 
+    def identity(self) -> dict[str, str]:
+        """What a checkpoint must have in common with this training to be gone on with, as users call it."""
+        return {"the optimizer": type(self.optimizer).__name__}
+
     def _forward(self, batch: Any) -> tuple[Any, Any, Any]:
         if self.loss is None:  # the model returns its own
             output = self.model(**batch) if isinstance(batch, Mapping) else self.model(batch)

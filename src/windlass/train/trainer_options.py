@@ -76,6 +76,8 @@ class TrainerOptions:
             )
         if self.log_every < 1 or self.keep < 1:
             raise SpecError("log_every and keep are numbers from 1 up", hint="leave them out")
+        if self.lr < 0:
+            raise SpecError(f"lr is {self.lr:g}", hint="a rate above 0, such as 3e-4")
         if self.warmup < 0:
             raise SpecError(f"warmup is {self.warmup}", hint="0 begins with the whole rate")
         if self.best not in ("min", "max"):

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from windlass import names
+from windlass.errors import SpecError
 from windlass.train.checkpoint_rng import derive_rng
 from windlass.train.checkpoints import Checkpoints
 from windlass.train.trackers import TrackerGroup
@@ -53,6 +54,7 @@ class Saver:
         if loaded is None:
             return None
         facts = dict(loaded.facts)
+        self._refuse_others(facts, loaded.step)
         self._trainer.progress = TrainProgress.from_facts(facts)
         self.run_ids = dict(facts.get("run_ids") or {})
         self._warn_of_changes(facts, self._order_facts(), "samples come in another order")
@@ -77,6 +79,16 @@ class Saver:
             rank=context.rank // shape.tp,
             world_size=shape.data_ranks,
         )
+
+    def _refuse_others(self, facts: Mapping[str, Any], step: int) -> None:
+        """Refuse a checkpoint of a training that was another one; an old one may not say."""
+        saved = facts.get("identity") or {}
+        for name, now in self._trainer.identity().items():
+            if saved.get(name, now) != now:
+                raise SpecError(
+                    f"{name} was another when step {step} was saved: {saved[name]}, and is {now} now",
+                    hint="to train from scratch, give the run another name or move its folder away",
+                )
 
     def _warn_of_changes(
         self, saved: Mapping[str, Any], now: Mapping[str, Any], consequence: str
@@ -119,6 +131,7 @@ class Saver:
                 epoch=progress.epoch if step.is_last_of_epoch else None,
                 facts={
                     **facts,
+                    "identity": trainer.identity(),
                     "run_ids": run_ids,
                     "job": find_job(os.environ),
                     "shape": self._shape,

@@ -1,0 +1,150 @@
+"""Fine-tunings that are not as they should be: other models in one run, weights that are not all there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+
+from recipes.test_train_framework import FLAGS, logits_of, write_data
+from recipes.tiny_llama import write_model
+
+from windlass.errors import SpecError
+from windlass.recipes.llm_files import fingerprint_weights
+from windlass.recipes.train_framework import main
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "m")
+    write_data(tmp_path)
+    return tmp_path
+
+
+def refuse(capsys, *words):
+    with pytest.raises(SystemExit) as ended:
+        main([*FLAGS, *words])
+    assert ended.value.code == SpecError.exit_code
+    said = capsys.readouterr().err
+    assert "hint: " in said
+    return said
+
+
+def write_gpt(folder, **more):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(bos_token_id=1, eos_token_id=2, **sizes, **more)).save_pretrained(
+        folder
+    )
+    for path in (folder.parent / "m").glob("tokenizer*"):
+        shutil.copy(path, folder)
+
+
+def test_a_run_does_not_go_on_with_another_model_or_scale_or_optimizer(work, capsys):
+    write_model(work / "other", seed=1)
+    first = ["--steps", "1", "--no-export", "--val-file", "none", "--checkpoint-every", "1"]
+    more = [*first, "--steps", "2"]
+    main([*FLAGS, *first])
+    capsys.readouterr()
+    assert "the model was another" in refuse(capsys, *more, "--model-local-dir", "other")
+    assert "the optimizer was another" in refuse(capsys, *more, "--optimizer", "adamw8bit")
+    shutil.move(work / "m", work / "moved")  # the same, elsewhere
+    main([*FLAGS, *more, "--model-local-dir", "moved"])
+    assert "step=1/2" in capsys.readouterr().out
+    adapters = ["--model-local-dir", "moved", "--run-id", "lora", "--lora", "4"]
+    main([*FLAGS, *first, *adapters])
+    capsys.readouterr()
+    assert "--lora-alpha was another" in refuse(capsys, *more, *adapters, "--lora-alpha", "64")
+
+
+def test_weights_are_told_from_others(work):
+    write_model(work / "other", seed=1)
+    shutil.copytree(work / "m", work / "copy")
+    ours = fingerprint_weights(work / "m")
+    assert ours == fingerprint_weights(work / "copy") != fingerprint_weights(work / "other")
+
+
+def test_a_best_that_was_a_link_becomes_a_folder(work):
+    """The last step was the best one; then the run goes on, and gets worse."""
+    odd = [json.dumps({"text": "zzzz qqqq xxxx"}) for _ in range(9)]
+    (work / "val.jsonl").write_text("\n".join(odd) + "\n")
+    flags = ["--scheduler", "constant", "--warmup", "0", "--lr", "1e-2", "--validate-every", "1"]
+    main([*FLAGS, *flags, "--steps", "3"])
+    best, tokens = work / "o/run/export/best", torch.arange(30)[None]
+    assert best.is_symlink()
+    at_first = logits_of(best, tokens)
+    main([*FLAGS, *flags, "--steps", "8"])
+    assert not best.is_symlink()
+    assert torch.equal(logits_of(best, tokens), at_first)
+
+
+def test_a_llama_whose_weights_are_no_safetensors_is_hugging_faces(work, capsys):
+    from safetensors.torch import load_file
+
+    weights = work / "m/model.safetensors"
+    torch.save(load_file(weights), work / "m/pytorch_model.bin")
+    weights.unlink()
+    main([*FLAGS, "--steps", "1", "--no-export", "--val-file", "none"])
+    assert "Hugging Face's own model (its weights are no safetensors)" in capsys.readouterr().out
+
+
+def test_rows_longer_than_the_positions_of_a_model(work, capsys):
+    write_gpt(work / "gpt")
+    words = ["--steps", "1", "--no-export", "--val-file", "none", "--length", "256"]
+    said = refuse(capsys, *words, "--model-local-dir", "gpt")
+    assert "rows of 256 tokens, and the model was made for 128" in said
+    config = json.loads((work / "m/config.json").read_text())
+    config["max_position_embeddings"] = 128
+    (work / "m/config.json").write_text(json.dumps(config))
+    main([*FLAGS, *words])  # rotations go on
+    assert "[MODEL] rows of 256 tokens, and the model was made for 128" in capsys.readouterr().out
+
+
+def test_weights_that_are_missing_are_not_made_up(work, capsys):
+    write_gpt(work / "gpt")
+    config = json.loads((work / "gpt/config.json").read_text())
+    (work / "gpt/config.json").write_text(json.dumps({**config, "n_layer": 3}))
+    said = refuse(capsys, "--steps", "1", "--model-local-dir", "gpt")
+    assert "lacks" in said
+    assert "transformer.h.2." in said
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("config.json", '{"architectures": ["LlamaForCausalLM"]}', "config.json does not say"),
+        ("tokenizer.json", "{}", "transformers cannot read the tokenizer in m"),
+    ],
+)
+def test_a_file_that_lacks_what_is_in_it(work, capsys, name, text, said):
+    (work / "m" / name).write_text(text)
+    assert said in refuse(capsys, "--steps", "1")
+
+
+@pytest.mark.parametrize(
+    "words", [["--lr", "-1"], ["--lora", "4", "--lora-alpha", "0"], ["--lora-alpha", "8"]]
+)
+def test_numbers_that_make_no_sense(work, capsys, words):
+    assert words[-1].lstrip("-") in refuse(capsys, "--steps", "1", *words)
+
+
+@pytest.mark.long
+def test_a_model_with_dropout_goes_on_as_if_it_had_not_stopped(work):
+    write_gpt(work / "gpt")
+    words = [*FLAGS, "--model-local-dir", "gpt", "--val-file", "none", "--scheduler", "constant"]
+    main([*words, "--steps", "6", "--run-id", "whole"])
+    main([*words, "--steps", "3", "--run-id", "stopped"])
+    main([*words, "--steps", "6", "--run-id", "stopped"])
+    tokens = torch.arange(30)[None]
+    ends = [logits_of(work / "o" / run / "export/final", tokens) for run in ("whole", "stopped")]
+    assert torch.equal(*ends)
