@@ -176,6 +176,10 @@ def test_what_is_not_llama_shaped_is_told():
         {**config, "architectures": ["GPT2LMHeadModel"]}
     )
     assert "attention_bias" in find_difference({**config, "attention_bias": True})
+    assert "attention_dropout" in find_difference({**config, "attention_dropout": 0.1})
+    mistral = {**config, "architectures": ["MistralForCausalLM"]}
+    assert "sliding_window" in find_difference(mistral)  # transformers' own default
+    assert find_difference({**mistral, "sliding_window": None}) == ""
     old = {k: v for k, v in config.items() if k != "rope_parameters"}
     assert read_llama_config(old) == TINY
     with pytest.raises(SpecError, match="sliding_window"):

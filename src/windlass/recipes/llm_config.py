@@ -77,6 +77,8 @@ def find_difference(config: Mapping[str, Any]) -> str:
             return f"it has {name}"
     if config.get("attention_dropout"):
         return "it has attention_dropout"
+    if architecture.startswith("Mistral") and "sliding_window" not in config:
+        return "it has a sliding_window by default"
     if config.get("quantization_config"):
         return "its weights are quantised"
     kind = _rope_of(config).get("rope_type", "default")
