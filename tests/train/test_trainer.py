@@ -219,6 +219,11 @@ def test_a_resume_with_another_rate_says_which_one_counts(tmp_path, caplog):
     assert "lr was 0.01 when step 5 was saved and is 0.5 now: the optimizer goes on" in caplog.text
     assert "batch was 8 when step 5 was saved and is 10 now: samples come in" in caplog.text
     assert "weight_decay was" not in caplog.text
+    caplog.clear()
+    make_trainer(
+        tmp_path, lr=0.5, batch=10, epochs=4
+    ).fit()  # what was saved last is not what was asked for
+    assert "lr was 0.01 when step" in caplog.text
 
 
 def test_checkpoints_by_time(tmp_path):

@@ -36,6 +36,7 @@ class Saver:
         self._state = state
         self._saved_step: int | None = None
         self._saved_s = time.monotonic()
+        self._rates = self._rate_facts()  # those that the optimizer has
         self.run_ids: dict[str, str] = {}
         self.trackers: TrackerGroup | None = None
 
@@ -59,8 +60,9 @@ class Saver:
         self.run_ids = dict(facts.get("run_ids") or {})
         self._warn_of_changes(facts, self._order_facts(), "samples come in another order")
         self._warn_of_changes(
-            facts, self._rate_facts(), "the optimizer goes on with what it was saved with"
+            facts, self._rates, "the optimizer goes on with what it was saved with"
         )
+        self._rates = {name: facts.get(name, rate) for name, rate in self._rates.items()}
         if not loaded.is_rng_restored or facts.get("shape", self._shape) != self._shape:
             self._derive_rng(loaded.step)
         self._saved_step = loaded.step
@@ -124,7 +126,7 @@ class Saver:
             trainer.parts.log.settle()
             trainer.laid_out.share_buffers()
             run_ids = self.run_ids if self.trackers is None else self.trackers.run_ids
-            facts = {**progress.to_facts(), **self._order_facts(), **self._rate_facts()}
+            facts = {**progress.to_facts(), **self._order_facts(), **self._rates}
             self._checkpoints.save(
                 self._state,
                 step=progress.step,
