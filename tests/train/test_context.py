@@ -196,7 +196,10 @@ def test_ranks_of_a_job_on_this_machine(home):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are put last by Linux's calls")
-@pytest.mark.parametrize("how", ["context", "unnamed", "handler"])
+@pytest.mark.parametrize(
+    "how",
+    ["context", *(pytest.param(how, marks=pytest.mark.long) for how in ("unnamed", "handler"))],
+)
 def test_a_rank_that_ends_right_after_an_exchange(how, tmp_path):
     """The threads that did it are given the time to let go; a third of such ranks of torch alone aborts."""
     script = Path(__file__).with_name("late_exchange.py")

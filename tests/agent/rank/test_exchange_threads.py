@@ -8,9 +8,10 @@ import pytest
 
 import windlass as wl
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="threads are put last by Linux's calls"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(sys.platform != "linux", reason="threads are put last by Linux's calls"),
+]
 
 # an exit handler, since a rank that is done waits for its peers, in which its threads get on
 SCRIPT = """
