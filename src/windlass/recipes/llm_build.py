@@ -17,7 +17,7 @@ from torch.nn import functional
 from windlass.errors import SpecError
 from windlass.recipes.llm_attention import make_mask
 from windlass.recipes.llm_config import find_difference
-from windlass.recipes.llm_files import has_safetensors, read_hf_config
+from windlass.recipes.llm_files import has_safetensors, read_hf_config, tell_reason
 from windlass.recipes.llm_frozen import keep_frozen_joined
 from windlass.recipes.llm_hf import load_llama
 from windlass.recipes.llm_linear import join_with_adapters, use_fp8
@@ -232,9 +232,8 @@ def _load_hf(folder: Path, dtype: torch.dtype) -> HfCausalLM:
             folder, dtype=dtype, local_files_only=True, output_loading_info=True
         )
     except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().partition("\n")[0]
         raise SpecError(
-            f"transformers cannot load the model in {folder}: {reason}",
+            f"transformers cannot load the model in {folder}: {tell_reason(error)}",
             hint="do config.json and the weights belong together? Is transformers new enough?",
         ) from error
     if missing := sorted(info["missing_keys"]):  # transformers would make them up

@@ -92,6 +92,11 @@ def fingerprint_weights(folder: Path) -> str:
     return digest.hexdigest()[:12]
 
 
+def tell_reason(error: Exception) -> str:
+    """What a library said, without the lines that explain it."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
 def read_hf_config(folder: Path) -> dict[str, Any]:
     """The `config.json` of a folder."""
     return _read_json(folder / "config.json")

@@ -2,8 +2,8 @@
 
 Layers with one input are one matmul: their weights are joined while they are cast, which costs nothing more
 than the cast; adapters of ours are part of it (`llm_lora`), and weights below them may lie joined already
-(`llm_frozen`). Layers that somebody else has wrapped (a
-tensor-parallel plan, adapters of another kind) are called one by one.
+(`llm_frozen`). Layers that somebody else has wrapped (a tensor-parallel plan, adapters of another kind) are
+called one by one.
 """
 
 from __future__ import annotations

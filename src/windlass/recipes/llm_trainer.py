@@ -22,7 +22,7 @@ from windlass.recipes.llm_build import build_model, check_packing, check_positio
 from windlass.recipes.llm_config import find_difference, read_llama_config
 from windlass.recipes.llm_data import count_valid, make_collate, make_rows
 from windlass.recipes.llm_export import export_model, remove_export
-from windlass.recipes.llm_files import fingerprint_weights, read_hf_config
+from windlass.recipes.llm_files import fingerprint_weights, read_hf_config, tell_reason
 from windlass.recipes.llm_fp8 import check_fp8
 from windlass.recipes.llm_model import Llama
 from windlass.recipes.llm_options import LlmOptions, choose_micro_batch
@@ -169,9 +169,8 @@ def load_tokenizer(folder: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = str(error).strip().partition("\n")[0]
         raise SpecError(
-            f"transformers cannot read the tokenizer in {folder}: {type(error).__name__}: {reason}",
+            f"transformers cannot read the tokenizer in {folder}: {tell_reason(error)}",
             hint="download its files again, or name another with --tokenizer-local-dir",
         ) from error
 

@@ -36,6 +36,7 @@ class Saver:
         self._state = state
         self._saved_step: int | None = None
         self._saved_s = time.monotonic()
+        self._identity = trainer.identity()  # once: files may be looked into
         self._rates = self._rate_facts()  # those that the optimizer has
         self.run_ids: dict[str, str] = {}
         self.trackers: TrackerGroup | None = None
@@ -85,7 +86,7 @@ class Saver:
     def _refuse_others(self, facts: Mapping[str, Any], step: int) -> None:
         """Refuse a checkpoint of a training that was another one; an old one may not say."""
         saved = facts.get("identity") or {}
-        for name, now in self._trainer.identity().items():
+        for name, now in self._identity.items():
             if saved.get(name, now) != now:
                 raise SpecError(
                     f"{name} was another when step {step} was saved: {saved[name]}, and is {now} now",
@@ -133,7 +134,7 @@ class Saver:
                 epoch=progress.epoch if step.is_last_of_epoch else None,
                 facts={
                     **facts,
-                    "identity": trainer.identity(),
+                    "identity": self._identity,
                     "run_ids": run_ids,
                     "job": find_job(os.environ),
                     "shape": self._shape,
