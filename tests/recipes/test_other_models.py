@@ -38,14 +38,12 @@ def refuse(capsys, *words):
     return said
 
 
-def write_gpt(folder, **more):
+def write_gpt(folder):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     sizes = {"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
     torch.manual_seed(0)
-    GPT2LMHeadModel(GPT2Config(bos_token_id=1, eos_token_id=2, **sizes, **more)).save_pretrained(
-        folder
-    )
+    GPT2LMHeadModel(GPT2Config(bos_token_id=1, eos_token_id=2, **sizes)).save_pretrained(folder)
     for path in (folder.parent / "m").glob("tokenizer*"):
         shutil.copy(path, folder)
 

@@ -79,9 +79,7 @@ def _find_layers(module: nn.Module) -> Iterator[list[Any]]:
 def _lay_out(layers: list[Any]) -> FrozenGroup:
     """Move weights into a matrix that has columns, or rows, for their adapters."""
     plain = [layer for layer in map(find_plain, layers) if layer is not None]
-    adapters = [find_adapter(layer) for layer in layers]
-    ranks = [0 if adapter is None else adapter.down.shape[0] for adapter in adapters]
-    starts, width = place_columns(ranks)
+    starts, ranks, width = place_columns([find_adapter(layer) for layer in layers])
     num_in, num_out = plain[0].in_features, sum(layer.out_features for layer in plain)
     is_wide = is_widening(num_in=num_in, num_out=num_out)
     plain[0].joined = None

@@ -43,28 +43,27 @@ class AdapterColumns(NamedTuple):
     """Where the columns of several layers' adapters lie among those of one, and how many these are."""
 
     starts: list[int]
+    ranks: list[int]
     width: int
 
 
-def place_columns(ranks: list[int]) -> AdapterColumns:
-    """Columns for adapters of these ranks, one after the other."""
+def place_columns(adapters: list[Adapter | None]) -> AdapterColumns:
+    """Columns for these adapters, one after the other."""
+    ranks = [0 if adapter is None else adapter.down.shape[0] for adapter in adapters]
     *starts, total = itertools.accumulate(ranks, initial=0)
-    return AdapterColumns(starts, total + -total % _MULTIPLE)
+    return AdapterColumns(starts, ranks, total + -total % _MULTIPLE)
 
 
 def join_adapters(adapters: list[Adapter | None], num_outs: list[int]) -> Adapter:
     """The adapters of several layers with one input, as one of the layer that they are together."""
     present = [adapter for adapter in adapters if adapter is not None]
-    ranks = [0 if adapter is None else adapter.down.shape[0] for adapter in adapters]
-    columns = place_columns(ranks)
+    starts, ranks, width = place_columns(adapters)
     down = torch.cat([adapter.down for adapter in present])
-    down = functional.pad(down, (0, 0, 0, columns.width - sum(ranks)))
+    down = functional.pad(down, (0, 0, 0, width - sum(ranks)))
     rows = []
-    for adapter, rank, start, num_out in zip(
-        adapters, ranks, columns.starts, num_outs, strict=True
-    ):
+    for adapter, rank, start, num_out in zip(adapters, ranks, starts, num_outs, strict=True):
         up = down.new_zeros(num_out, 0) if adapter is None else adapter.up
-        rows.append(functional.pad(up, (start, columns.width - start - rank)))
+        rows.append(functional.pad(up, (start, width - start - rank)))
     return Adapter(down, torch.cat(rows))
 
 
