@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from windlass.recipes.llm_adapted_mlp import adapted_mlp, can_join
 from windlass.recipes.llm_fp8_quantise import quantise, quantise_both
+from windlass.recipes.llm_lora import Adapted, Adapter, join_adapters, join_matrix, place_columns
 from windlass.recipes.llm_loss import linear_cross_entropy
 from windlass.recipes.llm_score import score
 from windlass.recipes.llm_swiglu import swiglu
@@ -141,3 +143,48 @@ def test_what_is_not_a_number_stays_so():
     by_row, by_column = quantise_both(x)
     assert by_row.values[2, 3].float().isnan()
     assert by_column.values[3, 2].float().isnan()
+
+
+@pytest.mark.parametrize("ranks", [(16, 16, 16), (8, 8, 8), (20, 0, 20), (0, 4, 32)])
+@pytest.mark.parametrize("num_tokens", [16, 48, 1024])
+def test_a_whole_mlp_with_adapters(ranks, num_tokens):
+    x, weights, learned = make(num_tokens, 32), [], []
+    for number, (rank, num_in) in enumerate(zip(ranks, (32, 32, 64), strict=True)):
+        num_out = 96 - num_in
+        weights.append(make(num_out, num_in, seed=10 + number) / 8)
+        down = make(rank, num_in, seed=20 + number).div(8).requires_grad_()
+        up = make(num_out, rank, seed=30 + number).div(8).requires_grad_()
+        learned.append(Adapter(down, up))
+    adapters = [one if one.down.shape[0] else None for one in learned]
+    groups = []
+    for part in (slice(0, 2), slice(2, 3)):
+        sizes = [len(weight) for weight in weights[part]]
+        adapter = join_adapters(adapters[part], sizes)
+        joined = join_matrix(torch.cat(weights[part]), adapter)
+        groups.append(Adapted(joined, adapter, place_columns(adapters[part])))
+    one, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+    assert can_join(one, *groups)
+    out = adapted_mlp(one, *groups)
+    out.backward(make(*out.shape, seed=2))
+    sides = [side for adapter in learned for side in adapter if side.numel()]
+    gradients = [one.grad, *(side.grad for side in sides)]
+    for side in sides:
+        side.grad = None
+    gate, up, last = (w + a.up @ a.down for w, a in zip(weights, learned, strict=True))
+    wanted = (functional.silu(other @ gate.t()) * (other @ up.t())) @ last.t()
+    wanted.backward(make(*out.shape, seed=2))
+    torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-4)
+    wanted_gradients = [other.grad, *(side.grad for side in sides)]
+    torch.testing.assert_close(gradients, wanted_gradients, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "width", "rank"), [(15, 64, 16), (16, 63, 16), (16, 64, 33)]
+)
+def test_an_mlp_that_its_kernel_cannot_compute_is_not_given_to_it(num_tokens, width, rank):
+    def adapt(num_in, num_out):
+        adapters = [Adapter(make(rank, num_in), make(num_out, rank))]
+        adapter = join_adapters(adapters, [num_out])
+        return Adapted(make(1), adapter, place_columns(adapters))
+
+    assert not can_join(make(num_tokens, 32), adapt(32, 2 * width), adapt(width, 32))

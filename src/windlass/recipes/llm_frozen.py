@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from windlass.recipes.llm_linear import CastLinear, find_adapter, find_plain
+from windlass.recipes.llm_linear import CastLinear, find_adapter, find_plain, write_adapter
 from windlass.recipes.llm_lora import is_widening, place_columns
 
 
@@ -36,8 +36,7 @@ class FrozenGroup:
     def take_adapters(self) -> None:
         """Write what the adapters are now."""
         for layer, place in zip(self.layers, self.places, strict=True):
-            if (adapter := find_adapter(layer)) is not None:
-                place.copy_(adapter.up if self.is_widening else adapter.down)
+            write_adapter(layer, place, is_up=self.is_widening)
 
 
 def keep_frozen_joined(module: nn.Module) -> None:

@@ -8,6 +8,7 @@ called one by one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,11 +17,13 @@ from torch.nn import functional
 
 from windlass.recipes.llm_fp8 import can_fp8, fp8_linear
 from windlass.recipes.llm_lora import (
+    Adapted,
     Adapter,
     adapted_linear,
     fp8_adapted_linear,
     join_adapters,
     join_matrix,
+    place_columns,
 )
 
 
@@ -40,22 +43,43 @@ class CastLinear(nn.Linear):
 
 def project(x: Tensor, *layers: nn.Module) -> Tensor:
     """What each of the layers makes of x, one after the other in the last dimension."""
-    plain = [find_plain(layer) for layer in layers]
-    known = [layer for layer in plain if layer is not None]
-    if len(known) < len(layers):
+    if (adapted := find_adapted(x.dtype, *layers)) is not None:
+        return adapted_linear(x, adapted.joined, adapted.adapter)
+    plain = _find_all_plain(layers)
+    if plain is None:
         return _join([layer(x) for layer in layers], dim=-1)
+    weight = _join_weights(plain, x.dtype)
+    if not all(layer.is_fp8 for layer in plain):
+        return functional.linear(x, weight)
     adapters = [find_adapter(layer) for layer in layers]
-    is_fp8 = all(layer.is_fp8 for layer in known)
     if all(adapter is None for adapter in adapters):
-        weight = _join_weights(known, x.dtype)
-        return fp8_linear(x, weight) if is_fp8 else functional.linear(x, weight)
-    adapter = join_adapters(adapters, [layer.out_features for layer in known])
-    if is_fp8:
-        return fp8_adapted_linear(x, _join_weights(known, x.dtype), adapter)
-    joined = known[0].joined
-    if joined is None or joined.dtype != x.dtype:
-        joined = join_matrix(_join_weights(known, x.dtype), adapter)
-    return adapted_linear(x, joined, adapter)
+        return fp8_linear(x, weight)
+    return fp8_adapted_linear(x, weight, join_adapters(adapters, _list_sizes(plain)))
+
+
+def find_adapted(dtype: torch.dtype, *layers: nn.Module) -> Adapted | None:
+    """Layers with one input as `adapted_linear` takes them; None without adapters of ours, and in float8."""
+    plain = _find_all_plain(layers)
+    if plain is None or all(layer.is_fp8 for layer in plain):
+        return None
+    adapters = [find_adapter(layer) for layer in layers]
+    if all(adapter is None for adapter in adapters):
+        return None
+    adapter = join_adapters(adapters, _list_sizes(plain))
+    joined = plain[0].joined
+    if joined is None or joined.dtype != dtype:
+        joined = join_matrix(_join_weights(plain, dtype), adapter)
+    return Adapted(joined, adapter, place_columns(adapters))
+
+
+def _find_all_plain(layers: Sequence[nn.Module]) -> list[CastLinear] | None:
+    """All of the layers without their adapters; None if one of them has to be called."""
+    plain = [layer for layer in map(find_plain, layers) if layer is not None]
+    return plain if len(plain) == len(layers) else None
+
+
+def _list_sizes(layers: list[CastLinear]) -> list[int]:
+    return [layer.out_features for layer in layers]
 
 
 def join_with_adapters(model: nn.Module, adapter: str) -> None:
@@ -103,3 +127,14 @@ def find_adapter(layer: Any) -> Adapter | None:
     return Adapter(
         layer.lora_A[name].weight, layer.lora_B[name].weight * float(layer.scaling[name])
     )
+
+
+def write_adapter(layer: Any, place: Tensor, *, is_up: bool) -> None:
+    """Write one side of the adapter that is on a layer, if one is, to where it is kept; in one kernel."""
+    name = getattr(layer, "joined_adapter", None)
+    if name is None:
+        return
+    if is_up:
+        torch.mul(layer.lora_B[name].weight, float(layer.scaling[name]), out=place)
+    else:
+        place.copy_(layer.lora_A[name].weight)

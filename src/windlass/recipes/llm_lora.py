@@ -36,7 +36,7 @@ class Adapter(NamedTuple):
 
 def is_widening(*, num_in: int, num_out: int) -> bool:
     """Whether adapters lie beside a weight of this size, as more columns, or below it, as more rows."""
-    return num_out >= num_in
+    return num_out > num_in
 
 
 class AdapterColumns(NamedTuple):
@@ -45,6 +45,14 @@ class AdapterColumns(NamedTuple):
     starts: list[int]
     ranks: list[int]
     width: int
+
+
+class Adapted(NamedTuple):
+    """Layers with one input and their adapters, as one."""
+
+    joined: Tensor  # what `join_matrix` makes of their weight and adapter
+    adapter: Adapter
+    columns: AdapterColumns
 
 
 def place_columns(adapters: list[Adapter | None]) -> AdapterColumns:
@@ -92,24 +100,35 @@ def _apply(kind: Any, x: Tensor, matrix: Tensor, adapter: Adapter) -> Tensor:
 class _AdaptedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, joined: Tensor, down: Tensor, up: Tensor) -> Tensor:
-        if Adapter(down, up).is_widening:
-            out, x, inner = _sum_over_more(x, down.t(), joined.t())
-        else:
-            out, inner = _add_beside(x, joined.t(), up.t())
+        out, x, inner = multiply(x, joined, Adapter(down, up))
         ctx.save_for_backward(x, inner, joined, down, up)
         return out
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         x, inner, joined, down, up = ctx.saved_tensors
-        x_grad, (gradient,) = None, outer
         if not ctx.needs_input_grad[0]:
-            inner_grad = gradient @ up
-        elif Adapter(down, up).is_widening:
-            x_grad, inner_grad = _add_beside(gradient, joined, down)
-        else:
-            x_grad, gradient, inner_grad = _sum_over_more(gradient, up, joined)
+            return None, None, (outer[0] @ up).t() @ x, outer[0].t() @ inner
+        x_grad, gradient, inner_grad = multiply_back(outer[0], joined, Adapter(down, up))
         return x_grad, None, inner_grad.t() @ x, gradient.t() @ inner
+
+
+def multiply(x: Tensor, joined: Tensor, adapter: Adapter) -> tuple[Tensor, Tensor, Tensor]:
+    """What `adapted_linear` returns; x, and `x down'`: what its adapter learns from."""
+    if adapter.is_widening:
+        return _sum_over_more(x, adapter.down.t(), joined.t())
+    out, inner = _add_beside(x, joined.t(), adapter.up.t())
+    return out, x, inner
+
+
+def multiply_back(
+    gradient: Tensor, joined: Tensor, adapter: Adapter
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The input's gradient; the gradient that was given, and the one of `x down'`."""
+    if not adapter.is_widening:
+        return _sum_over_more(gradient, adapter.up, joined)
+    x_grad, inner_grad = _add_beside(gradient, joined, adapter.down)
+    return x_grad, gradient, inner_grad
 
 
 class _Fp8AdaptedLinear(torch.autograd.Function):

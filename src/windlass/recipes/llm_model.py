@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from windlass.recipes.llm_adapted_mlp import adapted_mlp, can_join
 from windlass.recipes.llm_attention import attend, has_varlen, make_mask
 from windlass.recipes.llm_config import LlamaConfig
-from windlass.recipes.llm_linear import CastLinear, project
+from windlass.recipes.llm_linear import CastLinear, find_adapted, project
 from windlass.recipes.llm_loss import linear_cross_entropy
 from windlass.recipes.llm_rope import make_rope, rotate
 from windlass.recipes.llm_swiglu import swiglu
@@ -84,8 +85,11 @@ class MLP(nn.Module):
         self.down_proj = CastLinear(config.mlp_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        both = project(x, self.gate_proj, self.up_proj)
-        return project(swiglu(both), self.down_proj)
+        first = find_adapted(x.dtype, self.gate_proj, self.up_proj)
+        second = find_adapted(x.dtype, self.down_proj)
+        if first is not None and second is not None and can_join(x, first, second):
+            return adapted_mlp(x, first, second)
+        return project(swiglu(project(x, self.gate_proj, self.up_proj)), self.down_proj)
 
 
 class Block(nn.Module):

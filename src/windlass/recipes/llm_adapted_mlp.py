@@ -1,0 +1,193 @@
+"""A gated MLP with adapters as one function, for a GPU: its backward pass reads what is large once.
+
+While the gate's backward pass writes the largest gradients of a model, one Triton kernel also adds up what
+the adapters before and behind the gate learn: called one by one, layers and gate would read it all again.
+The gate's output is not kept either, as the kernel computes it anew. Where the kernel cannot be used
+(`can_join`), layers and gate are called one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from windlass.recipes.llm_lora import Adapted, Adapter, AdapterColumns, multiply, multiply_back
+from windlass.recipes.llm_swiglu import write_gated
+from windlass.recipes.llm_triton import can_launch, jit, tl
+
+_ROWS, _STEP, _BLOCK, _STAGES = 1024, 16, 64, 3
+_MOST_RANK = 32
+
+
+def can_join(x: Tensor, first: Adapted, second: Adapted) -> bool:
+    """Whether `adapted_mlp` can compute it: kernels can be used, and sizes are multiples of its tiles'."""
+    num_tokens, width = x.numel() // x.shape[-1], second.adapter.down.shape[1]
+    is_even = num_tokens % _STEP == 0 and width % _BLOCK == 0
+    rank = max(*first.columns.ranks, *second.columns.ranks)
+    return can_launch(x) and is_even and rank <= _MOST_RANK and x.dtype != torch.float64
+
+
+def adapted_mlp(x: Tensor, first: Adapted, second: Adapted) -> Tensor:
+    """What the second makes of silu(gate) * up, where gate and up are what the first makes of x."""
+    rank = max(*first.columns.ranks, *second.columns.ranks)
+    sides = [side.to(x.dtype) for side in (*first.adapter, *second.adapter)]
+    out: Tensor = _AdaptedMLP.apply(
+        x.reshape(-1, x.shape[-1]),
+        *(first.joined.detach(), second.joined.detach(), *sides),
+        *(first.columns, 16 if rank <= 16 else _MOST_RANK),
+    )
+    return out.view(*x.shape[:-1], -1)
+
+
+class _AdaptedMLP(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        first: Tensor,
+        second: Tensor,
+        first_down: Tensor,
+        first_up: Tensor,
+        second_down: Tensor,
+        second_up: Tensor,
+        columns: AdapterColumns,
+        rank: int,
+    ) -> Tensor:
+        before, behind = Adapter(first_down, first_up), Adapter(second_down, second_up)
+        both, x, first_inner = multiply(x, first, before)
+        out, _, second_inner = multiply(write_gated(both), second, behind)
+        ctx.save_for_backward(
+            *(x, both, first_inner, second_inner, first, second, *before, *behind)
+        )
+        ctx.columns, ctx.rank = columns, rank
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        x, both, first_inner, second_inner, first, second, *sides = ctx.saved_tensors
+        before, behind = Adapter(*sides[:2]), Adapter(*sides[2:])
+        gated_grad, outer_grad, second_inner_grad = multiply_back(outer[0], second, behind)
+        both_grad, sums = _gate_backward(
+            *(both, gated_grad, first_inner, second_inner_grad),
+            up_start=ctx.columns.starts[1],
+            rank=ctx.rank,
+        )
+        first_up_grad, second_down_grad = _place(sums, ctx.columns, second_inner.shape[1])
+        x_grad, _, first_inner_grad = multiply_back(both_grad, first, before)
+        return (
+            *(x_grad, None, None, first_inner_grad.t() @ x, first_up_grad),
+            *(second_down_grad, outer_grad.t() @ second_inner, None, None),
+        )
+
+
+def _place(sums: Tensor, columns: AdapterColumns, num_behind: int) -> tuple[Tensor, Tensor]:
+    """What was added up for gate, up and down, as the adapters before and behind the gate have it."""
+    gate, up, down = sums
+    parts = [
+        functional.pad(part[:rank].t(), (start, columns.width - start - rank))
+        for part, start, rank in zip((gate, up), columns.starts, columns.ranks, strict=True)
+    ]
+    return torch.cat(parts), functional.pad(down, (0, 0, 0, num_behind - down.shape[0]))
+
+
+def _gate_backward(
+    both: Tensor,
+    gated_grad: Tensor,
+    inner: Tensor,
+    inner_grad: Tensor,
+    *,
+    up_start: int,
+    rank: int,
+) -> tuple[Tensor, Tensor]:
+    """The gradient of gate and up; and three sums over the tokens, each (rank, width): gate's gradient with
+    the first columns of `inner`, up's with those from `up_start` on, the gate's output with `inner_grad`.
+    """
+    num_tokens, width = gated_grad.shape
+    num_rows = math.gcd(num_tokens, _ROWS)
+    num_parts = num_tokens // num_rows
+    both_grad = torch.empty_like(both)
+    sums = both.new_empty(num_parts, 3, rank, width, dtype=torch.float32)
+    _gate_backward_kernel[(width // _BLOCK, num_parts)](
+        *(both, gated_grad.contiguous(), inner, inner_grad, both_grad, sums),
+        WIDTH=width,
+        UP_START=up_start,
+        INNER_STRIDE=inner.stride(0),
+        INNER_GRAD_STRIDE=inner_grad.stride(0),
+        NUM_ROWS=num_rows,
+        STEP=_STEP,
+        BLOCK=_BLOCK,
+        RANK=rank,
+        RANKS=4 * rank,  # three times, in a power of two
+        STAGES=_STAGES,
+    )
+    return both_grad, sums.sum(dim=0).to(both.dtype)
+
+
+@jit
+def _gate_backward_kernel(  # type: ignore[no-untyped-def]
+    both,
+    outer,
+    inner,
+    inner_grad,
+    grad,
+    sums,
+    WIDTH: tl.constexpr,  # noqa: N803
+    UP_START: tl.constexpr,  # noqa: N803
+    INNER_STRIDE: tl.constexpr,  # noqa: N803
+    INNER_GRAD_STRIDE: tl.constexpr,  # noqa: N803
+    NUM_ROWS: tl.constexpr,  # noqa: N803
+    STEP: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+    RANK: tl.constexpr,  # noqa: N803
+    RANKS: tl.constexpr,  # noqa: N803
+    STAGES: tl.constexpr,  # noqa: N803
+):
+    # whole tiles, and places within them in 32 bits: masks and wide numbers take registers, and with them
+    # the programs at once that hide how long memory takes
+    column, part = tl.program_id(0) * BLOCK, tl.program_id(1).to(tl.int64)
+    rows, columns, ranks = tl.arange(0, STEP), tl.arange(0, BLOCK), tl.arange(0, RANKS)
+    row = part * NUM_ROWS
+    both += row * (2 * WIDTH) + column
+    grad += row * (2 * WIDTH) + column
+    outer += row * WIDTH + column
+    inner += row * INNER_STRIDE
+    inner_grad += row * INNER_GRAD_STRIDE
+    here = rows[:, None] * (2 * WIDTH) + columns[None, :]
+    outer_here = rows[:, None] * WIDTH + columns[None, :]
+    inner_here = ranks[:, None] + rows[None, :] * INNER_STRIDE
+    inner_grad_here = ranks[:, None] + rows[None, :] * INNER_GRAD_STRIDE
+    # one sum for all three, each in rows of its own: the side that changes with each tile is the right one,
+    # which tensor cores read as it is stored, and the accumulators of three would take the registers
+    is_gate = (ranks < RANK)[:, None]
+    is_up = ((ranks >= RANK) & (ranks < 2 * RANK))[:, None]
+    is_gated = ((ranks >= 2 * RANK) & (ranks < 3 * RANK))[:, None]
+    total = tl.zeros((RANKS, BLOCK), tl.float32)
+    for _ in tl.range(0, NUM_ROWS // STEP, num_stages=STAGES):
+        gate = tl.load(both + here).to(tl.float32)
+        up = tl.load(both + WIDTH + here).to(tl.float32)
+        outer_value = tl.load(outer + outer_here).to(tl.float32)
+        with_gate = tl.load(inner + inner_here, is_gate, other=0.0)
+        with_up = tl.load(inner + (UP_START - RANK) + inner_here, is_up, other=0.0)
+        with_gated = tl.load(inner_grad - 2 * RANK + inner_grad_here, is_gated, other=0.0)
+        share = tl.sigmoid(gate)
+        silu = gate * share
+        gate_grad = outer_value * up * share * (1.0 + gate * (1.0 - share))
+        gate_grad = gate_grad.to(grad.dtype.element_ty)
+        up_grad = (outer_value * silu).to(grad.dtype.element_ty)
+        gated = (silu * up).to(grad.dtype.element_ty)
+        tl.store(grad + here, gate_grad)
+        tl.store(grad + WIDTH + here, up_grad)
+        total = tl.dot(with_gate, gate_grad, total, input_precision="ieee")
+        total = tl.dot(with_up, up_grad, total, input_precision="ieee")
+        total = tl.dot(with_gated, gated, total, input_precision="ieee")
+        both += STEP * 2 * WIDTH
+        grad += STEP * 2 * WIDTH
+        outer += STEP * WIDTH
+        inner += STEP * INNER_STRIDE
+        inner_grad += STEP * INNER_GRAD_STRIDE
+    sums += part * (3 * RANK * WIDTH) + column
+    tl.store(sums + ranks[:, None] * WIDTH + columns[None, :], total, (ranks < 3 * RANK)[:, None])
