@@ -31,7 +31,7 @@ from llm_work import LENGTH, SHAPES, make_work
 
 SHOWN = (
     *("mfu", "peak_gib", "data_wait_share", "first_steps_s", "step_p50_s", "step_max_s", "other_s"),
-    *("layers", "billions", "refused", "resumed_at", "whole", "half_written"),
+    *("layers", "billions", "refused", "resumed_at", "whole", "half_written", "stalls_ms"),
     *("ours_bf16", "hf_bf16", "is_export_equal", "step_ms", "groups"),
 )
 Cases = dict[str, Callable[[], dict[str, Any]]]

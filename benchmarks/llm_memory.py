@@ -62,6 +62,8 @@ def find_largest(name: str, given: argparse.Namespace, precision: str) -> dict[s
             layers -= 1
             continue
         best = {**seen, "layers": layers, "billions": count(kind.shape, layers)}
+        told = f"{best['billions']:.2f} billion weights fit, {seen['peak_gib']:.1f} GiB"
+        print(f"  {name}: {layers} layers, {told}", flush=True)
         more = math.floor((room - _SPARE_GIB - seen["peak_gib"]) / layer_gib)
         if more < 1 or refused:
             break

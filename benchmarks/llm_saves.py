@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import shutil
+import statistics
 import subprocess
 import time
 from pathlib import Path
@@ -20,10 +22,33 @@ _POLL_S = 0.002
 def measure_saves(given: argparse.Namespace, precision: str) -> dict[str, Any]:
     """A training that saves every few steps; all files that are kept are hashed."""
     seen = ours("saves", given, precision=precision, checkpoint_every=SAVE_EVERY)
+    seen["stalls_ms"] = find_stalls_ms(seen["windows"])
     folder = find_out(given, "saves")
     seen["whole"] = check_whole(folder)
     shutil.rmtree(folder)  # 30 GB
     return seen
+
+
+def find_stalls_ms(windows: list[tuple[int, float, float]]) -> list[float]:
+    """How much longer some steps took with a save among them than as many without one, save by save.
+
+    The first window is where all is compiled; the last has the wait for the last file in it.
+    """
+    stalls, plain, before = [], [], windows[0][0]
+    for step, elapsed_s, other_s in windows[1:]:
+        num_steps, num_saves = step - before, step // SAVE_EVERY - before // SAVE_EVERY
+        before = step
+        if step == windows[-1][0]:
+            break
+        if num_saves:
+            stalls.append((num_steps, num_saves, elapsed_s + other_s))
+        else:
+            plain.append((elapsed_s + other_s) / num_steps)
+    step_s = statistics.median(plain) if plain else math.nan
+    return [
+        round((took_s - num_steps * step_s) / num_saves * 1000, 1)
+        for num_steps, num_saves, took_s in stalls
+    ]
 
 
 def measure_kill(given: argparse.Namespace, precision: str) -> dict[str, Any]:

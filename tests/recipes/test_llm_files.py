@@ -150,3 +150,15 @@ def test_a_budget_of_tokens_and_what_a_rank_takes_at_once():
     assert choose_micro_batch(asked, num_data_ranks=4) == 8
     assert choose_micro_batch(asked, num_data_ranks=64) == 4
     assert choose_micro_batch(options("--micro-batch", "3"), num_data_ranks=1) == 3
+
+
+def test_with_adapters_more_is_taken_at_once_where_it_is_lowered_again_if_it_does_not_fit():
+    def choose(*words, is_room_known=True):
+        asked = options("--length", "4096", *words)
+        return choose_micro_batch(asked, num_data_ranks=1, is_room_known=is_room_known)
+
+    assert choose() == 8
+    assert choose("--lora", "16") == 16
+    assert choose("--lora", "16", is_room_known=False) == 8
+    assert choose("--lora", "16", "--batch", "4") == 4
+    assert choose("--lora", "64") == 8

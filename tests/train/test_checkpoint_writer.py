@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,25 @@ def test_a_life_of_asynchronous_saves(checkpoints, tmp_path, caplog):
         "step-4",
         "step-6",
     ]
+
+
+@pytest.mark.long
+def test_saves_that_come_faster_than_they_are_written_are_told_once(checkpoints, caplog):
+    state = make_state()
+    checkpoints.save(state, step=1, facts={})
+    checkpoints.wait()
+    for step in (2, 4):
+        writer = checkpoints._writer.process_id
+        os.kill(writer, signal.SIGSTOP)
+        checkpoints.save(state, step=step, facts={})
+        later = threading.Timer(1.2, os.kill, (writer, signal.SIGCONT))
+        later.start()
+        checkpoints.save(state, step=step + 1, facts={})
+        later.join()
+        checkpoints.wait()
+    assert checkpoints.latest == 5
+    [told] = [one.getMessage() for one in caplog.records if "training waited" in one.getMessage()]
+    assert "until step-2 was written" in told
 
 
 @pytest.mark.long

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from windlass.recipes.llm_lora import Adapted, Adapter, AdapterColumns, multiply, multiply_back
+from windlass.recipes.llm_options import MOST_JOINED_RANK
 from windlass.recipes.llm_swiglu import write_gated
 from windlass.recipes.llm_triton import can_launch, jit, tl
 
 _ROWS, _STEP, _BLOCK, _STAGES = 1024, 16, 64, 3
-_MOST_RANK = 32
 
 
 def can_join(x: Tensor, first: Adapted, second: Adapted) -> bool:
@@ -28,7 +28,7 @@ def can_join(x: Tensor, first: Adapted, second: Adapted) -> bool:
     num_tokens, width = x.numel() // x.shape[-1], second.adapter.down.shape[1]
     is_even = num_tokens % _STEP == 0 and width % _BLOCK == 0
     rank = max(*first.columns.ranks, *second.columns.ranks)
-    return can_launch(x) and is_even and rank <= _MOST_RANK and x.dtype != torch.float64
+    return can_launch(x) and is_even and rank <= MOST_JOINED_RANK and x.dtype != torch.float64
 
 
 def adapted_mlp(x: Tensor, first: Adapted, second: Adapted) -> Tensor:
@@ -38,7 +38,7 @@ def adapted_mlp(x: Tensor, first: Adapted, second: Adapted) -> Tensor:
     out: Tensor = _AdaptedMLP.apply(
         x.reshape(-1, x.shape[-1]),
         *(first.joined.detach(), second.joined.detach(), *sides),
-        *(first.columns, 16 if rank <= 16 else _MOST_RANK),
+        *(first.columns, 16 if rank <= 16 else MOST_JOINED_RANK),
     )
     return out.view(*x.shape[:-1], -1)
 

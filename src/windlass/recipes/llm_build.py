@@ -86,13 +86,21 @@ class HfCausalLM(nn.Module):
         )
 
 
+def tell_difference(folder: Path, options: LlmOptions) -> str:
+    """Why a folder's model is Hugging Face's own and not our Llama; nothing where it is ours."""
+    if options.hf_model:
+        return "--hf-model"
+    difference = find_difference(read_hf_config(folder))
+    if not difference and not has_safetensors(folder):
+        return "its weights are no safetensors"
+    return difference
+
+
 def build_model(
     folder: Path, options: LlmOptions, *, device: torch.device, say: Callable[[str], None]
 ) -> nn.Module:
     """The model with a folder's weights, as it is to be trained."""
-    difference = "--hf-model" if options.hf_model else find_difference(read_hf_config(folder))
-    if not difference and not has_safetensors(folder):
-        difference = "its weights are no safetensors"
+    difference = tell_difference(folder, options)
     dtype = torch.bfloat16 if options.is_base_narrow else torch.float32
     model: nn.Module
     if difference:

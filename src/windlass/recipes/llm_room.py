@@ -18,6 +18,7 @@ _SLACK_BYTES = 3 << 30  # what one layer's backward pass and the optimizer hold 
 _LOGITS_BYTES = 4 << 30  # of the loss, see `llm_loss`
 _TRAINED_BYTES = {"adamw8bit": 10.1, "sgd": 8.0}  # of a weight with its gradient and moments
 _ADAMW_BYTES = 16.0
+_ADAPTED_NUMBERS = 512  # of a token and a layer: what adapters make of it, and the room beside that
 _BUCKET_BYTES = 4.0  # DDP's copy of a gradient
 
 
@@ -79,9 +80,9 @@ def suggest_smaller(options: LlmOptions) -> str:
 
 def _count_activations(config: LlamaConfig, options: LlmOptions) -> int:
     """Numbers that are kept of a token from the forward pass to the backward pass."""
-    layer = 3 * config.mlp_size + 4 * config.hidden_size + 3 * (config.query_size + config.key_size)
-    if options.lora:  # what attention made, once more beside what an adapter makes of it
-        layer += config.query_size
+    layer = 4 * config.hidden_size + 3 * (config.query_size + config.key_size)
+    layer += (2 if options.is_mlp_joined else 3) * config.mlp_size
+    layer += _ADAPTED_NUMBERS if options.lora else 0
     if options.checkpoint_activations:  # a layer is computed again, with its gradients beside it
         return config.num_layers * config.hidden_size + 2 * layer
     return config.num_layers * layer

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from windlass.errors import SpecError
-from windlass.recipes.llm_build import build_model, check_packing, check_positions
-from windlass.recipes.llm_config import find_difference, read_llama_config
+from windlass.recipes.llm_build import build_model, check_packing, check_positions, tell_difference
+from windlass.recipes.llm_config import read_llama_config
 from windlass.recipes.llm_data import count_valid, make_collate, make_rows
 from windlass.recipes.llm_export import export_model, remove_export
 from windlass.recipes.llm_files import fingerprint_weights, read_hf_config, tell_reason
@@ -186,34 +186,32 @@ def settle_options(options: LlmOptions, context: Context, *, folder: Path, say: 
     shape = read_shape(
         options.strategy, world_size=context.world_size, local_world_size=context.local_world_size
     )
-    rows = choose_micro_batch(options, num_data_ranks=shape.data_ranks)
     settled = dataclasses.replace(
         options,
         precision="bf16" if precision == "fp8" else precision,
         fp8=precision == "fp8",
         compile=options.compile or (is_gpu and not options.eager),
-        micro_batch=rows,
         batch=options.samples_per_step,
         tokens_per_step=None,
     )
-    if not is_gpu or options.micro_batch:
+    is_room_known = is_gpu and not tell_difference(folder, options)
+    rows = choose_micro_batch(settled, num_data_ranks=shape.data_ranks, is_room_known=is_room_known)
+    settled = dataclasses.replace(settled, micro_batch=rows)
+    if not is_room_known or options.micro_batch:
         return settled
     memory_bytes = torch.cuda.get_device_properties(context.device).total_memory
     # the same on all ranks, since those that share a model compute in step
     memory_bytes = context.broadcast(memory_bytes)
-    return lower_micro_batch(
-        settled, rows, shape, folder=folder, memory_bytes=memory_bytes, say=say
-    )
+    return lower_micro_batch(settled, shape, folder=folder, memory_bytes=memory_bytes, say=say)
 
 
 def lower_micro_batch(
-    options: LlmOptions, rows: int, shape: Shape, *, folder: Path, memory_bytes: int, say: Say
+    options: LlmOptions, shape: Shape, *, folder: Path, memory_bytes: int, say: Say
 ) -> LlmOptions:
-    """Fewer rows at once where a GPU has no room for these; only our own model's needs are known."""
-    config = read_hf_config(folder)
-    if options.hf_model or find_difference(config):
-        return options
-    footprint = estimate_footprint(read_llama_config(config), options, shape=shape)
+    """Fewer rows at once where a GPU has no room for our own model with these."""
+    rows = options.micro_batch or 1
+    config = read_llama_config(read_hf_config(folder))
+    footprint = estimate_footprint(config, options, shape=shape)
     fitting = fit_rows(rows, length=options.length, footprint=footprint, memory_bytes=memory_bytes)
     settled = dataclasses.replace(options, micro_batch=fitting)
 

@@ -91,6 +91,7 @@ class Checkpoints:
         self._saving: _Saving | None = None
         self._num_failures = 0
         self._is_shared = False
+        self._is_wait_told = False
 
     def check_shared(self) -> None:
         """Refuse a folder that is not the same on all nodes; the first save does so as well."""
@@ -118,7 +119,7 @@ class Checkpoints:
         _check_facts(facts)
         self.check_shared()
         end_s = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
-        error = self._settle(end_s)
+        error = self._settle_before_next(end_s)
         planned, folder = self._agree(state, step, error)
         share = Share(
             root=self._storage.root,
@@ -208,20 +209,30 @@ class Checkpoints:
         saving, self._saving = self._saving, None
         if saving is None:
             return ""
-        started_s = time.monotonic()
         try:
-            saving.end.result(max(0.0, end_s - started_s))
+            saving.end.result(max(0.0, end_s - time.monotonic()))
         except FutureTimeout:
             if self._writer is not None:
                 self._writer.kill()
             return f"step-{saving.step} was not written in time"
         except Exception as error:  # noqa: BLE001 - all ranks must hear of it before one raises
             return f"step-{saving.step}: {error}"
-        finally:
-            waited_s = time.monotonic() - started_s
-            if waited_s > _LONG_WAIT_S and self._is_async:
-                logger.info("waited %.1f s for step-%d to be written", waited_s, saving.step)
         return ""
+
+    def _settle_before_next(self, end_s: float) -> str:
+        """The same for the next save: training waits for it then, which is told once if it takes long."""
+        saving, started_s = self._saving, time.monotonic()
+        error = self._settle(end_s)
+        waited_s = time.monotonic() - started_s
+        if saving is not None and waited_s > _LONG_WAIT_S and not self._is_wait_told:
+            self._is_wait_told = True
+            if self._context.is_main:
+                logger.warning(
+                    "training waited %.1f s until step-%d was written: what is written to is slower than "
+                    "saves come; save less often, or elsewhere",
+                    *(waited_s, saving.step),
+                )
+        return error
 
     def _agree(self, state: Mapping[str, Any], step: int, error: str) -> tuple[PlannedSave, str]:
         """All ranks' plan of a save and the folder for it; how the save before it ended."""
