@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,12 @@ from recipes.tiny_llama import TINY
 from windlass.recipes.llm_config import LlamaConfig, make_hf_config
 from windlass.recipes.llm_options import read_llm_options
 from windlass.recipes.llm_room import Footprint, estimate_footprint, fit_rows, suggest_smaller
-from windlass.recipes.llm_trainer import explain_out_of_memory, lower_micro_batch
+from windlass.recipes.llm_trainer import (
+    explain_out_of_memory,
+    lower_micro_batch,
+    settle_options,
+)
+from windlass.train.context import get_context
 from windlass.train.shape import Shape
 
 GIB = 2**30
@@ -99,6 +105,50 @@ def test_what_is_lowered_is_said(tmp_path):
     assert warning.startswith(
         "this may not fit: it takes some 7 GiB of the GPU's 7; what takes less: "
     )
+
+
+def settle(folder, monkeypatch, *words, memory_gib):
+    properties = SimpleNamespace(total_memory=memory_gib * GIB)  # of a GPU that is not here
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
+    said = []
+    asked = read_llm_options(["--model", "m", "--length", "4096", *words], {})
+    context = replace(get_context(), device=torch.device("cuda"))
+    settled = settle_options(asked, context, folder=folder, say=lambda *told: said.append(told[1]))
+    return settled, said
+
+
+def make_folder(folder, config):
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "memory_gib", "rows"),
+    [
+        ((), 139, 8),
+        (("--lora", "16"), 139, 16),
+        (("--lora", "16", "--micro-batch", "32"), 10, 32),
+        (("--lora", "16"), 79, 8),
+        (("--lora", "64"), 139, 8),
+    ],
+)
+def test_what_is_settled_for_a_gpu(tmp_path, monkeypatch, words, memory_gib, rows):
+    folder = make_folder(tmp_path, make_hf_config(ONE_B))
+    settled, said = settle(folder, monkeypatch, *words, memory_gib=memory_gib)
+    assert (settled.micro_batch, settled.precision, settled.compile) == (rows, "bf16", True)
+    is_lowered = memory_gib == 79
+    assert (
+        said == ["rows at a time: 8, since 16 would take some 73 GiB of the GPU's 79"] * is_lowered
+    )
+
+
+def test_of_another_model_it_is_not_known_what_it_takes(tmp_path, monkeypatch):
+    config = make_hf_config(ONE_B) | {"architectures": ["GPT2LMHeadModel"]}
+    folder = make_folder(tmp_path, config)
+    settled, said = settle(folder, monkeypatch, "--lora", "16", memory_gib=1)
+    assert settled.micro_batch == 8
+    assert not said
 
 
 def test_a_gpu_without_room_is_explained_and_the_error_stays(capsys):
