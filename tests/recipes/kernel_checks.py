@@ -6,14 +6,20 @@ where there is no GPU.
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch.nn import functional
 
 from windlass.recipes.llm_adapted_mlp import adapted_mlp, can_join
+from windlass.recipes.llm_build import prepare_layers
+from windlass.recipes.llm_config import LlamaConfig
 from windlass.recipes.llm_fp8_quantise import quantise, quantise_both
 from windlass.recipes.llm_lora import Adapted, Adapter, join_adapters, join_matrix, place_columns
 from windlass.recipes.llm_loss import linear_cross_entropy
+from windlass.recipes.llm_model import Llama
+from windlass.recipes.llm_options import read_llm_options
 from windlass.recipes.llm_score import score
 from windlass.recipes.llm_swiglu import swiglu
 from windlass.recipes.llm_triton import can_launch
@@ -188,3 +194,44 @@ def test_an_mlp_that_its_kernel_cannot_compute_is_not_given_to_it(num_tokens, wi
         return Adapted(make(1), adapter, place_columns(adapters))
 
     assert not can_join(make(num_tokens, 32), adapt(32, 2 * width), adapt(width, 32))
+
+
+@pytest.mark.parametrize("targets", [(), ("gate_proj", "down_proj"), ("up_proj", "down_proj")])
+def test_a_llama_with_adapters_is_as_with_peft(targets):
+    pytest.importorskip("peft")
+    config = LlamaConfig(
+        vocab_size=90,
+        hidden_size=32,
+        mlp_size=128,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_size=8,
+        is_tied=True,
+    )
+    model = Llama(config).to(DEVICE)
+    model.init_weights(seed=1)
+    words = ["--model", "m", "--lora", "8"]
+    words += ["--lora-targets", ",".join(targets)] if targets else []
+    prepare_layers(model, read_llm_options(words, {}), say=lambda _: None)
+    with torch.no_grad():
+        for number, weight in enumerate(model.parameters()):
+            if weight.requires_grad:
+                weight.copy_(make(*weight.shape, seed=number) / 8)
+    alone = copy.deepcopy(model)
+    for layer in alone.modules():
+        vars(layer).pop("joined_adapter", None)  # peft calls its layers one by one then
+    tokens = torch.arange(48, device=DEVICE).view(3, 16)
+    seen = []
+    for one in (model, alone):
+        kept: list[torch.Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x, to=kept: to.append(x) or x, lambda x: x
+        ):
+            loss = one(tokens, labels=tokens.roll(-1, 1))
+        loss.backward()
+        gradients = [weight.grad for weight in one.parameters() if weight.requires_grad]
+        seen.append((loss, gradients))
+        has_gated = any(x.shape[-1] == 128 and x.numel() == 48 * 128 for x in kept)
+        assert has_gated == (one is alone)  # the gate's output, which the function does not keep
+    torch.testing.assert_close(*seen, atol=1e-4, rtol=1e-4)
