@@ -136,6 +136,11 @@ def test_numbers_that_make_no_sense(work, capsys, words):
     assert words[-1].lstrip("-") in refuse(capsys, "--steps", "1", *words)
 
 
+@pytest.mark.parametrize("cache", ["m/config.json", "m/config.json/deeper", "/proc/none"])
+def test_a_folder_for_tokens_that_cannot_be(work, capsys, cache):
+    assert "nothing can be written to" in refuse(capsys, "--steps", "1", "--cache", cache)
+
+
 @pytest.mark.long
 def test_a_model_with_dropout_goes_on_as_if_it_had_not_stopped(work):
     write_gpt(work / "gpt")

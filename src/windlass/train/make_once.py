@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _STALE_S = 3600.0  # a folder that nobody has written to for so long was left behind
 _NO_ROOM = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST),
-    *(errno.ENOSPC, errno.EDQUOT),
+    *(errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.ENAMETOOLONG),
 )
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 

@@ -80,6 +80,11 @@ class TrainerOptions:
             raise SpecError(f"lr is {self.lr:g}", hint="a rate above 0, such as 3e-4")
         if self.warmup < 0:
             raise SpecError(f"warmup is {self.warmup}", hint="0 begins with the whole rate")
+        if self.run in ("", ".") or self.run.startswith("/") or ".." in self.run.split("/"):
+            raise SpecError(
+                f"run is {self.run!r}, which is no folder within the output folder",
+                hint="a name such as lr-3e-4",
+            )
         if self.best not in ("min", "max"):
             raise SpecError(
                 f"best is {self.best!r}", hint='"min" or "max"; best_metric names the metric'
