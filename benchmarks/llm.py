@@ -2,10 +2,11 @@
 
     python benchmarks/llm.py WORK [--only speed|logits|profile|saves|losses|memory|bf16,...] [--steps 40]
 
-Makes a model of 1.24 billion random weights, a tokenizer and documents in WORK, measures this machine's
-matmul, and runs each case as a process of its own, one after another (`--together 3`: so many at once, for
+Measures this machine's matmul, makes a model of 1.24 billion random weights, a tokenizer and documents in
+WORK, and runs each case as a process of its own, one after another (`--together 3`: so many at once, for
 cases that measure neither speed nor memory). Ours is the recipe as anybody starts it, read from the
-metrics.jsonl that it writes. Where there is no GPU, `--shape tiny` shows that all runs.
+metrics.jsonl that it writes. At the end come the ratios. Where there is no GPU, `--shape tiny` shows that
+all runs.
 """
 
 from __future__ import annotations
@@ -27,10 +28,20 @@ from llm_memory import KINDS, find_largest
 from llm_profile import KINDS as PROFILES
 from llm_runs import HERE, end_all, hf, ours, read_last, run
 from llm_saves import measure_kill, measure_saves
-from llm_work import LENGTH, SHAPES, make_work
+from llm_speed import describe_speed
+from llm_work import LENGTH, SHAPES
 
 SHOWN = (
-    *("mfu", "peak_gib", "data_wait_share", "first_steps_s", "step_p50_s", "step_max_s", "other_s"),
+    *(
+        "mfu",
+        "peak_gib",
+        "rows_used",
+        "data_wait_share",
+        "first_steps_s",
+        "step_p50_s",
+        "step_max_s",
+        "other_s",
+    ),
     *("layers", "billions", "refused", "resumed_at", "whole", "half_written", "stalls_ms"),
     *("ours_bf16", "hf_bf16", "is_export_equal", "step_ms", "groups"),
 )
@@ -128,9 +139,11 @@ def main() -> None:
     given = parser.parse_args()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end_now)
-    make_work(given.work, shape=given.shape, num_tokens=given.tokens)
-    rate = measure_matmul()
-    print(f"matmul: {rate / 1e12:.1f} TFLOP/s", flush=True)
+    device, rate = measure_matmul()
+    if device == "cpu" and given.shape != "tiny":
+        sys.exit("llm.py: there is no GPU here; `--shape tiny` shows that all runs")
+    print(f"matmul: {rate / 1e12:.4g} TFLOP/s", flush=True)
+    make_work(given)
     seen: dict[str, Any] = {"matmul_flops_per_s": rate}
     with ThreadPoolExecutor(given.together) as pool:
         chosen = choose(given.only, make_cases(given)).items()
@@ -139,8 +152,10 @@ def main() -> None:
             record(names[done], done, seen)
             if given.json:
                 given.json.write_text(json.dumps(seen))
-    for line in describe_losses(seen, precisions=choose_precisions(given)):
-        print(line)
+    for describe in (describe_speed, describe_losses):
+        for line in describe(seen, precisions=choose_precisions(given)):
+            print(line)
+    sys.exit(len(seen) - 1 < len(names))  # a case has failed
 
 
 def end_now(number: int, *_: Any) -> None:
@@ -159,11 +174,20 @@ def record(name: str, done: Future[dict[str, Any]], seen: dict[str, Any]) -> Non
         show(name, seen[name])
 
 
-def measure_matmul() -> float:
-    """In a process of its own, so that this one holds no memory of a GPU."""
+def measure_matmul() -> tuple[str, float]:
+    """What computes here, and how fast. In a process of its own: this one is to hold no memory of a GPU."""
     code = "import torch; from windlass.train.matmul_rate import measure_matmul_rate as m; "
-    code += "print(m('cuda' if torch.cuda.is_available() else 'cpu'))"
-    return float(subprocess.check_output([sys.executable, "-c", code], text=True))
+    code += "device = 'cuda' if torch.cuda.is_available() else 'cpu'; print(device, m(device))"
+    device, rate = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    return device, float(rate)
+
+
+def make_work(given: argparse.Namespace) -> None:
+    """Model and documents, unless they are there; in a process of its own as well."""
+    words = [str(HERE / "llm_work.py"), str(given.work)]
+    words += ["--shape", given.shape, "--tokens", str(given.tokens)]
+    given.work.mkdir(parents=True, exist_ok=True)
+    run(words, given.work / "work.log")
 
 
 if __name__ == "__main__":

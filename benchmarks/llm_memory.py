@@ -130,5 +130,7 @@ def count(shape: str, layers: int) -> float:
 
 def read_memory_gib() -> float:
     """Of the GPU, in a process of its own."""
-    code = "import torch; print(torch.cuda.mem_get_info()[1] / 2**30)"
-    return float(subprocess.check_output([sys.executable, "-c", code], text=True))
+    code = "import torch; print(torch.cuda.mem_get_info()[1] / 2**30 if torch.cuda.is_available() else 0)"
+    if not (room := float(subprocess.check_output([sys.executable, "-c", code], text=True))):
+        raise RuntimeError("there is no GPU here; --memory-gib says how much one has")
+    return room

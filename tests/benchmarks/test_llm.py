@@ -1,0 +1,110 @@
+"""What the benchmark of the LLM recipe makes of what it measured; and, at toy size, that all of it runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_PROGRAM = Path(__file__).parents[2] / "benchmarks" / "llm.py"
+
+
+def test_each_case_is_held_against_its_peers_of_the_same_run(load):
+    speeds = {"hf-trainer": 40.0, "bf16": 60.0, "fp8": 75.0, "lora": 77.0, "lora-fp8": 90.0}
+    seen = {name: {"tokens_per_s": speed} for name, speed in speeds.items()}
+
+    lines = load("llm_speed").describe_speed(seen, precisions=("bf16", "fp8"))
+
+    assert lines == [
+        "bf16 is 1.50x of hf-trainer",
+        "fp8 is 1.88x of hf-trainer",
+        "fp8 is 1.25x of bf16",
+        "lora is 1.28x of bf16 (>= 1.3x: MISSED)",
+        "lora-fp8 is 1.20x of fp8",
+    ]
+
+
+def test_packed_rows_are_held_against_padded_ones(load):
+    seen = {
+        "bf16-mixed": {"tokens_per_s": 64.0, "rows_used": 0.999},
+        "padded": {"tokens_per_s": 16.0, "rows_used": 0.234},
+    }
+
+    lines = load("llm_speed").describe_speed(seen, precisions=("bf16", "fp8"))
+
+    assert lines == [
+        "bf16-mixed is 4.00x of padded",
+        "packed rows are 99.9% tokens (>= 98%: met), padded ones 23.4%",
+    ]
+
+
+def test_nothing_is_said_of_speed_where_it_was_not_measured(load):
+    seen = {"matmul_flops_per_s": 1e12, "saves": {"tokens_per_s": 1.0}}
+
+    assert load("llm_speed").describe_speed(seen, precisions=("bf16", "fp8")) == []
+
+
+def test_how_much_of_the_rows_is_used_is_what_the_recipe_says(load):
+    line = "[DATA] a%20b.jsonl: 9 documents, 70 tokens in 6 rows, 91.1% used, 0 documents split"
+
+    assert load("llm_runs").read_rows_used(f"x\n{line}\ny") == pytest.approx(0.911)
+    with pytest.raises(RuntimeError, match=r"no \[DATA\] line"):
+        load("llm_runs").read_rows_used("nothing")
+
+
+def test_a_save_costs_what_steps_with_it_take_longer(load):
+    find_stalls_ms = load("llm_saves").find_stalls_ms
+    # saves at steps 8, 16 and 24: in the second window, the fourth and the last, which is not counted
+    windows = [(5, 30.0, 0.0), (10, 5.0, 0.02), (15, 5.0, 0.0), (20, 5.01, 0.0), (25, 9.0, 0.0)]
+
+    assert find_stalls_ms(windows) == [20.0, 10.0]
+    assert all(math.isnan(stall) for stall in find_stalls_ms([(5, 1, 0), (10, 1, 0), (15, 1, 0)]))
+
+
+@pytest.mark.parametrize(("fp8", "verdict"), [(3.01, "equal"), (3.5, "NOT equal")])
+def test_losses_are_equal_within_two_sigma_of_the_seeds(load, fp8, verdict):
+    seeds = load("llm_losses").SEEDS
+    noise = dict(zip(seeds, (-0.01, 0.0, 0.01), strict=True))
+    seen = {
+        f"losses-{precision}-{seed}": {"losses": [9.0] * 25 + [mean + noise[seed]] * 5}
+        for precision, mean in (("bf16", 3.0), ("fp8", fp8))
+        for seed in seeds
+    }
+
+    *_, line = load("llm_losses").describe_losses(seen, precisions=("bf16", "fp8"))
+
+    assert line == f"apart by {fp8 - 3:.4f}, 2 sigma are 0.0200: {verdict}"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_all_of_it_runs_at_toy_size(tmp_path):
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    results = tmp_path / "results.json"
+    sizes = ["--steps", "20", "--batch", "4", "--length", "256", "--tokens", "60000"]
+    words = ["--shape", "tiny", *sizes, "--json", str(results)]
+    words += ["--only", "hf-trainer,hf-loop,fp32,fp32-mixed,lora,padded,logits,saves,killed"]
+
+    done = subprocess.run(
+        [sys.executable, str(_PROGRAM), str(tmp_path / "work"), *words],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert re.search(r"^matmul: [\d.]+ TFLOP/s$", done.stdout, re.MULTILINE)
+    assert "failed" not in done.stdout, done.stdout
+    seen = json.loads(results.read_text())
+    assert seen["fp32"]["losses"][-1] < seen["fp32"]["losses"][0]
+    assert seen["logits"]["is_export_equal"]
+    assert seen["saves"]["whole"] == [16, 20]
+    assert seen["killed"]["resumed_at"] == seen["killed"]["whole"][-1]
+    for pair in ("fp32 is .*x of hf-trainer", "fp32 is .*x of hf-loop", "lora is .*x of fp32"):
+        assert re.search(pair, done.stdout)
+    assert "packed rows are" in done.stdout
