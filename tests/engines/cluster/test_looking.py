@@ -14,6 +14,7 @@ from windlass.engines.dialects.monarchmesh import MONARCHMESH
 from windlass.engines.dialects.pytorchjob import PYTORCHJOB
 from windlass.engines.protocol import JobRef
 from windlass.errors import JobNotFound
+from windlass.kube.fields import name_of
 from windlass.spec.work import Calls
 from windlass.wire.status import Phase
 
@@ -40,13 +41,14 @@ def test_what_blocks_its_pods_is_in_its_status(engine, cluster, dialect) -> None
 
 def test_strangers_pods_are_not_its_own(engine, cluster, dialect) -> None:
     ref = submit(engine, dialect)
-    pod = make_pod(cluster, dialect)
-    pod["metadata"]["ownerReferences"][0]["uid"] = "somebody-else"
-    cluster.put("pods", pod)
+    own, strangers = make_pod(cluster, dialect), make_pod(cluster, dialect, index=1)
+    somebody = {"uid": "somebody-else", "name": "somebody-else"}  # dialects go by one of them
+    strangers["metadata"]["ownerReferences"][0] |= somebody
+    cluster.put("pods", strangers, own)
     engine.status(ref)
-    view = engine._views[ref.job_id]
-    wait_for(lambda: view._sight.wait(0), "all was seen")
-    assert view._sight.pods == []
+    sight = engine._views[ref.job_id]._sight
+    wait_for(lambda: len(sight._pods) == 2 and sight.job is not None, "all was seen")
+    assert [name_of(pod) for pod in sight.pods] == [name_of(own)]
 
 
 def test_one_that_was_deleted_is_cancelled(engine, cluster, dialect) -> None:
