@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 
 import pytest
 from checkpoint_states import fill, make_state
 
 from windlass.train.checkpoint_commit import BestStep
 from windlass.train.checkpoints import Checkpoints
+
+TESTS = str(Path(__file__).parent.parent)
 
 
 @pytest.fixture
@@ -76,6 +83,38 @@ def test_what_a_killed_save_left_is_removed(checkpoints, tmp_path):
     (left / "0.distcp").write_bytes(b"half")
     save(checkpoints, 1)
     assert not left.parent.exists()
+
+
+def test_a_checkpoint_that_was_to_make_place_for_one_that_did_not_come_is_put_back(
+    checkpoints, tmp_path
+):
+    """As SIGKILL between the two renames leaves it, of a step that is saved again."""
+    save(checkpoints, 5)
+    (tmp_path / "step-5").rename(tmp_path / "step-5.old-abcd")
+    (tmp_path / "step-5.tmp-0-abcd").mkdir()
+    assert checkpoints.load(make_state()).step == 5
+    assert steps(tmp_path) == [5]
+
+
+def test_what_is_left_of_one_that_was_being_removed_goes_with_the_next(checkpoints, tmp_path):
+    """Retention gives it another name first, so a kill leaves nothing that looks like a checkpoint."""
+    script = f"""
+        import os, shutil, signal
+        from checkpoint_states import make_state
+        from windlass.train.checkpoints import Checkpoints
+
+        shutil.rmtree = lambda *_args, **_keywords: os.kill(os.getpid(), signal.SIGKILL)
+        checkpoints = Checkpoints({str(tmp_path)!r}, keep=1, is_async=False)
+        for step in (1, 2):
+            checkpoints.save(make_state(), step=step, facts={{}})
+    """
+    killed = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], env={**os.environ, "PYTHONPATH": TESTS}
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-1.gone-1", "step-2"]
+    assert checkpoints.load(make_state()).step == 2
+    assert steps(tmp_path) == [2]
 
 
 def test_without_links_there_are_pointer_files(checkpoints, tmp_path, monkeypatch):

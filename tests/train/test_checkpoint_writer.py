@@ -133,6 +133,55 @@ def test_two_failures_in_a_row_end_the_training(tmp_path, alone):
     checkpoints.close()
 
 
+CRAMPED = """
+    import resource, signal, sys, torch
+    from concurrent.futures import wait
+    from pathlib import Path
+    from windlass.errors import EngineError
+    from windlass.train.checkpoints import Checkpoints
+
+    def limit(num_bytes):
+        resource.prlimit(writer or 0, resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
+
+    run, is_async = Path(sys.argv[1]), sys.argv[2] == "async"
+    state = {"model": torch.nn.Sequential(torch.nn.Linear(1000, 1000))}  # 4 MB
+    checkpoints = Checkpoints(run, is_async=is_async)
+    checkpoints.save(state, step=1, facts={})
+    checkpoints.wait()
+    writer = checkpoints._writer.process_id if is_async else None
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limit(1_000_000)
+    try:
+        checkpoints.save(state, step=2, facts={})
+        wait([checkpoints._saving.end])
+        assert not list(run.glob("*.tmp-*/rank-0")), "what failed takes no room"
+        checkpoints.wait()
+    except EngineError as error:
+        print(error)
+    print(sorted(path.name for path in run.iterdir()))
+    limit(resource.RLIM_INFINITY)
+    checkpoints.save(state, step=3, facts={}, block=True)
+    print(checkpoints.load(state).step)
+    checkpoints.close()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["async", "blocking"])
+def test_a_save_without_room_says_so_and_gives_its_room_back(tmp_path, kind):
+    """A limit on the size of files stands for a full disk."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(CRAMPED), str(tmp_path / "run"), kind],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.splitlines() == [
+        "step-2 was not saved: step-2: OSError: [Errno 27] File too large",
+        "['latest', 'step-1']",
+        "3",
+    ], done.stderr
+
+
 TRAINER = """
     import sys, torch
     from checkpoint_states import fill

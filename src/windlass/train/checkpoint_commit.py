@@ -75,8 +75,8 @@ def commit(order: Commit) -> CheckpointManifest:
     if storage.can_rename:
         _take_place(storage, order.folder, manifest.folder)
     _point(storage, manifest)
-    remove_old(storage, keep=order.keep)
     remove_half_written(storage)  # of saves that failed before
+    remove_old(storage, keep=order.keep)
     return manifest
 
 
@@ -132,19 +132,40 @@ def remove_old(storage: Storage, *, keep: int) -> None:
     steps_to_keep |= {best.step for best in read_best(storage)}
     for manifest in whole:
         if manifest.step not in steps_to_keep:
-            storage.remove(manifest.folder)
+            _remove_step(storage, manifest)
     folders = {manifest.folder for manifest in whole if manifest.step in steps_to_keep}
     for name in storage.names():
         if _EPOCH.fullmatch(name) and storage.target(name) not in folders:
             storage.remove(name)
 
 
-def remove_half_written(storage: Storage) -> list[str]:
-    """Remove what saves left that did not come to their end; their names."""
-    half_written = [name for name in storage.names() if HALF_WRITTEN.fullmatch(name)]
-    for name in half_written:
-        storage.remove(name)
-    return half_written
+def _remove_step(storage: Storage, manifest: CheckpointManifest) -> None:
+    """Under another name first: what a kill leaves of it is removed later, and looks like no checkpoint."""
+    if not storage.can_rename:
+        storage.remove(manifest.folder)
+        return
+    gone = f"{manifest.folder}.gone-{manifest.number}"
+    storage.move(manifest.folder, gone)
+    storage.remove(gone)
+
+
+def remove_half_written(storage: Storage, *, but: str = "") -> list[str]:
+    """Remove what saves left that did not come to their end, but for one of them; their names.
+
+    A checkpoint that was to make place for another of its step, which did not come, is put back.
+    """
+    removed, steps = [], set(storage.names())
+    for name in sorted(steps):
+        match = HALF_WRITTEN.fullmatch(name)
+        if match is None or name == but:
+            continue
+        if match[2] == "old" and match[1] not in steps:
+            storage.move(name, match[1])
+            steps.add(match[1])
+        else:
+            storage.remove(name)
+            removed.append(name)
+    return removed
 
 
 # The best step. Two are remembered: a new one may be lost before its checkpoint is whole.

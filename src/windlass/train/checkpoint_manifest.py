@@ -20,7 +20,7 @@ MANIFEST = "manifest.json"
 UNFINISHED = f"it has no {MANIFEST}: it was not written to its end"
 FORMAT = 1
 STEP_FOLDER = re.compile(r"step-(\d+)")
-HALF_WRITTEN = re.compile(r"step-(\d+)\.(tmp|old)-.*")
+HALF_WRITTEN = re.compile(r"(step-\d+)\.(tmp|old|gone)-.*")
 _HASH_THREADS = 4
 _READ_BYTES = 4 << 20
 

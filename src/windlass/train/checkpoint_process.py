@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
+from windlass.errors import EngineError
 from windlass.train.checkpoint_commit import Commit, commit
 from windlass.train.checkpoint_shards import Share, write_share
 from windlass.train.checkpoint_staging import Staged, read_staged
@@ -51,6 +52,8 @@ def main(arguments: list[str]) -> None:
             os._exit(0)  # all is written; taking torch apart would keep the trainer waiting
         try:
             answer = _serve(pickle.loads(data), memory_file)  # noqa: S301 - the trainer's own
+        except EngineError as error:
+            answer = str(error)
         except Exception as error:  # noqa: BLE001 - told to the trainer
             answer = f"{type(error).__name__}: {error}"
         connection.send_bytes(answer.encode())

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
+from windlass.errors import EngineError
 from windlass.train.checkpoint_files import HashedFiles
 from windlass.train.checkpoint_manifest import FileFacts
 from windlass.train.checkpoint_state import SavedTensor
@@ -62,11 +63,24 @@ def write_share(share: Share, data: Mapping[MetadataIndex, torch.Tensor | bytes]
     storage = open_storage(share.root)
     try:
         written = _write_files(storage, share, data)
-    except BaseException as error:
+        storage.write(_told_in(share.folder, share.rank), pickle.dumps(written))
+    except Exception as error:
+        reason = _find_reason(error)
         with contextlib.suppress(OSError):
-            tell_failure(share.root, share.folder, share.rank, f"{type(error).__name__}: {error}")
-        raise
-    storage.write(_told_in(share.folder, share.rank), pickle.dumps(written))
+            storage.remove(
+                f"{share.folder}/{_name(share.rank)}"
+            )  # on a full disk nothing is told else
+            tell_failure(share.root, share.folder, share.rank, reason)
+        raise EngineError(reason) from error
+
+
+def _find_reason(error: BaseException) -> str:
+    """What the system said, where torch's own error is only that a file is not as long as it should be."""
+    link: BaseException | None = error
+    while link is not None and not isinstance(link, OSError):
+        link = link.__cause__ or link.__context__
+    error = link or error
+    return f"{type(error).__name__}: {error}"
 
 
 def tell_failure(root: str, folder: str, rank: int, error: str) -> None:
@@ -89,6 +103,10 @@ def remove_told(storage: Storage, folder: str, rank: int) -> None:
     storage.remove(_told_in(folder, rank))
 
 
+def _name(rank: int) -> str:
+    return f"rank-{rank}"
+
+
 def _told_in(folder: str, rank: int) -> str:
     return f"{folder}/.share-{rank}"
 
@@ -104,7 +122,7 @@ def _write_files(
         per_thread_copy_ahead=0,
     )
     writer.fs, writer.path = files, ""
-    folder = f"rank-{share.rank}"
+    folder = _name(share.rank)
     plan = SavePlan(share.plan.items, storage_data=_StoragePrefix(f"{folder}/"))
     results = writer.write_data(plan, _ReadyData(data)).wait()
     files.save(f"{folder}/{RNG}", share.rng)

@@ -84,10 +84,14 @@ class FolderStorage:
         path = self._root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        with part.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
+        try:
+            with part.open("wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
         if path.is_symlink():
             path.unlink()
         part.replace(path)

@@ -11,6 +11,7 @@ such folders. Called by trainers and by people with loops of their own.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import logging
 import os
@@ -202,6 +203,7 @@ class Checkpoints:
         errors = [told for told in self._context.gather(self._settle(end_s)) if told]
         self._num_failures = 0
         if errors:
+            self._remove_failed()
             raise EngineError(f"step-{step} was not saved: {errors[0]}")
 
     def _settle(self, end_s: float) -> str:
@@ -224,15 +226,16 @@ class Checkpoints:
         saving, started_s = self._saving, time.monotonic()
         error = self._settle(end_s)
         waited_s = time.monotonic() - started_s
-        if saving is not None and waited_s > _LONG_WAIT_S and not self._is_wait_told:
-            self._is_wait_told = True
-            if self._context.is_main:
-                logger.warning(
-                    "training waited %.1f s until step-%d was written: what is written to is slower than "
-                    "saves come; save less often, or elsewhere",
-                    *(waited_s, saving.step),
-                )
-        return error
+        if saving is None or error or waited_s < _LONG_WAIT_S or self._is_wait_told:
+            return error
+        self._is_wait_told = True
+        if self._context.is_main:
+            logger.warning(
+                "training waited %.1f s until step-%d was written: what is written to is slower than "
+                "saves come; save less often, or elsewhere",
+                *(waited_s, saving.step),
+            )
+        return ""
 
     def _agree(self, state: Mapping[str, Any], step: int, error: str) -> tuple[PlannedSave, str]:
         """All ranks' plan of a save and the folder for it; how the save before it ended."""
@@ -245,9 +248,18 @@ class Checkpoints:
         told = self._context.gather((step, is_known, folder, error))
         if steps := sorted({one[0] for one in told} - {step}):
             raise SpecError(f"rank {self._context.rank} saves step {step}, others step {steps[0]}")
-        self._judge([one[3] for one in told if one[3]])
+        folder = told[0][2]
+        if errors := [one[3] for one in told if one[3]]:
+            self._remove_failed(but=folder)  # which another rank may have begun
+        self._judge(errors)
         planned = self._plans.plan(self._context, is_known=all(one[1] for one in told))
-        return planned, told[0][2]
+        return planned, folder
+
+    def _remove_failed(self, *, but: str = "") -> None:
+        """Give back the room that a failed save takes, once no rank writes to it any more."""
+        if self._context.is_main:
+            with contextlib.suppress(OSError):  # what cannot be reached is told by the next save
+                remove_half_written(self._storage, but=but)
 
     def _judge(self, errors: list[str]) -> None:
         """Bear one failed save, not two in a row; every rank judges alike."""
