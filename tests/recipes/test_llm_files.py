@@ -12,7 +12,9 @@ from recipes.tiny_llama import TINY
 from windlass.errors import SpecError
 from windlass.recipes.llm_config import make_hf_config
 from windlass.recipes.llm_files import check_files, download, find_token, go_offline
-from windlass.recipes.llm_options import choose_micro_batch, read_llm_options
+from windlass.recipes.llm_options import read_llm_options
+from windlass.recipes.llm_room import choose_rows
+from windlass.train.shape import Shape
 
 
 def write_weights(path, num_bytes=8):
@@ -147,18 +149,6 @@ def test_options_come_from_flags_and_yaml(tmp_path):
 def test_a_budget_of_tokens_and_what_a_rank_takes_at_once():
     asked = options("--tokens-per-step", "1048576", "--length", "4096")
     assert asked.samples_per_step == 256
-    assert choose_micro_batch(asked, num_data_ranks=4) == 8
-    assert choose_micro_batch(asked, num_data_ranks=64) == 4
-    assert choose_micro_batch(options("--micro-batch", "3"), num_data_ranks=1) == 3
-
-
-def test_with_adapters_more_is_taken_at_once_where_it_is_lowered_again_if_it_does_not_fit():
-    def choose(*words, is_room_known=True):
-        asked = options("--length", "4096", *words)
-        return choose_micro_batch(asked, num_data_ranks=1, is_room_known=is_room_known)
-
-    assert choose() == 8
-    assert choose("--lora", "16") == 16
-    assert choose("--lora", "16", is_room_known=False) == 8
-    assert choose("--lora", "16", "--batch", "4") == 4
-    assert choose("--lora", "64") == 8
+    assert choose_rows(asked, Shape(dp=4)) == 8
+    assert choose_rows(asked, Shape(dp=64)) == 4
+    assert choose_rows(options("--micro-batch", "3"), Shape()) == 3

@@ -105,6 +105,19 @@ def test_compiled_layers_compute_the_same():
     assert compiled.state_dict().keys() == model.state_dict().keys()
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # which torch asks for itself
+def test_compiled_layers_take_batches_of_many_shapes():
+    """Where torch, by itself, fails at the ninth: rows, documents, validation, inputs without a gradient."""
+    model, tokens = make_model(), make_tokens()
+    wanted = model(tokens[:1, :4])
+    model.compile_blocks(backend="eager")
+    for length in range(4, 14):
+        model(tokens[:1, :length]).sum().backward()
+        with torch.no_grad():
+            model(tokens[:1, :length])
+    torch.testing.assert_close(model(tokens[:1, :4]), wanted)
+
+
 def test_weights_in_float32_are_computed_in_bfloat16():
     model = make_model()
     tokens = make_tokens()

@@ -11,8 +11,9 @@ import torch
 from recipes.tiny_llama import TINY
 
 from windlass.recipes.llm_config import LlamaConfig, make_hf_config
+from windlass.recipes.llm_mlp_tiles import can_tile, choose_part
 from windlass.recipes.llm_options import read_llm_options
-from windlass.recipes.llm_room import Footprint, estimate_footprint, fit_rows, suggest_smaller
+from windlass.recipes.llm_room import choose_rows, estimate_bytes, fit_rows, suggest_smaller
 from windlass.recipes.llm_trainer import (
     explain_out_of_memory,
     lower_micro_batch,
@@ -44,8 +45,10 @@ ALONE = Shape()
 
 
 def fit(config, *words, memory_gib, shape=ALONE, rows=8):
-    footprint = estimate_footprint(config, options(*words), shape=shape)
-    return fit_rows(rows, length=4096, footprint=footprint, memory_bytes=memory_gib * GIB)
+    def estimate(rows):
+        return estimate_bytes(config, options(*words), shape, num_tokens=4096 * rows)
+
+    return fit_rows(rows, estimate=estimate, memory_bytes=memory_gib * GIB)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +61,8 @@ def fit(config, *words, memory_gib, shape=ALONE, rows=8):
     ],
 )
 def test_estimates_are_near_the_peaks_that_were_seen(words, num_tokens, seen_gib):
-    footprint = estimate_footprint(ONE_B, options(*words), shape=ALONE)
-    assert 0.95 * seen_gib < footprint.count(num_tokens) / GIB < 1.05 * seen_gib
+    estimate = estimate_bytes(ONE_B, options(*words), ALONE, num_tokens=num_tokens)
+    assert 0.95 * seen_gib < estimate / GIB < 1.05 * seen_gib
 
 
 def test_a_model_that_fits_takes_what_it_took():
@@ -82,19 +85,71 @@ def test_larger_models_take_fewer_rows():
 
 
 def test_rows_are_halved_until_they_fit():
-    footprint = Footprint(fixed_bytes=0, bytes_per_token=1)
-    assert fit_rows(12, length=10, footprint=footprint, memory_bytes=1000) == 12
-    assert fit_rows(12, length=10, footprint=footprint, memory_bytes=100) == 6
-    assert fit_rows(12, length=10, footprint=footprint, memory_bytes=1) == 1
+    def fit_within(memory_bytes):
+        return fit_rows(12, estimate=lambda rows: 10 * rows, memory_bytes=memory_bytes)
+
+    assert [fit_within(room) for room in (1000, 100, 1)] == [12, 6, 1]
 
 
-def test_what_is_lowered_is_said(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(make_hf_config(TINY)))
+def choose(*words, config=ONE_B, length=4096, shape=ALONE):
+    asked = options("--length", str(length), *words)
+    return choose_rows(replace(asked, fp8="fp8" in words), shape, config=config)
+
+
+def test_with_adapters_more_is_taken_at_once_where_it_is_lowered_again_if_it_does_not_fit():
+    assert choose() == 8
+    assert choose("--lora", "16") == 16
+    assert choose("--lora", "16", config=None) == 8
+    assert choose("--lora", "16", "--batch", "4") == 4
+
+
+def test_more_is_taken_only_where_the_mlp_is_one_function():
+    assert choose("--lora", "64") == 8
+    assert choose("--lora", "16", "--precision", "fp8") == 8
+    assert choose("--lora", "16", config=replace(ONE_B, mlp_size=8200)) == 8
+    assert choose("--lora", "16", config=replace(ONE_B, hidden_size=2056)) == 8
+    assert choose("--lora", "16", shape=Shape(tp=2)) == 8
+    assert choose("--lora", "16", "--lora-targets", "q_proj,down_proj") == 8
+    assert choose("--lora", "16", "--lora-targets", "up_proj,down_proj") == 16
+    assert choose("--lora", "16", length=4095) == 16  # whose tokens are a multiple of 16
+    assert choose("--lora", "16", length=4112) == 7  # in parts of 16 tokens there would be too many
+
+
+def test_rows_are_parts_of_one_size():
+    assert choose("--batch", "24", "--lora", "16") == 12  # not 16 and 8: each is compiled for
+    assert choose("--batch", "9") == 5
+    assert choose("--batch", "1") == 1
+    assert choose("--batch", "3", length=100_000) == 1
+
+
+def test_an_mlp_that_is_no_single_function_keeps_more():
+    asked = options("--lora", "16")
+    joined, apart = (
+        estimate_bytes(ONE_B, asked, ALONE, num_tokens=num) for num in (65_536, 65_536 + 8)
+    )
+    kept = 2 * ONE_B.num_layers * ONE_B.mlp_size * 65_536  # the gate's output
+    assert kept < apart - joined < 1.01 * kept
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "size"),
+    [(65_536, 1024), (16, 16), (48, 48), (1024, 1024), (16 * 4095, 1008), (1280, 640)],
+)
+def test_tokens_are_added_up_in_equal_parts(num_tokens, size):
+    assert choose_part(num_tokens) == size
+
+
+@pytest.mark.parametrize("num_tokens", [15, 1000, 4100, 16 * 257, 15 * 4112])
+def test_tokens_that_make_no_tiles_or_too_many_parts(num_tokens):
+    assert choose_part(num_tokens) == 0
+    assert not can_tile(num_tokens, hidden_size=2048, mlp_size=8192)
+
+
+def test_what_is_lowered_is_said():
     said = []
     asked = replace(options("--length", "1024"), micro_batch=32)
     settled = lower_micro_batch(
-        *(asked, ALONE),
-        folder=tmp_path,
+        *(asked, ALONE, TINY),
         memory_bytes=7 * GIB,
         say=lambda *words: said.append(words),
     )

@@ -8,7 +8,6 @@ The gate's output is not kept either, as the kernel computes it anew. Where the 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -16,19 +15,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from windlass.recipes.llm_lora import Adapted, Adapter, AdapterColumns, multiply, multiply_back
-from windlass.recipes.llm_options import MOST_JOINED_RANK
+from windlass.recipes.llm_mlp_tiles import BLOCK, MOST_RANK, STEP, can_tile, choose_part
 from windlass.recipes.llm_swiglu import write_gated
 from windlass.recipes.llm_triton import can_launch, jit, tl
 
-_ROWS, _STEP, _BLOCK, _STAGES = 1024, 16, 64, 3
+_STAGES = 3
 
 
 def can_join(x: Tensor, first: Adapted, second: Adapted) -> bool:
     """Whether `adapted_mlp` can compute it: kernels can be used, and sizes are multiples of its tiles'."""
-    num_tokens, width = x.numel() // x.shape[-1], second.adapter.down.shape[1]
-    is_even = num_tokens % _STEP == 0 and width % _BLOCK == 0
+    hidden_size, mlp_size = x.shape[-1], second.adapter.down.shape[1]
+    is_even = can_tile(x.numel() // hidden_size, hidden_size=hidden_size, mlp_size=mlp_size)
     rank = max(*first.columns.ranks, *second.columns.ranks)
-    return can_launch(x) and is_even and rank <= MOST_JOINED_RANK and x.dtype != torch.float64
+    return can_launch(x) and is_even and rank <= MOST_RANK and x.dtype != torch.float64
 
 
 def adapted_mlp(x: Tensor, first: Adapted, second: Adapted) -> Tensor:
@@ -38,7 +37,7 @@ def adapted_mlp(x: Tensor, first: Adapted, second: Adapted) -> Tensor:
     out: Tensor = _AdaptedMLP.apply(
         x.reshape(-1, x.shape[-1]),
         *(first.joined.detach(), second.joined.detach(), *sides),
-        *(first.columns, 16 if rank <= 16 else MOST_JOINED_RANK),
+        *(first.columns, 16 if rank <= 16 else MOST_RANK),
     )
     return out.view(*x.shape[:-1], -1)
 
@@ -107,19 +106,19 @@ def _gate_backward(
     the first columns of `inner`, up's with those from `up_start` on, the gate's output with `inner_grad`.
     """
     num_tokens, width = gated_grad.shape
-    num_rows = math.gcd(num_tokens, _ROWS)
+    num_rows = choose_part(num_tokens)
     num_parts = num_tokens // num_rows
     both_grad = torch.empty_like(both)
     sums = both.new_empty(num_parts, 3, rank, width, dtype=torch.float32)
-    _gate_backward_kernel[(width // _BLOCK, num_parts)](
+    _gate_backward_kernel[(width // BLOCK, num_parts)](
         *(both, gated_grad.contiguous(), inner, inner_grad, both_grad, sums),
         WIDTH=width,
         UP_START=up_start,
         INNER_STRIDE=inner.stride(0),
         INNER_GRAD_STRIDE=inner_grad.stride(0),
         NUM_ROWS=num_rows,
-        STEP=_STEP,
-        BLOCK=_BLOCK,
+        STEP=STEP,
+        BLOCK=BLOCK,
         RANK=rank,
         RANKS=4 * rank,  # three times, in a power of two
         STAGES=_STAGES,

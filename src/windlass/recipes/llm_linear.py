@@ -43,7 +43,12 @@ class CastLinear(nn.Linear):
 
 def project(x: Tensor, *layers: nn.Module) -> Tensor:
     """What each of the layers makes of x, one after the other in the last dimension."""
-    if (adapted := find_adapted(x.dtype, *layers)) is not None:
+    return project_adapted(x, find_adapted(x.dtype, *layers), *layers)
+
+
+def project_adapted(x: Tensor, adapted: Adapted | None, *layers: nn.Module) -> Tensor:
+    """The same, where it is known what `find_adapted` makes of the layers."""
+    if adapted is not None:
         return adapted_linear(x, adapted.joined, adapted.adapter)
     plain = _find_all_plain(layers)
     if plain is None:

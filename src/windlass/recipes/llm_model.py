@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from windlass.recipes.llm_adapted_mlp import adapted_mlp, can_join
 from windlass.recipes.llm_attention import attend, has_varlen, make_mask
 from windlass.recipes.llm_config import LlamaConfig
-from windlass.recipes.llm_linear import CastLinear, find_adapted, project
+from windlass.recipes.llm_linear import CastLinear, find_adapted, project, project_adapted
 from windlass.recipes.llm_loss import linear_cross_entropy
 from windlass.recipes.llm_rope import make_rope, rotate
 from windlass.recipes.llm_swiglu import swiglu
+
+_MOST_VARIANTS = 128
 
 
 class Places:
@@ -89,7 +91,8 @@ class MLP(nn.Module):
         second = find_adapted(x.dtype, self.down_proj)
         if first is not None and second is not None and can_join(x, first, second):
             return adapted_mlp(x, first, second)
-        return project(swiglu(project(x, self.gate_proj, self.up_proj)), self.down_proj)
+        both = project_adapted(x, first, self.gate_proj, self.up_proj)
+        return project_adapted(swiglu(both), second, self.down_proj)
 
 
 class Block(nn.Module):
@@ -185,6 +188,7 @@ class Llama(nn.Module):
 
         And the last norm, which is a dozen kernels otherwise, and half a percent of a step.
         """
+        _allow_variants()
         for part in (*self.model.layers, self.model.norm):
             part.forward = torch.compile(
                 part.forward, **{"dynamic": False, "fullgraph": True, **options}
@@ -202,3 +206,15 @@ class Llama(nn.Module):
             for name, layer in self.model.named_modules(prefix="model")
             if isinstance(layer, nn.Linear) and (kind := name.rpartition(".")[2]) in kinds
         }
+
+
+def _allow_variants() -> None:
+    """Have layers compiled for as many kinds of calls as there are, where torch would fail at the ninth.
+
+    Each number of rows is one, each power of two that documents are padded to, training and validation; and
+    below adapters the first layer, whose input has no gradient.
+    """
+    from torch._dynamo import config
+
+    limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
+    setattr(config, limit, max(_MOST_VARIANTS, getattr(config, limit)))

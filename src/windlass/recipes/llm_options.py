@@ -19,11 +19,6 @@ from windlass.train.trainer_options import TrainerOptions
 PRECISIONS = ("auto", "bf16", "fp32", "fp8")
 TRAIN_FILE, VAL_FILE = "/data/train.jsonl", "/data/val.jsonl"
 _LORA_LR = 2e-4
-_TOKENS_AT_ONCE = 32_768  # of a rank on a GPU
-_LORA_TOKENS_AT_ONCE = (
-    65_536  # passes with adapters have many small kernels, whatever they take at once
-)
-MOST_JOINED_RANK = 32  # of adapters in `llm_adapted_mlp`
 _ALIASES = {
     **RUN_ID,
     "output_dir": "out",
@@ -89,11 +84,6 @@ class LlmOptions(TrainerOptions):
         """Whether weights below adapters are kept as their matmuls read them: `llm_frozen`."""
         return bool(self.lora) and not self.fp8 and self.strategy == "ddp"
 
-    @property
-    def is_mlp_joined(self) -> bool:
-        """Whether an MLP with adapters is one function on a GPU: `llm_adapted_mlp`."""
-        return 0 < self.lora <= MOST_JOINED_RANK and not self.fp8
-
 
 def read_llm_options(words: Sequence[str], environ: Mapping[str, str]) -> LlmOptions:
     """The settings that a command line gives, itself or by `--config FILE`."""
@@ -126,15 +116,6 @@ def read_llm_options(words: Sequence[str], environ: Mapping[str, str]) -> LlmOpt
             hint="a number from 1 up, beside a --lora of 1 and more; twice the rank if it is left out",
         )
     return replace(options, tokens_per_sample=options.length)
-
-
-def choose_micro_batch(
-    options: LlmOptions, *, num_data_ranks: int, is_room_known: bool = False
-) -> int:
-    """Rows that a rank takes at once, unless it was told; more where they are lowered if they do not fit."""
-    share = max(1, -(-options.samples_per_step // num_data_ranks))
-    many = _LORA_TOKENS_AT_ONCE if options.is_mlp_joined and is_room_known else _TOKENS_AT_ONCE
-    return options.micro_batch or min(share, max(1, many // options.length))
 
 
 def _guess(given: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:

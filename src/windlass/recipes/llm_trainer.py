@@ -19,14 +19,14 @@ from torch import Tensor
 
 from windlass.errors import SpecError
 from windlass.recipes.llm_build import build_model, check_packing, check_positions, tell_difference
-from windlass.recipes.llm_config import read_llama_config
+from windlass.recipes.llm_config import LlamaConfig, read_llama_config
 from windlass.recipes.llm_data import count_valid, make_collate, make_rows
 from windlass.recipes.llm_export import export_model, remove_export
 from windlass.recipes.llm_files import fingerprint_weights, read_hf_config, tell_reason
 from windlass.recipes.llm_fp8 import check_fp8
 from windlass.recipes.llm_model import Llama
-from windlass.recipes.llm_options import LlmOptions, choose_micro_batch
-from windlass.recipes.llm_room import estimate_footprint, fit_rows, suggest_smaller
+from windlass.recipes.llm_options import LlmOptions
+from windlass.recipes.llm_room import choose_rows, estimate_bytes, fit_rows, suggest_smaller
 from windlass.train.checkpoints import Checkpoints
 from windlass.train.context import Context
 from windlass.train.shape import Shape, read_shape
@@ -194,34 +194,36 @@ def settle_options(options: LlmOptions, context: Context, *, folder: Path, say: 
         batch=options.samples_per_step,
         tokens_per_step=None,
     )
-    is_room_known = is_gpu and not tell_difference(folder, options)
-    rows = choose_micro_batch(settled, num_data_ranks=shape.data_ranks, is_room_known=is_room_known)
-    settled = dataclasses.replace(settled, micro_batch=rows)
-    if not is_room_known or options.micro_batch:
+    config = None
+    if is_gpu and not tell_difference(folder, options):  # what others take is not known
+        config = read_llama_config(read_hf_config(folder))
+    settled = dataclasses.replace(settled, micro_batch=choose_rows(settled, shape, config=config))
+    if config is None or options.micro_batch:
         return settled
     memory_bytes = torch.cuda.get_device_properties(context.device).total_memory
     # the same on all ranks, since those that share a model compute in step
     memory_bytes = context.broadcast(memory_bytes)
-    return lower_micro_batch(settled, shape, folder=folder, memory_bytes=memory_bytes, say=say)
+    return lower_micro_batch(settled, shape, config, memory_bytes=memory_bytes, say=say)
 
 
 def lower_micro_batch(
-    options: LlmOptions, shape: Shape, *, folder: Path, memory_bytes: int, say: Say
+    options: LlmOptions, shape: Shape, config: LlamaConfig, *, memory_bytes: int, say: Say
 ) -> LlmOptions:
     """Fewer rows at once where a GPU has no room for our own model with these."""
-    rows = options.micro_batch or 1
-    config = read_llama_config(read_hf_config(folder))
-    footprint = estimate_footprint(config, options, shape=shape)
-    fitting = fit_rows(rows, length=options.length, footprint=footprint, memory_bytes=memory_bytes)
-    settled = dataclasses.replace(options, micro_batch=fitting)
+
+    def estimate(num_rows: int) -> int:
+        return estimate_bytes(config, options, shape, num_tokens=num_rows * options.length)
 
     def tell(num_rows: int) -> str:
-        needed = footprint.count(num_rows * options.length) / 2**30
+        needed = estimate(num_rows) / 2**30
         return f"some {needed:.0f} GiB of the GPU's {memory_bytes / 2**30:.0f}"
 
+    rows = options.micro_batch or 1
+    fitting = fit_rows(rows, estimate=estimate, memory_bytes=memory_bytes)
+    settled = dataclasses.replace(options, micro_batch=fitting)
     if fitting < rows:
         say("MODEL", f"rows at a time: {fitting}, since {rows} would take {tell(rows)}")
-    if footprint.count(fitting * options.length) > memory_bytes:
+    if estimate(fitting) > memory_bytes:
         ways = suggest_smaller(settled)
         say("MODEL", f"this may not fit: it takes {tell(fitting)}; what takes less: {ways}")
     return settled
