@@ -36,7 +36,9 @@ def find_stalls_ms(windows: list[tuple[int, float, float]]) -> list[float]:
     """
     stalls, plain, before = [], [], windows[0][0]
     for step, elapsed_s, other_s in windows[1:]:
-        num_steps, num_saves = step - before, step // SAVE_EVERY - before // SAVE_EVERY
+        num_steps = step - before
+        # a step's save comes after the step was told
+        num_saves = (step - 1) // SAVE_EVERY - (before - 1) // SAVE_EVERY
         before = step
         if step == windows[-1][0]:
             break

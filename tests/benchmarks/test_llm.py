@@ -63,6 +63,9 @@ def test_a_save_costs_what_steps_with_it_take_longer(load):
     windows = [(5, 30.0, 0.0), (10, 5.0, 0.02), (15, 5.0, 0.0), (20, 5.01, 0.0), (25, 9.0, 0.0)]
 
     assert find_stalls_ms(windows) == [20.0, 10.0]
+    # one of the last step of a window holds up the window after it
+    windows = [(4, 30.0, 0.0), (8, 4.0, 0.0), (12, 4.1, 0.0), (15, 3.0, 0.0), (20, 9.0, 0.0)]
+    assert find_stalls_ms(windows) == [100.0]
     assert all(math.isnan(stall) for stall in find_stalls_ms([(5, 1, 0), (10, 1, 0), (15, 1, 0)]))
 
 

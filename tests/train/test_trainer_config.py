@@ -84,6 +84,8 @@ def test_help_shows_what_the_program_set(capsys):
         ({"epochs": 0}, "epochs is 0", "from 1 up"),
         ({"run": "../../x"}, "run is '../../x'", "a name such as"),
         ({"run": "/tmp/x"}, "run is '/tmp/x'", "a name such as"),
+        ({"run": "./"}, "run is './'", "a name such as"),
+        ({"run": " "}, "run is ' '", "a name such as"),
         ({"best": "lowest"}, "best is 'lowest'", '"min" or "max"'),
         ({"validate_every": "often"}, "validate_every is 'often'", ""),
         ({"checkpoint_every": "soon"}, "'soon' is not a time", '"30s"'),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from windlass.errors import SpecError
 
@@ -80,7 +81,8 @@ class TrainerOptions:
             raise SpecError(f"lr is {self.lr:g}", hint="a rate above 0, such as 3e-4")
         if self.warmup < 0:
             raise SpecError(f"warmup is {self.warmup}", hint="0 begins with the whole rate")
-        if self.run in ("", ".") or self.run.startswith("/") or ".." in self.run.split("/"):
+        parts = PurePosixPath(self.run.strip()).parts
+        if not parts or ".." in parts or parts[0].startswith("/"):
             raise SpecError(
                 f"run is {self.run!r}, which is no folder within the output folder",
                 hint="a name such as lr-3e-4",
