@@ -139,6 +139,7 @@ def main() -> None:
     given = parser.parse_args()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end_now)
+    chosen = choose(given.only, make_cases(given)).items()
     device, rate = measure_matmul()
     if device == "cpu" and given.shape != "tiny":
         sys.exit("llm.py: there is no GPU here; `--shape tiny` shows that all runs")
@@ -146,7 +147,6 @@ def main() -> None:
     make_work(given)
     seen: dict[str, Any] = {"matmul_flops_per_s": rate}
     with ThreadPoolExecutor(given.together) as pool:
-        chosen = choose(given.only, make_cases(given)).items()
         names = {pool.submit(case): name for name, case in chosen}
         for done in as_completed(names):
             record(names[done], done, seen)
@@ -187,7 +187,10 @@ def make_work(given: argparse.Namespace) -> None:
     words = [str(HERE / "llm_work.py"), str(given.work)]
     words += ["--shape", given.shape, "--tokens", str(given.tokens)]
     given.work.mkdir(parents=True, exist_ok=True)
-    run(words, given.work / "work.log")
+    try:
+        run(words, given.work / "work.log")
+    except RuntimeError as error:
+        sys.exit(f"llm.py: {error}")
 
 
 if __name__ == "__main__":

@@ -100,7 +100,13 @@ def follow(words: Any, is_ruled: Any, follower: Any) -> Any:
 
 
 def make_work(folder: Path, *, shape: str, num_tokens: int, seed: int = 0) -> None:
-    """`model/`, `long.jsonl` and `mixed.jsonl`, unless they are there."""
+    """`model/`, `long.jsonl` and `mixed.jsonl`, unless they are there; those of another size are refused."""
+    asked = {"shape": shape, "num_tokens": num_tokens, "seed": seed}
+    folder.mkdir(parents=True, exist_ok=True)
+    about = folder / "work.json"
+    if about.is_file() and (there := json.loads(about.read_text())) != asked:
+        raise SystemExit(f"{folder} holds other work, {there}: name another folder")
+    about.write_text(json.dumps(asked))
     if not (folder / "model" / "tokenizer.json").is_file():
         make_model(folder / "model", shape, seed=seed)
     num_words = SHAPES[shape][-1] - _SPECIAL

@@ -11,7 +11,7 @@ from recipes.tiny_llama import TINY
 
 from windlass.errors import SpecError
 from windlass.recipes.llm_config import make_hf_config
-from windlass.recipes.llm_files import check_files, download, find_token, go_offline
+from windlass.recipes.llm_files import check_files, download, find_token, go_offline, read_hf_config
 from windlass.recipes.llm_options import read_llm_options
 from windlass.recipes.llm_room import choose_rows
 from windlass.train.shape import Shape
@@ -144,6 +144,28 @@ def test_options_come_from_flags_and_yaml(tmp_path):
             options("--lora", rank)
     with pytest.raises(SpecError, match="no setting 'lenght'"):
         options("--lenght", "3")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("--fp8",), "--precision fp8"),
+        (("--loss", "mse"), "the model computes its own"),
+        (("--tokens-per-sample", "5"), "--length"),
+        (("--flops-per-token", "5"), "it is computed from the model"),
+        (("--lora-targets", "q_proj"), "--lora 16"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(words, hint):
+    with pytest.raises(SpecError) as caught:
+        options(*words)
+    assert hint in caught.value.hint
+
+
+def test_a_config_that_holds_no_settings_is_named(tmp_path):
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(SpecError, match=r"config\.json holds no settings"):
+        read_hf_config(tmp_path)
 
 
 def test_a_budget_of_tokens_and_what_a_rank_takes_at_once():

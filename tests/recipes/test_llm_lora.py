@@ -30,7 +30,7 @@ def make_adapted(*, rank: int, targets: tuple[str, ...] = ()) -> Llama:
     model.init_weights(seed=1)
     words = ["--model", "m", "--lora", str(rank)]
     words += ["--lora-targets", ",".join(targets)] if targets else []
-    add_adapters(model, read_llm_options(words, {}))
+    add_adapters(model, read_llm_options(words, {}), say=print)
     generator = torch.Generator().manual_seed(3)
     for name, weight in model.named_parameters():
         if "lora_" in name:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+import textwrap
 
 import pytest
 import torch
@@ -63,6 +66,64 @@ def test_a_run_does_not_go_on_with_another_model_or_scale_or_optimizer(work, cap
     main([*FLAGS, *first, *adapters])
     capsys.readouterr()
     assert "--lora-alpha was another" in refuse(capsys, *more, *adapters, "--lora-alpha", "64")
+
+
+def test_a_run_does_not_go_on_with_other_adapters(work, capsys):
+    first = ["--steps", "1", "--no-export", "--val-file", "none", "--checkpoint-every", "1"]
+    main([*FLAGS, *first, "--lora", "4"])
+    assert "[MODEL] adapters of rank 4 on 14 layers: " in capsys.readouterr().out
+    for words in ((), ("--lora", "8")):
+        said = refuse(capsys, *first, "--steps", "2", *words)
+        assert "--lora was another when step 1 was saved: 4" in said
+        assert "--no-resume" in said
+
+
+def test_a_model_whose_tokens_see_those_that_follow_is_refused(work, capsys):
+    from transformers import BertConfig, BertForMaskedLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = BertConfig(vocab_size=300, num_attention_heads=4, **sizes)
+    BertForMaskedLM(config).save_pretrained(work / "bert")
+    for path in (work / "m").glob("tokenizer*"):
+        shutil.copy(path, work / "bert")
+    said = refuse(capsys, "--model-local-dir", "bert", "--steps", "1")
+    assert "it is no causal language model" in said
+
+
+def test_a_best_checkpoint_that_is_damaged_costs_only_its_export(work, capsys):
+    flags = ["--scheduler", "constant", "--warmup", "0", "--lr", "1", "--validate-every", "1"]
+    main([*FLAGS, *flags, "--steps", "3"])  # it gets worse from the first step on
+    best = work / "o/run/best/rank-0/0.distcp"
+    best.write_bytes(b"x" * best.stat().st_size)
+    capsys.readouterr()
+    main([*FLAGS, *flags, "--steps", "5", "--sync-to", str(work / "there")])
+    assert "[EXPORT] no export/best: no checkpoint in " in capsys.readouterr().out
+    assert (work / "there/run/export/final/model.safetensors").is_file()
+
+
+def test_a_full_disk_at_the_end_is_told_without_a_traceback(work, capsys):
+    """A limit on the size of files stands for it; checkpoints are small enough."""
+    script = f"""
+        import resource, signal
+        from windlass.recipes import llm_trainer, train_framework
+
+        export = llm_trainer.LlmTrainer.export
+
+        def export_without_room(*words):
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+            export(*words)
+
+        llm_trainer.LlmTrainer.export = export_without_room
+        train_framework.main({[*FLAGS, "--steps", "1", "--val-file", "none"]!r})
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True
+    )
+    assert ran.returncode == 3, ran.stderr
+    assert "error: o/run/export was not written: " in ran.stderr
+    assert "the same command goes on" in ran.stderr
+    assert "Traceback" not in ran.stderr
 
 
 def test_weights_are_told_from_others(work):

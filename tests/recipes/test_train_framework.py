@@ -96,10 +96,10 @@ def test_layers_that_adapters_cannot_be_on_are_named():
     words = ["--model", "m", "--lora", "4", "--lora-targets"]
     for wrong in ("q_proj,lm_head", "nothing", "other.q_proj", "embed_tokens"):
         with pytest.raises(SpecError, match="--lora-targets") as caught:
-            add_adapters(Llama(TINY), read_llm_options([*words, wrong], {}))
+            add_adapters(Llama(TINY), read_llm_options([*words, wrong], {}), say=print)
         assert "q_proj, k_proj" in caught.value.hint
     model = Llama(TINY)
-    add_adapters(model, read_llm_options([*words, "0.self_attn.q_proj"], {}))
+    add_adapters(model, read_llm_options([*words, "0.self_attn.q_proj"], {}), say=print)
     assert len(find_adapters(dict(model.named_parameters()))) == 2
 
 

@@ -88,6 +88,17 @@ def test_conversations_that_teach_nothing_are_named() -> None:
             encode(PLAIN, [MESSAGES[0], empty])
 
 
+def test_content_in_parts_is_one_text_and_what_is_no_text_is_named() -> None:
+    parts: list[Any] = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo hi"}]
+    other: list[Any] = [*MESSAGES]
+    other[1] = {"role": "assistant", "content": parts}
+    assert encode(PLAIN, other) == encode(PLAIN, MESSAGES)
+    for content in (3, {"a": 1}, [{"type": "image", "url": "x"}], ["hello"]):
+        other[1] = {"role": "assistant", "content": content}
+        with pytest.raises(SpecError, match=r"train\.jsonl:1: the content of message 1 is no text"):
+            encode(PLAIN, other)
+
+
 @pytest.mark.parametrize(
     "template", ["{{ raise_exception('roles must alternate') }}", "{{ roles must alternate"]
 )

@@ -215,6 +215,20 @@ def test_a_damaged_one_is_named_and_the_one_before_is_taken(
     assert told in caplog.text
 
 
+def test_a_damaged_one_is_none_of_those_that_are_kept(checkpoints, tmp_path):
+    state = make_state()
+    for step in (1, 2):
+        checkpoints.save(state, step=step, facts={})
+    damage(tmp_path / "run/step-2/rank-0/0.distcp")
+    assert checkpoints.load(state).damaged == {2}
+    checkpoints.save(state, step=3, facts={})
+    damage(tmp_path / "run/step-3/rank-0/0.distcp")
+    assert checkpoints.load(state).step == 1
+    checkpoints.save(state, step=3, facts={})  # once more, and whole
+    assert checkpoints.load(state).step == 3
+    assert sorted(path.name for path in (tmp_path / "run").glob("step-*")) == ["step-1", "step-3"]
+
+
 def test_none_left_is_an_error_not_a_fresh_start(checkpoints, tmp_path):
     checkpoints.save(make_state(), step=1, facts={})
     damage(tmp_path / "run/step-1/rank-0/0.distcp")

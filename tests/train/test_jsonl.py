@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import pickle
 from pathlib import Path
 
@@ -43,6 +44,21 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
         rows[1]
     with pytest.raises(SpecError, match=r"a\.jsonl:4 is a list, not an object"):
         rows[2]
+
+
+def test_a_line_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
+    rows = JsonlRows(write(tmp_path / "a.jsonl", "[" * 100_000))
+    with pytest.raises(SpecError, match=r"a\.jsonl:1 is not JSON"):
+        rows[0]
+
+
+def test_files_that_are_compressed_are_named_and_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "1"}'))
+    for path in (tmp_path, tmp_path / "b.jsonl.gz"):
+        with pytest.raises(SpecError, match=r"b\.jsonl\.gz is compressed\n.*gunzip --keep"):
+            JsonlRows(path)
+    write(tmp_path / "b.jsonl", '{"text": "1"}')  # as gunzip --keep leaves it
+    assert len(JsonlRows(tmp_path)) == 1
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:

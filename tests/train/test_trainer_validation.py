@@ -95,5 +95,10 @@ def test_validation_and_checkpoints_by_steps(tmp_path):
     assert not list((tmp_path / "never/run").glob("step-*"))
 
 
+def test_a_training_that_ends_before_its_first_validation_says_so(tmp_path, caplog):
+    make_trainer(tmp_path, steps=1, epochs=None, batch=4, validation=make_data(5)).fit()
+    assert "this training 1: it is not validated; validate_every=N" in caplog.text
+
+
 def test_no_validation_data_is_no_error(tmp_path):
     assert make_trainer(tmp_path).fit().validation == {}

@@ -121,7 +121,7 @@ def build_model(
 def prepare_layers(model: nn.Module, options: LlmOptions, *, say: Callable[[str], None]) -> None:
     """Adapters, float8 and compilation, as the options want them, for a model that lies where it will."""
     if options.lora:
-        add_adapters(model, options)
+        add_adapters(model, options, say=say)
     if options.fp8:
         say(f"{use_fp8(model)} layers in float8")
     if not isinstance(model, Llama):
@@ -132,7 +132,7 @@ def prepare_layers(model: nn.Module, options: LlmOptions, *, say: Callable[[str]
         model.compile_blocks()
 
 
-def add_adapters(model: nn.Module, options: LlmOptions) -> None:
+def add_adapters(model: nn.Module, options: LlmOptions, *, say: Callable[[str], None]) -> None:
     """LoRA by peft on all linear layers but the head; everything else is frozen, and not saved."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -146,9 +146,13 @@ def add_adapters(model: nn.Module, options: LlmOptions) -> None:
         fan_in_fan_out=_is_transposed(model),
     )
     inject_adapter_in_model(config, model, adapter_name=ADAPTER)
-    for weight in model.parameters():
-        if weight.requires_grad:
-            weight.data = weight.data.float()
+    learned = [weight for weight in model.parameters() if weight.requires_grad]
+    for weight in learned:
+        weight.data = weight.data.float()
+    num_learned = sum(weight.numel() for weight in learned)
+    say(
+        f"adapters of rank {options.lora} on {len(learned) // 2} layers: {num_learned:,} weights learn"
+    )
     join_with_adapters(model, ADAPTER)
     weights = model.named_parameters(remove_duplicate=False)  # a tied head has two names
     frozen = {name for name, weight in weights if not weight.requires_grad}
@@ -187,6 +191,21 @@ def check_positions(
         if any(known <= one.num_embeddings < known + 8 for one in tables if one is not words):
             raise SpecError(text, hint=f"--length {known}, or less")
     say(text)
+
+
+def check_causal(model: HfCausalLM, vocab_size: int) -> None:
+    """Refuse a model whose tokens see those that follow, such as BERT: it would learn to copy them."""
+    device = next(model.parameters()).device
+    tokens = torch.arange(2, 10, device=device)[None].remainder(vocab_size)
+    others = tokens.clone()
+    others[0, -1] = 1
+    with torch.no_grad():
+        one, other = (model(some)[0, :-1].float() for some in (tokens, others))
+    if (one - other).norm() > 1e-4 * one.norm():
+        raise SpecError(
+            "this model's tokens see those that follow them: it is no causal language model",
+            hint="a model that generates text, such as Llama, Qwen or GPT-2",
+        )
 
 
 def check_packing(model: HfCausalLM, vocab_size: int, *, length: int) -> None:

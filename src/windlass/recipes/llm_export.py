@@ -19,7 +19,12 @@ from windlass.recipes.llm_build import ADAPTER, HfCausalLM
 from windlass.recipes.llm_files import read_hf_config
 from windlass.recipes.llm_hf import HEAD, write_config
 from windlass.train.context import Context
-from windlass.train.hf_export import gather_whole, list_weights, write_weights
+from windlass.train.hf_export import (
+    gather_whole,
+    import_save_file,
+    list_weights,
+    write_weights,
+)
 
 _LEFT, _RIGHT, _BASE = f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight", ".base_layer"
 _NOT_COPIED = ("config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -102,10 +107,8 @@ def _is_transposed(model: nn.Module) -> bool:
 def _save_adapters(
     model: nn.Module, adapters: dict[str, Tensor], folder: Path, source: Path
 ) -> None:
-    from safetensors.torch import save_file
-
     folder.mkdir()
-    save_file(
+    import_save_file()(
         {name: weight.contiguous() for name, weight in adapters.items()},
         folder / "adapter_model.safetensors",
         metadata={"format": "pt"},

@@ -190,11 +190,13 @@ def _check_weights(path: Path) -> None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SpecError(
             f"{path} cannot be read: {error}", hint="copy or download it again"
         ) from error
+    if not isinstance(values, dict):
+        raise SpecError(f"{path} holds no settings", hint="copy or download it again")
     return values
 
 

@@ -16,6 +16,13 @@ from windlass.recipes.recipe_flags import RUN_ID, guess_out, rename_flags
 from windlass.train.trainer_config import read_config, read_options
 from windlass.train.trainer_options import TrainerOptions
 
+SETTLED = {  # of a trainer's settings, those that follow from others here
+    "fp8": "--precision fp8 computes the blocks in float8",
+    "loss": "the model computes its own, over the tokens that are learned",
+    "tokens_per_sample": "--length is how many tokens a row has",
+    "flops_per_token": "it is computed from the model",
+    "flops_per_sample": "it is computed from the model",
+}
 PRECISIONS = ("auto", "bf16", "fp32", "fp8")
 TRAIN_FILE, VAL_FILE = "/data/train.jsonl", "/data/val.jsonl"
 _LORA_LR = 2e-4
@@ -88,6 +95,9 @@ class LlmOptions(TrainerOptions):
 def read_llm_options(words: Sequence[str], environ: Mapping[str, str]) -> LlmOptions:
     """The settings that a command line gives, itself or by `--config FILE`."""
     given = read_config(LlmOptions, rename_flags(words, _ALIASES))
+    for name, instead in SETTLED.items():
+        if name in given:
+            raise SpecError(f"{name} is nothing to be set here", hint=instead)
     options = read_options(LlmOptions, _guess(given, environ), given)
     if options.precision not in PRECISIONS:
         raise SpecError(
@@ -109,6 +119,11 @@ def read_llm_options(words: Sequence[str], environ: Mapping[str, str]) -> LlmOpt
         raise SpecError(
             f"--lora {options.lora} is not a rank of adapters",
             hint="a number such as 8 or 16; 0 trains all weights",
+        )
+    if options.lora_targets and not options.lora:
+        raise SpecError(
+            f"--lora-targets {','.join(options.lora_targets)} without adapters: all weights would be trained",
+            hint="--lora 16 puts adapters of that rank on them",
         )
     if options.lora_alpha is not None and (options.lora_alpha < 1 or not options.lora):
         raise SpecError(

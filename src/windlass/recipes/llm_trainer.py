@@ -18,7 +18,13 @@ import torch
 from torch import Tensor
 
 from windlass.errors import SpecError
-from windlass.recipes.llm_build import build_model, check_packing, check_positions, tell_difference
+from windlass.recipes.llm_build import (
+    build_model,
+    check_causal,
+    check_packing,
+    check_positions,
+    tell_difference,
+)
 from windlass.recipes.llm_config import LlamaConfig, read_llama_config
 from windlass.recipes.llm_data import count_valid, make_collate, make_rows
 from windlass.recipes.llm_export import export_model, remove_export
@@ -65,6 +71,7 @@ class LlmTrainer(TorchTrainer):
         else:
             self.vocab_size = self.model.hf.config.vocab_size
             flops = 6.0 * sum(p.numel() for p in self.model.parameters())
+            check_causal(self.model, self.vocab_size)
             if self.options.pack:
                 check_packing(self.model, self.vocab_size, length=self.options.length)
         self.options = dataclasses.replace(self.options, flops_per_token=flops)
@@ -97,7 +104,9 @@ class LlmTrainer(TorchTrainer):
             is_packed=options.pack,
             vocab_size=self.vocab_size,
         )
-        self.say("DATA", f"{file}: {rows.report}")
+        learned = rows.shards.num_learned
+        told = "" if learned == rows.report.num_tokens else f", {learned} tokens learned"
+        self.say("DATA", f"{file}: {rows.report}{told}")
         return rows
 
     @property
@@ -119,6 +128,7 @@ class LlmTrainer(TorchTrainer):
     def identity(self) -> dict[str, str]:
         """The base model, and what its adapters are multiplied by."""
         known = {**super().identity(), "the model": fingerprint_weights(self.source)}
+        known["--lora"] = str(self.options.lora)
         if not self.options.lora:
             return known
         return {**known, "--lora-alpha": str(self.options.alpha)}
@@ -139,11 +149,13 @@ class LlmTrainer(TorchTrainer):
             self.say("EXPORT", "no export/best: --checkpoint-every 0 keeps no best weights")
         elif result.best_step != result.step:
             checkpoints = Checkpoints(result.folder, is_async=False, context=self.context)
-            if checkpoints.load({"model": model}, step=result.best_step) is None:
-                raise SpecError(
-                    f"the best checkpoint, step-{result.best_step}, is not in {result.folder}"
-                )
-            checkpoints.close()
+            try:
+                checkpoints.load({"model": model}, step=result.best_step)
+            except SpecError as error:  # damaged, or gone; the last weights are written
+                self.say("EXPORT", f"no export/best: {error.message}")
+                return
+            finally:
+                checkpoints.close()
             self._write(model, best, step=result.best_step)
         elif self.context.is_main:
             _link(final, best)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from windlass import names
-from windlass.errors import SpecError
+from windlass.errors import EngineError, SpecError
 from windlass.train.trainer_config import describe_flags, is_help_asked
 from windlass.train.trainer_options import TrainerOptions
 
@@ -20,11 +21,15 @@ OUT_CLAIM = "/out"  # where guides mount a claim for outputs
 
 
 def end_with_help(
-    words: Sequence[str], about: str | None, options_type: type[TrainerOptions]
+    words: Sequence[str],
+    about: str | None,
+    options_type: type[TrainerOptions],
+    *,
+    hidden: Collection[str] = (),
 ) -> None:
     """Print what the program is and its flags with their defaults, and end, if that was asked for."""
     if is_help_asked(words):
-        sys.stdout.write(f"{about or ''}\n{describe_flags(options_type, {})}")
+        sys.stdout.write(f"{about or ''}\n{describe_flags(options_type, {}, hidden=hidden)}")
         raise SystemExit(0)
 
 
@@ -58,14 +63,26 @@ def check_writable(folder: Path) -> None:
         )
 
 
-def exit_on_spec_error(main: Callable[..., None]) -> Callable[..., None]:
-    """Tell what was wrong with the flags in two lines, and exit with 2, rather than with a traceback."""
+@contextlib.contextmanager
+def explain_unwritten(what: str) -> Iterator[None]:
+    """Tell what the system said of a file that could not be written, and how to go on."""
+    try:
+        yield
+    except OSError as error:
+        raise EngineError(
+            f"{what} was not written: {error.strerror or error}",
+            hint="make room there; the same command goes on with what is trained, and writes it again",
+        ) from error
+
+
+def exit_on_error(main: Callable[..., None]) -> Callable[..., None]:
+    """Tell what was wrong with flags or with the machine in two lines, and exit, rather than a traceback."""
 
     @functools.wraps(main)
     def call(*args: Any, **kwargs: Any) -> None:
         try:
             main(*args, **kwargs)
-        except SpecError as error:
+        except (SpecError, EngineError) as error:
             sys.stderr.write(f"error: {error}\n")
             raise SystemExit(error.exit_code) from error
 

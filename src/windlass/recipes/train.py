@@ -27,7 +27,7 @@ from windlass.recipes.recipe_flags import (
     RUN_ID,
     check_writable,
     end_with_help,
-    exit_on_spec_error,
+    exit_on_error,
     guess_out,
     rename_flags,
 )
@@ -95,7 +95,7 @@ def accuracy(output: Any, target: Any) -> Any:
     return (output.argmax(dim=-1) == target).float().mean()
 
 
-@exit_on_spec_error
+@exit_on_error
 def main(words: list[str] | None = None) -> None:
     words = sys.argv[1:] if words is None else words
     end_with_help(words, __doc__, SmokeOptions)

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windlass.recipes.llm_files import check_files, download, find_token, go_offline
-from windlass.recipes.llm_options import LlmOptions, read_llm_options
+from windlass.recipes.llm_options import SETTLED, LlmOptions, read_llm_options
 from windlass.recipes.recipe_flags import (
     check_writable,
     end_with_help,
-    exit_on_spec_error,
+    exit_on_error,
+    explain_unwritten,
     import_or_explain,
 )
 
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
     from windlass.train.context import Context
 
 
-@exit_on_spec_error
+@exit_on_error
 def main(words: list[str] | None = None) -> None:
     words = sys.argv[1:] if words is None else words
-    end_with_help(words, __doc__, LlmOptions)
+    end_with_help(words, __doc__, LlmOptions, hidden=SETTLED)
     options = read_llm_options(words, os.environ)
     check_files(options)  # before anything that takes seconds to import
     if options.local_files_only:
@@ -65,7 +66,8 @@ def fine_tune(options: LlmOptions, *, token: str = "") -> None:
     with explain_out_of_memory(options):
         result = trainer.fit()
     if options.export:
-        trainer.export(result)
+        with explain_unwritten(f"{trainer.out / options.run}/export"):
+            trainer.export(result)
     target = options.out if options.is_out_url else options.sync_to
     if target:
         _sync(context, trainer.out / options.run, target)
@@ -79,7 +81,9 @@ def _sync(context: Context, folder: Path, url: str) -> None:
 
     for node in range(context.num_nodes):
         if context.node == node and context.local_rank == 0:
-            _say(context, "SYNC", f"{sync_folder(folder, url)} files to {url}")
+            with explain_unwritten(url):
+                num_files = sync_folder(folder, url)
+            _say(context, "SYNC", f"{num_files} files to {url}")
         context.barrier()
 
 

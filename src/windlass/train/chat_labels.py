@@ -23,7 +23,7 @@ def encode_chat(
     tokenizer: TextTokenizer, row: Mapping[str, Any], *, where: Callable[[], str]
 ) -> tuple[list[int], list[int]]:
     """Tokens of a row with `messages` (and perhaps `tools`), and a 1 for each that is learned."""
-    messages = row["messages"]
+    messages = [_join_parts(message) for message in row["messages"]]
     _check(tokenizer, messages, where)
     from jinja2 import TemplateError  # of which transformers makes its chat templates
 
@@ -88,6 +88,16 @@ def _find_spans(
     return text, spans
 
 
+def _join_parts(message: Any) -> Any:
+    """The message with its text as one, where it is in parts: few templates know those."""
+    parts = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(parts, list):
+        return message
+    texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
+    known = [text for text in texts if isinstance(text, str)]
+    return {**message, "content": "".join(known)} if len(known) == len(parts) else message
+
+
 def _check(tokenizer: TextTokenizer, messages: Sequence[Any], where: Callable[[], str]) -> None:
     if not tokenizer.is_hugging_face or not getattr(tokenizer.tokenizer, "chat_template", None):
         raise SpecError(
@@ -104,6 +114,12 @@ def _check(tokenizer: TextTokenizer, messages: Sequence[Any], where: Callable[[]
             raise SpecError(  # templates write it as "None", which would be learned
                 f"{where()}: message {number} has no content",
                 hint='write "content": "..."; null is for messages that have tool_calls or the like',
+            )
+        if not isinstance(message.get("content"), str | None):  # they would write it as Python does
+            kind = type(message["content"]).__name__
+            raise SpecError(
+                f"{where()}: the content of message {number} is no text, but a {kind}",
+                hint='write "content": "..."; only text is learned here',
             )
     if not any(message["role"] == "assistant" for message in messages):
         raise SpecError(

@@ -46,6 +46,7 @@ class Commit:
     manifest: CheckpointManifest  # its files and its number are filled in
     metadata: Metadata
     keep: int
+    damaged: frozenset[int]  # steps whose checkpoints are none of those to keep
     timeout_s: float  # how long to wait for the other ranks' shares
 
 
@@ -76,7 +77,7 @@ def commit(order: Commit) -> CheckpointManifest:
         _take_place(storage, order.folder, manifest.folder)
     _point(storage, manifest)
     remove_half_written(storage)  # of saves that failed before
-    remove_old(storage, keep=order.keep)
+    remove_old(storage, keep=order.keep, damaged=order.damaged)
     return manifest
 
 
@@ -125,10 +126,14 @@ def _point(storage: Storage, manifest: CheckpointManifest) -> None:
     storage.point(LATEST, manifest.folder)
 
 
-def remove_old(storage: Storage, *, keep: int) -> None:
-    """Remove all but the `keep` newest checkpoints and the best one, and the links to them."""
+def remove_old(storage: Storage, *, keep: int, damaged: frozenset[int] = frozenset()) -> None:
+    """Remove all but the `keep` newest checkpoints and the best one, and the links to them.
+
+    Damaged ones stay until there are as many others.
+    """
     whole = find_whole(storage)
-    steps_to_keep = {manifest.step for manifest in whole[:keep]}
+    sound = [manifest.step for manifest in whole if manifest.step not in damaged]
+    steps_to_keep = {*sound[:keep], *(damaged if len(sound) < keep else ())}
     steps_to_keep |= {best.step for best in read_best(storage)}
     for manifest in whole:
         if manifest.step not in steps_to_keep:

@@ -43,6 +43,7 @@ class LoadedCheckpoint:
     is_rng_restored: (
         bool  # False: at another world size, generators start anew from seed, step and rank
     )
+    damaged: frozenset[int]  # steps of newer checkpoints that cannot be read
 
 
 def load_checkpoint(
@@ -54,11 +55,14 @@ def load_checkpoint(
         listed = [(folder, manifest) for folder, manifest in listed if folder == f"step-{step}"]
         if not listed:
             raise SpecError(f"there is no step-{step} in {storage.root}", hint=_list_steps(storage))
-    refused = []
+    refused: list[str] = []
+    damaged: set[int] = set()
     for folder, manifest in sorted(listed, key=_age):
         reader, faults = _check(storage, context, state, manifest)
         if reader is not None and isinstance(manifest, CheckpointManifest) and not faults:
-            return _load(storage, context, state, reader, manifest)
+            return _load(storage, context, state, reader, manifest, frozenset(damaged))
+        if reader is None and isinstance(manifest, CheckpointManifest):
+            damaged.add(manifest.step)
         why = "; ".join(faults[:_FAULTS_TOLD]) + (" ..." if len(faults) > _FAULTS_TOLD else "")
         # where nothing can be renamed, a save that was broken off has a checkpoint's name
         if storage.can_rename or manifest != UNFINISHED:
@@ -117,6 +121,7 @@ def _load(
     state: Mapping[str, Any],
     reader: ShareReader,
     manifest: CheckpointManifest,
+    damaged: frozenset[int],
 ) -> LoadedCheckpoint:
     others = reader.read(dict.fromkeys(list_others(state)))
     tensors = reader.read(make_targets(state, others, reader.contents))
@@ -134,4 +139,5 @@ def _load(
         folder=f"{storage.root}/{manifest.folder}",
         world_size=manifest.world_size,
         is_rng_restored=is_rng_restored,
+        damaged=damaged,
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import sys
 import threading
 from dataclasses import dataclass
@@ -38,8 +37,6 @@ class WriteRequest:
 
 def main(arguments: list[str]) -> None:
     """Serve the trainer: the numbers of the connection, of the shared memory and of its process are given."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # they are the trainer's, who may save once more
     connection_file, memory_file, trainer = (int(argument) for argument in arguments)
     threading.Thread(target=_end_with, args=(trainer,), daemon=True).start()
     os.nice(_NICE)

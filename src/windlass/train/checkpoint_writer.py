@@ -28,7 +28,8 @@ from windlass.train.checkpoint_process import WriteRequest
 from windlass.train.checkpoint_shards import Share, tell_failure, write_share
 from windlass.train.checkpoint_staging import Data, StagingMemory
 
-_START = (
+_START = (  # signals are the trainer's, also while this one still imports torch
+    "import signal; [signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)]; "
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from windlass.train.checkpoint_process import main; main(sys.argv[2:])"
 )

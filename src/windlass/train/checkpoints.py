@@ -93,6 +93,8 @@ class Checkpoints:
         self._num_failures = 0
         self._is_shared = False
         self._is_wait_told = False
+        self._num_written = 0
+        self._damaged: frozenset[int] = frozenset()  # steps that were passed over by the last load
 
     def check_shared(self) -> None:
         """Refuse a folder that is not the same on all nodes; the first save does so as well."""
@@ -130,6 +132,7 @@ class Checkpoints:
             rng=read_rng(),
             num_bytes=planned.num_bytes,
         )
+        self._damaged -= {step}
         order = self._make_commit(planned, folder, step=step, epoch=epoch, facts=facts)
         if self._is_async and (self._writer is not None or not block):
             optimizers = [value for value in state.values() if isinstance(value, Optimizer)]
@@ -162,7 +165,10 @@ class Checkpoints:
         if self._context.is_main:
             for name in remove_half_written(self._storage):
                 logger.info("%s/%s was not written to its end: removed", self._storage.root, name)
-        return load_checkpoint(self._storage, self._context, state, step=step)
+        loaded = load_checkpoint(self._storage, self._context, state, step=step)
+        if loaded is not None:
+            self._damaged |= loaded.damaged
+        return loaded
 
     def mark_best(self, step: int, value: float) -> None:
         """Let `best` be this step's checkpoint: now, or when it is whole."""
@@ -219,14 +225,19 @@ class Checkpoints:
             return f"step-{saving.step} was not written in time"
         except Exception as error:  # noqa: BLE001 - all ranks must hear of it before one raises
             return f"step-{saving.step}: {error}"
+        self._num_written += 1
         return ""
 
     def _settle_before_next(self, end_s: float) -> str:
-        """The same for the next save: training waits for it then, which is told once if it takes long."""
+        """The same for the next save: training waits for it then, which is told once if it takes long.
+
+        Not of the first save, for which the writer has to start.
+        """
         saving, started_s = self._saving, time.monotonic()
         error = self._settle(end_s)
         waited_s = time.monotonic() - started_s
-        if saving is None or error or waited_s < _LONG_WAIT_S or self._is_wait_told:
+        is_slow = waited_s > _LONG_WAIT_S and self._num_written > 1
+        if saving is None or error or not is_slow or self._is_wait_told:
             return error
         self._is_wait_told = True
         if self._context.is_main:
@@ -314,6 +325,7 @@ class Checkpoints:
             manifest=manifest,
             metadata=planned.metadata,
             keep=self._keep,
+            damaged=self._damaged,
             timeout_s=self._timeout_s,
         )
 

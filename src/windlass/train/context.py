@@ -180,7 +180,12 @@ def _join(environ: Mapping[str, str], backend: str) -> None:
 def _choose_device(asked: str | None, local_rank: int, local_world_size: int) -> torch.device:
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if asked is not None:
-        device = torch.device(asked)
+        try:
+            device = torch.device(asked)
+        except RuntimeError as error:
+            raise SpecError(
+                f"device {asked!r} is none", hint='"cpu", "cuda" or "cuda:1"'
+            ) from error
         if device.type == "cuda" and (device.index or 0) >= num_gpus:
             raise SpecError(
                 f"device {asked!r}: this process sees {num_gpus} GPUs",

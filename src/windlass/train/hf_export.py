@@ -95,7 +95,7 @@ def write_weights(
 
     What an earlier export left in the folder and this one has not is removed.
     """
-    save_file = _import_save_file() if is_main else None
+    save_file = import_save_file() if is_main else None
     files: list[dict[str, int]] = []
     for tensors in _fill_files(_gather(weights, dtype), file_bytes, keep=is_main):
         if save_file is not None:
@@ -177,12 +177,21 @@ def _file_name(number: int, count: int) -> str:
     return f"model-{number + 1:05d}-of-{count:05d}.safetensors"
 
 
-def _import_save_file() -> Any:
+def import_save_file() -> Any:
+    """safetensors' function, which says by an OSError that there is no room."""
     try:
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
     except ModuleNotFoundError as error:
         raise SpecError(
             "exporting to Hugging Face's format needs safetensors, which is not installed here",
             hint="pip install 'windlass[llm]'",
         ) from error
-    return save_file
+
+    def save(tensors: Mapping[str, torch.Tensor], path: Path, *, metadata: dict[str, str]) -> None:
+        try:
+            save_file(tensors, path, metadata=metadata)
+        except SafetensorError as error:
+            raise OSError(f"{path}: {error}") from error
+
+    return save

@@ -57,7 +57,7 @@ class JsonlRows(Sequence[dict[str, Any]]):
         line = content[start : len(content) if end < 0 else end]
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SpecError(
                 f"{self.where(index)} is not JSON: {error}",
                 hint="each line is one whole JSON object; look at that line",
@@ -97,6 +97,9 @@ def find_files(paths: str | Path | Iterable[str | Path]) -> tuple[Path, ...]:
         path = Path(path)
         if path.is_dir():
             inside = sorted(path.glob("*.jsonl"))
+            for packed in sorted(path.glob("*.jsonl.gz")):
+                if packed.with_suffix("") not in inside:
+                    raise _compressed(packed)
             if not inside:
                 raise SpecError(
                     f"{path} has no *.jsonl file", hint="name the file, or the folder that holds it"
@@ -126,6 +129,10 @@ def read_kind(row: dict[str, Any], where: Callable[[], str]) -> str:
     )
 
 
+def _compressed(path: Path) -> SpecError:
+    return SpecError(f"{path} is compressed", hint=f"gunzip --keep {path}")
+
+
 def _explain_missing(path: Path) -> str:
     if not path.parent.is_dir():
         return f"the folder {path.parent} is not here either: is the volume mounted?"
@@ -137,6 +144,8 @@ def _map(path: Path) -> mmap.mmap | bytes:
     with path.open("rb") as file:
         if not path.stat().st_size:
             return b""  # which cannot be mapped
+        if file.read(2) == b"\x1f\x8b":
+            raise _compressed(path)
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 

@@ -12,7 +12,7 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -77,9 +77,14 @@ def is_help_asked(config: Config | None) -> bool:
     return "-h" in config or "--help" in config
 
 
-def describe_flags(options_type: type[TrainerOptions], defaults: Mapping[str, Any]) -> str:
+def describe_flags(
+    options_type: type[TrainerOptions],
+    defaults: Mapping[str, Any],
+    *,
+    hidden: Collection[str] = (),
+) -> str:
     """All settings as flags, a line each, with what they are if nobody sets them."""
-    fields = dataclasses.fields(options_type)
+    fields = [one for one in dataclasses.fields(options_type) if one.name not in hidden]
     lines = [
         f"  --{field.name.replace('_', '-')} {_show(defaults.get(field.name, field.default))}\n"
         for field in sorted(fields, key=lambda field: field.name)

@@ -7,6 +7,7 @@ misspelt one is an error as well.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -77,8 +78,14 @@ class TrainerOptions:
             )
         if self.log_every < 1 or self.keep < 1:
             raise SpecError("log_every and keep are numbers from 1 up", hint="leave them out")
-        if self.lr < 0:
+        if not 0 <= self.lr < math.inf:
             raise SpecError(f"lr is {self.lr:g}", hint="a rate above 0, such as 3e-4")
+        if not 0 <= self.weight_decay < math.inf:
+            raise SpecError(
+                f"weight_decay is {self.weight_decay:g}", hint="0 is none, 0.01 is usual"
+            )
+        if self.clip is not None and not self.clip >= 0:
+            raise SpecError(f"clip is {self.clip:g}", hint="a norm such as 1.0; none does not clip")
         if self.warmup < 0:
             raise SpecError(f"warmup is {self.warmup}", hint="0 begins with the whole rate")
         parts = PurePosixPath(self.run.strip()).parts

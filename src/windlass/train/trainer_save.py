@@ -52,6 +52,9 @@ class Saver:
             self._checkpoints.check_shared()  # now, not after the first hour
         if not self._trainer.options.resume and not self._is_restart():
             return None
+        newest = self._checkpoints.latest
+        if newest is not None:  # before weights are compared, of which a difference makes others
+            self._refuse_others(self._checkpoints.newest_facts, newest)
         loaded = self._checkpoints.load(self._state)
         if loaded is None:
             return None
@@ -90,7 +93,7 @@ class Saver:
             if saved.get(name, now) != now:
                 raise SpecError(
                     f"{name} was another when step {step} was saved: {saved[name]}, and is {now} now",
-                    hint="to train from scratch, give the run another name or move its folder away",
+                    hint="to train from scratch, give the run another name, or resume=False (--no-resume)",
                 )
 
     def _warn_of_changes(

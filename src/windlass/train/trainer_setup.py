@@ -8,6 +8,7 @@ loaded into both.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,8 @@ from windlass.train.trainer_update import StepUpdate
 
 if TYPE_CHECKING:
     from windlass.train.trainer import TorchTrainer
+
+logger = logging.getLogger(__name__)
 
 _LAST_SAVE_S = 120.0  # after an error: other ranks, whose shares are waited for, may be gone
 
@@ -86,6 +89,7 @@ def set_up(trainer: TorchTrainer) -> None:
     trainer.validation_dataloader = make_eval_loader(trainer.validation_dataloader, trainer)
     _check_early_stop(trainer)
     trainer.total_steps = _count_steps(trainer)
+    _tell_missing_validation(trainer)
     trainer.scheduler = make_scheduler(
         trainer.scheduler, trainer.optimizer, options, total=trainer.total_steps
     )
@@ -217,6 +221,22 @@ def _check_early_stop(trainer: TorchTrainer) -> None:
         raise SpecError(
             f"early_stop={options.early_stop} counts validations, and there are none",
             hint="give data for validation and validate_every, or leave early_stop out",
+        )
+
+
+def _tell_missing_validation(trainer: TorchTrainer) -> None:
+    """Say that data for validation are of no use, where the training ends within its first epoch."""
+    is_wanted = trainer.validation_dataloader is not None
+    if not is_wanted or trainer.options.validate_every != "epoch":
+        return
+    if not trainer.train_dataloader.has_length:
+        return
+    in_epoch, total = trainer.train_dataloader.steps_per_epoch, trainer.total_steps
+    if total < in_epoch and trainer.context.is_main:
+        logger.warning(
+            "an epoch has %d steps, and this training %d: it is not validated; validate_every=N is "
+            "every N steps, and at the end",
+            *(in_epoch, total),
         )
 
 
