@@ -182,6 +182,46 @@ def test_a_save_without_room_says_so_and_gives_its_room_back(tmp_path, kind):
     ], done.stderr
 
 
+INTERRUPTED = """
+    import sys, time, torch
+    from windlass.train.checkpoints import Checkpoints
+
+    checkpoints = Checkpoints(sys.argv[1])
+    checkpoints.save({"model": torch.nn.Linear(3, 3)}, step=1, facts={})
+    print("training goes on", flush=True)
+    time.sleep(300)
+"""
+
+
+@pytest.mark.long
+def test_an_interrupt_of_the_terminal_leaves_the_save_under_way_alone(tmp_path, alone):
+    """It goes to all processes; the writer still imports torch then."""
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(INTERRUPTED), str(tmp_path / "run")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert trainer.stdout.readline() == "training goes on\n"
+    (writer,) = Path(f"/proc/{trainer.pid}/task/{trainer.pid}/children").read_text().split()
+    assert wait_until(lambda: ignores(writer, signal.SIGINT), timeout_s=60)
+    os.killpg(trainer.pid, signal.SIGINT)
+    _, error = trainer.communicate(timeout=100)
+    assert "KeyboardInterrupt" in error
+    model = torch.nn.Linear(3, 3)
+    assert (
+        Checkpoints(tmp_path / "run", context=alone, is_async=False).load({"model": model}).step
+        == 1
+    )
+
+
+def ignores(pid: str, number: signal.Signals) -> bool:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    ignored = dict(line.split(":", 1) for line in lines)["SigIgn"]
+    return bool(int(ignored, 16) & (1 << number - 1))
+
+
 TRAINER = """
     import sys, torch
     from checkpoint_states import fill
