@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 import pytest
 
 from windlass.errors import SpecError
-from windlass.train.trainer_config import read_options
+from windlass.recipes.llm_options import LlmOptions
+from windlass.train.trainer_config import describe_flags, read_options
 from windlass.train.trainer_options import TrainerOptions, read_seconds
 
 
@@ -66,8 +68,16 @@ def test_help_shows_what_the_program_set(capsys):
     with pytest.raises(SystemExit) as ended:
         read(["--batch", "8", "--help"], epochs=3, trackers=("mlflow",))
     assert ended.value.code == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert {"  --epochs 3", "  --trackers mlflow", "  --batch 32", "  --resume true"} <= set(shown)
+    shown = capsys.readouterr().out
+    for flag in ("--epochs 3 ", "--trackers mlflow ", "--batch 32 ", "--resume true "):
+        assert f"\n  {flag}" in shown
+    assert re.search(r"--batch 32 +samples of one optimizer step, over ALL ranks\n", shown)
+
+
+@pytest.mark.parametrize("options_type", [TrainerOptions, LlmOptions])
+def test_help_has_a_word_on_each_setting(options_type):
+    lines = describe_flags(options_type, {}).splitlines()
+    assert [line for line in lines if len(line) < 36] == []
 
 
 @pytest.mark.parametrize(

@@ -45,17 +45,17 @@ class LlmOptions(TrainerOptions):
     """The settings of a fine-tuning."""
 
     model: str | None = None  # an id of the Hugging Face hub, or a folder
-    model_local_dir: str | None = None
+    model_local_dir: str | None = None  # a folder as Hugging Face has them
     tokenizer_local_dir: str | None = None  # the model's folder, unless given
     local_files_only: bool = False  # ask nobody, download nothing
     hf_model: bool = False  # Hugging Face's own model even where ours computes the same
     train_file: str = TRAIN_FILE  # JSONL with `text` or `messages`; a file or a folder
-    val_file: str | None = None  # VAL_FILE, where it is there
+    val_file: str | None = None  # as train_file; /data/val.jsonl, where it is there
     cache: str | None = None  # for tokens; <out>/tokens
     length: int = 2048  # tokens of a row
     pack: bool = True  # several documents in a row
     lora: int = 0  # the rank of adapters; 0: all weights are trained
-    lora_alpha: int | None = None  # twice the rank
+    lora_alpha: int | None = None  # the scale of adapters, times their rank; twice the rank
     lora_targets: tuple[str, ...] = ()  # names of layers; all linear ones but the head
     precision: str = "auto"  # bf16 on a GPU, fp32 on a CPU; fp8: blocks in float8
     fp8: bool = False  # set by precision
@@ -65,10 +65,10 @@ class LlmOptions(TrainerOptions):
     epochs: int | None = None
     batch: int = 32  # rows of one optimizer step, over ALL ranks
     lr: float = 2e-5  # 2e-4 with adapters
-    weight_decay: float = 0.01
-    scheduler: str = "cosine"
+    weight_decay: float = 0.01  # of matrices
+    scheduler: str = "cosine"  # of the rate: constant, linear, cosine, wsd
     warmup: int = 10
-    checkpoint_every: int | str | None = "10m"
+    checkpoint_every: int | str | None = "10m"  # or steps; 0: no checkpoints
     run: str = "run"
 
     @property

@@ -7,8 +7,10 @@ so is a value of another type. Nothing is taken silently.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import os
+import re
 import sys
 import types
 import typing
@@ -83,13 +85,27 @@ def describe_flags(
     *,
     hidden: Collection[str] = (),
 ) -> str:
-    """All settings as flags, a line each, with what they are if nobody sets them."""
+    """All settings as flags, a line each, with what they are if nobody sets them, and what they mean."""
     fields = [one for one in dataclasses.fields(options_type) if one.name not in hidden]
-    lines = [
-        f"  --{field.name.replace('_', '-')} {_show(defaults.get(field.name, field.default))}\n"
-        for field in sorted(fields, key=lambda field: field.name)
-    ]
+    comments = _read_comments(options_type)
+    lines = []
+    for field in sorted(fields, key=lambda field: field.name):
+        default = _show(defaults.get(field.name, field.default))
+        flag = f"  --{field.name.replace('_', '-')} {default}"
+        lines.append(f"{flag:34}  {comments.get(field.name, '')}".rstrip() + "\n")
     return f"All flags, with their defaults; --config FILE reads YAML:\n{''.join(lines)}"
+
+
+def _read_comments(options_type: type[TrainerOptions]) -> dict[str, str]:
+    """What stands behind the fields in their source; nothing where that is not to be had."""
+    comments: dict[str, str] = {}
+    for kind in reversed(options_type.__mro__[:-1]):
+        try:
+            source = inspect.getsource(kind)
+        except (OSError, TypeError):
+            continue
+        comments |= dict(re.findall(r"^    (\w+): [^#\n]*  # (.+)$", source, re.MULTILINE))
+    return comments
 
 
 def _show(default: Any) -> str:
