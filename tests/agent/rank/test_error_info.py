@@ -118,6 +118,14 @@ class Mute(Exception):
         raise RuntimeError("no")
 
 
+def test_an_exit_that_has_a_cause_says_it():
+    with pytest.raises(SystemExit) as ended:
+        raise SystemExit(2) from ValueError("there is no file x")
+    assert make_error(ended.value, root="").message == "there is no file x"
+    assert make_error(SystemExit("bad config"), root="").message == "bad config"
+    assert make_error(SystemExit(2), root="").message == "2"
+
+
 def test_an_exception_that_cannot_be_printed():
     info = make_error(Mute(), root="")
     assert info.message == "<its __str__ raised RuntimeError>"

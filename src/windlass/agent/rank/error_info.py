@@ -67,6 +67,8 @@ def report_uncaught(error: BaseException, *, is_last: bool) -> None:
 
 
 def _message(error: BaseException) -> str:
+    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.__cause__:
+        error = error.__cause__  # which says more than the code
     try:
         return str(error)
     except Exception as bad:  # noqa: BLE001 - a user's __str__ may raise anything
