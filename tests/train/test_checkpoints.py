@@ -242,6 +242,15 @@ def test_a_foreign_one_is_named(checkpoints):
         checkpoints.load(make_state(width=16))
 
 
+def test_another_kind_of_optimizer_is_foreign(checkpoints):
+    state = make_state()
+    train(state, num_steps=1)
+    checkpoints.save(state, step=1, facts={})
+    other = torch.optim.SGD(state["model"].parameters(), lr=0.1)
+    with pytest.raises(SpecError, match="the checkpoint's optimizer is no SGD"):
+        checkpoints.load({**state, "optimizer": other})
+
+
 def test_a_state_with_more_than_was_saved_is_foreign(checkpoints):
     state = make_state()
     checkpoints.save({"model": state["model"]}, step=1, facts={})

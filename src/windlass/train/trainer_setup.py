@@ -23,6 +23,7 @@ from windlass.near_names import did_you_mean
 from windlass.train.checkpoint_rng import derive_rng
 from windlass.train.checkpoints import Checkpoints
 from windlass.train.meters import Meters
+from windlass.train.run_lock import RunLock
 from windlass.train.schedules import refresh_rates
 from windlass.train.step_signals import StepSignals
 from windlass.train.step_sums import StepSums
@@ -60,6 +61,7 @@ class TrainerParts:
     folder: str
     best_metric: str
     resumed_from: int | None
+    lock: RunLock | None  # of rank 0, where folders have locks
 
     def read_best_metric(self, metrics: Mapping[str, float]) -> float:
         if not metrics:
@@ -78,6 +80,8 @@ class TrainerParts:
         """Wait for a checkpoint that is being written, and end the trackers' runs."""
         self.saver.close(timeout_s=None if ok else _LAST_SAVE_S)
         self.trackers.close(ok=ok)
+        if self.lock is not None:
+            self.lock.close()
 
 
 def set_up(trainer: TorchTrainer) -> None:
@@ -131,6 +135,7 @@ def set_up(trainer: TorchTrainer) -> None:
         folder=folder,
         best_metric=options.best_metric,
         resumed_from=resumed_from,
+        lock=RunLock(folder) if context.is_main and "://" not in folder else None,
     )
 
 

@@ -1,0 +1,36 @@
+"""Two trainings that write to one run, and one after the other."""
+
+from __future__ import annotations
+
+from toy_training import make_trainer
+
+from windlass.train.run_lock import RunLock
+
+
+def test_a_second_training_of_a_run_is_warned(tmp_path, caplog):
+    first = RunLock(str(tmp_path))
+    assert not caplog.records
+    RunLock(str(tmp_path)).close()
+    assert f"another training writes to {tmp_path}" in caplog.text
+    caplog.clear()
+    first.close()
+    RunLock(str(tmp_path)).close()
+    assert not caplog.records
+
+
+def test_where_there_is_no_lock_to_be_had_nothing_is_said(tmp_path, caplog):
+    RunLock(str(tmp_path / "nowhere")).close()
+    assert not caplog.records
+
+
+def test_a_trainer_holds_it_while_it_trains(tmp_path, caplog):
+    trainer = make_trainer(tmp_path)
+    (tmp_path / "run").mkdir()
+    other = RunLock(str(tmp_path / "run"))
+    trainer.fit()
+    assert "another training writes to" in caplog.text
+    caplog.clear()
+    other.close()
+    make_trainer(tmp_path).fit()
+    make_trainer(tmp_path).fit()
+    assert "another training" not in caplog.text
