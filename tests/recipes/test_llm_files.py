@@ -154,6 +154,7 @@ def test_options_come_from_flags_and_yaml(tmp_path):
         (("--tokens-per-sample", "5"), "--length"),
         (("--flops-per-token", "5"), "it is computed from the model"),
         (("--lora-targets", "q_proj"), "--lora 16"),
+        (("--best-metric", "los"), "did you mean loss?"),
     ],
 )
 def test_what_would_do_nothing_is_refused(words, hint):

@@ -100,5 +100,11 @@ def test_a_training_that_ends_before_its_first_validation_says_so(tmp_path, capl
     assert "this training 1: it is not validated; validate_every=N" in caplog.text
 
 
+def test_a_run_that_is_further_than_asked_for_says_so(tmp_path, caplog):
+    make_trainer(tmp_path, steps=3, epochs=None).fit()
+    assert make_trainer(tmp_path, steps=2, epochs=None).fit().step == 3
+    assert "this run is at step 3 already, and was to end at 2" in caplog.text
+
+
 def test_no_validation_data_is_no_error(tmp_path):
     assert make_trainer(tmp_path).fit().validation == {}

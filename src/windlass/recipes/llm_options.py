@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.errors import SpecError
+from windlass.near_names import did_you_mean
 from windlass.recipes.recipe_flags import RUN_ID, guess_out, rename_flags
 from windlass.train.trainer_config import read_config, read_options
 from windlass.train.trainer_options import TrainerOptions
@@ -23,6 +24,7 @@ SETTLED = {  # of a trainer's settings, those that follow from others here
     "flops_per_token": "it is computed from the model",
     "flops_per_sample": "it is computed from the model",
 }
+METRICS = ("loss", "perplexity")  # of validations
 PRECISIONS = ("auto", "bf16", "fp32", "fp8")
 TRAIN_FILE, VAL_FILE = "/data/train.jsonl", "/data/val.jsonl"
 _LORA_LR = 2e-4
@@ -114,7 +116,14 @@ def read_llm_options(words: Sequence[str], environ: Mapping[str, str]) -> LlmOpt
             hint="leave out one of them",
         )
     if options.length < 2:
-        raise SpecError(f"--length {options.length}: a row needs at least two tokens")
+        raise SpecError(
+            f"--length {options.length}: a row needs at least two tokens", hint="2048 is usual"
+        )
+    if options.best_metric not in METRICS:  # now, rather than after the first epoch
+        raise SpecError(
+            f"validations have no {options.best_metric}",
+            hint=did_you_mean(options.best_metric, METRICS),
+        )
     if options.lora < 0:
         raise SpecError(
             f"--lora {options.lora} is not a rank of adapters",

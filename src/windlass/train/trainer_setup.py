@@ -114,6 +114,7 @@ def set_up(trainer: TorchTrainer) -> None:
     resumed_from = saver.load()
     if resumed_from is not None:
         refresh_rates(trainer.scheduler)
+        _tell_nothing_left(trainer, resumed_from)
     trackers = _start_trackers(trainer, folder, saver.run_ids)
     saver.trackers = trackers
     update = _update_type(trainer)(
@@ -242,6 +243,15 @@ def _tell_missing_validation(trainer: TorchTrainer) -> None:
             "an epoch has %d steps, and this training %d: it is not validated; validate_every=N is "
             "every N steps, and at the end",
             *(in_epoch, total),
+        )
+
+
+def _tell_nothing_left(trainer: TorchTrainer, step: int) -> None:
+    if step > trainer.total_steps and trainer.context.is_main:
+        logger.warning(
+            "this run is at step %d already, and was to end at %d: nothing is trained; more steps or "
+            "epochs go on, another run begins anew",
+            *(step, trainer.total_steps),
         )
 
 
