@@ -134,16 +134,16 @@ def _gate_backward_kernel(  # type: ignore[no-untyped-def]
     inner_grad,
     grad,
     sums,
-    WIDTH: tl.constexpr,  # noqa: N803
-    UP_START: tl.constexpr,  # noqa: N803
-    INNER_STRIDE: tl.constexpr,  # noqa: N803
-    INNER_GRAD_STRIDE: tl.constexpr,  # noqa: N803
-    NUM_ROWS: tl.constexpr,  # noqa: N803
-    STEP: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    RANK: tl.constexpr,  # noqa: N803
-    RANKS: tl.constexpr,  # noqa: N803
-    STAGES: tl.constexpr,  # noqa: N803
+    WIDTH: tl.constexpr,
+    UP_START: tl.constexpr,
+    INNER_STRIDE: tl.constexpr,
+    INNER_GRAD_STRIDE: tl.constexpr,
+    NUM_ROWS: tl.constexpr,
+    STEP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    RANK: tl.constexpr,
+    RANKS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     # whole tiles, and places within them in 32 bits: masks and wide numbers take registers, and with them
     # the programs at once that hide how long memory takes

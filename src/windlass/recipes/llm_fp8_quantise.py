@@ -89,9 +89,9 @@ def _measure_kernel(  # type: ignore[no-untyped-def]
     by_column,
     num_rows,
     num_columns,
-    NUM_ROWS: tl.constexpr,  # noqa: N803
-    STEP: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
+    NUM_ROWS: tl.constexpr,
+    STEP: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """The largest absolute value of each row and of each column; both begin as zeros."""
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -119,9 +119,9 @@ def _write_kernel(  # type: ignore[no-untyped-def]
     column_scales,
     num_rows,
     num_columns,
-    LARGEST: tl.constexpr,  # noqa: N803
-    SMALLEST: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
+    LARGEST: tl.constexpr,
+    SMALLEST: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Both matrices in float8, by the largest values of rows and columns."""
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -61,9 +61,9 @@ def _score_kernel(  # type: ignore[no-untyped-def]
     losses,
     scale,
     width,
-    IGNORED: tl.constexpr,  # noqa: N803
-    NEEDS_GRADIENT: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
+    IGNORED: tl.constexpr,
+    NEEDS_GRADIENT: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
     label = tl.load(labels + row)

@@ -56,7 +56,7 @@ def _grid(out: Tensor) -> tuple[int, int]:
 
 
 @jit
-def _forward_kernel(both, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def _forward_kernel(both, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_inside = columns < width
@@ -67,7 +67,7 @@ def _forward_kernel(both, out, width, BLOCK: tl.constexpr):  # type: ignore[no-u
 
 
 @jit
-def _backward_kernel(both, outer, grad, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def _backward_kernel(both, outer, grad, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_inside = columns < width
