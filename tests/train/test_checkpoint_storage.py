@@ -53,6 +53,16 @@ def test_what_has_no_manifest_yet_is_not_taken(url, alone, caplog):
     assert "step-2 cannot be used: it has no manifest.json" in caplog.text
 
 
+def test_what_a_failed_save_left_goes_with_the_next(url, alone):
+    checkpoints = Checkpoints(url, is_async=False, context=alone)
+    for step in (1, 2):
+        checkpoints.save(make_state(), step=step, facts={})
+    open_storage(url).remove("step-2/manifest.json")
+    checkpoints.save(make_state(), step=3, facts={})
+    names = [name for name in open_storage(url).names() if name.startswith("step-")]
+    assert names == ["step-1", "step-3"]
+
+
 def test_a_first_save_that_was_broken_off_is_no_checkpoint(url, alone, caplog):
     checkpoints = Checkpoints(url, is_async=False, context=alone)
     state = make_state()

@@ -77,7 +77,9 @@ def test_a_life_of_asynchronous_saves(checkpoints, tmp_path, caplog):
     os.kill(writer, signal.SIGSTOP)
     checkpoints.save(fill(state, 2), step=2, facts={})
     os.kill(writer, signal.SIGKILL)
-    with pytest.raises(EngineError, match=r"step-2 was not saved: .*killed by SIGKILL"):
+    with pytest.raises(
+        EngineError, match=r"a checkpoint was not saved: step-2: .*killed by SIGKILL"
+    ):
         checkpoints.wait()
     assert checkpoints.load(state).step == 1
 
@@ -150,7 +152,8 @@ CRAMPED = """
     checkpoints.wait()
     writer = checkpoints._writer.process_id if is_async else None
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    limit(1_000_000)
+    limit(int(sys.argv[3]))
+    checkpoints.mark_best(1, 0.5)
     try:
         checkpoints.save(state, step=2, facts={})
         wait([checkpoints._saving.end])
@@ -161,25 +164,37 @@ CRAMPED = """
     print(sorted(path.name for path in run.iterdir()))
     limit(resource.RLIM_INFINITY)
     checkpoints.save(state, step=3, facts={}, block=True)
-    print(checkpoints.load(state).step)
+    print(checkpoints.load(state).step, checkpoints.best.step)
     checkpoints.close()
 """
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["async", "blocking"])
-def test_a_save_without_room_says_so_and_gives_its_room_back(tmp_path, kind):
-    """A limit on the size of files stands for a full disk."""
+@pytest.mark.parametrize("num_bytes", [1_000_000, 0])
+def test_a_save_without_room_says_so_and_gives_its_room_back(tmp_path, kind, num_bytes):
+    """A limit on the size of files stands for a full disk; with 0 there is no room even to say why."""
+    told = "File too large"
+    is_marked = kind == "async" or num_bytes > 0  # by the trainer, whose writer alone has the limit
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(CRAMPED), str(tmp_path / "run"), kind],
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(CRAMPED),
+            str(tmp_path / "run"),
+            kind,
+            str(num_bytes),
+        ],
         capture_output=True,
         text=True,
     )
     assert done.stdout.splitlines() == [
-        "step-2 was not saved: step-2: OSError: [Errno 27] File too large",
-        "['latest', 'step-1']",
-        "3",
+        f"a checkpoint was not saved: step-2: OSError: [Errno 27] {told}",
+        f"  hint: is there room in {tmp_path / 'run'}, and do all ranks see it?",
+        "['best', 'best.json', 'latest', 'step-1']" if is_marked else "['latest', 'step-1']",
+        "3 1",
     ], done.stderr
+    assert ("step-1 is the best, which could not be written down" in done.stderr) != is_marked
 
 
 INTERRUPTED = """

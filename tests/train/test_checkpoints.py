@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import resource
 
 import pytest
 import torch
@@ -229,6 +230,23 @@ def test_a_damaged_one_is_none_of_those_that_are_kept(checkpoints, tmp_path):
     assert sorted(path.name for path in (tmp_path / "run").glob("step-*")) == ["step-1", "step-3"]
 
 
+def test_a_damaged_one_is_still_so_where_saving_it_again_failed(checkpoints, tmp_path):
+    state = make_state()
+    for step in (1, 2):
+        checkpoints.save(state, step=step, facts={})
+    damage(tmp_path / "run/step-2/rank-0/0.distcp")
+    checkpoints.load(state)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # as if the disk were full
+    try:
+        with pytest.raises(EngineError, match="a checkpoint was not saved: step-2: OSError"):
+            checkpoints.save(state, step=2, facts={})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    checkpoints.save(state, step=3, facts={})
+    assert sorted(path.name for path in (tmp_path / "run").glob("step-*")) == ["step-1", "step-3"]
+
+
 def test_none_left_is_an_error_not_a_fresh_start(checkpoints, tmp_path):
     checkpoints.save(make_state(), step=1, facts={})
     damage(tmp_path / "run/step-1/rank-0/0.distcp")
@@ -315,7 +333,7 @@ def test_at_another_world_size_generators_start_from_the_seed(checkpoints, tmp_p
 def test_a_save_that_fails_says_why(tmp_path, alone):
     (tmp_path / "run").write_text("not a folder")
     checkpoints = Checkpoints(tmp_path / "run", is_async=False, context=alone)
-    with pytest.raises(EngineError, match="step-1 was not saved"):
+    with pytest.raises(EngineError, match="a checkpoint was not saved: step-1"):
         checkpoints.save(make_state(), step=1, facts={})
 
 

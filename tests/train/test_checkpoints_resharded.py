@@ -139,7 +139,7 @@ def save_with_a_rank_that_cannot(*, root):
     # One rank's share fails: no rank believes that it is saved, and what was there stays.
     if context.rank == 1:
         checkpoints._storage.root = "/proc/nowhere"
-    with pytest.raises(EngineError, match="step-2 was not saved"):
+    with pytest.raises(EngineError, match="a checkpoint was not saved: step-2"):
         checkpoints.save(state, step=2, facts={}, timeout_s=2)
     if context.rank == 1:
         checkpoints._storage.root = root

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from toy_training import make_trainer
 
 from windlass.train.run_lock import RunLock
@@ -18,14 +20,34 @@ def test_a_second_training_of_a_run_is_warned(tmp_path, caplog):
     assert not caplog.records
 
 
+def test_a_child_that_outlives_its_trainer_does_not_hold_it(tmp_path, caplog):
+    lock = RunLock(str(tmp_path))
+    ends, starts = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(starts[1], b"x")
+        os.close(ends[1])
+        os.read(ends[0], 1)  # until the trainer has let go of it
+        os._exit(0)
+    os.read(starts[0], 1)
+    RunLock(str(tmp_path)).close()
+    assert "another training" in caplog.text  # the trainer's own
+    caplog.clear()
+    lock.close()
+    RunLock(str(tmp_path)).close()
+    assert not caplog.records
+    os.close(ends[1])
+    os.waitpid(child, 0)
+
+
 def test_where_there_is_no_lock_to_be_had_nothing_is_said(tmp_path, caplog):
-    RunLock(str(tmp_path / "nowhere")).close()
+    (tmp_path / "file").touch()
+    RunLock(str(tmp_path / "file/run")).close()
     assert not caplog.records
 
 
 def test_a_trainer_holds_it_while_it_trains(tmp_path, caplog):
     trainer = make_trainer(tmp_path)
-    (tmp_path / "run").mkdir()
     other = RunLock(str(tmp_path / "run"))
     trainer.fit()
     assert "another training writes to" in caplog.text

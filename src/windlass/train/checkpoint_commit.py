@@ -9,6 +9,7 @@ the training's.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from dataclasses import asdict, dataclass, replace
 
@@ -17,8 +18,11 @@ from torch.distributed.checkpoint.metadata import Metadata
 from windlass.errors import EngineError
 from windlass.train.checkpoint_manifest import (
     HALF_WRITTEN,
+    MANIFEST,
+    UNFINISHED,
     CheckpointManifest,
     find_whole,
+    read_manifests,
     write_manifest,
 )
 from windlass.train.checkpoint_shards import (
@@ -30,6 +34,8 @@ from windlass.train.checkpoint_shards import (
 )
 from windlass.train.checkpoint_storage import Storage, open_storage
 from windlass.waiting import wait_until
+
+logger = logging.getLogger(__name__)
 
 LATEST = "latest"
 BEST = "best"
@@ -75,8 +81,12 @@ def commit(order: Commit) -> CheckpointManifest:
     write_manifest(storage, order.folder, manifest)
     if storage.can_rename:
         _take_place(storage, order.folder, manifest.folder)
-    _point(storage, manifest)
+    try:
+        _point(storage, manifest)
+    except OSError as error:  # it is whole, and is found without them
+        logger.warning("%s is saved, but links to it are not: %s", manifest.folder, error)
     remove_half_written(storage)  # of saves that failed before
+    remove_unfinished(storage)
     remove_old(storage, keep=order.keep, damaged=order.damaged)
     return manifest
 
@@ -147,6 +157,7 @@ def remove_old(storage: Storage, *, keep: int, damaged: frozenset[int] = frozens
 def _remove_step(storage: Storage, manifest: CheckpointManifest) -> None:
     """Under another name first: what a kill leaves of it is removed later, and looks like no checkpoint."""
     if not storage.can_rename:
+        storage.remove(f"{manifest.folder}/{MANIFEST}")  # which makes it one
         storage.remove(manifest.folder)
         return
     gone = f"{manifest.folder}.gone-{manifest.number}"
@@ -171,6 +182,18 @@ def remove_half_written(storage: Storage, *, but: str = "") -> list[str]:
             storage.remove(name)
             removed.append(name)
     return removed
+
+
+def remove_unfinished(storage: Storage, *, but: str = "") -> None:
+    """The same where nothing can be renamed: they have a checkpoint's name, and no manifest.
+
+    Not at a load, where one that cannot be seen for a moment may be all there is.
+    """
+    if storage.can_rename:
+        return
+    for folder, manifest in read_manifests(storage):
+        if manifest == UNFINISHED and folder != but:
+            storage.remove(folder)
 
 
 # The best step. Two are remembered: a new one may be lost before its checkpoint is whole.

@@ -8,7 +8,7 @@ they share the work of hashing and exchange what they found. Called by checkpoin
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 
 _FAULTS_TOLD = 3
 
+Check = Callable[
+    [Mapping[str, Any], int], None
+]  # of a whole checkpoint's facts and step; may refuse
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedCheckpoint:
@@ -47,7 +51,12 @@ class LoadedCheckpoint:
 
 
 def load_checkpoint(
-    storage: Storage, context: Context, state: Mapping[str, Any], *, step: int | None
+    storage: Storage,
+    context: Context,
+    state: Mapping[str, Any],
+    *,
+    step: int | None,
+    check: Check | None = None,
 ) -> LoadedCheckpoint | None:
     """Load the newest checkpoint that is whole and fits, or the one of `step` and no other."""
     listed = context.broadcast(list(read_manifests(storage)) if context.is_main else None)
@@ -58,7 +67,7 @@ def load_checkpoint(
     refused: list[str] = []
     damaged: set[int] = set()
     for folder, manifest in sorted(listed, key=_age):
-        reader, faults = _check(storage, context, state, manifest)
+        reader, faults = _check(storage, context, state, manifest, check)
         if reader is not None and isinstance(manifest, CheckpointManifest) and not faults:
             return _load(storage, context, state, reader, manifest, frozenset(damaged))
         if reader is None and isinstance(manifest, CheckpointManifest):
@@ -73,7 +82,7 @@ def load_checkpoint(
         return None
     raise SpecError(
         f"no checkpoint in {storage.root} can be used: {' | '.join(refused)}",
-        hint="to train from scratch, give the run another name or move its folder away",
+        hint="to train from scratch, give the run another name, or resume=False (--no-resume)",
     )
 
 
@@ -90,7 +99,11 @@ def _list_steps(storage: Storage) -> str:
 
 
 def _check(
-    storage: Storage, context: Context, state: Mapping[str, Any], manifest: CheckpointManifest | str
+    storage: Storage,
+    context: Context,
+    state: Mapping[str, Any],
+    manifest: CheckpointManifest | str,
+    check: Check | None,
 ) -> tuple[ShareReader | None, list[str]]:
     """What is wrong with a checkpoint, as all ranks see it; and what reads it, if nothing is."""
     if isinstance(manifest, str):
@@ -102,6 +115,8 @@ def _check(
         faults = _merge(context.gather(find_hash_faults(storage, manifest, own)))
     if faults:
         return None, faults
+    if check is not None:
+        check(manifest.facts, manifest.step)
     reader, faults = None, []
     try:
         reader = ShareReader(storage, manifest.folder)

@@ -66,11 +66,9 @@ def write_share(share: Share, data: Mapping[MetadataIndex, torch.Tensor | bytes]
         storage.write(_told_in(share.folder, share.rank), pickle.dumps(written))
     except Exception as error:
         reason = _find_reason(error)
-        with contextlib.suppress(OSError):
-            storage.remove(
-                f"{share.folder}/{_name(share.rank)}"
-            )  # on a full disk nothing is told else
-            tell_failure(share.root, share.folder, share.rank, reason)
+        with contextlib.suppress(OSError):  # and makes room to say so
+            storage.remove(f"{share.folder}/{_name(share.rank)}")
+        tell_failure(share.root, share.folder, share.rank, reason)
         raise EngineError(reason) from error
 
 
@@ -85,15 +83,26 @@ def _find_reason(error: BaseException) -> str:
 
 def tell_failure(root: str, folder: str, rank: int, error: str) -> None:
     """Let rank 0 know that this rank's share will not come."""
-    failed = WrittenShare(files={}, results=[], error=error)
-    open_storage(root).write(_told_in(folder, rank), pickle.dumps(failed))
+    storage, name = open_storage(root), _told_in(folder, rank)
+    try:
+        storage.write(name, pickle.dumps(_make_failed(error)))
+    except OSError:
+        with contextlib.suppress(OSError):
+            storage.write(name, b"")  # for which there is room on a full disk
+
+
+def _make_failed(error: str) -> WrittenShare:
+    return WrittenShare(files={}, results=[], error=error)
 
 
 def read_share(storage: Storage, folder: str, rank: int) -> WrittenShare | None:
     """What a rank has told; None: nothing yet."""
     name = _told_in(folder, rank)
-    if storage.size(name) is None:
+    size = storage.size(name)
+    if size is None:
         return None
+    if size == 0:  # elsewhere than in a folder, it may be on its way
+        return _make_failed("there was no room even to say why") if storage.can_rename else None
     share = pickle.loads(storage.read(name))  # noqa: S301 - a rank of this job wrote it
     return share if isinstance(share, WrittenShare) else None
 

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from multiprocessing.connection import Connection, Pipe
 
@@ -28,8 +28,14 @@ from windlass.train.checkpoint_process import WriteRequest
 from windlass.train.checkpoint_shards import Share, tell_failure, write_share
 from windlass.train.checkpoint_staging import Data, StagingMemory
 
-_START = (  # signals are the trainer's, also while this one still imports torch
-    "import signal; [signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)]; "
+_OF_TRAINER = (
+    signal.SIGINT,
+    signal.SIGTERM,
+)  # who may save once more; a terminal sends them to all
+_START = (
+    "import signal; numbers = (signal.SIGINT, signal.SIGTERM); "
+    "[signal.signal(number, signal.SIG_IGN) for number in numbers]; "
+    "signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers); "
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from windlass.train.checkpoint_process import main; main(sys.argv[2:])"
 )
@@ -72,7 +78,7 @@ class ProcessWriter:
             return
         self._close_connection()
         ours, theirs = Pipe()
-        with theirs:
+        with theirs, _blocked(_OF_TRAINER):
             files = (theirs.fileno(), self.memory.file)
             self._process = subprocess.Popen(
                 [
@@ -99,8 +105,8 @@ class ProcessWriter:
                 error = self._ask(request)
             except (EOFError, OSError):
                 error = f"the process that writes checkpoints {self._say_end()}"
-                with contextlib.suppress(OSError):  # its own word did not get out
-                    tell_failure(share.root, share.folder, share.rank, error)
+                # its own word did not get out
+                tell_failure(share.root, share.folder, share.rank, error)
             if error:
                 raise EngineError(error)
 
@@ -143,6 +149,16 @@ class ProcessWriter:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+@contextlib.contextmanager
+def _blocked(numbers: Iterable[signal.Signals]) -> Iterator[None]:
+    """Hold signals back, also from a process that is started meanwhile, until it lets them in."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def run_aside(work: Callable[[], None]) -> Future[None]:

@@ -33,9 +33,10 @@ from windlass.train.checkpoint_commit import (
     Commit,
     find_best,
     remove_half_written,
+    remove_unfinished,
     write_best,
 )
-from windlass.train.checkpoint_load import LoadedCheckpoint, load_checkpoint
+from windlass.train.checkpoint_load import Check, LoadedCheckpoint, load_checkpoint
 from windlass.train.checkpoint_manifest import CheckpointManifest, find_whole
 from windlass.train.checkpoint_plan import PlannedSave, SavePlans
 from windlass.train.checkpoint_rng import read_rng
@@ -94,6 +95,7 @@ class Checkpoints:
         self._is_shared = False
         self._is_wait_told = False
         self._num_written = 0
+        self._best_to_mark: BestStep | None = None
         self._damaged: frozenset[int] = frozenset()  # steps that were passed over by the last load
 
     def check_shared(self) -> None:
@@ -121,6 +123,7 @@ class Checkpoints:
         """
         _check_facts(facts)
         self.check_shared()
+        self._mark_best()
         end_s = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         error = self._settle_before_next(end_s)
         planned, folder = self._agree(state, step, error)
@@ -132,7 +135,6 @@ class Checkpoints:
             rng=read_rng(),
             num_bytes=planned.num_bytes,
         )
-        self._damaged -= {step}
         order = self._make_commit(planned, folder, step=step, epoch=epoch, facts=facts)
         if self._is_async and (self._writer is not None or not block):
             optimizers = [value for value in state.values() if isinstance(value, Optimizer)]
@@ -155,9 +157,12 @@ class Checkpoints:
         memory = self._get_writer().memory
         self._preparing = run_aside(lambda: memory.prepare(planned.data))
 
-    def load(self, state: Mapping[str, Any], *, step: int | None = None) -> LoadedCheckpoint | None:
+    def load(
+        self, state: Mapping[str, Any], *, step: int | None = None, check: Check | None = None
+    ) -> LoadedCheckpoint | None:
         """Load the newest whole checkpoint, or that of `step`, in place; None: nothing was saved yet.
 
+        check: called with a checkpoint's facts and step before its weights are compared; raises to refuse.
         Checkpoints that are damaged, half-written or of another model are named, and the one before is
         taken. If there are some and none can be used, this raises: training from scratch unawares is worse.
         """
@@ -165,15 +170,29 @@ class Checkpoints:
         if self._context.is_main:
             for name in remove_half_written(self._storage):
                 logger.info("%s/%s was not written to its end: removed", self._storage.root, name)
-        loaded = load_checkpoint(self._storage, self._context, state, step=step)
+        loaded = load_checkpoint(self._storage, self._context, state, step=step, check=check)
         if loaded is not None:
             self._damaged |= loaded.damaged
         return loaded
 
     def mark_best(self, step: int, value: float) -> None:
         """Let `best` be this step's checkpoint: now, or when it is whole."""
-        if self._context.is_main:
-            write_best(self._storage, BestStep(step=step, value=value))
+        self._best_to_mark = BestStep(step=step, value=value)
+        self._mark_best()
+
+    def _mark_best(self) -> None:
+        """Write the best step down; where that fails, the next save tries it again."""
+        best = self._best_to_mark
+        if best is None or not self._context.is_main:
+            return
+        try:
+            write_best(self._storage, best)
+        except OSError as error:
+            logger.error(
+                "step-%d is the best, which could not be written down: %s", best.step, error
+            )
+        else:
+            self._best_to_mark = None
 
     @property
     def best(self) -> BestStep | None:
@@ -199,18 +218,18 @@ class Checkpoints:
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         if error := self._settle(time.monotonic() + limit_s):
             logger.error("the last checkpoint was not saved: %s", error)
+        self._mark_best()
         if self._writer is not None:
             self._writer.close()
             self._writer = None
             atexit.unregister(self._close_at_exit)
 
     def _wait(self, end_s: float) -> None:
-        step = self._saving.step if self._saving is not None else None
         errors = [told for told in self._context.gather(self._settle(end_s)) if told]
         self._num_failures = 0
         if errors:
             self._remove_failed()
-            raise EngineError(f"step-{step} was not saved: {errors[0]}")
+            raise EngineError(f"a checkpoint was not saved: {errors[0]}", hint=self._room_hint)
 
     def _settle(self, end_s: float) -> str:
         """Wait for the save under way, if any; why it failed, if it did."""
@@ -226,6 +245,7 @@ class Checkpoints:
         except Exception as error:  # noqa: BLE001 - all ranks must hear of it before one raises
             return f"step-{saving.step}: {error}"
         self._num_written += 1
+        self._damaged -= {saving.step}
         return ""
 
     def _settle_before_next(self, end_s: float) -> str:
@@ -271,6 +291,7 @@ class Checkpoints:
         if self._context.is_main:
             with contextlib.suppress(OSError):  # what cannot be reached is told by the next save
                 remove_half_written(self._storage, but=but)
+                remove_unfinished(self._storage, but=but)
 
     def _judge(self, errors: list[str]) -> None:
         """Bear one failed save, not two in a row; every rank judges alike."""
@@ -278,10 +299,14 @@ class Checkpoints:
         if self._num_failures > _FAILURES_BORNE:
             raise EngineError(
                 f"{self._num_failures} checkpoints in a row were not saved: {errors[0]}",
-                hint=f"is there room in {self._storage.root}, and do all ranks see it?",
+                hint=self._room_hint,
             )
         if errors and self._context.is_main:
             logger.error("a checkpoint was not saved, training goes on: %s", errors[0])
+
+    @property
+    def _room_hint(self) -> str:
+        return f"is there room in {self._storage.root}, and do all ranks see it?"
 
     def _get_writer(self) -> ProcessWriter:
         if self._writer is None:
@@ -325,7 +350,7 @@ class Checkpoints:
             manifest=manifest,
             metadata=planned.metadata,
             keep=self._keep,
-            damaged=self._damaged,
+            damaged=self._damaged - {step},
             timeout_s=self._timeout_s,
         )
 

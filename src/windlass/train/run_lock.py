@@ -11,6 +11,7 @@ import errno
 import fcntl
 import logging
 import os
+import weakref
 
 logger = logging.getLogger(__name__)
 
@@ -20,10 +21,12 @@ class RunLock:
 
     def __init__(self, folder: str) -> None:
         """Take it, or warn that another training has it; nothing happens where there are no locks."""
-        self._file: int | None = None
+        self._let_go: weakref.finalize[[int], RunLock] | None = None
         try:
-            self._file = os.open(folder, os.O_RDONLY)
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.makedirs(folder, exist_ok=True)
+            file = os.open(folder, os.O_RDONLY)
+            self._let_go = weakref.finalize(self, os.close, file)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 logger.warning(
@@ -31,9 +34,10 @@ class RunLock:
                     "or give this one another run",
                     folder,
                 )
+        else:  # a worker of a loader may outlive its trainer, and would hold it on
+            os.register_at_fork(after_in_child=self._let_go)
 
     def close(self) -> None:
         """Let the next one have it."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        if self._let_go is not None:
+            self._let_go()

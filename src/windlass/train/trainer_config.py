@@ -104,7 +104,7 @@ def _read_comments(options_type: type[TrainerOptions]) -> dict[str, str]:
             source = inspect.getsource(kind)
         except (OSError, TypeError):
             continue
-        comments |= dict(re.findall(r"^    (\w+): [^#\n]*  # (.+)$", source, re.MULTILINE))
+        comments |= dict(re.findall(r"^    (\w+): .*?  # (.+)$", source, re.MULTILINE))
     return comments
 
 

@@ -52,14 +52,10 @@ class Saver:
             self._checkpoints.check_shared()  # now, not after the first hour
         if not self._trainer.options.resume and not self._is_restart():
             return None
-        newest = self._checkpoints.latest
-        if newest is not None:  # before weights are compared, of which a difference makes others
-            self._refuse_others(self._checkpoints.newest_facts, newest)
-        loaded = self._checkpoints.load(self._state)
+        loaded = self._checkpoints.load(self._state, check=self._refuse_others)
         if loaded is None:
             return None
         facts = dict(loaded.facts)
-        self._refuse_others(facts, loaded.step)
         self._trainer.progress = TrainProgress.from_facts(facts)
         self.run_ids = dict(facts.get("run_ids") or {})
         self._warn_of_changes(facts, self._order_facts(), "samples come in another order")

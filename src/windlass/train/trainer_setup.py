@@ -106,6 +106,7 @@ def set_up(trainer: TorchTrainer) -> None:
     scaler = torch.amp.GradScaler(context.device.type) if options.precision == "fp16" else None
     sums = StepSums(context)
     folder = find_folder(trainer)
+    lock = RunLock(folder) if context.is_main and "://" not in folder else None
     saver = Saver(
         trainer,
         Checkpoints(folder, keep=options.keep, is_async=options.async_checkpoints, context=context),
@@ -136,7 +137,7 @@ def set_up(trainer: TorchTrainer) -> None:
         folder=folder,
         best_metric=options.best_metric,
         resumed_from=resumed_from,
-        lock=RunLock(folder) if context.is_main and "://" not in folder else None,
+        lock=lock,
     )
 
 

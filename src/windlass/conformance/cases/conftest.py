@@ -140,6 +140,7 @@ def on(
         for name, value in {**space.settings, "WINDLASS_ENGINE": request.param}.items():
             monkeypatch.setenv(name, value)
         runner = Runner(request.param, space, client_preamble=preamble)
+        runner.clean()  # of what other tests have left in this namespace
     yield runner
     runner.clean()
 
