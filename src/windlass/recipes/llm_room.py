@@ -15,9 +15,7 @@ from windlass.recipes.llm_options import LlmOptions
 from windlass.train.shape import Shape
 
 _TOKENS_AT_ONCE = 32_768  # of a rank on a GPU
-_ADAPTED_TOKENS_AT_ONCE = (
-    65_536  # with adapters there are many small kernels, whatever is taken at once
-)
+_ADAPTED_TOKENS_AT_ONCE = 65_536  # with adapters, whose many small kernels take the same time
 _USABLE = 0.92  # of a GPU's memory; the rest is the context's, and lies between tensors
 _SLACK_BYTES = 3 << 30  # what one layer's backward pass and the optimizer hold for a moment
 _LOGITS_BYTES = 4 << 30  # of the loss, see `llm_loss`
@@ -40,9 +38,10 @@ def choose_rows(options: LlmOptions, shape: Shape, *, config: LlamaConfig | None
     if config is None:
         return rows
     most = _split(share, most=_ADAPTED_TOKENS_AT_ONCE // options.length)
-    more = range(most, rows, -1)
-    is_joined = (is_mlp_joined(config, options, shape, num * options.length) for num in more)
-    return next((num for num, is_one in zip(more, is_joined, strict=True) if is_one), rows)
+    for more in range(most, rows, -1):
+        if is_mlp_joined(config, options, shape, more * options.length):
+            return more
+    return rows
 
 
 def _split(share: int, *, most: int) -> int:
