@@ -19,6 +19,7 @@ from ray_tasks import look, run_ray_job, use_until_killed
 from waits import find_left_over, wait_for
 
 import windlass as kt
+from windlass.waiting import wait_until
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray[default]'")
 pytestmark = [pytest.mark.local_only, pytest.mark.timeout(600)]
@@ -150,7 +151,9 @@ class RayJob:
         return [pid for pid in find_rays(self._home, name, address) if pid not in self._before]
 
     def check_nothing_is_left(self) -> None:
-        wait_for(lambda: self.find() == [], "all are gone", 60.0)
+        wait_until(lambda: self.find() == [], timeout_s=60.0)
+        left = [f"{pid}:" for pid in self.find()]
+        assert [line for line in find_left_over(self._home) if line.startswith(tuple(left))] == []
 
 
 @pytest.fixture
