@@ -142,13 +142,20 @@ class RayJob:
 
     def __init__(self, home: Path, flag: Path) -> None:
         self._home = home
-        self._before = set(find_rays(home, ""))
         self.job = kt.submit(
             *(use_until_killed, (str(flag),)), framework="ray", nodes=2, cpus=1, grace_s=1
         )
 
     def find(self, name: str = "", address: str = "") -> list[int]:
-        return [pid for pid in find_rays(self._home, name, address) if pid not in self._before]
+        return [pid for pid in find_rays(self._home, name, address) if self._is_own(pid)]
+
+    def _is_own(self, pid: int) -> bool:
+        """Not of the module's compute, whose Ray may start a process at any time."""
+        try:
+            about = [Path(f"/proc/{pid}/{name}").read_bytes() for name in ("environ", "cmdline")]
+        except OSError:
+            return False
+        return any(self.job.id.encode() in text for text in about)
 
     def check_nothing_is_left(self) -> None:
         wait_until(lambda: self.find() == [], timeout_s=60.0)
