@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from windlass.recipes.llm_config import LlamaConfig
-from windlass.recipes.llm_mlp_tiles import MOST_RANK, can_tile
+from windlass.recipes.llm_mlp_tiles import MOST_RANK, can_tile, round_up
 from windlass.recipes.llm_options import LlmOptions
 from windlass.train.shape import Shape
 
@@ -22,7 +22,6 @@ _LOGITS_BYTES = 4 << 30  # of the loss, see `llm_loss`
 _TRAINED_BYTES = {"adamw8bit": 10.1, "sgd": 8.0}  # of a weight with its gradient and moments
 _ADAMW_BYTES = 16.0
 _ADAPTER_GROUPS = (3, 1, 2, 1)  # adapters of layers with one input, which lie in one matrix
-_ADAPTER_MULTIPLE = 64  # of that matrix's columns
 _BUCKET_BYTES = 4.0  # DDP's copy of a gradient
 
 
@@ -111,8 +110,7 @@ def _count_activations(config: LlamaConfig, options: LlmOptions, *, is_joined: b
     layer = 4 * config.hidden_size + 3 * (config.query_size + config.key_size)
     layer += (2 if is_joined else 3) * config.mlp_size
     for num_adapters in _ADAPTER_GROUPS:  # what they make of it, and once more while it is copied
-        columns = num_adapters * options.lora
-        layer += 2 * (columns + -columns % _ADAPTER_MULTIPLE)
+        layer += 2 * round_up(num_adapters * options.lora)
     if options.checkpoint_activations:  # a layer is computed again, with its gradients beside it
         return config.num_layers * config.hidden_size + 2 * layer
     return config.num_layers * layer

@@ -85,8 +85,7 @@ def commit(order: Commit) -> CheckpointManifest:
         _point(storage, manifest)
     except OSError as error:  # it is whole, and is found without them
         logger.warning("%s is saved, but links to it are not: %s", manifest.folder, error)
-    remove_half_written(storage)  # of saves that failed before
-    remove_unfinished(storage)
+    remove_failed(storage)
     remove_old(storage, keep=order.keep, damaged=order.damaged)
     return manifest
 
@@ -165,6 +164,13 @@ def _remove_step(storage: Storage, manifest: CheckpointManifest) -> None:
     storage.remove(gone)
 
 
+def remove_failed(storage: Storage, *, but: str = "") -> None:
+    """Remove what saves that failed have left, wherever it lies; but: the folder of one under way."""
+    remove_half_written(storage, but=but)
+    if not storage.can_rename:
+        _remove_unfinished(storage, but=but)
+
+
 def remove_half_written(storage: Storage, *, but: str = "") -> list[str]:
     """Remove what saves left that did not come to their end, but for one of them; their names.
 
@@ -184,13 +190,11 @@ def remove_half_written(storage: Storage, *, but: str = "") -> list[str]:
     return removed
 
 
-def remove_unfinished(storage: Storage, *, but: str = "") -> None:
+def _remove_unfinished(storage: Storage, *, but: str) -> None:
     """The same where nothing can be renamed: they have a checkpoint's name, and no manifest.
 
     Not at a load, where one that cannot be seen for a moment may be all there is.
     """
-    if storage.can_rename:
-        return
     for folder, manifest in read_manifests(storage):
         if manifest == UNFINISHED and folder != but:
             storage.remove(folder)

@@ -30,9 +30,10 @@ logger = logging.getLogger(__name__)
 
 _FAULTS_TOLD = 3
 
-Check = Callable[
-    [Mapping[str, Any], int], None
-]  # of a whole checkpoint's facts and step; may refuse
+FROM_SCRATCH = "to train from scratch, give the run another name, or resume=False (--no-resume)"
+
+# of a whole checkpoint's facts and step; may refuse
+Check = Callable[[Mapping[str, Any], int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,7 @@ def load_checkpoint(
         return None
     raise SpecError(
         f"no checkpoint in {storage.root} can be used: {' | '.join(refused)}",
-        hint="to train from scratch, give the run another name, or resume=False (--no-resume)",
+        hint=FROM_SCRATCH,
     )
 
 

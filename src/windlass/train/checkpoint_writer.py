@@ -28,12 +28,10 @@ from windlass.train.checkpoint_process import WriteRequest
 from windlass.train.checkpoint_shards import Share, tell_failure, write_share
 from windlass.train.checkpoint_staging import Data, StagingMemory
 
-_OF_TRAINER = (
-    signal.SIGINT,
-    signal.SIGTERM,
-)  # who may save once more; a terminal sends them to all
+# the trainer may save once more; a terminal sends them to all
+_OF_TRAINER = (signal.SIGINT, signal.SIGTERM)
 _START = (
-    "import signal; numbers = (signal.SIGINT, signal.SIGTERM); "
+    f"import signal; numbers = {tuple(map(int, _OF_TRAINER))}; "
     "[signal.signal(number, signal.SIG_IGN) for number in numbers]; "
     "signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers); "
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "

@@ -32,8 +32,8 @@ from windlass.train.checkpoint_commit import (
     BestStep,
     Commit,
     find_best,
+    remove_failed,
     remove_half_written,
-    remove_unfinished,
     write_best,
 )
 from windlass.train.checkpoint_load import Check, LoadedCheckpoint, load_checkpoint
@@ -290,8 +290,7 @@ class Checkpoints:
         """Give back the room that a failed save takes, once no rank writes to it any more."""
         if self._context.is_main:
             with contextlib.suppress(OSError):  # what cannot be reached is told by the next save
-                remove_half_written(self._storage, but=but)
-                remove_unfinished(self._storage, but=but)
+                remove_failed(self._storage, but=but)
 
     def _judge(self, errors: list[str]) -> None:
         """Bear one failed save, not two in a row; every rank judges alike."""

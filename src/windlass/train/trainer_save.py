@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from windlass import names
 from windlass.errors import SpecError
+from windlass.train.checkpoint_load import FROM_SCRATCH
 from windlass.train.checkpoint_rng import derive_rng
 from windlass.train.checkpoints import Checkpoints
 from windlass.train.trackers import TrackerGroup
@@ -89,7 +90,7 @@ class Saver:
             if saved.get(name, now) != now:
                 raise SpecError(
                     f"{name} was another when step {step} was saved: {saved[name]}, and is {now} now",
-                    hint="to train from scratch, give the run another name, or resume=False (--no-resume)",
+                    hint=FROM_SCRATCH,
                 )
 
     def _warn_of_changes(
