@@ -18,6 +18,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 WARM_UP = 10  # steps that are not counted
+_FULL = ("OutOfMemoryError", "the GPU has no room")  # torch's own words, and the recipe's
 _started: set[subprocess.Popen[Any]] = set()
 
 
@@ -54,7 +55,8 @@ def run(words: list[str], log: Path) -> str:
     took_s = time.perf_counter() - started_s
     print(f"  {' '.join(words)[:150]}: {took_s:.0f} s, status {process.returncode}", flush=True)
     if process.returncode:
-        kind = OutOfMemory if "OutOfMemoryError" in output else RuntimeError
+        is_full = any(words in output for words in _FULL)
+        kind = OutOfMemory if is_full else RuntimeError
         raise kind(f"see {log}: ...{output[-1500:]}")
     return output
 

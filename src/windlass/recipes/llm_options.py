@@ -23,6 +23,7 @@ SETTLED = {  # of a trainer's settings, those that follow from others here
     "tokens_per_sample": "--length is how many tokens a row has",
     "flops_per_token": "it is computed from the model",
     "flops_per_sample": "it is computed from the model",
+    "recompute_given": "--checkpoint-activations and --no-checkpoint-activations set it",
 }
 METRICS = ("loss", "perplexity")  # of validations
 PRECISIONS = ("auto", "bf16", "fp32", "fp8")
@@ -61,6 +62,7 @@ class LlmOptions(TrainerOptions):
     lora_targets: tuple[str, ...] = ()  # names of layers; all linear ones but the head
     precision: str = "auto"  # bf16 on a GPU, fp32 on a CPU; fp8: blocks in float8
     fp8: bool = False  # set by precision
+    recompute_given: bool = False  # set by checkpoint_activations, which else depends on the GPU
     eager: bool = False  # do not compile the blocks on a GPU
     export: bool = True  # the last and the best weights as folders that transformers loads
     sync_to: str | None = None  # a URL to which <out>/<run> is copied at the end
@@ -139,7 +141,11 @@ def read_llm_options(words: Sequence[str], environ: Mapping[str, str]) -> LlmOpt
             f"--lora-alpha {options.lora_alpha} multiplies adapters of --lora {options.lora}",
             hint="a number from 1 up, beside a --lora of 1 and more; twice the rank if it is left out",
         )
-    return replace(options, tokens_per_sample=options.length)
+    return replace(
+        options,
+        tokens_per_sample=options.length,
+        recompute_given="checkpoint_activations" in given,
+    )
 
 
 def _guess(given: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:

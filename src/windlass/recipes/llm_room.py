@@ -1,14 +1,16 @@
 """How many rows a rank takes at once, and how much memory a fine-tuning takes on a GPU with them.
 
-Pure, without torch. Memory is an estimate for our own Llama, held against peaks that were seen on a GPU. It
-only lowers what a rank takes by default, so that a larger model trains more slowly instead of not at all.
-Called by `llm_trainer`.
+Pure, without torch. Memory is an estimate for our own Llama, compared with peaks that were seen on a GPU. A
+model that has no room with the defaults takes fewer rows at a time, then computes activations again; one that
+has no room at all is refused before anything is loaded. Called by `llm_trainer`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from windlass.errors import SpecError
 from windlass.recipes.llm_config import LlamaConfig
 from windlass.recipes.llm_mlp_tiles import MOST_RANK, can_tile, round_up
 from windlass.recipes.llm_options import LlmOptions
@@ -17,9 +19,10 @@ from windlass.train.shape import Shape
 _TOKENS_AT_ONCE = 32_768  # of a rank on a GPU
 _ADAPTED_TOKENS_AT_ONCE = 65_536  # with adapters, whose many small kernels take the same time
 _USABLE = 0.92  # of a GPU's memory; the rest is the context's, and lies between tensors
-_SLACK_BYTES = 3 << 30  # what one layer's backward pass and the optimizer hold for a moment
-_LOGITS_BYTES = 4 << 30  # of the loss, see `llm_loss`
-_TRAINED_BYTES = {"adamw8bit": 10.1, "sgd": 8.0}  # of a weight with its gradient and moments
+_MOST = 0.96  # of a GPU's memory: no training whose estimate was larger has been seen to fit
+_SLACK_BYTES = 3 << 30  # at most; what kernels hold for a moment grows with the tokens up to here
+_LOGITS_BYTES = 4 << 30  # at most; of the loss, see `llm_loss`
+_TRAINED_BYTES = {"adamw8bit": 10.03, "sgd": 8.0}  # of a weight with its gradient and moments
 _ADAMW_BYTES = 16.0
 _ADAPTER_GROUPS = (3, 1, 2, 1)  # adapters of layers with one input, which lie in one matrix
 _BUCKET_BYTES = 4.0  # DDP's copy of a gradient
@@ -32,7 +35,7 @@ def choose_rows(options: LlmOptions, shape: Shape, *, config: LlamaConfig | None
     """
     if options.micro_batch:
         return options.micro_batch
-    share = max(1, -(-options.samples_per_step // shape.data_ranks))
+    share = _count_share(options, shape)
     rows = _split(share, most=_TOKENS_AT_ONCE // options.length)
     if config is None:
         return rows
@@ -62,7 +65,10 @@ def is_mlp_joined(config: LlamaConfig, options: LlmOptions, shape: Shape, num_to
 def estimate_bytes(
     config: LlamaConfig, options: LlmOptions, shape: Shape, *, num_tokens: int
 ) -> int:
-    """The memory of one rank that takes so many tokens at once; options: with precision decided."""
+    """Return the peak memory of a rank that takes so many tokens at once.
+
+    options: with precision decided. The peak is that of the loss, of the layers' backward pass or of its end.
+    """
     width = 4 if options.precision == "fp32" else 2  # bytes of what is computed
     head = config.vocab_size * config.hidden_size
     layers = config.num_matmul_weights - head
@@ -70,18 +76,109 @@ def estimate_bytes(
     num_shards = shape.fsdp * shape.tp
     if options.lora:
         frozen_bytes = 2 if options.is_base_narrow else 4
-        fixed = frozen_bytes * weights / num_shards + _ADAMW_BYTES * _count_adapters(
-            config, options
-        )
+        fixed = frozen_bytes * weights / num_shards
+        fixed += _ADAMW_BYTES * _count_adapters(config, options)
     else:
         per_weight = _TRAINED_BYTES.get(str(options.optimizer), _ADAMW_BYTES)
         per_weight += _BUCKET_BYTES if shape.dp > 1 and num_shards == 1 else 0.0
-        fixed = per_weight * weights / num_shards + 8 * head  # its gradient, twice for a moment
+        fixed = per_weight * weights / num_shards
     if not options.is_base_joined:  # weights that are cast, and joined, for a pass
         fixed += width * layers / (config.num_layers if options.checkpoint_activations else 1)
-    is_joined = is_mlp_joined(config, options, shape, num_tokens)
-    activations = width * _count_activations(config, options, is_joined=is_joined)
-    return round(fixed) + _LOGITS_BYTES + _SLACK_BYTES + activations * num_tokens
+    layer = (
+        width
+        * num_tokens
+        * _count_layer(config, options, is_joined=is_mlp_joined(config, options, shape, num_tokens))
+    )
+    logits = min(_LOGITS_BYTES, width * num_tokens * config.vocab_size)
+    head_gradient = 0 if options.lora else 4 * head
+    if options.checkpoint_activations:  # a layer is computed again, with its gradients beside it
+        kept, in_layers = width * num_tokens * config.num_layers * config.hidden_size, 2 * layer
+    else:
+        kept, in_layers = config.num_layers * layer, 0
+    in_loss = logits + head_gradient + (0 if options.is_base_narrow else width * head)
+    if config.is_tied:  # the head's gradient waits for that of the embedding
+        in_layers += head_gradient
+    moment = max(kept + in_loss, kept + in_layers, 2 * head_gradient)
+    return round(fixed + moment) + min(_SLACK_BYTES, logits)
+
+
+def make_room(
+    options: LlmOptions,
+    shape: Shape,
+    config: LlamaConfig,
+    *,
+    memory_bytes: int,
+    rows_given: bool,
+    say: Callable[[str], None],
+) -> LlmOptions:
+    """Return options with which our own model fits on a GPU, and say what was chosen and what it costs.
+
+    Fewer rows at a time come first, since they cost less than computing activations again. What was given is
+    kept. options: with `micro_batch` decided. Raises SpecError when nothing fits.
+    """
+    if rows_given and options.recompute_given:
+        return options
+
+    def estimate(tried: LlmOptions, rows: int) -> int:
+        return estimate_bytes(config, tried, shape, num_tokens=rows * tried.length)
+
+    def lower(tried: LlmOptions) -> LlmOptions:
+        if rows_given:
+            return tried
+        rows = fit_rows(
+            tried.micro_batch or 1,
+            estimate=lambda rows: estimate(tried, rows),
+            memory_bytes=memory_bytes,
+        )
+        return replace(tried, micro_batch=rows)
+
+    def need(tried: LlmOptions) -> int:
+        return estimate(tried, tried.micro_batch or 1)
+
+    def tell(needed: int) -> str:
+        return f"some {needed / 2**30:.0f} GiB of the GPU's {memory_bytes / 2**30:.0f}"
+
+    settled = kept = lower(options)
+    can_recompute = not (options.checkpoint_activations or options.recompute_given)
+    if can_recompute and need(kept) > _USABLE * memory_bytes:
+        settled = lower(replace(options, checkpoint_activations=True))
+    needed, rows = need(settled), settled.micro_batch or 1
+    what = f"{_tell_rows(rows)} of {settled.length} tokens at a time"
+    if needed > _MOST * memory_bytes:
+        how = "with" if settled.checkpoint_activations else "without"
+        recompute = "" if settled.checkpoint_activations else "no-"
+        raise SpecError(
+            f"this training does not fit: {what} {how} activation checkpointing would take {tell(needed)}",
+            hint=f"what takes less: {suggest_smaller(settled)}; --micro-batch {rows} "
+            f"--{recompute}checkpoint-activations tries it without this estimate",
+        )
+    if settled.checkpoint_activations != options.checkpoint_activations:
+        say(
+            f"activation checkpointing is on: without it {_tell_rows(kept.micro_batch or 1)} at a time "
+            f"would take {tell(need(kept))}; steps take up to a third longer"
+        )
+    before = options.micro_batch or 1
+    if rows < before:
+        share = _count_share(options, shape)
+        would = need(replace(settled, micro_batch=before))
+        say(
+            f"rows at a time: {rows}, since {before} would take {tell(would)}; "
+            f"a step takes {-(-share // rows)} passes instead of {-(-share // before)}"
+        )
+    if settled != options:
+        say(f"{what} should take {tell(needed)}")
+    if needed > _USABLE * memory_bytes:
+        say(f"this may not fit; what takes less: {suggest_smaller(settled)}")
+    return settled
+
+
+def _tell_rows(rows: int) -> str:
+    return "one row" if rows == 1 else f"{rows} rows"
+
+
+def _count_share(options: LlmOptions, shape: Shape) -> int:
+    """Return the rows of a step that one rank computes."""
+    return max(1, -(-options.samples_per_step // shape.data_ranks))
 
 
 def fit_rows(rows: int, *, estimate: Callable[[int], int], memory_bytes: int) -> int:
@@ -105,15 +202,13 @@ def suggest_smaller(options: LlmOptions) -> str:
     return ", ".join(way for way, is_open in ways.items() if is_open)
 
 
-def _count_activations(config: LlamaConfig, options: LlmOptions, *, is_joined: bool) -> int:
-    """Numbers that are kept of a token from the forward pass to the backward pass."""
+def _count_layer(config: LlamaConfig, options: LlmOptions, *, is_joined: bool) -> int:
+    """Return how many numbers of a token a layer keeps from its forward pass to its backward pass."""
     layer = 4 * config.hidden_size + 3 * (config.query_size + config.key_size)
     layer += (2 if is_joined else 3) * config.mlp_size
     for num_adapters in _ADAPTER_GROUPS:  # what they make of it, and once more while it is copied
         layer += 2 * round_up(num_adapters * options.lora)
-    if options.checkpoint_activations:  # a layer is computed again, with its gradients beside it
-        return config.num_layers * config.hidden_size + 2 * layer
-    return config.num_layers * layer
+    return layer
 
 
 def _count_adapters(config: LlamaConfig, options: LlmOptions) -> int:

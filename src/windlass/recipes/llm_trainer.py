@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
-import sys
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windlass.errors import SpecError
+from windlass.errors import EngineError, SpecError
 from windlass.recipes.llm_build import (
     build_model,
     check_causal,
@@ -25,17 +26,17 @@ from windlass.recipes.llm_build import (
     check_positions,
     tell_difference,
 )
-from windlass.recipes.llm_config import LlamaConfig, read_llama_config
+from windlass.recipes.llm_config import read_llama_config
 from windlass.recipes.llm_data import count_valid, make_collate, make_rows
 from windlass.recipes.llm_export import export_model, remove_export
 from windlass.recipes.llm_files import fingerprint_weights, read_hf_config, tell_reason
 from windlass.recipes.llm_fp8 import check_fp8
 from windlass.recipes.llm_model import Llama
 from windlass.recipes.llm_options import LlmOptions
-from windlass.recipes.llm_room import choose_rows, estimate_bytes, fit_rows, suggest_smaller
+from windlass.recipes.llm_room import choose_rows, make_room, suggest_smaller
 from windlass.train.checkpoints import Checkpoints
 from windlass.train.context import Context
-from windlass.train.shape import Shape, read_shape
+from windlass.train.shape import read_shape
 from windlass.train.token_packing import PackedTokens
 from windlass.train.trainer import TorchTrainer
 from windlass.train.trainer_progress import TrainResult
@@ -210,48 +211,33 @@ def settle_options(options: LlmOptions, context: Context, *, folder: Path, say: 
     if is_gpu and not tell_difference(folder, options):  # what others take is not known
         config = read_llama_config(read_hf_config(folder))
     settled = dataclasses.replace(settled, micro_batch=choose_rows(settled, shape, config=config))
-    if config is None or options.micro_batch:
+    if config is None:
         return settled
     memory_bytes = torch.cuda.get_device_properties(context.device).total_memory
     # the same on all ranks, since those that share a model compute in step
     memory_bytes = context.broadcast(memory_bytes)
-    return lower_micro_batch(settled, shape, config, memory_bytes=memory_bytes, say=say)
-
-
-def lower_micro_batch(
-    options: LlmOptions, shape: Shape, config: LlamaConfig, *, memory_bytes: int, say: Say
-) -> LlmOptions:
-    """Fewer rows at once where a GPU has no room for our own model with these."""
-
-    def estimate(num_rows: int) -> int:
-        return estimate_bytes(config, options, shape, num_tokens=num_rows * options.length)
-
-    def tell(num_rows: int) -> str:
-        needed = estimate(num_rows) / 2**30
-        return f"some {needed:.0f} GiB of the GPU's {memory_bytes / 2**30:.0f}"
-
-    rows = options.micro_batch or 1
-    fitting = fit_rows(rows, estimate=estimate, memory_bytes=memory_bytes)
-    settled = dataclasses.replace(options, micro_batch=fitting)
-    if fitting < rows:
-        say("MODEL", f"rows at a time: {fitting}, since {rows} would take {tell(rows)}")
-    if estimate(fitting) > memory_bytes:
-        ways = suggest_smaller(settled)
-        say("MODEL", f"this may not fit: it takes {tell(fitting)}; what takes less: {ways}")
-    return settled
+    return make_room(
+        *(settled, shape, config),
+        memory_bytes=memory_bytes,
+        rows_given=bool(options.micro_batch),
+        say=functools.partial(say, "MODEL"),
+    )
 
 
 @contextlib.contextmanager
 def explain_out_of_memory(options: LlmOptions) -> Iterator[None]:
-    """Say what takes less memory, when a GPU has too little; the error stays what it is."""
+    """Raise EngineError with the GPU's numbers and what takes less memory, when a GPU has too little."""
     try:
         yield
-    except torch.OutOfMemoryError:
-        sys.stderr.write(
-            "error: the GPU has no room for this training\n"
-            f"  hint: what takes less: {suggest_smaller(options)}\n"
+    except torch.OutOfMemoryError as error:
+        # torch says what was tried, then how much there is and how much is free, then much more
+        numbers = ". ".join(
+            re.findall(r"Tried to allocate .+?B\b|GPU \d+ has .+? is free", str(error))
         )
-        raise
+        raise EngineError(
+            f"the GPU has no room for this training{': ' if numbers else ''}{numbers}",
+            hint=f"what takes less: {suggest_smaller(options)}",
+        ) from error
 
 
 def _link(target: Path, link: Path) -> None:
