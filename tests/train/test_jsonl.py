@@ -46,6 +46,13 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
         rows[2]
 
 
+def test_a_file_that_is_not_utf_8_is_called_so(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes('{"text": "1"}\n{"text": "caf\xe9"}\n'.encode("latin-1"))
+    with pytest.raises(SpecError, match=r"a\.jsonl:2 is not UTF-8: byte 0xe9 at place 14"):
+        JsonlRows(path)[1]
+
+
 def test_a_line_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
     rows = JsonlRows(write(tmp_path / "a.jsonl", "[" * 100_000))
     with pytest.raises(SpecError, match=r"a\.jsonl:1 is not JSON"):

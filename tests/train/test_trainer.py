@@ -285,7 +285,7 @@ def test_the_loop_fits_one_screen():
     ("before", "after", "message"),
     [
         ({}, {"optimizer": "sgd"}, "the optimizer was another when step 3 was saved: AdamW"),
-        ({"scheduler": lambda o: StepLR(o, 3)}, {}, "LambdaLR cannot take the 'scheduler'"),
+        ({"scheduler": lambda o: StepLR(o, 3)}, {}, "Schedule cannot take the 'scheduler'"),
     ],
 )
 def test_another_kind_of_optimizer_or_scheduler_cannot_go_on(tmp_path, before, after, message):
@@ -303,7 +303,7 @@ def test_schedulers_that_would_not_step_are_refused(tmp_path):
 
     with pytest.raises(SpecError, match=r"set self\.scheduler"):
         make_trainer(tmp_path, kind=SetsItwinaisName).fit()
-    with pytest.raises(SpecError, match="ReduceLROnPlateau waits for a metric"):
+    with pytest.raises(SpecError, match="ReduceLROnPlateau waits for validations"):
         make_trainer(tmp_path, scheduler=ReduceLROnPlateau).fit()
 
 

@@ -20,11 +20,24 @@ if TYPE_CHECKING:
 class Callback:
     """Override what is of interest."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of this callback: tensors, numbers, text, dicts and lists.
+
+        It must be the same on every rank. Anything else is refused when the checkpoint is saved.
+        """
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take a state back. The trainer calls this after `on_start` when it resumes a checkpoint."""
+
     def on_start(self, trainer: TorchTrainer) -> None:
         """All parts are made, and a checkpoint is loaded if there was one."""
 
     def on_step(self, trainer: TorchTrainer, step: Any) -> None:
-        """An optimizer step was made; its loss may not be computed yet. `step` has index and sample_ids."""
+        """An optimizer step was made, and gradients are cleared; its loss may not be computed yet.
+
+        `step` has index and sample_ids.
+        """
 
     def on_log(self, trainer: TorchTrainer, step: int, metrics: Mapping[str, float]) -> None:
         """Numbers of the last `log_every` steps, told a step later; `step` counts the steps done by then."""
@@ -76,6 +89,7 @@ class ConsoleCallback(Callback):
         self._loss = metrics["loss"]
         names = ("loss", "grad_norm", "lr", "samples_per_s", "tokens_per_s", "mfu")
         shown = {name: metrics[name] for name in names if name in metrics}
+        shown |= {name: metrics[name] for name in trainer.parts.log.metric_names}
         self._print(trainer, "TRAIN", {"step": f"{step}/{trainer.total_steps}", **shown})
 
     def on_validation(self, trainer: TorchTrainer, metrics: Mapping[str, float]) -> None:

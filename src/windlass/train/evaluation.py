@@ -83,10 +83,15 @@ def _means(names: tuple[str, ...], sums: Any) -> dict[str, float]:
 
 @contextlib.contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """The model as it is used, and as it was trained afterwards."""
-    was_training = model.training
+    """Put the model into eval mode, and each module back into the mode that it had.
+
+    A module that the user put into eval mode, such as a frozen BatchNorm, stays in it.
+    """
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         yield
     finally:
-        model.train(was_training)
+        model.train(modes[model])  # modules may override train(), so it is called first
+        for module, was_training in modes.items():
+            module.training = was_training

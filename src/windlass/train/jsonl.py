@@ -57,6 +57,12 @@ class JsonlRows(Sequence[dict[str, Any]]):
         line = content[start : len(content) if end < 0 else end]
         try:
             row = json.loads(line)
+        except UnicodeDecodeError as error:
+            raise SpecError(
+                f"{self.where(index)} is not UTF-8: byte 0x{line[error.start]:02x} at "
+                f"place {error.start + 1} of the line",
+                hint="convert the file, as by `iconv -f latin1 -t utf-8 OLD > NEW`",
+            ) from error
         except (ValueError, RecursionError) as error:
             raise SpecError(
                 f"{self.where(index)} is not JSON: {error}",

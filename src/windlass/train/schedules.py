@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -53,26 +54,75 @@ def rate_at(step: int, *, schedule: str, warmup: int, total: int, floor: float =
 
 def refresh_rates(scheduler: object) -> None:
     """Set the rates of a loaded schedule as it is now: with other steps in all, they are not those saved."""
-    if not isinstance(scheduler, LambdaLR):
+    if not isinstance(scheduler, NamedSchedule) or scheduler.is_settled:
         return
-    for group, base, rate in zip(
-        scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
-    ):
-        if not (isinstance(rate, functools.partial) and rate.func is rate_at):
-            continue
-        value = base * rate(scheduler.last_epoch)
+    for group, value in zip(scheduler.optimizer.param_groups, scheduler.rates(), strict=True):
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(value)
         else:
             group["lr"] = value
+    scheduler.note_rates()
 
 
-def make_schedule(optimizer: Optimizer, schedule: str, *, warmup: int, total: int) -> LambdaLR:
-    """A scheduler to step after each optimizer step."""
+class NamedSchedule(LambdaLR):
+    """Schedule by name: sets the rate after each step and refuses to undo somebody else's change.
+
+    A constant schedule leaves the rate alone once its warm-up is over, so a callback may set it.
+    """
+
+    @property
+    def is_settled(self) -> bool:
+        """True if the schedule sets no more rates."""
+        settings = self._settings
+        return settings["schedule"] == "constant" and self.last_epoch > settings["warmup"]
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        rate: Any = self.lr_lambdas[0]
+        settings: dict[str, Any] = rate.keywords
+        return settings
+
+    def rates(self) -> list[Any]:
+        """Return the rate of each parameter group at this step."""
+        return [
+            base * rate(self.last_epoch)
+            for base, rate in zip(self.base_lrs, self.lr_lambdas, strict=True)
+        ]
+
+    def note_rates(self) -> None:
+        """Remember the optimizer's rates as those that this schedule has set."""
+        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+
+    def get_lr(self) -> list[Any]:
+        """Return the rates to set now; called by `step`."""
+        if self.is_settled:
+            return [group["lr"] for group in self.optimizer.param_groups]
+        self._refuse_other_rates()
+        return self.rates()
+
+    def _refuse_other_rates(self) -> None:
+        """Raise if the rate is not the one that this schedule has set."""
+        present = [group["lr"] for group in self.optimizer.param_groups]
+        noted = getattr(self, "_last_lr", present)
+        for now, last in zip(present, noted, strict=True):
+            if isinstance(now, torch.Tensor):  # comparing it would wait for the device
+                continue
+            if now != last:
+                name = self._settings["schedule"]
+                raise SpecError(
+                    f"the learning rate was set to {now:g}, and the schedule {name!r} would set it "
+                    f"back: it was {last:g}",
+                    hint='let one of them set it: take scheduler="constant" without warm-up, or '
+                    "give the other as scheduler=",
+                )
+
+
+def make_schedule(optimizer: Optimizer, schedule: str, *, warmup: int, total: int) -> NamedSchedule:
+    """Return a scheduler to step after each optimizer step."""
     if schedule not in SCHEDULES:
         raise SpecError(
             f"{schedule!r} is not a schedule", hint=did_you_mean(schedule, tuple(SCHEDULES))
         )
-    return LambdaLR(
+    return NamedSchedule(
         optimizer, functools.partial(rate_at, schedule=schedule, warmup=warmup, total=total)
     )

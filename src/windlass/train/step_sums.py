@@ -7,6 +7,7 @@ training logs the same means as one that was never stopped. Nothing here waits f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,27 +27,46 @@ class StepSums:
         self._sums = torch.zeros(NUM_SUMS, **options)
         self._one_step = torch.tensor([1.0, 0.0], **options)
         self._left_out = torch.tensor([0.0, 0.0, 0.0, 1.0], **options)
+        self._metrics = torch.zeros(0, **options)
+        self.metric_names: tuple[str, ...] = ()  # of train_step's own metrics
 
-    def add(self, loss: torch.Tensor, norm: torch.Tensor) -> None:
+    def add(
+        self, loss: torch.Tensor, norm: torch.Tensor, metrics: Mapping[str, torch.Tensor]
+    ) -> None:
         """Count a step; one whose gradients were not finite is counted as left out."""
         done = torch.cat((torch.stack((loss, norm)), self._one_step))
-        self._sums += torch.where(torch.isfinite(norm), done, self._left_out)
+        is_done = torch.isfinite(norm)
+        self._sums += torch.where(is_done, done, self._left_out)
+        if tuple(metrics) != self.metric_names:  # the first step; later ones have the same
+            self.metric_names = tuple(metrics)
+            self._metrics = torch.zeros(len(metrics), dtype=self._sums.dtype).to(self._sums.device)
+        if metrics:
+            self._metrics += torch.where(is_done, torch.stack(tuple(metrics.values())), 0.0)
 
     def take(self, own: Sequence[float] = ()) -> LateValues:
-        """The sums since the last call over all ranks, then each rank's `own` numbers; read a step later."""
+        """The sums since the last call over all ranks, then each rank's `own` numbers; read a step later.
+
+        The sums are NUM_SUMS numbers, then one for each of `metric_names`.
+        """
         table = torch.zeros(self._world_size, len(own), dtype=torch.float64)
         table[self._rank] = torch.tensor(own, dtype=torch.float64)
         rows = table.flatten().to(self._sums.device, non_blocking=True)
-        values = LateValues(torch.cat((self._sums, rows)), world_size=self._world_size)
+        sums = torch.cat((self._sums, self._metrics, rows))
+        values = LateValues(sums, world_size=self._world_size)
         self._sums.zero_()
+        self._metrics.zero_()
         return values
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def state_dict(self) -> dict[str, Any]:
         """The mean over all ranks, which all must ask for: it fits any number of them."""
-        mean = self._sums / self._world_size
+        mean = torch.cat((self._sums, self._metrics)) / self._world_size
         if self._world_size > 1:
             dist.all_reduce(mean)
-        return {"sums": mean}
+        names = {"metrics": list(self.metric_names)} if self.metric_names else {}
+        return {"sums": mean, **names}
 
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        self._sums.copy_(state["sums"])
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.metric_names = tuple(state.get("metrics", ()))
+        sums = state["sums"].to(self._sums.device)
+        self._sums.copy_(sums[:NUM_SUMS])
+        self._metrics = sums[NUM_SUMS:].clone()

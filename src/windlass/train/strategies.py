@@ -54,12 +54,16 @@ class LaidOutModel:
             self.model.set_requires_all_reduce(is_last)
         return contextlib.nullcontext()
 
-    def share_buffers(self) -> None:
-        """Rank 0's buffers on every rank, those that are saved: BatchNorm's statistics differ until then."""
+    def share_buffers(self, module: nn.Module | None = None) -> None:
+        """Copy rank 0's saved buffers to every rank: BatchNorm's statistics differ until then.
+
+        module: whose buffers; the model's, unless given.
+        """
         if self.shape.world_size == 1:
             return
-        saved = self.model.state_dict().keys()
-        for name, buffer in self.model.named_buffers():
+        module = self.model if module is None else module
+        saved = module.state_dict().keys()
+        for name, buffer in module.named_buffers():
             if name in saved and not isinstance(buffer, DTensor):
                 dist.broadcast(buffer, src=0)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from windlass.errors import SpecError
 from windlass.train.callbacks import Callback, ConsoleCallback
@@ -28,7 +29,7 @@ from windlass.train.strategies import LaidOutModel
 from windlass.train.trainer_config import Config, read_options
 from windlass.train.trainer_data import make_eval_loader, make_loader
 from windlass.train.trainer_options import TrainerOptions
-from windlass.train.trainer_parts import make_loss, make_model, move_to
+from windlass.train.trainer_parts import find_further, make_loss, make_model, move_to
 from windlass.train.trainer_progress import TrainProgress, TrainResult
 from windlass.train.trainer_setup import TrainerParts, set_up
 
@@ -182,6 +183,7 @@ class TorchTrainer:
         set_up(self)
         try:
             self._tell("on_start")
+            self.parts.callback_states.deliver()
             if not self._is_patience_over:  # of a run that had stopped early, and is started again
                 self._train()
         except BaseException as error:
@@ -212,10 +214,16 @@ class TorchTrainer:
         """End after one of the next steps, on every rank, with a checkpoint."""
         self.parts.signals.propose(END, self.progress.step - 1)
 
+    def share_buffers(self) -> None:
+        """Copy rank 0's buffers of the model and the loss to every rank; every rank must call it."""
+        self.laid_out.share_buffers()
+        if isinstance(self.loss, nn.Module):
+            self.laid_out.share_buffers(self.loss)
+
     def evaluate(self, data: Any) -> dict[str, float]:
         """Metrics of the model over a dataset or an EvalLoader; every rank must call it, after `fit`."""
         loader = make_eval_loader(data, self) or ()
-        self.laid_out.share_buffers()
+        self.share_buffers()
         wrapped, self.model = self.model, self.laid_out.model
         try:
             with evaluation_mode(self.laid_out.model), self.laid_out.autocast():
@@ -268,24 +276,41 @@ class TorchTrainer:
             if self.progress.step == first + 1:
                 self.parts.saver.prepare()
 
-    def _loss(self, batch: Any, batch_idx: int) -> torch.Tensor:
+    def _loss(self, batch: Any, batch_idx: int) -> tuple[torch.Tensor, dict[str, Any]]:
+        """The loss of a micro-batch, and the other metrics that `train_step` returned."""
         returned = self.train_step(batch, batch_idx)
         if batch_idx == 0 and self.progress.step == (self.parts.resumed_from or 0):
             self._refuse_gradients()
-        loss = (
-            returned if isinstance(returned, torch.Tensor) else read_metrics(returned).get("loss")
-        )
+        metrics: dict[str, Any] = {}
+        if isinstance(returned, torch.Tensor):
+            loss: Any = returned
+        else:
+            metrics = read_metrics(returned)
+            loss = metrics.pop("loss", None)
+            if isinstance(returned, tuple) and len(returned) == 2:
+                loss = returned[0]  # its metrics may have a "loss" too, detached
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             shown = f"of {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"{loss!r:.40}"
             raise SpecError(
                 f"{type(self).__name__}.train_step returned a loss {shown}",
                 hint="return a tensor with one number, the mean over the batch; or (loss, metrics)",
             )
-        return loss.reshape(()) if loss.dim() else loss
+        return (loss.reshape(()) if loss.dim() else loss), metrics
 
     def _refuse_gradients(self) -> None:
-        """Steps of itwinai's trainer also move the weights; here the trainer does, once for all ranks."""
-        if any(p.grad is not None for p in self.laid_out.model.parameters()):
+        """Steps of itwinai's trainer also move the weights; here the trainer does, once for all ranks.
+
+        Parameters of a further optimizer are the user's to step.
+        """
+        others = {
+            parameter
+            for optimizer in find_further(self).values()
+            if isinstance(optimizer, Optimizer)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        own = (p for p in self.laid_out.model.parameters() if p not in others)
+        if any(p.grad is not None for p in own):
             raise SpecError(
                 f"{type(self).__name__}.train_step has computed gradients itself",
                 hint="let it return the loss, without zero_grad, backward and step: the trainer does these",
@@ -328,6 +353,8 @@ class TorchTrainer:
         self.parts.log.validation_done(metrics)
         self._tell("on_validation", metrics)
         value = self.parts.read_best_metric(metrics)
+        if self.parts.schedule_unit == "validation":
+            self.scheduler.step(value)
         is_best = self.progress.judge(value, mode=self.options.best)
         self._is_ending = self._is_patience_over
         return is_best

@@ -6,6 +6,7 @@ rank and the world size of a loader are those of the data, not of the job.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import (
@@ -58,6 +59,11 @@ def make_eval_loader(data: Any, trainer: TorchTrainer) -> EvalLoader | None:
     """A loader that gives every sample once, over all ranks; None without data."""
     if data is None or isinstance(data, EvalLoader):
         return data
+    if isinstance(data, Mapping):
+        raise SpecError(
+            f"the data to validate is a {type(data).__name__} of {', '.join(map(str, data)) or 'nothing'}",
+            hint="give one dataset; call trainer.evaluate() for others in a callback's on_validation",
+        )
     options = trainer.options
     settings = _settings(trainer)
     share = max(1, options.samples_per_step // trainer.shape.data_ranks)

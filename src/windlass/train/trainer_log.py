@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from windlass.errors import SpecError
 from windlass.train.late_values import LateValues
 from windlass.train.meters import OF_EACH_RANK, Meters, spread_over_ranks
 from windlass.train.step_sums import NUM_SUMS, StepSums
@@ -27,6 +28,7 @@ class _Pending:
     epoch: int
     sums: LateValues
     metrics: dict[str, float]
+    metric_names: tuple[str, ...]
 
 
 class TrainLog:
@@ -43,6 +45,11 @@ class TrainLog:
         self._told_step = trainer.progress.step
         self.data_wait_s = 0.0
         self.loss: float | None = None
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Names of the metrics that `train_step` returns."""
+        return self._sums.metric_names
 
     def step_done(self, step: Any) -> None:
         """Count a step; every `log_every` steps its numbers are sent for, and told one step later."""
@@ -62,6 +69,7 @@ class TrainLog:
             epoch=progress.epoch,
             sums=self._sums.take([reading.get(name, 0.0) for name in OF_EACH_RANK]),
             metrics={"lr": rate, **reading},
+            metric_names=self.metric_names,
         )
 
     def _tell(self) -> None:
@@ -70,8 +78,9 @@ class TrainLog:
         pending, self._pending = self._pending, None
         trainer, world_size = self._trainer, self._trainer.context.world_size
         numbers = pending.sums.read()
-        means = (number / world_size for number in numbers[:NUM_SUMS])
-        loss_sum, norm_sum, num_steps, num_left_out = means
+        num_own = NUM_SUMS + len(pending.metric_names)
+        means = [number / world_size for number in numbers[:num_own]]
+        loss_sum, norm_sum, num_steps, num_left_out = means[:NUM_SUMS]
         self._told_step = pending.step
         self._warn_of_left_out(round(num_left_out), pending.step)
         self.loss = loss_sum / num_steps if num_steps else float("nan")
@@ -81,8 +90,15 @@ class TrainLog:
             "epoch": pending.epoch,
             "skipped_steps": trainer.progress.num_skipped,
             **pending.metrics,
-            **(_spread(numbers[NUM_SUMS:]) if world_size > 1 else {}),
+            **(_spread(numbers[num_own:]) if world_size > 1 else {}),
         }
+        for name, value in zip(pending.metric_names, means[NUM_SUMS:], strict=True):
+            if name in metrics:
+                raise SpecError(
+                    f"train_step returned a metric {name!r}, which the trainer logs itself",
+                    hint="give it another name",
+                )
+            metrics[name] = value / num_steps if num_steps else float("nan")
         self._trackers.log(metrics, step=pending.step)
         trainer.context.report(step=pending.step, total=trainer.total_steps, loss=self.loss)
         for callback in trainer.callbacks:

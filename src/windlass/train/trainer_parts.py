@@ -7,13 +7,15 @@ parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from windlass.errors import SpecError
@@ -54,12 +56,26 @@ def make_loss(loss: Any) -> Callable[..., Any] | None:
     return LOSSES[loss]
 
 
-def make_optimizer(choice: Any, model: nn.Module, options: TrainerOptions) -> Optimizer:
-    """An optimizer by name or from a function of the parameters."""
+def make_optimizer(
+    choice: Any,
+    model: nn.Module,
+    options: TrainerOptions,
+    *,
+    of_loss: Sequence[nn.Parameter] = (),
+) -> Optimizer:
+    """Return an optimizer by name, class or function; it also trains the loss's own parameters."""
+    groups = group_by_decay(model, options.weight_decay)
+    groups += _group_by_decay(of_loss, options.weight_decay)
     if isinstance(choice, type) and issubclass(choice, Optimizer):
-        return choice(group_by_decay(model, options.weight_decay), lr=options.lr)
+        return choice(groups, lr=options.lr)
     if callable(choice) and not isinstance(choice, str):
-        made = choice([p for p in model.parameters() if p.requires_grad])
+        trained = [p for p in model.parameters() if p.requires_grad]
+        if of_loss and any(isinstance(p, DTensor) for p in trained):
+            raise SpecError(
+                "optimizer= is a function, the model is sharded, and the loss has parameters",
+                hint="give optimizer= by name or as a class, so that both get groups of their own",
+            )
+        made = choice([*trained, *of_loss])
         if not isinstance(made, Optimizer):
             raise SpecError(
                 f"the function for optimizer= returned a {type(made).__name__}",
@@ -67,21 +83,48 @@ def make_optimizer(choice: Any, model: nn.Module, options: TrainerOptions) -> Op
             )
         return made
     if choice == ADAMW_8BIT:
-        return make_adamw_8bit(group_by_decay(model, options.weight_decay), lr=options.lr)
+        return make_adamw_8bit(groups, lr=options.lr)
+    if not isinstance(choice, str):
+        raise SpecError(
+            f"optimizer is a {type(choice).__name__}",
+            hint="give one: a name, a class, a function of the parameters, or an optimizer; "
+            "create_model_loss_optimizer may make further ones for train_step to use",
+        )
     if choice not in OPTIMIZERS:
         raise SpecError(
             f"{choice!r} is not an optimizer",
             hint=did_you_mean(str(choice), (*OPTIMIZERS, ADAMW_8BIT)),
         )
     is_cuda = any(p.is_cuda for p in model.parameters())
-    return OPTIMIZERS[choice](
-        group_by_decay(model, options.weight_decay), lr=options.lr, fused=is_cuda or None
-    )
+    return OPTIMIZERS[choice](groups, lr=options.lr, fused=is_cuda or None)
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Refuse an optimizer whose step needs what the trainer does not give."""
+    if isinstance(optimizer, LBFGS):
+        raise SpecError(
+            "LBFGS evaluates the loss several times in a step, and the trainer does so once",
+            hint="take another optimizer, such as adamw, or write the loop with windlass.train's parts",
+        )
+
+
+def own_parameters(loss: Any, model: nn.Module) -> list[nn.Parameter]:
+    """Return the trainable parameters of a loss module that are not the model's."""
+    if not isinstance(loss, nn.Module):
+        return []
+    models = set(model.parameters())
+    return [p for p in loss.parameters() if p.requires_grad and p not in models]
 
 
 def group_by_decay(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Parameter groups: matrices decay; biases, norms and other vectors do not."""
-    trained = [p for p in model.parameters() if p.requires_grad]
+    return _group_by_decay(model.parameters(), weight_decay)
+
+
+def _group_by_decay(
+    parameters: Iterable[nn.Parameter], weight_decay: float
+) -> list[dict[str, Any]]:
+    trained = [p for p in parameters if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
@@ -95,12 +138,12 @@ def make_scheduler(
     """A scheduler by name, as it was given, or from a function of the optimizer."""
     if isinstance(choice, str):
         return make_schedule(optimizer, choice, warmup=options.warmup, total=total)
-    made = choice if isinstance(choice, LRScheduler) else choice(optimizer)
-    if isinstance(made, ReduceLROnPlateau):
+    if options.warmup:
         raise SpecError(
-            "ReduceLROnPlateau waits for a metric, and schedulers step after each optimizer step here",
-            hint="call its step() in a callback's on_validation, or take a schedule by steps",
+            f"warmup={options.warmup} does not go with a scheduler of your own",
+            hint="let the scheduler warm up (SequentialLR), and give warmup=0",
         )
+    made = choice if isinstance(choice, LRScheduler) else choice(optimizer)
     if not isinstance(made, LRScheduler):
         raise SpecError(
             f"the function for scheduler= returned a {type(made).__name__}",
@@ -109,23 +152,89 @@ def make_scheduler(
     return made
 
 
-def name_parameters(optimizer: Any, model: nn.Module) -> list[list[str]]:
-    """The names of an optimizer's parameters in the model, group by group; none if it is not made yet."""
+def check_plateau(
+    scheduler: ReduceLROnPlateau, options: TrainerOptions, *, validates: bool
+) -> None:
+    """Refuse ReduceLROnPlateau where no validation gives it a metric, or one to the contrary."""
+    if not validates:
+        raise SpecError(
+            "ReduceLROnPlateau waits for validations, and there are none",
+            hint="give data for validation and validate_every, or take another scheduler",
+        )
+    if scheduler.mode != options.best:
+        raise SpecError(
+            f"ReduceLROnPlateau has mode={scheduler.mode!r}, and best is {options.best!r}",
+            hint=f"both judge {options.best_metric!r}: give them the same",
+        )
+
+
+def find_further(trainer: object) -> dict[str, Optimizer | LRScheduler]:
+    """Return the optimizers and schedulers that a trainer has besides its own, by attribute."""
+    found: dict[str, Optimizer | LRScheduler] = {}
+    for name, value in vars(trainer).items():
+        if name in ("optimizer", "scheduler", "lr_scheduler"):
+            continue
+        if isinstance(value, Optimizer | LRScheduler):
+            found[name] = value
+        elif isinstance(value, list | tuple | dict):
+            pairs = value.items() if isinstance(value, dict) else enumerate(value)
+            found |= {
+                f"{name}[{key}]": item
+                for key, item in pairs
+                if isinstance(item, Optimizer | LRScheduler)
+            }
+    return found
+
+
+def check_further(
+    further: Mapping[str, Any], optimizer: Optimizer, model: nn.Module, loss: Any
+) -> None:
+    """Refuse further optimizers whose parameters are unknown, or trained by the trainer's as well."""
+    own = {p for group in optimizer.param_groups for p in group["params"]}
+    for attribute, other in further.items():
+        if not isinstance(other, Optimizer):
+            continue
+        names = name_parameters(other, model, loss, called=f"self.{attribute}")
+        members = (p for group in other.param_groups for p in group["params"])
+        shared = [
+            name for name, p in zip(itertools.chain(*names), members, strict=True) if p in own
+        ]
+        if shared:
+            raise SpecError(
+                f"self.{attribute} trains {shared[0]}, and so does the trainer's own optimizer",
+                hint="set self.optimizer too, to one that has the other parameters only",
+            )
+
+
+def _named(model: nn.Module, loss: Any) -> dict[str, nn.Parameter]:
+    named = dict(model.named_parameters())
+    if isinstance(loss, nn.Module):
+        known = set(named.values())
+        named |= {f"~loss.{n}": p for n, p in loss.named_parameters() if p not in known}
+    return named
+
+
+def name_parameters(
+    optimizer: Any, model: nn.Module, loss: Any = None, *, called: str = "the optimizer"
+) -> list[list[str]]:
+    """Return the names of an optimizer's parameters, by group; an empty list if it is not made yet."""
     if not isinstance(optimizer, Optimizer):
         return []
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names = {parameter: name for name, parameter in _named(model, loss).items()}
     groups = [group["params"] for group in optimizer.param_groups]
     if any(parameter not in names for group in groups for parameter in group):
         raise SpecError(
-            "the optimizer has parameters that the model does not have",
+            f"{called} has parameters that the model does not have",
             hint="give optimizer= as a function of the parameters",
         )
     return [[names[parameter] for parameter in group] for group in groups]
 
 
-def move_optimizer(optimizer: Optimizer, names: list[list[str]], model: nn.Module) -> None:
+def move_optimizer(
+    optimizer: Optimizer, names: list[list[str]], model: nn.Module, loss: Any = None
+) -> None:
     """Let an optimizer train the parameters that have these names now: sharding has replaced them."""
-    parameters = dict(model.named_parameters())
+    parameters = _named(model, loss)
     for group, members in zip(optimizer.param_groups, names, strict=True):
         group["params"] = [parameters[name] for name in members]
 

@@ -30,11 +30,18 @@ class Saver:
     """Saves one trainer's state, and loads it."""
 
     def __init__(
-        self, trainer: TorchTrainer, checkpoints: Checkpoints, state: dict[str, Any]
+        self,
+        trainer: TorchTrainer,
+        checkpoints: Checkpoints,
+        state: Mapping[str, Any],
+        *,
+        later: Mapping[str, Any],
     ) -> None:
+        """Save `state` and `later`; a checkpoint may lack entries of `later` and still be loaded."""
         self._trainer = trainer
         self._checkpoints = checkpoints
-        self._state = state
+        self._state = {**state, **later}
+        self._later = frozenset(later)
         self._saved_step: int | None = None
         self._saved_s = time.monotonic()
         self._identity = trainer.identity()  # once: files may be looked into
@@ -53,10 +60,19 @@ class Saver:
             self._checkpoints.check_shared()  # now, not after the first hour
         if not self._trainer.options.resume and not self._is_restart():
             return None
-        loaded = self._checkpoints.load(self._state, check=self._refuse_others)
+        wanted = dict(self._state)
+
+        def check(facts: Mapping[str, Any], step: int) -> None:
+            self._refuse_others(facts, step)
+            missing = self._later - frozenset(facts.get("entries") or ())
+            wanted.clear()
+            wanted.update({k: v for k, v in self._state.items() if k not in missing})
+
+        loaded = self._checkpoints.load(wanted, check=check)
         if loaded is None:
             return None
         facts = dict(loaded.facts)
+        self._warn_of_entries(frozenset(wanted), frozenset(facts.get("entries") or ()), loaded.step)
         self._trainer.progress = TrainProgress.from_facts(facts)
         self.run_ids = dict(facts.get("run_ids") or {})
         self._warn_of_changes(facts, self._order_facts(), "samples come in another order")
@@ -93,6 +109,15 @@ class Saver:
                     hint=FROM_SCRATCH,
                 )
 
+    def _warn_of_entries(self, loaded: frozenset[str], saved: frozenset[str], step: int) -> None:
+        """Warn of state that a checkpoint lacks, and of state in it that nothing takes."""
+        if not self._trainer.context.is_main:
+            return
+        for name in sorted(self._later - loaded):
+            logger.warning("step %d has no state of %s, which begins anew", step, _describe(name))
+        for name in sorted(saved - self._state.keys()):
+            logger.warning("the state of %s in step %d is not used", _describe(name), step)
+
     def _warn_of_changes(
         self, saved: Mapping[str, Any], now: Mapping[str, Any], consequence: str
     ) -> None:
@@ -125,7 +150,7 @@ class Saver:
             return
         if self._saved_step != progress.step:
             trainer.parts.log.settle()
-            trainer.laid_out.share_buffers()
+            trainer.share_buffers()
             run_ids = self.run_ids if self.trackers is None else self.trackers.run_ids
             facts = {**progress.to_facts(), **self._order_facts(), **self._rates}
             self._checkpoints.save(
@@ -135,6 +160,7 @@ class Saver:
                 facts={
                     **facts,
                     "identity": self._identity,
+                    "entries": sorted(self._state),
                     "run_ids": run_ids,
                     "job": find_job(os.environ),
                     "shape": self._shape,
@@ -170,6 +196,11 @@ class Saver:
         """Settings that an optimizer takes once, and then keeps in its own state."""
         options = self._trainer.options
         return {"lr": options.lr, "weight_decay": options.weight_decay}
+
+
+def _describe(entry: str) -> str:
+    """Name an entry of a state as users call it."""
+    return f"self.{entry[4:]}" if entry.startswith("own.") else f"the {entry}"
 
 
 def find_job(environ: Mapping[str, str]) -> str:

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
+from windlass.train.callback_state import ENTRY, CallbackStates
 from windlass.train.checkpoint_rng import derive_rng
 from windlass.train.checkpoints import Checkpoints
 from windlass.train.meters import Meters
@@ -27,15 +29,25 @@ from windlass.train.run_lock import RunLock
 from windlass.train.schedules import refresh_rates
 from windlass.train.step_signals import StepSignals
 from windlass.train.step_sums import StepSums
-from windlass.train.strategies import PRECISIONS, LaidOutModel, lay_out
+from windlass.train.strategies import (
+    PRECISIONS,
+    LaidOutModel,
+    copy_weights_of_first_rank,
+    lay_out,
+)
 from windlass.train.trackers import TrackerGroup, make_trackers
 from windlass.train.trainer_data import make_eval_loader, make_loader
 from windlass.train.trainer_log import TrainLog
 from windlass.train.trainer_parts import (
+    check_further,
+    check_optimizer,
+    check_plateau,
+    find_further,
     make_optimizer,
     make_scheduler,
     move_optimizer,
     name_parameters,
+    own_parameters,
 )
 from windlass.train.trainer_save import Saver
 from windlass.train.trainer_update import StepUpdate
@@ -61,6 +73,8 @@ class TrainerParts:
     folder: str
     best_metric: str
     resumed_from: int | None
+    schedule_unit: str  # what the scheduler steps after: "step", "epoch" or "validation"
+    callback_states: CallbackStates
     lock: RunLock | None  # of rank 0, where folders have locks
 
     def read_best_metric(self, metrics: Mapping[str, float]) -> float:
@@ -94,9 +108,7 @@ def set_up(trainer: TorchTrainer) -> None:
     _check_early_stop(trainer)
     trainer.total_steps = _count_steps(trainer)
     _tell_missing_validation(trainer)
-    trainer.scheduler = make_scheduler(
-        trainer.scheduler, trainer.optimizer, options, total=trainer.total_steps
-    )
+    unit = _make_scheduler(trainer)
     derive_rng(
         seed=options.seed,
         step=0,
@@ -107,10 +119,12 @@ def set_up(trainer: TorchTrainer) -> None:
     sums = StepSums(context)
     folder = find_folder(trainer)
     lock = RunLock(folder) if context.is_main and "://" not in folder else None
+    callback_states = CallbackStates(trainer.callbacks)
     saver = Saver(
         trainer,
         Checkpoints(folder, keep=options.keep, is_async=options.async_checkpoints, context=context),
         {**_state(trainer, laid_out, scaler), "sums": sums},
+        later={**_further_state(trainer), **({ENTRY: callback_states} if callback_states else {})},
     )
     resumed_from = saver.load()
     if resumed_from is not None:
@@ -121,11 +135,12 @@ def set_up(trainer: TorchTrainer) -> None:
     update = _update_type(trainer)(
         laid_out=laid_out,
         optimizer=trainer.optimizer,
-        scheduler=trainer.scheduler,
+        scheduler=trainer.scheduler if unit == "step" else None,
         context=context,
         sums=sums,
         clip=options.clip,
         scaler=scaler,
+        of_loss=own_parameters(trainer.loss, laid_out.model),
     )
     trainer.parts = TrainerParts(
         laid_out=laid_out,
@@ -137,6 +152,8 @@ def set_up(trainer: TorchTrainer) -> None:
         folder=folder,
         best_metric=options.best_metric,
         resumed_from=resumed_from,
+        schedule_unit=unit,
+        callback_states=callback_states,
         lock=lock,
     )
 
@@ -161,7 +178,12 @@ def _lay_out(trainer: TorchTrainer) -> LaidOutModel:
         )
     if isinstance(trainer.loss, nn.Module):
         trainer.loss.to(trainer.device)
-    names = name_parameters(trainer.optimizer, trainer.model)
+        if trainer.context.world_size > 1:
+            copy_weights_of_first_rank(trainer.loss)
+    names = name_parameters(trainer.optimizer, trainer.model, trainer.loss)
+    further = find_further(trainer)
+    _check_further_ranks(trainer, further)
+    is_training = trainer.model.training
     if trainer.shape.is_deepspeed:
         return _lay_out_with_deepspeed(trainer)
     laid_out = lay_out(
@@ -176,11 +198,52 @@ def _lay_out(trainer: TorchTrainer) -> LaidOutModel:
     )
     trainer.model = laid_out.module
     if isinstance(trainer.optimizer, Optimizer):
-        move_optimizer(trainer.optimizer, names, laid_out.model)
+        move_optimizer(trainer.optimizer, names, laid_out.model, trainer.loss)
     else:
-        trainer.optimizer = make_optimizer(trainer.optimizer, laid_out.model, options)
-    laid_out.module.train()
+        of_loss = own_parameters(trainer.loss, laid_out.model)
+        trainer.optimizer = make_optimizer(
+            trainer.optimizer, laid_out.model, options, of_loss=of_loss
+        )
+    check_optimizer(trainer.optimizer)
+    check_further(further, trainer.optimizer, laid_out.model, trainer.loss)
+    if not is_training:  # from_pretrained; else modules keep the modes that the user gave them
+        laid_out.module.train()
     return laid_out
+
+
+def _check_further_ranks(trainer: TorchTrainer, further: Mapping[str, Any]) -> None:
+    """Refuse further optimizers on several ranks: nothing averages the gradients that they step with."""
+    names = [name for name, value in further.items() if isinstance(value, Optimizer)]
+    if names and (trainer.context.world_size > 1 or trainer.shape.is_deepspeed):
+        raise SpecError(
+            f"{type(trainer).__name__} has a further optimizer, self.{names[0]}, and there are "
+            f"{trainer.context.world_size} ranks, over which its gradients would not be averaged",
+            hint="train with one rank, or use one optimizer with a parameter group for each part",
+        )
+
+
+def _make_scheduler(trainer: TorchTrainer) -> str:
+    """Make trainer.scheduler; return what it steps after: "step" or "validation"."""
+    options = trainer.options
+    trainer.scheduler = make_scheduler(
+        trainer.scheduler, trainer.optimizer, options, total=trainer.total_steps
+    )
+    if not isinstance(trainer.scheduler, ReduceLROnPlateau):
+        return "step"
+    validates = trainer.validation_dataloader is not None and options.validate_every is not None
+    check_plateau(trainer.scheduler, options, validates=validates)
+    return "validation"
+
+
+def _further_state(trainer: TorchTrainer) -> dict[str, Any]:
+    """State that checkpoints of earlier versions do not have: the loss's, and further optimizers'."""
+    further: dict[str, Any] = {
+        f"own.{name}": value for name, value in find_further(trainer).items()
+    }
+    loss = trainer.loss
+    if isinstance(loss, nn.Module) and loss.state_dict():
+        further["loss"] = loss
+    return further
 
 
 def _lay_out_with_deepspeed(trainer: TorchTrainer) -> LaidOutModel:
@@ -194,11 +257,17 @@ def _lay_out_with_deepspeed(trainer: TorchTrainer) -> LaidOutModel:
     from windlass.train.deepspeed_engine import lay_out_with_deepspeed, load_deepspeed
 
     load_deepspeed()
+    if own_parameters(trainer.loss, trainer.model):
+        raise SpecError(
+            "the loss has parameters, which DeepSpeed's engine does not train",
+            hint="make them part of the model, or use ddp or fsdp",
+        )
     if not isinstance(trainer.optimizer, Optimizer):
         trainer.optimizer = make_optimizer(trainer.optimizer, trainer.model, trainer.options)
     laid_out = lay_out_with_deepspeed(
         trainer.model, trainer.optimizer, trainer.shape, trainer.context, trainer.options
     )
+    check_optimizer(trainer.optimizer)
     trainer.model = laid_out.module
     laid_out.module.train()
     return laid_out
