@@ -61,14 +61,15 @@ def test_each_reading_has_its_own_steps() -> None:
     assert meters.read()["num_steps"] == 2
 
 
-def test_stragglers_are_named_by_rank() -> None:
+def test_the_spread_names_the_rank_that_waits_but_none_as_the_slowest() -> None:
     spread = spread_over_ranks(
         [
             {"step_p50_s": 1.0, "data_wait_share": 0.1, "memory_peak_bytes": 5.0},
             {"step_p50_s": 1.5, "data_wait_share": 0.6, "memory_peak_bytes": 4.0},
         ]
     )
-    assert spread["slowest_rank"] == 1
+    assert "slowest_rank" not in spread  # collectives equalise the time of a step
+    assert (spread["rank_step_p50_min_s"], spread["rank_step_p50_max_s"]) == (1.0, 1.5)
     assert spread["most_waiting_rank"] == 1
     assert spread["rank_memory_peak_max_bytes"] == 5.0
 

@@ -111,7 +111,7 @@ def test_times_of_all_ranks_are_logged(ranks, alone):
     first, second = (rank["ddp"]["spread"] for rank in ranks)
     assert first == second
     assert 0 < first["rank_step_p50_min_s"] <= first["rank_step_p50_max_s"]
-    assert first["slowest_rank"] in (0, 1)
+    assert "slowest_rank" not in first
     assert first["rank_memory_peak_max_bytes"] > 1e6
     assert alone["ddp"]["spread"] == {}
 

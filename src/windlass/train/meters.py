@@ -123,17 +123,16 @@ class Meters:
 
 
 def spread_over_ranks(readings: Sequence[dict[str, float]]) -> dict[str, float]:
-    """What the readings of all ranks, in rank order, show of stragglers, as numbers to log.
+    """Return the spread of all ranks' readings, in rank order, as numbers to log.
 
-    In synchronous training all ranks have the same step time, so the one that others wait for shows in its
-    data wait or its memory.
+    No rank is called the slowest: collectives give all ranks the same step time. The rank that others wait
+    for may show in its data wait or its memory.
     """
     waits = [reading.get("data_wait_share", 0.0) for reading in readings]
     steps = [reading.get("step_p50_s", 0.0) for reading in readings]
     return {
         "rank_step_p50_min_s": min(steps, default=0.0),
         "rank_step_p50_max_s": max(steps, default=0.0),
-        "slowest_rank": steps.index(max(steps)) if steps else 0,
         "rank_data_wait_max_share": max(waits, default=0.0),
         "most_waiting_rank": waits.index(max(waits)) if waits else 0,
         "rank_memory_peak_max_bytes": max(

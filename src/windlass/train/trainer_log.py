@@ -138,7 +138,7 @@ class TrainLog:
 
 
 def _spread(numbers: list[float]) -> dict[str, float]:
-    """What all ranks' numbers, rank after rank, show of stragglers."""
+    """Return the spread of all ranks' numbers, which come rank after rank."""
     width = len(OF_EACH_RANK)
     rows = (numbers[start : start + width] for start in range(0, len(numbers), width))
     return spread_over_ranks([dict(zip(OF_EACH_RANK, row, strict=True)) for row in rows])
