@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from cli.process import Ran
 
@@ -48,3 +49,24 @@ def test_no_such_job(windlass: Cli) -> None:
     ran = windlass("why", "nothing-here")
     assert ran.code == 2
     assert "nothing-here" in ran.err
+
+
+MISMATCH = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+if dist.get_rank() == 0:
+    dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_a_collective_that_one_rank_skipped(windlass: Cli, project: Path) -> None:
+    """Rank 0 loses its peer because rank 1 has returned: the verdict names both."""
+    (project / "mismatch.py").write_text(MISMATCH)
+    ran = windlass("run", "mismatch.py", "--procs", "2", "--peer-wait", "1s")
+    assert ran.code == 1
+    assert "rank 1 had already returned when rank 0 lost its peer" in ran.err
+    why = windlass("why", ran.job_id)
+    assert "rank 1 had already returned when rank 0 lost its peer" in why.out

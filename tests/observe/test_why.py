@@ -94,7 +94,10 @@ def test_running_tells_what_it_waits_for() -> None:
     last = replace(RUNNING.ranks[3], state="running")
     done = tuple(replace(rank, state="returned") for rank in RUNNING.ranks[:3])
     why = explain(replace(RUNNING, ranks=(*done, last)), now_s=NOW_S)
-    assert why.sentence.endswith("3 of 4 ranks have returned; it waits for rank 3")
+    assert why.sentence.endswith(
+        "ranks 0, 1, 2 have returned, and rank 3 still runs, "
+        "perhaps in a collective without ranks 0, 1, 2"
+    )
     slow = replace(RUNNING.ranks[3], step=12)
     why = explain(replace(RUNNING, ranks=(*RUNNING.ranks[:3], slow)), now_s=NOW_S)
     assert why.sentence.endswith("rank 3 is behind, at step 12; the furthest is at 30")

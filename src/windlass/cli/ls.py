@@ -106,9 +106,10 @@ def _make_row(status: JobStatus) -> tuple[str, ...]:
 def _render_progress(progress: Progress) -> str:
     if progress.step is None:
         return "-"
+    steps = f"{progress.step}-{progress.max_step}" if progress.is_spread else f"{progress.step}"
     if not progress.total:
-        return f"step {progress.step}"
-    return f"{progress.step}/{progress.total} {progress.step / progress.total:.0%}"
+        return f"{'steps' if progress.is_spread else 'step'} {steps}"
+    return f"{steps}/{progress.total} {progress.step / progress.total:.0%}"
 
 
 def _render_ranks(status: JobStatus) -> str:

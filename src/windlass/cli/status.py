@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 
@@ -58,7 +59,7 @@ def _make_pairs(status: JobStatus) -> Iterator[tuple[str, str]]:
     if status.attempt or status.restarts:
         yield "attempt", str(status.attempt)
     yield "ranks", _render_ranks(status)
-    yield "progress", one_line("  ".join(render_progress(status.progress)))
+    yield "progress", one_line("  ".join(_render_progress(status)))
     yield "nodes", _render_nodes(status)
     yield (
         "earlier",
@@ -75,6 +76,11 @@ def _render_reason(status: JobStatus) -> str:
         return ""
     last = [c for c in status.conditions if c.type == status.phase.value][-1:]
     return f" ({last[0].reason}: {one_line(last[0].message)})" if last else ""
+
+
+def _render_progress(status: JobStatus) -> list[str]:
+    now_s = None if status.phase.is_final else time.time()
+    return render_progress(status.progress, now_s=now_s)
 
 
 def _render_ranks(status: JobStatus) -> str:

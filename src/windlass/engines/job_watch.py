@@ -30,6 +30,7 @@ from windlass.kube.fields import (
 )
 from windlass.kube.kinds import EVENTS, NODES, PODS, PVCS, RESOURCE_QUOTAS, ObjectKind
 from windlass.kube.slim import slim_any, slim_node, slim_pod
+from windlass.wire.status import cut_text
 
 logger = logging.getLogger(__name__)
 
@@ -267,7 +268,7 @@ class JobWatch:
             )
         except ClusterError:
             return ""
-        return lines.decode(errors="replace").strip()[:300]
+        return cut_text(lines.decode(errors="replace").strip(), 300)
 
     def _read(self, kind: ObjectKind, *, max_age_s: float) -> list[Object]:
         read_s, bodies = self._others.get(kind, (-max_age_s, []))

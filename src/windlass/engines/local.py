@@ -55,7 +55,7 @@ from windlass.wire.messages.jobs import CancelJob
 from windlass.wire.payloads import check_spill, remove_spills
 from windlass.wire.results import ResultHeader
 from windlass.wire.states import NodeState
-from windlass.wire.status import FailureKind, JobStatus, Phase
+from windlass.wire.status import FailureKind, JobStatus, Phase, cut_text
 from windlass.wire.status_file import StatusFile
 
 _TIDY_S = 10.0
@@ -378,7 +378,7 @@ def _last_line(path: Path) -> str:
         lines = path.read_text(errors="replace").strip().splitlines()
     except OSError:
         return ""
-    return lines[-1][:300] if lines else ""
+    return cut_text(lines[-1], 300) if lines else ""
 
 
 def _kill_marked(job_id: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from windlass import names
 from windlass.client.terminal import one_line
-from windlass.wire.status import FailureKind, JobStatus, Phase, Verdict
+from windlass.wire.status import FailureKind, JobStatus, Phase, Verdict, cut_text
 
 _MAX_EXCEPTION_LINES = 6
 _MAX_LINE = 300
@@ -26,6 +26,8 @@ def render_verdict(status: JobStatus, *, folder: str = "") -> str:
     if verdict.where:
         where = f"{_shorten(verdict.file, folder)}:{verdict.line}"
         lines.append(f"  {_one_line(where)}    {_one_line(verdict.source)}".rstrip())
+    if verdict.note and verdict.note not in lines[1]:
+        lines.append(f"  {_one_line(verdict.note)}")
     if verdict.others:
         lines.append(f"  {_render_others(verdict)}")
     for before in status.history:
@@ -86,8 +88,7 @@ def _shorten(path: str, folder: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    flat = one_line(text)
-    return flat if len(flat) <= _MAX_LINE else f"{flat[:_MAX_LINE]}..."
+    return cut_text(one_line(text), _MAX_LINE)
 
 
 def exit_code_of(status: JobStatus) -> int:

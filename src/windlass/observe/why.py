@@ -87,7 +87,7 @@ def _explain_phase(status: JobStatus, now_s: float) -> Why:
 def _explain_running(status: JobStatus, now_s: float) -> Why:
     last = _last_condition(status)
     since_s = last.since_s if last else status.created_at_s
-    parts = render_progress(status.progress)
+    parts = render_progress(status.progress, now_s=now_s)
     states = Counter(rank.state for rank in status.ranks)
     ranks = ", ".join(f"{count} {state}" for state, count in states.most_common())
     attempt = f", attempt {status.attempt}" if status.attempt else ""
@@ -124,9 +124,9 @@ def _waits_for(status: JobStatus, now_s: float) -> str:
     running = [rank.rank for rank in status.ranks if rank.state == RankState.RUNNING]
     done = [rank.rank for rank in status.ranks if rank.state == RankState.RETURNED]
     if done and running:
-        return (
-            f"{len(done)} of {status.num_ranks} ranks have returned; it waits for {_ranks(running)}"
-        )
+        gone, left = f"{_ranks(done)} ha{'s' if len(done) == 1 else 've'}", _ranks(running)
+        run = "runs" if len(running) == 1 else "run"
+        return f"{gone} returned, and {left} still {run}, perhaps in a collective without {_ranks(done)}"
     steps = {rank.rank: rank.step for rank in status.ranks if rank.step is not None}
     if steps and max(steps.values()) - min(steps.values()) >= _FAR_BEHIND:
         slow = [rank for rank, step in steps.items() if step == min(steps.values())]

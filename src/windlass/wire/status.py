@@ -49,6 +49,14 @@ def add_hint(message: str, hint: str) -> str:
     return f"{message} -> {hint}" if hint else message
 
 
+def cut_text(text: str, most: int) -> str:
+    """Return at most so many characters of a text, and never a part of a word."""
+    if len(text) <= most:
+        return text
+    head, _, part = text[: most - 3].rpartition(" ")
+    return f"{head.rstrip() or part}..."
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
     """One thing that is so, since when, and why. Programs match on `reason`, people read the rest."""
@@ -63,6 +71,8 @@ class Condition:
     def text(self) -> str:
         return add_hint(self.message, self.hint)
 
+
+_IN_STEP_S = 0.3  # ranks in step report steps that are this many seconds apart at most
 
 _REASONS: Mapping[FailureKind, str] = {
     FailureKind.LOST_NODE: names.REASON_NODE_LOST,
@@ -91,6 +101,7 @@ class Verdict:
     exit_code: int | None = None
     signal: str = ""
     others: Mapping[str, int] = field(default_factory=dict)  # what became of the other ranks
+    note: str = ""  # what else to know of the cause; `message` ends with it
     next: str = ""
 
     @property
@@ -106,14 +117,28 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The slowest rank's step, the lowest rank's metrics."""
+    """Step of the rank that is furthest behind, and the metrics that this rank reported.
+
+    All values but `max_step` are this rank's. A metric of an earlier step is in `metric_steps`.
+    """
 
     step: int | None = None
+    max_step: int | None = None  # of the rank that is furthest ahead
+    rank: int | None = None  # the one that `step` and `metrics` are from
     total: int | None = None
     metrics: Mapping[str, float | int | str | bool | None] = field(default_factory=dict)
-    at_s: float = 0.0
+    metric_steps: Mapping[str, int] = field(default_factory=dict)  # where it is not `step`
+    at_s: float = 0.0  # when the last report was made, by any rank
+    step_at_s: float = 0.0  # when `step` last changed
     eta_s: float | None = None
     steps_per_s: float | None = None
+
+    @property
+    def is_spread(self) -> bool:
+        """True if ranks are further apart than reports of ranks in step, sent ten times a second, can be."""
+        if self.step is None or self.max_step is None:
+            return False
+        return self.max_step - self.step > max(1.0, _IN_STEP_S * (self.steps_per_s or 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

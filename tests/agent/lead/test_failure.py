@@ -210,9 +210,35 @@ def test_a_missing_module_says_how_to_get_it(message, command):
     assert make_verdict(PLAN, [missing], attempt=0).next == command
 
 
-def test_a_very_long_message_is_cut():
-    verdict = make_verdict(PLAN, [outcome(0, "raised", error=error(message="x" * 5000))], attempt=0)
+def test_a_very_long_message_is_cut_between_words():
+    verdict = make_verdict(
+        PLAN, [outcome(0, "raised", error=error(message="several words " * 5_000))], attempt=0
+    )
     assert len(verdict.message) < 300
+    assert verdict.message.partition(" at /p")[0].endswith((" words...", " several..."))
+    assert (
+        len(
+            make_verdict(
+                PLAN, [outcome(0, "raised", error=error(message="x" * 9999))], attempt=0
+            ).message
+        )
+        < 300
+    )
+
+
+PEER_GONE = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:40613"
+
+
+def test_who_lost_a_peer_that_had_returned_is_told_so():
+    lost = outcome(0, "raised", at_s=60.0, error=error(message=PEER_GONE))
+    verdict = make_verdict(PLAN, [lost], attempt=0, running=1, returned={1, 2})
+    assert verdict.rank == 0
+    assert verdict.note.startswith("ranks 1, 2 had already returned when rank 0 lost its peer")
+    assert verdict.message.endswith(verdict.note)
+    with_outcome = make_verdict(PLAN, [lost, outcome(1, "returned", at_s=2.0)], attempt=0)
+    assert with_outcome.note.startswith("rank 1 had already returned")
+    own = make_verdict(PLAN, [outcome(0, "raised", error=error())], attempt=0, returned={1})
+    assert own.note == ""  # it failed by itself
 
 
 def test_verdicts_about_the_job():

@@ -128,14 +128,50 @@ def test_progress_is_the_slowest_rank_s(tmp_path):
     progress = progress_after(
         tmp_path, report(0, 8, 10, loss=0.5), report(1, 3, 10, loss=9.0), report(2, 5, 12)
     )
-    assert (progress.step, progress.total) == (3, 12)
-    assert progress.metrics == {"loss": 0.5}  # those of the lowest rank
+    assert (progress.step, progress.max_step, progress.total) == (3, 8, 12)
+    assert (progress.rank, progress.metrics) == (1, {"loss": 9.0})  # of the same rank
 
 
-def test_metrics_add_up_over_reports(tmp_path):
+def test_metrics_of_earlier_steps_say_which(tmp_path):
     progress = progress_after(tmp_path, report(0, 1, loss=0.5, lr=1), report(0, 2, loss=0.4))
     assert progress.metrics == {"loss": 0.4, "lr": 1}
-    assert progress.step == 2
+    assert (progress.step, progress.metric_steps) == (2, {"lr": 1})
+
+
+def test_ranks_are_apart_only_if_reports_cannot_explain_it(tmp_path):
+    near = progress_after(tmp_path, report(0, 20), report(1, 21))
+    assert not near.is_spread
+    assert progress_after(tmp_path, report(0, 20), report(1, 22)).is_spread
+    fast = [report(0, 0, at_s=1.0), report(0, 100, at_s=2.0), report(1, 120, at_s=2.0)]
+    assert not progress_after(tmp_path, *fast).is_spread  # 100 steps a second
+    assert progress_after(tmp_path, *fast, report(1, 140, at_s=2.0)).is_spread
+
+
+def test_the_last_step_has_its_time(tmp_path):
+    reports = [report(0, 3, at_s=5.0), report(0, 3, at_s=7.0), report(1, 9, at_s=8.0)]
+    progress = progress_after(tmp_path, *reports)
+    assert (progress.at_s, progress.step_at_s) == (8.0, 5.0)
+
+
+def test_progress_ends_with_its_attempt(tmp_path):
+    def write(status_writer):
+        status_writer.report(report(0, 3, 10, loss=0.5))
+        failed = Verdict(kind=FailureKind.USER_ERROR, message="boom")
+        status_writer.set_verdict(failed, final=False)
+
+    assert on_board(tmp_path, write).status.progress == Progress()
+
+
+def test_a_metric_that_is_no_number_is_a_warning_once(tmp_path):
+    nan = float("nan")
+
+    def write(status_writer):
+        status_writer.report(report(1, 57, loss=nan, lr=0.1))
+        status_writer.report(report(0, 58, loss=nan))
+
+    conditions = on_board(tmp_path, write).status.conditions
+    warnings = [c.message for c in conditions if c.type == "warning"]
+    assert warnings == ["rank 1 reported loss nan at step 57"]
 
 
 def test_speed_and_time_left(tmp_path):

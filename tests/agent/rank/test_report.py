@@ -33,7 +33,7 @@ def agent(monkeypatch):
             yield sock
     reporter = module._reporter
     if reporter is not None and reporter.socket is not None:
-        reporter.pending = None
+        reporter.pending = []
         reporter.socket.close()
     module._reporter = None
 
@@ -51,7 +51,7 @@ def test_outside_a_job_nothing_happens(monkeypatch):
     monkeypatch.setattr(module, "_reporter", None)
     assert wl.report(step=1, total=2, loss=object()) is None
     assert module._reporter.socket is None
-    assert module._reporter.pending is None
+    assert module._reporter.pending == []
 
 
 def test_a_report_says_who_where_and_what(agent):
@@ -84,10 +84,12 @@ def test_what_was_thinned_comes_with_the_next(agent):
     wl.report(step=2, second=2)
     wl.report(third=3)
     assert len(heard(agent)) == 1
+    wl.report(step=3)
     module._reporter.flush()
-    [message] = heard(agent)
+    message, last = heard(agent)
     assert (message["step"], message["total"]) == (2, 10)
     assert message["metrics"] == {"second": 2, "third": 3}
+    assert (last["step"], last["metrics"]) == (3, {})  # no value of another step
     module._reporter.flush()
     assert heard(agent) == []
 
@@ -137,9 +139,9 @@ def test_an_agent_without_room_does_not_block_and_is_told_later(agent):
     for _ in range(10_000):
         module._reporter and setattr(module._reporter, "sent_at_s", 0.0)
         wl.report(step=1, loss=0.5)
-        if module._reporter.pending is not None:
+        if module._reporter.pending:
             break
-    assert module._reporter.pending is not None
+    assert module._reporter.pending
     assert heard(agent)
     module._reporter.flush()
     assert len(heard(agent)) == 1
@@ -148,7 +150,7 @@ def test_an_agent_without_room_does_not_block_and_is_told_later(agent):
 def test_an_agent_that_is_gone_is_no_error(agent, monkeypatch):
     monkeypatch.setenv(names.REPORT_SOCKET, "/nowhere/node.sock")
     assert wl.report(step=1) is None
-    assert module._reporter.pending is None
+    assert module._reporter.pending == []
 
 
 def test_a_forked_child_reports_for_itself(agent):

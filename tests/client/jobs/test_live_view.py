@@ -89,6 +89,17 @@ def on_screen(text):
             ),
         ),
         (status(progress=Progress(step=7)), "train-1 2/2 ranks running 5.0s · step 7"),
+        (
+            status(
+                progress=Progress(
+                    step=23, max_step=187, rank=1, total=400, metrics={"loss": 0.6}, eta_s=65.0
+                )
+            ),
+            (
+                "train-1 2/2 ranks running 5.0s · steps 23-187/400 ━─────────────────── 6% · "
+                "1m05s left"
+            ),
+        ),
     ],
 )
 def test_the_status_line(shown, expected):
@@ -112,7 +123,59 @@ def test_a_bar_of_the_user_s_own_is_shown_where_nothing_is_reported():
     ],
 )
 def test_progress(progress, parts):
-    assert render_progress(progress) == parts
+    assert render_progress(progress, now_s=105.0) == parts
+
+
+def test_a_metric_of_an_earlier_step_says_so():
+    values = {"loss": 0.5, "accuracy": 0.9}
+    progress = Progress(step=163, max_step=163, metrics=values, metric_steps={"accuracy": 160})
+    assert render_progress(progress) == ["step 163", "loss 0.5", "accuracy 0.9 (step 160)"]
+
+
+@pytest.mark.parametrize(
+    ("now_s", "max_step", "steps_per_s", "pace"),
+    [
+        (105.0, 20, 1.0, "1m05s left"),
+        (142.0, 20, 1.0, "last step 42s ago"),
+        (142.0, 20, 0.1, "1m05s left"),  # a step takes ten seconds
+        (142.0, 20, None, "last step 42s ago"),
+        (142.0, 90, 1.0, "rank 3 at step 20 for 42s"),
+        (None, 20, 1.0, None),  # it has ended: nothing is left
+    ],
+)
+def test_where_no_step_comes_its_age_is_shown_and_no_time_left(now_s, max_step, steps_per_s, pace):
+    progress = Progress(
+        step=20,
+        max_step=max_step,
+        rank=3,
+        total=400,
+        step_at_s=100.0,
+        steps_per_s=steps_per_s,
+        eta_s=65.0,
+    )
+    parts = render_progress(progress, now_s=now_s)
+    assert parts[1:] == ([] if pace is None else [pace])
+
+
+def test_a_narrow_terminal_shows_whole_numbers(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "75")
+    screen = Tty()
+    view = LiveView(out=io.StringIO(), messages=screen)
+    metrics = {"loss": 0.123456, "learning_rate": 0.000123}
+    view.show(status(progress=Progress(step=5, total=10, metrics=metrics)), [])
+    assert on_screen(screen.getvalue())[-1].endswith("· step 5/10 50% · loss 0.1235")
+
+
+def test_a_bar_of_an_attempt_that_failed_is_not_shown():
+    screen = Tty()
+    view = LiveView(out=io.StringIO(), messages=screen)
+    view.show(status(), [line("40%|####", replaced=True)])
+    assert "####" in on_screen(screen.getvalue())[-1]
+    screen = view._messages = Tty()
+    view._drawn_s = 0.0
+    failed = Verdict(kind=FailureKind.USER_ERROR, message="boom", attempt=0)
+    view.show(status(history=(failed,)), [])
+    assert "####" not in on_screen(screen.getvalue())[-1]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +197,8 @@ def test_seconds(seconds, text):
         (3, "3"),
         ("x", "x"),
         (None, "None"),
-        (float("nan"), "nan"),
+        (float("nan"), "nan (!)"),
+        (float("-inf"), "-inf (!)"),
     ],
 )
 def test_metrics(value, text):

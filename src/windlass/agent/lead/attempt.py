@@ -102,5 +102,9 @@ class Attempt:
             return self._broken
         running = self.num_ranks - len(self.outcomes)
         return make_verdict(
-            self.world, self.outcomes.values(), attempt=self.number, running=running
+            self.world,
+            self.outcomes.values(),
+            attempt=self.number,
+            running=running,
+            returned=self.done,
         )

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from windlass.agent.frameworks.framework_table import load_framework
 from windlass.errors import StepFailed
 from windlass.plan.plan import Plan
 from windlass.wire.results import ErrorInfo, Outcome
 from windlass.wire.states import RankState
-from windlass.wire.status import FailureKind, Verdict
+from windlass.wire.status import FailureKind, Verdict, cut_text
 
 _STEP_FAILED = f"{StepFailed.__module__}.{StepFailed.__qualname__}"
 _ASKED_TO_END = (
     128 + signal.SIGTERM
 )  # what programs exit with when SIGTERM ended them in good order
+_MAX_MESSAGE = 200
+_MAX_NAMED = 8
 
 
 def choose_first(plan: Plan, outcomes: Iterable[Outcome]) -> Outcome | None:
@@ -35,9 +37,17 @@ def is_consequence(plan: Plan, outcome: Outcome) -> bool:
 
 
 def make_verdict(
-    plan: Plan, outcomes: Iterable[Outcome], *, attempt: int, running: int = 0
+    plan: Plan,
+    outcomes: Iterable[Outcome],
+    *,
+    attempt: int,
+    running: int = 0,
+    returned: Collection[int] = (),
 ) -> Verdict | None:
-    """The verdict over one attempt; None when no rank failed."""
+    """Return the verdict over one attempt, or None when no rank failed.
+
+    `returned` are ranks whose work has returned, with or without an outcome.
+    """
     outcomes = list(outcomes)
     first = choose_first(plan, outcomes)
     if first is None:
@@ -47,9 +57,12 @@ def make_verdict(
     if running:
         others[RankState.RUNNING] += running
     error = first.error
+    gone = {o.rank for o in outcomes if o.state == RankState.RETURNED} | set(returned)
+    note = _describe_returned(first.rank, gone) if is_consequence(plan, first) else ""
+    message = _describe(first, node.name, _memory_limit(plan))
     return Verdict(
         kind=_classify(first),
-        message=_describe(first, node.name, _memory_limit(plan)),
+        message=f"{message}; {note}" if note else message,
         rank=first.rank,
         node=node.index,
         node_name=node.name,
@@ -62,8 +75,21 @@ def make_verdict(
         exit_code=first.exit_code,
         signal=_name_signal(first),
         others=dict(others),
+        note=note,
         next=_next_step(plan, first),
     )
+
+
+def _describe_returned(rank: int, returned: Collection[int]) -> str:
+    """Say which ranks had returned when `rank` lost its peer: it called a collective that they did not."""
+    others = sorted(set(returned) - {rank})
+    if not others:
+        return ""
+    named = ", ".join(map(str, others[:_MAX_NAMED]))
+    more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
+    ranks = f"{'rank' if len(others) == 1 else 'ranks'} {named}{more}"
+    gone = f"{ranks} had already returned when rank {rank} lost its peer"
+    return f"{gone}: do all ranks call the same collectives?"
 
 
 def _classify(outcome: Outcome) -> FailureKind:
@@ -121,7 +147,7 @@ def _describe(outcome: Outcome, node_name: str, memory: str) -> str:
         why = f": {text}" if error and (text := _exit_text(error)) else ""
         return f"{who} ended on SIGTERM{why}"
     if error is not None and error.text and not error.type.endswith("SystemExit"):
-        return f"{who} raised {error.text.splitlines()[0][:200]}{where}"
+        return f"{who} raised {cut_text(error.text.splitlines()[0], _MAX_MESSAGE)}{where}"
     if _never_started(outcome):
         return f"{who} never started: its fork server died (see agent-N.log in the job's folder)"
     if outcome.exit_code == 0:
@@ -132,7 +158,7 @@ def _describe(outcome: Outcome, node_name: str, memory: str) -> str:
 
 def _exit_text(error: ErrorInfo) -> str:
     """What `sys.exit` was called with, unless that was the code."""
-    first = error.message.strip().partition("\n")[0][:200]
+    first = cut_text(error.message.strip().partition("\n")[0], _MAX_MESSAGE)
     is_code = first.lstrip("-").isdigit() or first in ("True", "False")
     return "" if is_code else first
 

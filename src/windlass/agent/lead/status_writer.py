@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import time
 from dataclasses import replace
 from typing import Any
 
+from windlass import names
 from windlass.plan.plan import Plan
 from windlass.wire.initial_status import make_first_status, make_ranks, render_status
 from windlass.wire.job_folder import JobFolder, write_atomically
+from windlass.wire.message import Metric
 from windlass.wire.messages.ranks import RankReport
 from windlass.wire.partial_world import render_world
 from windlass.wire.states import MomentName
@@ -30,6 +33,21 @@ _MAX_METRICS = 256  # of a rank: everybody reads the status, again and again
 _MAX_CONDITIONS = 500
 
 
+class _RankReports:
+    """What one rank reported in this attempt: its step, and each metric with the step it is of."""
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+        self.total: int | None = None
+        self.metrics: dict[str, tuple[Metric, int | None]] = {}
+
+    def add(self, report: RankReport) -> None:
+        self.step = self.step if report.step is None else report.step
+        self.total = self.total if report.total is None else report.total
+        metrics = {name: (value, report.step) for name, value in report.metrics.items()}
+        self.metrics = dict(list({**self.metrics, **metrics}.items())[-_MAX_METRICS:])
+
+
 class StatusWriter:
     """A JobStatus that is replaced as the job goes on."""
 
@@ -37,8 +55,9 @@ class StatusWriter:
         self._plan = plan
         self._folder = folder
         self._timer: asyncio.TimerHandle | None = None
-        self._reports: dict[int, RankReport] = {}
+        self._reports: dict[int, _RankReports] = {}
         self._first_step: tuple[int, float] | None = None
+        self._not_finite: set[str] = set()  # metrics that were NaN or Inf in this attempt
         self.status = make_first_status(plan)
         self._keep_reserve()
 
@@ -90,12 +109,17 @@ class StatusWriter:
 
     def start_attempt(self, attempt: int, world: Plan) -> None:
         """A new generation of ranks, on the nodes of `world`."""
-        self._reports.clear()
-        self._first_step = None
+        self._forget_progress()
         ranks = make_ranks(world)
-        self._set(attempt=attempt, ranks=ranks, num_ranks=len(ranks), progress=Progress())
+        self._set(attempt=attempt, ranks=ranks, num_ranks=len(ranks))
         if world is not self._plan:
             self.keep_world(attempt, world)
+
+    def _forget_progress(self) -> None:
+        self._reports.clear()
+        self._first_step = None
+        self._not_finite.clear()
+        self._set(progress=Progress())
 
     def keep_world(self, attempt: int, world: Plan) -> None:
         """Which node ran which rank, for readers of an attempt that lacked some nodes."""
@@ -117,6 +141,7 @@ class StatusWriter:
             self._set(verdict=verdict)
         else:
             self._set(history=(*self.status.history, verdict))
+            self._forget_progress()
         self.write()
 
     def report(self, report: RankReport) -> None:
@@ -124,30 +149,56 @@ class StatusWriter:
         rank, step = report.rank, report.step
         if not 0 <= rank < len(self.status.ranks):
             return
-        before = self._reports[rank].metrics if rank in self._reports else {}
-        metrics = list({**before, **report.metrics}.items())[-_MAX_METRICS:]
-        self._reports[rank] = report.replaced(metrics=dict(metrics))
+        self._reports.setdefault(rank, _RankReports()).add(report)
+        self._warn_of_nan(report)
         if step is not None:
             self.set_rank(rank, step=step)
             self.mark(MomentName.FIRST_STEP, report.at_s)
         self._set(progress=self._make_progress(report.at_s))
 
     def _make_progress(self, at_s: float) -> Progress:
-        lowest = self._reports[min(self._reports)]
-        steps = [r.step for r in self._reports.values() if r.step is not None]
-        totals = [r.total for r in self._reports.values() if r.total is not None]
-        step, total = min(steps, default=None), max(totals, default=None)
-        progress = Progress(step=step, total=total, metrics=lowest.metrics, at_s=at_s)
+        """Return the step of the rank that is furthest behind, with metrics of this rank only."""
+        reports = self._reports
+        steps = {rank: known.step for rank, known in reports.items() if known.step is not None}
+        totals = [known.total for known in reports.values() if known.total is not None]
+        rank = min(steps, key=lambda rank: (steps[rank], rank), default=min(reports))
+        step, total = steps.get(rank), max(totals, default=None)
+        metrics = reports[rank].metrics
+        progress = Progress(
+            step=step,
+            max_step=max(steps.values(), default=None),
+            rank=rank,
+            total=total,
+            metrics={name: value for name, (value, _) in metrics.items()},
+            metric_steps={
+                name: at for name, (_, at) in metrics.items() if at is not None and at != step
+            },
+            at_s=at_s,
+        )
         if step is None:
             return progress
+        before = self.status.progress
+        step_at_s = before.step_at_s if before.step == step else at_s
+        progress = replace(progress, step_at_s=step_at_s)
         if self._first_step is None:
             self._first_step = (step, at_s)
-        steps_done, seconds = step - self._first_step[0], at_s - self._first_step[1]
+        steps_done, seconds = step - self._first_step[0], step_at_s - self._first_step[1]
         if steps_done <= 0 or seconds <= 0:
             return progress
         speed = steps_done / seconds
         eta_s = max(0, total - step) / speed if total is not None else None
         return replace(progress, steps_per_s=speed, eta_s=eta_s)
+
+    def _warn_of_nan(self, report: RankReport) -> None:
+        """Record the first NaN or Inf of each metric in an attempt: progress shows only one rank."""
+        for name, value in report.metrics.items():
+            if not isinstance(value, float) or math.isfinite(value) or name in self._not_finite:
+                continue
+            self._not_finite.add(name)
+            step = "" if report.step is None else f" at step {report.step}"
+            message = f"rank {report.rank} reported {name} {value}{step}"
+            attempt = f" of attempt {report.attempt}" if report.attempt else ""
+            self.add_condition("warning", names.REASON_NOT_FINITE, f"{message}{attempt}")
 
     def _set(self, **fields: Any) -> None:
         self.status = replace(self.status, **fields)

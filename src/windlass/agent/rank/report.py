@@ -20,7 +20,7 @@ _EVERY_S = 0.1
 
 
 class _Reporter:
-    """The last report not sent yet, and the socket it goes to."""
+    """The reports not sent yet, one for each step that has a metric's last value, and their socket."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -29,7 +29,7 @@ class _Reporter:
         if self.socket is not None:
             self.socket.setblocking(False)
             atexit.register(self.flush)
-        self.pending: dict[str, Any] | None = None
+        self.pending: list[tuple[int | None, dict[str, Any]]] = []
         self.sent_at_s = 0.0
         self.step: int | None = None
         self.total: int | None = None
@@ -39,27 +39,37 @@ class _Reporter:
             return
         self.step = self.step if step is None else int(step)
         self.total = self.total if total is None else int(total)
-        before = self.pending["metrics"] if self.pending else {}
-        self.pending = {"metrics": {**before, **metrics}}
+        self._add(metrics)
         now_s = time.monotonic()
         is_last = self.step is not None and self.step == self.total
         if is_last or now_s - self.sent_at_s >= _EVERY_S:
             self.sent_at_s = now_s
             self.flush()
 
+    def _add(self, metrics: dict[str, Any]) -> None:
+        """Keep the last value of each metric, with the step that it was reported for."""
+        older = []
+        for step, values in self.pending:
+            if step == self.step:
+                metrics = {**values, **metrics}
+            elif kept := {name: values[name] for name in values if name not in metrics}:
+                older.append((step, kept))
+        self.pending = [*older, (self.step, metrics)]
+
     def flush(self) -> None:
-        if self.pending is None or self.socket is None or self.pid != os.getpid():
-            return
-        message = RankReport(
-            rank=int(os.environ.get(names.RANK, "0")),
-            attempt=int(os.environ.get(names.ATTEMPT, "0")),
-            step=self.step,
-            total=self.total,
-            metrics={str(k): _plain(v) for k, v in self.pending["metrics"].items()},
-            at_s=time.time(),
-        )
-        if send(self.socket, self.path, message.to_header()):
-            self.pending = None
+        while self.pending and self.socket is not None and self.pid == os.getpid():
+            step, metrics = self.pending[0]
+            message = RankReport(
+                rank=int(os.environ.get(names.RANK, "0")),
+                attempt=int(os.environ.get(names.ATTEMPT, "0")),
+                step=step,
+                total=self.total,
+                metrics={str(k): _plain(v) for k, v in metrics.items()},
+                at_s=time.time(),
+            )
+            if not send(self.socket, self.path, message.to_header()):
+                return
+            del self.pending[0]
 
 
 _reporter: _Reporter | None = None

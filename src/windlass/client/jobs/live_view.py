@@ -5,6 +5,7 @@ Lines of ranks' stdout go to stdout, all else to stderr. Meaning never hangs on 
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import sys
@@ -26,7 +27,11 @@ from windlass.wire.states import NOT_ENDED, MomentName, RankState
 from windlass.wire.status import Condition, JobStatus, Phase, Progress
 
 _REDRAW_S = 0.1
+_BETWEEN = " · "
 _BAR_WIDTH = 20
+# no step for so long, and for so many times the usual time of one: the age of the last step is shown
+_STILL_S = 10.0
+_STILL_STEPS = 5
 # What a job that has not started waits for, by the last moment it passed.
 _WAITING_FOR = {
     MomentName.QUEUED: "waiting for a node for each pod",
@@ -146,17 +151,23 @@ class LiveView:
             return
         self._drawn_s = now_s
         width = _width()
-        line = render_status_line(status, now_s=time.time(), bar=self._last_bar())
+        line = render_status_line(status, now_s=time.time(), bar=self._last_bar(status))
         text = one_line(line)
         if len(text) > width:  # numbers before pictures
-            text = re.sub("[━─]+ ", "", text)[:width]
+            text = _cut_parts(re.sub("[━─]+ ", "", text), width)
         self._messages.write(f"\r\x1b[2K{paint(text, 2, colour=wants_colour(self._messages))}")
         self._messages.flush()
         self._drawn = True
 
-    def _last_bar(self) -> str:
-        bars = sorted(self._bars.items())
-        return clean(bars[0][1].text, colour=False).strip() if bars else ""
+    def _last_bar(self, status: JobStatus) -> str:
+        """The bar of the lowest rank that drew one in this attempt."""
+        failed = [verdict.attempt for verdict in status.history]
+        bars = [
+            line
+            for _, line in sorted(self._bars.items())
+            if line.attempt == status.attempt and line.attempt not in failed
+        ]
+        return clean(bars[0].text, colour=False).strip() if bars else ""
 
     def _erase(self) -> None:
         if self._drawn:
@@ -178,10 +189,10 @@ def render_status_line(status: JobStatus, *, now_s: float, bar: str = "") -> str
     parts = [f"{status.name} {_phase_text(status)} {render_seconds(now_s - status.created_at_s)}"]
     if status.attempt:
         parts.append(f"attempt {status.attempt}")
-    parts += render_progress(status.progress)
+    parts += render_progress(status.progress, now_s=now_s)
     if status.progress.step is None and bar:
         parts.append(bar)
-    return " · ".join(parts)
+    return _BETWEEN.join(parts)
 
 
 def _phase_text(status: JobStatus) -> str:
@@ -198,23 +209,57 @@ def _phase_text(status: JobStatus) -> str:
     return f"{running}/{status.num_ranks} ranks running{done}"
 
 
-def render_progress(progress: Progress) -> list[str]:
-    """Step, bar, metrics and time left, as far as they are known."""
+def render_progress(progress: Progress, *, now_s: float | None = None) -> list[str]:
+    """Step, bar, metrics and time left, as far as they are known. `now_s` is None for a job that ended.
+
+    All of them are of one rank; where ranks are apart, the range of their steps is all that is shown.
+    """
     parts = []
-    if progress.step is not None and progress.total:
-        done = min(1.0, max(0.0, progress.step / progress.total))
-        bar = ("━" * round(done * _BAR_WIDTH)).ljust(_BAR_WIDTH, "─")
-        parts.append(f"step {progress.step}/{progress.total} {bar} {done:.0%}")
-    elif progress.step is not None:
-        parts.append(f"step {progress.step}")
-    parts += [f"{name} {render_metric(value)}" for name, value in progress.metrics.items()]
-    if progress.eta_s is not None and progress.step != progress.total:
-        parts.append(f"{render_seconds(progress.eta_s)} left")
+    steps = f"steps {progress.step}-{progress.max_step}" if progress.is_spread else ""
+    if progress.step is not None:
+        parts.append((steps or f"step {progress.step}") + _render_share(progress))
+    if not progress.is_spread:
+        parts += [_render_named(name, progress) for name in progress.metrics]
+    if now_s is not None:
+        parts += _render_pace(progress, now_s)
     return parts
 
 
+def _render_share(progress: Progress) -> str:
+    if progress.step is None or not progress.total:
+        return ""
+    done = min(1.0, max(0.0, progress.step / progress.total))
+    bar = ("━" * round(done * _BAR_WIDTH)).ljust(_BAR_WIDTH, "─")
+    return f"/{progress.total} {bar} {done:.0%}"
+
+
+def _render_named(name: str, progress: Progress) -> str:
+    """One metric, with its step if a later step has begun since."""
+    step = progress.metric_steps.get(name)
+    return f"{name} {render_metric(progress.metrics[name])}" + (
+        "" if step is None else f" (step {step})"
+    )
+
+
+def _render_pace(progress: Progress, now_s: float) -> list[str]:
+    """The time that is left, or how long ago the last step was if none has come for long."""
+    if progress.step is None or progress.step == progress.total:
+        return []
+    age_s = now_s - progress.step_at_s
+    usual_s = 1 / progress.steps_per_s if progress.steps_per_s else 0.0
+    if progress.step_at_s and age_s >= max(_STILL_S, _STILL_STEPS * usual_s):
+        age = render_seconds(age_s)
+        if progress.is_spread:
+            return [f"rank {progress.rank} at step {progress.step} for {age}"]
+        return [f"last step {age} ago"]
+    return [] if progress.eta_s is None else [f"{render_seconds(progress.eta_s)} left"]
+
+
 def render_metric(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    """A number in four digits; `(!)` marks one that is NaN or infinite."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.4g}" if math.isfinite(value) else f"{value} (!)"
 
 
 def render_seconds(seconds: float) -> str:
@@ -227,6 +272,14 @@ def render_seconds(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def _cut_parts(text: str, width: int) -> str:
+    """Return as many whole parts as fit, so that no number is shown without its last digits."""
+    if len(text) <= width:
+        return text
+    head, _, _ = text[: width + 1].rpartition(_BETWEEN)
+    return head or text[:width]
 
 
 def _width() -> int:
