@@ -33,7 +33,9 @@ from windlass.agent.node.forkserver_client import ForkServer
 from windlass.agent.node.inputs import Inputs
 from windlass.agent.node.leave_notice import say_farewell
 from windlass.agent.node.node import Node
+from windlass.agent.node.rank_lease import read_clock
 from windlass.agent.node.world_ranks import Echo
+from windlass.agent.silence_limits import HEARTBEAT_S
 from windlass.plan.plan import Plan, read_plan
 from windlass.spec.work import Calls
 from windlass.wire.job_folder import JobFolder
@@ -160,6 +162,7 @@ class LeadAgent:
             ),
         )
         lease = asyncio.ensure_future(self.lead_server.watch_lease())
+        alive = asyncio.ensure_future(self._keep_lease())
         self._leading = asyncio.ensure_future(self.lead.run())
         try:
             await self._leading
@@ -176,8 +179,15 @@ class LeadAgent:
             return names.EXIT_TOLD_TO_STOP
         finally:
             lease.cancel()
+            alive.cancel()
             server.close()
             self._forks.close()
+
+    async def _keep_lease(self) -> None:
+        """Keep the ranks here alive for as long as this lead is. One that stood still may not be the lead."""
+        while True:
+            self.node.renew_lease(read_clock())
+            await asyncio.sleep(HEARTBEAT_S)
 
 
 async def run_agent(

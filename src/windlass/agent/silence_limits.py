@@ -29,9 +29,14 @@ class SilenceLimits:
     slack_s: float = 1.0  # for what was on its way, and timers that are late
 
     @property
+    def ranks_gone_s(self) -> float:
+        """A node's ranks are dead when it has not heard its lead for so long, whatever its agent does."""
+        return self.fence_s + self.cut_grace_s
+
+    @property
     def node_gone_s(self) -> float:
         """A lead that hung up on a silent node knows that its ranks are dead after so long."""
-        return self.fence_s + self.cut_grace_s + self.slack_s
+        return self.ranks_gone_s + self.slack_s
 
     @property
     def world_gone_s(self) -> float:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 import pytest
 from tls_peers import join, run_with_lead, write_certificates
+
+from windlass.errors import ProtocolError
 
 
 @pytest.fixture
@@ -38,6 +41,34 @@ def test_who_is_paced_keeps_memory_small(files):
     most, total = run_with_lead(files, visit, count)
     assert total == 64 << 20
     assert most < 4 << 20
+
+
+@pytest.mark.parametrize("stood_still_s", [9.0, 11.0])
+def test_old_words_are_no_sign_of_life(files, stood_still_s):
+    """A process that stood still for longer than its fence finds words of a peer that gave it up since."""
+    now_s = [100.0]
+
+    async def speak(link, _hello, frames):
+        async for frame in frames:
+            link.send({"type": f"to {frame.type}"})
+
+    async def visit(listener):
+        link = await join(files, listener.port)
+        link.watch(10.0, clock=lambda: now_s[0])
+        now_s[0] += stood_still_s
+        heard = []
+        link.send({"type": "ask"})
+        with contextlib.suppress(ProtocolError):
+            await asyncio.wait_for(
+                link.listen(lambda f: (heard.append(f.type), f.type == "to ask" and link.cut())), 20
+            )
+        return heard[1:], link.is_silent, link.heard_s
+
+    heard, is_silent, heard_s = run_with_lead(files, visit, speak)
+    if stood_still_s < 10:
+        assert (heard, is_silent, heard_s) == (["to ask"], False, 109.0)
+    else:
+        assert (heard, is_silent, heard_s) == ([], True, 100.0)
 
 
 def test_a_peer_that_takes_nothing_is_not_waited_for_for_ever(files):

@@ -4,6 +4,8 @@ A process of its own, single-threaded, which is checked: a fork copies only the 
 preloaded module that started another one makes ranks hang in its locks; then they are spawned instead.
 Requests and events are JSON lines of `agent.node.forkserver_client`. No asyncio here: the ranks would
 inherit it.
+
+It is also the watchdog of the ranks: it ends them when their lease (`agent.node.rank_lease`) lapses.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from windlass.agent.forkserver import import_snapshot
 from windlass.agent.forkserver.openblas import Threads
@@ -34,6 +37,7 @@ from windlass.wire.messages.forkserver import (
     CallRankSetup,
     ForkRank,
     ForkStore,
+    GuardRanks,
     ModulesImported,
     PreloadModules,
     ProcessExited,
@@ -42,6 +46,10 @@ from windlass.wire.messages.forkserver import (
     StoreStarted,
 )
 
+if TYPE_CHECKING:
+    from windlass.agent.node.rank_lease import RankLease
+
+_LOOK_S = 1.0  # how often the lease is read while there are ranks
 _ORDERS_TO_END = frozenset({signal.SIGTERM, signal.SIGINT})
 # Libraries that may end with the process. Others are taken apart in each rank: they might be the user's.
 _SPARED = frozenset({"torch", "numpy"})
@@ -108,17 +116,77 @@ def _importing_library() -> Iterator[None]:
         sys.path[:] = [*(entry for entry in path if entry not in sys.path), *sys.path]
 
 
+class _Guard:
+    """Watchdog over the children of this process: it ends them when the agent lets their lease lapse."""
+
+    def __init__(self, lease: RankLease, *, backstop_s: float) -> None:
+        from windlass.agent.node.rank_lease import KillTimer
+
+        self._lease = lease
+        self._timer = KillTimer()
+        self._backstop_s = backstop_s
+
+    def look(self) -> float:
+        """End all children if their lease has lapsed. Return when to look again, in seconds."""
+        left_s = self._lease.left_s
+        if left_s <= 0:
+            self._end_below(os.getpid())
+            left_s = _LOOK_S
+        # the kernel ends this process, and its children with it, if this process is stopped
+        self._timer.set_in(left_s + self._backstop_s)
+        return min(left_s, _LOOK_S)
+
+    def rest(self) -> None:
+        """Disarm the kernel's timer: there are no children."""
+        self._timer.disarm()
+
+    def leave(self) -> None:
+        """Let go of what a child of this process inherited."""
+        self._lease.close()
+
+    def _end_below(self, root: int) -> None:
+        num_killed = processes.kill_descendants(root, spare=frozenset({os.getpid()}))
+        if num_killed:
+            sys.stderr.write(
+                f"windlass: the agent has not renewed the lease of its ranks; ended {num_killed} "
+                "process(es)\n"
+            )
+            sys.stderr.flush()
+
+    @contextlib.contextmanager
+    def standing_in(self) -> Iterator[None]:
+        """Have another process watch while this one is busy, for however long."""
+        server = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            processes.die_with_parent(server, signal.SIGKILL)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            while True:
+                time.sleep(_LOOK_S)
+                if self._lease.left_s <= 0:
+                    self._end_below(server)
+        self._timer.disarm()
+        try:
+            yield
+        finally:
+            processes.kill(pid, signal.SIGKILL)
+
+
 class _ForkServer:
     """Takes requests, forks, reaps."""
 
     def __init__(self, control: socket.socket, *, is_safe: bool) -> None:
         self._control = control
         self._is_safe = is_safe
+        self._guard: _Guard | None = None
+        self._has_children = False
         self._threads = Threads()
         self._handlers: Handlers = {
             PreloadModules: self._import_more,
             ForkStore: self._fork_store,
             ForkRank: self._fork_rank,
+            GuardRanks: self._start_guard,
         }
         self._wake_read, self._wake_write = os.pipe()
         for end in (self._wake_read, self._wake_write):
@@ -131,7 +199,7 @@ class _ForkServer:
     def loop(self) -> None:
         while True:
             control = self._control.fileno()
-            ready, _, _ = select.select([control, self._wake_read], [], [])
+            ready, _, _ = select.select([control, self._wake_read], [], [], self._look())
             if self._wake_read in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
@@ -142,8 +210,24 @@ class _ForkServer:
                     return
                 self._handlers[type(request[0])](*request)
 
+    def _start_guard(self, request: GuardRanks, fds: list[int]) -> None:
+        from windlass.agent.node.rank_lease import RankLease
+
+        self._guard = _Guard(RankLease(fds[0]), backstop_s=request.backstop_s)
+
+    def _look(self) -> float | None:
+        """Check the lease of the children, if any. Return when to check again, in seconds."""
+        if self._guard is None:
+            return None
+        if self._has_children:
+            return self._guard.look()
+        self._guard.rest()
+        return None
+
     def _import_more(self, request: PreloadModules, _fds: list[int]) -> None:
-        self._is_safe &= _preload(request.modules, self._control)
+        guard = self._guard if self._has_children else None
+        with contextlib.nullcontext() if guard is None else guard.standing_in():
+            self._is_safe &= _preload(request.modules, self._control)
         self._threads = Threads()
 
     def _reap(self) -> None:
@@ -151,6 +235,7 @@ class _ForkServer:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
+                self._has_children = False
                 return
             if pid == 0:
                 return
@@ -177,6 +262,7 @@ class _ForkServer:
         pid = os.fork()
         if pid == 0:
             self._become(enter, server, request, fds)
+        self._has_children = True
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ORDERS_TO_END)
         for fd in fds:
             os.close(fd)
@@ -205,6 +291,8 @@ class _ForkServer:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ORDERS_TO_END)
         os.close(self._wake_read)
         os.close(self._wake_write)
+        if self._guard is not None:
+            self._guard.leave()
 
     def _enter_store(self, server: int, request: ForkStore, fds: list[int]) -> NoReturn:
         self._leave_server(server)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 import ssl
 import struct
@@ -56,7 +57,9 @@ class Link(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._gone = asyncio.Event()
+        self._clock: Callable[[], float] = self._loop.time
         self._heard_s = 0.0
+        self._fence_s = math.inf
         self._has_left = False  # this end hung up
         self.is_silent = False  # it was hung up on because it said nothing
         self.is_closed = False  # the other end's machine ended it in order
@@ -79,7 +82,11 @@ class Link(asyncio.Protocol):
             self._on_made(self)
 
     def data_received(self, data: bytes) -> None:
-        self._heard_s = self._loop.time()
+        now_s = self._clock()
+        if now_s - self._heard_s > self._fence_s:  # this end stood still: these are old words
+            self._hang_up_on_silence()
+            return
+        self._heard_s = now_s
         if self._is_deaf:
             return
         self._decoder.feed(data)
@@ -215,29 +222,41 @@ class Link(asyncio.Protocol):
 
     # -- the end -------------------------------------------------------------------------------
 
-    def watch(self, limit_s: float) -> None:
+    def watch(self, limit_s: float, *, clock: Callable[[], float] | None = None) -> None:
         """Hang up on a peer that says nothing for so long; `is_silent` tells afterwards.
 
-        One look in that time, rather than a timer for every frame.
+        One look in that time, rather than a timer for every frame. With a `clock`, time counts by that one,
+        and what arrives after the limit comes too late: this process may have stood still, and the peer
+        may have given it up since.
         """
-        self._heard_s = self._loop.time()
+        if clock is not None:
+            self._clock, self._fence_s = clock, limit_s
+        self._heard_s = self._clock()
 
         def look() -> None:
-            left_s = self._heard_s + limit_s - self._loop.time()
+            left_s = self._heard_s + limit_s - self._clock()
             if self._transport.is_closing():
                 return
             if left_s <= 0:
-                self.is_silent = True
-                self.cut()
+                self._hang_up_on_silence()
             else:
                 self._loop.call_later(left_s, look)
 
         self._loop.call_later(limit_s, look)
 
+    def _hang_up_on_silence(self) -> None:
+        self.is_silent = True
+        self.cut()
+
+    @property
+    def heard_s(self) -> float:
+        """When anything was heard last, by the clock of `watch`."""
+        return self._heard_s
+
     @property
     def silent_for_s(self) -> float:
         """How long ago anything was heard."""
-        return self._loop.time() - self._heard_s
+        return self._clock() - self._heard_s
 
     def cut(self) -> None:
         """Hang up at once: nothing that was not sent yet is ever heard, and the peer is not told in order."""
@@ -257,7 +276,10 @@ class Link(asyncio.Protocol):
         self._has_left = True
         with contextlib.suppress(OSError):
             await self.drain(timeout_s=_CLOSE_TIMEOUT_S)
-        self._transport.close()
+        if (
+            not self._transport.is_closing()
+        ):  # Python 3.11.2: nothing may be called after a second close
+            self._transport.close()
         if self.certificate is not None:
             # TLS says goodbye and waits to hear it too, which a peer may never say
             with contextlib.suppress(asyncio.TimeoutError):

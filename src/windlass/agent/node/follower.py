@@ -25,7 +25,9 @@ from windlass.agent.node.forkserver_client import ForkServer
 from windlass.agent.node.inputs import Inputs
 from windlass.agent.node.leave_notice import say_farewell
 from windlass.agent.node.node import Node
+from windlass.agent.node.rank_lease import read_clock
 from windlass.agent.node.world_ranks import Echo
+from windlass.agent.silence_limits import HEARTBEAT_S
 from windlass.errors import BundleError, ProtocolError
 from windlass.spec.work import Calls
 from windlass.wire.file_sync import (
@@ -164,10 +166,16 @@ class Follower:
                 logger.error("another agent is node %s by now", self._context.index)
                 return 1
             logger.warning("the lead is gone: ending the ranks here, and waiting for the next one")
-            self.node.stop(now=False, within_s=self._context.sight.cut_grace_s)
+            self._end_ranks(link)
             await self.node.idle()
             if code:
                 await asyncio.sleep(_REFUSED_RETRY_S)
+
+    def _end_ranks(self, link: Link) -> None:
+        """End the ranks in time; at once if this agent stood still, and is late already."""
+        sight = self._context.sight
+        is_late = link.is_silent and link.silent_for_s > sight.fence_s + sight.slack_s
+        self.node.stop(now=is_late, within_s=sight.cut_grace_s)
 
     async def _connect(self) -> Link:
         plan = self._context.plan
@@ -184,9 +192,11 @@ class Follower:
     async def _serve(self, link: Link) -> int:
         self._link, self._is_led = link, False
         self.node.introduce(self._make_join())
-        heart = asyncio.ensure_future(beat(link))
         fence_s = self._context.sight.fence_s
-        link.watch(fence_s)
+        link.watch(fence_s, clock=read_clock if self._context.is_pod else None)
+        heart = asyncio.ensure_future(beat(link))
+        self.node.renew_lease(link.heard_s)  # before any order to start ranks
+        lease = asyncio.ensure_future(self._keep_lease(link))
         try:
             await link.listen(self._take)
             if link.is_silent:
@@ -196,6 +206,7 @@ class Follower:
             return 1
         finally:
             heart.cancel()
+            lease.cancel()
             self._link = None
             if self._pump is not None:
                 self._pump.close()
@@ -203,6 +214,11 @@ class Follower:
             self._receiver.drop_parts()
             await self._hang_up(link)
         return 0
+
+    async def _keep_lease(self, link: Link) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            self.node.renew_lease(link.heard_s)
 
     async def _hang_up(self, link: Link) -> None:
         """In order only at the end: a lead takes that for the end of this node, ranks and all."""

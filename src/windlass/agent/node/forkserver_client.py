@@ -21,6 +21,7 @@ from windlass.wire.messages.forkserver import (
     NODE_TO_FORK_SERVER,
     ForkServerGone,
     ForkStore,
+    GuardRanks,
     PreloadModules,
 )
 
@@ -64,6 +65,7 @@ class ForkServer:
         self._loop: AbstractEventLoop | None = None
         self._preload: list[str] = []
         self._env: dict[str, str] = {}
+        self._guard: tuple[GuardRanks, int] | None = None
         self.pid = 0
 
     @property
@@ -95,6 +97,13 @@ class ForkServer:
         self._buffer = b""
         if self._loop is not None:
             self.listen(self._loop, self._on_event)
+        if self._guard is not None:
+            self.guard(*self._guard)
+
+    def guard(self, request: GuardRanks, lease_fd: int) -> None:
+        """Have this server, and those that are started later, end ranks whose lease lapses."""
+        self._guard = request, lease_fd
+        self._ask(request, (lease_fd,))
 
     def extend(self, preload: Sequence[str]) -> None:
         """Have it import what it was not started with; it says `ready` again."""

@@ -13,7 +13,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from windlass import names
 from windlass.agent.agent_context import AgentContext
@@ -31,6 +31,7 @@ from windlass.wire.message import Handlers, Message
 from windlass.wire.messages.forkserver import (
     ForkRank,
     ForkServerGone,
+    GuardRanks,
     ModulesImported,
     ProcessExited,
     ProcessStarted,
@@ -41,6 +42,9 @@ from windlass.wire.messages.jobs import ImportsReady, JoinLead, KeepHandover, No
 from windlass.wire.messages.link import Heartbeat, Welcome
 from windlass.wire.messages.ranks import RankReport
 from windlass.wire.messages.worlds import CloseStore, EndWorld, OpenStore, WorldCleared
+
+if TYPE_CHECKING:
+    from windlass.agent.node.rank_lease import RankLease
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +105,34 @@ class Node:
         path = context.run_dir / f"node-{context.index}.sock"
         self._reports = ReportSocket(loop, path, self._on_report)
         forks.listen(loop, lambda event: self._fork_handlers[type(event)](event))
+        self._lease = self._start_lease()
+
+    def _start_lease(self) -> RankLease | None:
+        """Have the fork server watch over the ranks, unless no other node can take this one for lost.
+
+        On one machine nothing is fenced by time: the lead kills the processes of a node that it lost.
+        """
+        context = self.context
+        if not context.is_pod or (len(context.plan.nodes) == 1 and not self._is_compute):
+            return None
+        from windlass.agent.node.rank_lease import RankLease
+
+        lease = RankLease.make()
+        backstop_s = context.sight.slack_s / 2
+        self.forks.guard(GuardRanks(backstop_s=backstop_s), lease.fd)
+        return lease
+
+    def renew_lease(self, heard_s: float) -> None:
+        """Let ranks live for as long as their lead, heard at `heard_s` of `read_clock`, expects them to."""
+        if self._lease is not None:
+            self._note_lapse()
+            self._lease.extend(heard_s + self.context.sight.ranks_gone_s)
+
+    def _note_lapse(self) -> None:
+        """Ranks that are found dead after their lease lapsed did not fail: this node was cut off."""
+        if self._lease is not None and self._lease.until_s and self._lease.left_s < 0:
+            for world in self.worlds.values():
+                world.ranks.is_fenced = True
 
     def take(self, handlers: Handlers) -> None:
         """Take more orders than those that all leads give."""
@@ -195,6 +227,7 @@ class Node:
 
     def _on_exited(self, event: ProcessExited) -> None:
         self._reports.drain()
+        self._note_lapse()
         self._stores.exited(event.pid)
         for world in list(self.worlds.values()):
             rank = world.ranks.find(event.pid)
@@ -215,6 +248,7 @@ class Node:
     def _on_server_gone(self, _event: ForkServerGone) -> None:
         """The fork server died; the next world gets a new one."""
         logger.warning("the fork server is gone")
+        self._note_lapse()
         self.forget_children()
         if not self._is_compute:
             name = self.context.plan.nodes[self.context.index].name

@@ -18,6 +18,9 @@ from windlass.agent.node.exit_codes import judge_exit
 from windlass.agent.node.streams import RankStreams
 from windlass.wire.message import Message
 from windlass.wire.results import ErrorInfo, Outcome, ResultHeader
+from windlass.wire.states import RankState
+
+_FENCED = "its agent stood still for too long, and another node may have been started in its place"
 
 Echo = Callable[[int, int, bytes], None]  # rank, attempt and records of its log
 
@@ -49,6 +52,7 @@ class WorldRanks:
         self._oom_kills = processes.read_oom_kills()
         self._stop_signal: int = signal.SIGTERM
         self._has_killed = False
+        self.is_fenced = False  # the fork server ended them because their agent stood still
         self._timer: asyncio.TimerHandle | None = None
 
     def find(self, pid: int) -> LiveRank | None:
@@ -80,6 +84,14 @@ class WorldRanks:
         error: ErrorInfo | None = None,
     ) -> Outcome:
         """How a rank ended."""
+        if self.is_fenced and code == -signal.SIGKILL and self.stopped_at_s is None:
+            return Outcome(
+                rank=rank.number,
+                attempt=self.number,
+                state=RankState.LOST,
+                at_s=time.time(),
+                note=_FENCED,
+            )
         return judge_exit(
             rank=rank.number,
             attempt=self.number,

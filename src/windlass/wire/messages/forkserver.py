@@ -80,6 +80,12 @@ class ForkStore(ForkRequest, kind="store"):
     cluster: ClusterNode | None = None
 
 
+class GuardRanks(ForkRequest, kind="guard"):
+    """End all processes when the lease lapses whose memory comes with this; see `agent.node.rank_lease`."""
+
+    backstop_s: float  # after that, the kernel ends a fork server that did not
+
+
 class ForkEvent(Message):
     """What the fork server tells."""
 
@@ -136,7 +142,7 @@ NODE_TO_FORK_SERVER = Direction(
     "node",
     "fork server",
     "Requests of an agent to its fork server: a length, then JSON.",
-    *(PreloadModules, ForkRank, ForkStore),
+    *(PreloadModules, ForkRank, ForkStore, GuardRanks),
 )
 FORK_SERVER_TO_NODE = Direction(
     "fork server",

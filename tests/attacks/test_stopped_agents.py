@@ -1,0 +1,97 @@
+"""Agents that stand still: however long they are stopped, at most one attempt ever has ranks.
+
+Real agents on this machine. A stopped agent cannot end its ranks, so something else has to.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from severed import open_ground
+from waits import wait_for
+
+from windlass.agent.node import processes
+from windlass.wire.status import Phase
+
+pytestmark = pytest.mark.long
+
+
+def finish(ground, lead, num_worlds=2):
+    (ground.notes / "done").touch()
+    wait_for(lambda: (s := lead.status()) and s.phase.is_final, "the job has ended", 60)
+    assert lead.status().phase is Phase.SUCCEEDED
+    assert len(ground.check_one_world()) == num_worlds
+
+
+def start_again(ground, lead):
+    ground.lines.pop(1)
+    ground.lead_to(lead, 1)
+    ground.start("1-again", 1)
+
+
+def find_tree(agent):
+    return [agent.process.pid, *sorted(processes.find_descendants(agent.process.pid))]
+
+
+def send(pids, signum):
+    for pid in pids:
+        processes.kill(pid, signum)
+
+
+@pytest.mark.parametrize("is_whole", [False, True], ids=["the agent", "all its processes"])
+def test_a_follower_that_stands_still(tmp_path, is_whole):
+    with open_ground(tmp_path, nodes=2, min_nodes=2) as ground:
+        lead = ground.start_all()
+        follower = ground.agents["1"]
+        stopped = find_tree(follower) if is_whole else [follower.process.pid]
+        send(stopped, signal.SIGSTOP)
+        start_again(ground, lead)
+        ground.wait_for_ranks(1, 2, 60)
+        send(stopped, signal.SIGCONT)
+        finish(ground, lead)
+
+
+@pytest.mark.parametrize("is_whole", [False, True], ids=["the agent", "all its processes"])
+def test_a_lead_that_stands_still(tmp_path, is_whole):
+    with open_ground(tmp_path, nodes=2, min_nodes=2) as ground:
+        lead = ground.start_all()
+        stopped = find_tree(lead) if is_whole else [lead.process.pid]
+        send(stopped, signal.SIGSTOP)
+        other = ground.start("0-again", 0, num_losses=1)
+        ground.lines[1].divert(other.port)
+        ground.wait_for_ranks(1, 2, 60)
+        send(stopped, signal.SIGCONT)
+        finish(ground, other)
+
+
+def test_an_agent_that_wakes_up_late_joins_again(tmp_path):
+    """It finds what its lead said before it was given up, which must not count as a sign of life."""
+    with open_ground(tmp_path, nodes=2, min_nodes=2) as ground:
+        ground.start_all()
+        follower = ground.agents["1"]
+        os.kill(follower.process.pid, signal.SIGSTOP)
+        gone = "has said nothing for 2 s"
+        wait_for(lambda: gone in ground.log("0"), "the lead has given it up", 30)
+        wait_for(lambda: "not renewed the lease" in ground.log("1"), "its ranks are ended", 30)
+        os.kill(follower.process.pid, signal.SIGCONT)
+        silent = "the lead has said nothing for 4 s"
+        wait_for(lambda: silent in ground.log("1"), "it knows that it is late", 30)
+        ground.wait_for_ranks(1, 2, 60)
+        finish(ground, ground.agents["0"])
+
+
+def test_agents_that_stand_still_for_a_moment_lose_nothing(tmp_path):
+    with open_ground(tmp_path, nodes=2, min_nodes=2) as ground:
+        lead = ground.start_all()
+        for agent in (ground.agents["1"], lead):
+            os.kill(agent.process.pid, signal.SIGSTOP)
+            wait_for(lambda a=agent: is_stopped(a.process.pid), "it is stopped", 10)
+            os.kill(agent.process.pid, signal.SIGCONT)
+        finish(ground, lead, num_worlds=1)
+
+
+def is_stopped(pid):
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[0] == b"T"
