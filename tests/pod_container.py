@@ -14,7 +14,7 @@ from windlass.agent.pod_process import run_pod
 
 def main(about: dict) -> None:
     sys.argv[0] = about["archive"]  # what fork servers are started from
-    names.SECRET_FOLDER = about["secret"]
+    names.SECRET_FOLDER = names.FILES_FOLDER = about["secret"]
     names.JOB_FOLDER = about["folder"]
     names.HOME_FOLDER = f"{about['folder']}/home"
     names.AGENT_PORT = about["port"]

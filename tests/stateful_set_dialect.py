@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from windlass import names
 from windlass.engines.dialects import dialect_table
 from windlass.engines.dialects.dialect import Dialect, ObjectPhase
 from windlass.kube.fields import labels_of, read_index
+from windlass.kube.job_files import FileNames
 from windlass.kube.kinds import STATEFUL_SETS
 from windlass.kube.manifests import make_metadata
 from windlass.kube.naming import headless_name, make_annotations, make_selector
@@ -26,7 +27,7 @@ LABEL_INDEX = "apps.kubernetes.io/pod-index"
 NAME = "stateful"
 
 
-def render(plan: Plan, files: Collection[str], submit: str) -> dict[str, Any]:
+def render(plan: Plan, files: FileNames, submit: str) -> dict[str, Any]:
     spec = {
         "serviceName": headless_name(plan.job_id),
         "replicas": len(plan.nodes),

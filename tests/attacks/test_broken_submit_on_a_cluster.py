@@ -35,8 +35,8 @@ def ground(space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 def break_off(ground: Space, job_id: str) -> None:
     """As far as a client comes that is killed before it starts its Job."""
     plan = make_pod_plan(job_id)
-    job = ground.api.create(JOBS, make_job(plan, files=FILES, submit="mark"))
-    ground.api.create(SECRETS, make_secret(plan, FILES, make_owner(JOBS, job)))
+    job = ground.api.create(JOBS, make_job(plan, files=FILES.names, submit="mark"))
+    ground.api.create(SECRETS, make_secret(plan, FILES.own, make_owner(JOBS, job)))
 
 
 @pytest.mark.parametrize("how", ["submit", "ls"])

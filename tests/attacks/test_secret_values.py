@@ -39,7 +39,7 @@ WORKS = {
 def test_arguments_are_in_no_object_but_the_secret(kind):
     work, shown = WORKS[kind]
     plan = make_pod_plan(work=work, nodes=2)
-    files = {**FILES, "env.TOKEN": VALUE.encode()}
+    files = FILES.add_own({"env.TOKEN": VALUE.encode()})
     documents = render_documents(KUBERNETES, plan, files, submit="s")
     objects = [one for one in documents if one["kind"] != "Secret"]
     text = render_manifests(objects)

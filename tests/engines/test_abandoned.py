@@ -31,14 +31,14 @@ LATER_S = UNTIL_S + 1.0
 def make_compute(name: str = "c-ab2cd", **counts: int) -> dict[str, Any]:
     """The Job of a compute that keeps its place until `UNTIL_S`; `counts` are of its pods."""
     plan = make_pod_plan(name, work=Calls(place_s=UNTIL_S))
-    job = make_job(plan, files=FILES)
+    job = make_job(plan, files=FILES.names)
     job["metadata"] |= {"uid": f"uid-of-{name}", "resourceVersion": "7"}
     return {**job, "status": counts}
 
 
 def test_a_job_says_how_long_its_place_is_kept() -> None:
     assert make_compute()["metadata"]["annotations"][names.ANNOTATION_KEEP_PLACE] == "1000"
-    for_ever = make_job(make_pod_plan(work=Calls(place_s=None)), files=FILES)
+    for_ever = make_job(make_pod_plan(work=Calls(place_s=None)), files=FILES.names)
     assert names.ANNOTATION_KEEP_PLACE not in for_ever["metadata"]["annotations"]
     assert not is_abandoned(KUBERNETES, for_ever, LATER_S)
 
@@ -61,7 +61,7 @@ def test_only_computes_that_live_are() -> None:
     ended = {**make_fake_job("c", {"type": "Failed"}), "metadata": about}
     assert not may_be_live_compute(KUBERNETES, ended)
     assert not is_abandoned(KUBERNETES, ended, LATER_S)
-    command = make_job(make_pod_plan(work=Command(argv=("train",))), files=FILES)
+    command = make_job(make_pod_plan(work=Command(argv=("train",))), files=FILES.names)
     assert not may_be_live_compute(KUBERNETES, command)
 
 
@@ -84,7 +84,7 @@ def test_one_that_may_not_be_removed_is_listed(tmp_path) -> None:
 
 def make_half_submitted(**asked: Any) -> dict[str, Any]:
     """The Job of a submit that broke off before it was started."""
-    job = make_job(make_pod_plan(**asked), files=FILES, submit="a-mark")
+    job = make_job(make_pod_plan(**asked), files=FILES.names, submit="a-mark")
     job["metadata"] |= {"uid": "u", "resourceVersion": "7"}
     job["metadata"]["creationTimestamp"] = "1970-01-01T00:00:00Z"
     return job
@@ -114,7 +114,7 @@ def test_what_somebody_suspended_himself_stays() -> None:
 
 def test_an_end_is_kept_as_long_as_was_asked_where_the_cluster_does_not_count(tmp_path) -> None:
     """A TrainJob has no time to live of its own."""
-    job = TRAINJOB.render(make_pod_plan(ttl_s=60.0), FILES, "")
+    job = TRAINJOB.render(make_pod_plan(ttl_s=60.0), FILES.names, "")
     job["metadata"] |= {"uid": "u", "resourceVersion": "7"}
     assert not is_expired(TRAINJOB, job, LATER_S), "it runs"
     ended = {"type": "Failed", "status": "True", "lastTransitionTime": "1970-01-01T00:01:40Z"}
@@ -124,14 +124,14 @@ def test_an_end_is_kept_as_long_as_was_asked_where_the_cluster_does_not_count(tm
     with fake_cluster() as cluster:
         cluster.objects = {"trainjobs": [job]}
         assert remove_abandoned(connect_to(cluster.url, tmp_path), TRAINJOB, [job]) == []
-    for_ever = TRAINJOB.render(make_pod_plan(ttl_s=None), FILES, "")
+    for_ever = TRAINJOB.render(make_pod_plan(ttl_s=None), FILES.names, "")
     assert not is_expired(TRAINJOB, {**for_ever, "status": job["status"]}, LATER_S)
 
 
 def test_a_runtime_whose_trainjob_never_came_has_an_end(tmp_path) -> None:
     source = SHIPPED[RUNTIME]
-    left = render_runtime(make_pod_plan("left-ab2cd"), FILES, "a-mark", source)
-    exported = render_runtime(make_pod_plan("exported-ab2cd"), FILES, "", source)
+    left = render_runtime(make_pod_plan("left-ab2cd"), FILES.names, "a-mark", source)
+    exported = render_runtime(make_pod_plan("exported-ab2cd"), FILES.names, "", source)
     for runtime in (left, exported):
         about = {"uid": "u", "resourceVersion": "7", "creationTimestamp": "1970-01-01T00:00:00Z"}
         runtime["metadata"] |= about

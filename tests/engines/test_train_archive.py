@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from windlass import names
-from windlass.engines.job_secret import MAX_SECRET_BYTES
 from windlass.engines.pyz import build_archive
 from windlass.engines.train_archive import build_train_archive, read_train_archive
 from windlass.plan.plan import Facts, make_plan, render_plan
@@ -47,12 +46,8 @@ if __name__ == "__main__":
 def pod(tmp_path_factory):
     """The archives as a pod has them."""
     folder = tmp_path_factory.mktemp("windlass")
-    for place, data in {
-        f"{Path(names.SECRET_FOLDER).name}/{names.AGENT_FILE}": build_archive(compiled=True),
-        f"{Path(names.TRAIN_FOLDER).name}/{names.TRAIN_FILE}": read_train_archive(),
-    }.items():
-        (folder / place).parent.mkdir()
-        (folder / place).write_bytes(data)
+    (folder / names.AGENT_FILE).write_bytes(build_archive(compiled=True))
+    (folder / names.TRAIN_FILE).write_bytes(read_train_archive())
     return folder
 
 
@@ -65,9 +60,9 @@ def run_rank(pod, tmp_path, work, *site):
     env = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": os.pathsep.join([*map(str, site), SITE]),
-        names.TRAIN: str(pod / "train" / names.TRAIN_FILE),
+        names.TRAIN: str(pod / names.TRAIN_FILE),
     }
-    program = [sys.executable, "-S", str(pod / "secret" / names.AGENT_FILE), "rank"]
+    program = [sys.executable, "-S", str(pod / names.AGENT_FILE), "rank"]
     done = subprocess.run(
         [*program, str(tmp_path / names.PLAN_FILE), "0", "0"],
         env=env, cwd=tmp_path, capture_output=True, text=True,
@@ -92,10 +87,6 @@ def write_package(folder, version):
     return folder
 
 
-def test_it_fits_into_a_secret_of_its_own():
-    assert len(read_train_archive()) <= MAX_SECRET_BYTES
-
-
 def test_equal_sources_give_equal_bytes():
     assert build_train_archive(compiled=True) == build_train_archive(compiled=True)
 
@@ -104,9 +95,9 @@ def test_a_rank_where_windlass_is_not_installed(pod, tmp_path):
     (tmp_path / "look.py").write_text(LOOK)
     printed = run_rank(pod, tmp_path, Script(path="look.py"))
     package, its_names, train = json.loads(printed)
-    assert package == str(pod / "secret" / "agent.pyz" / "windlass" / "__init__.py")
-    assert its_names == str(pod / "secret" / "agent.pyz" / "windlass" / "names.py")
-    assert train == str(pod / "train" / "train.pyz" / "windlass" / "train" / "__init__.py")
+    assert package == str(pod / "agent.pyz" / "windlass" / "__init__.py")
+    assert its_names == str(pod / "agent.pyz" / "windlass" / "names.py")
+    assert train == str(pod / "train.pyz" / "windlass" / "train" / "__init__.py")
 
 
 def test_a_training_in_a_rank_and_in_a_process_that_it_spawns(pod, tmp_path):
@@ -120,10 +111,10 @@ def test_the_clients_version_beats_the_images(pod, tmp_path, version):
     (tmp_path / "look.py").write_text(LOOK)
     printed = run_rank(pod, tmp_path, Script(path="look.py"), site)
     package, its_names, train = json.loads(printed)
-    rest = site if version == names.VERSION else pod / "secret" / "agent.pyz"
+    rest = site if version == names.VERSION else pod / "agent.pyz"
     assert package == str(rest / "windlass" / "__init__.py")
     assert its_names == str(rest / "windlass" / "names.py")
-    assert train == str(pod / "train" / "train.pyz" / "windlass" / "train" / "__init__.py")
+    assert train == str(pod / "train.pyz" / "windlass" / "train" / "__init__.py")
 
 
 def test_a_module_of_the_library_can_be_the_work(pod, tmp_path):
@@ -131,7 +122,7 @@ def test_a_module_of_the_library_can_be_the_work(pod, tmp_path):
 
 
 def test_commands_find_it(pod, tmp_path):
-    archive = str(pod / "secret" / names.AGENT_FILE)
+    archive = str(pod / names.AGENT_FILE)
     look = "import windlass, windlass.train.preemption as p; print(windlass.__file__, p.__file__)"
     code = (
         f"import os, sys; sys.argv = [{archive!r}]; sys.path.insert(0, {archive!r})\n"
@@ -140,12 +131,12 @@ def test_commands_find_it(pod, tmp_path):
         f"lend_package(Path({str(tmp_path / 'lent')!r}))\n"
         f"os.execv(sys.executable, [sys.executable, '-S', '-c', {look!r}])"
     )
-    env = {names.TRAIN: str(pod / "train" / names.TRAIN_FILE)}
+    env = {names.TRAIN: str(pod / names.TRAIN_FILE)}
     done = subprocess.run(
         [sys.executable, "-S", "-c", code], env=env, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [
         f"{archive}/windlass/__init__.pyc",
-        str(pod / "train" / "train.pyz" / "windlass" / "train" / "preemption.pyc"),
+        str(pod / "train.pyz" / "windlass" / "train" / "preemption.pyc"),
     ]

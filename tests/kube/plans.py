@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from windlass.kube.job_files import JobFiles
 from windlass.plan.plan import Facts, Plan, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.placement import read_toleration
@@ -12,15 +13,17 @@ from windlass.spec.storage import read_secret, read_volume
 from windlass.spec.work import Script
 
 IMAGE = "localhost/torch:2.13.0-cpu"
-FILES = {
-    "plan.json": b"{}",
-    "agent.pyz": b"PK",
-    "ca.crt": b"ca",
-    "node.crt": b"crt",
-    "node.key": b"key",
-    "client.crt": b"crt",
-    "client.key": b"key",
-}
+FILES = JobFiles(
+    own={
+        "plan.json": b"{}",
+        "ca.crt": b"ca",
+        "node.crt": b"crt",
+        "node.key": b"key",
+        "client.crt": b"crt",
+        "client.key": b"key",
+    },
+    parts=({"agent.pyz.0": b"P"}, {"agent.pyz.1": b"K"}),
+)
 
 
 def make_pod_plan(job_id: str = "train-ab2cd", **asked: Any) -> Plan:

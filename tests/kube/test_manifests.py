@@ -53,14 +53,15 @@ def test_rendering_changes_nothing_it_was_given(name):
 
 def test_a_job_is_made_suspended_and_owns_all_others():
     plan = PLANS["all"]
-    job = make_job(plan, files=FILES, submit="s1")
+    job = make_job(plan, files=FILES.names, submit="s1")
     assert job["spec"]["suspend"] is True
     assert job["metadata"]["annotations"][names.ANNOTATION_SUBMIT] == "s1"
     assert "ownerReferences" not in job["metadata"]
     for owned in (
         manifests.make_headless(plan, OWNER),
         manifests.make_lead_service(plan, KUBERNETES.lead_labels, OWNER),
-        manifests.make_secret(plan, FILES, OWNER),
+        manifests.make_secret(plan, FILES.own, OWNER),
+        manifests.make_part(plan, 0, FILES.parts[0], OWNER),
         manifests.make_policy(plan, with_egress=True, owner=OWNER),
         *manifests.make_claims(plan, OWNER),
     ):
@@ -82,7 +83,7 @@ def test_an_export_has_no_owners_and_the_job_last():
 
 
 def test_the_budget_of_lost_nodes_is_the_jobs():
-    spec = make_job(make_pod_plan(node_restarts=7, nodes=2), files=FILES)["spec"]
+    spec = make_job(make_pod_plan(node_restarts=7, nodes=2), files=FILES.names)["spec"]
     assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (7, 0)
     assert (spec["completions"], spec["parallelism"]) == (2, 2)
     assert "podFailurePolicy" not in spec
@@ -90,19 +91,19 @@ def test_the_budget_of_lost_nodes_is_the_jobs():
 
 
 def test_the_deadline_of_the_cluster_is_only_a_backstop():
-    spec = make_job(make_pod_plan(timeout_s=90.5), files=FILES)["spec"]
+    spec = make_job(make_pod_plan(timeout_s=90.5), files=FILES.names)["spec"]
     assert spec["activeDeadlineSeconds"] > 86400
-    far = make_job(make_pod_plan(timeout_s=1e12), files=FILES)["spec"]
+    far = make_job(make_pod_plan(timeout_s=1e12), files=FILES.names)["spec"]
     assert far["activeDeadlineSeconds"] < 1 << 31
 
 
 def test_the_secret_holds_the_files_and_the_pods_do_not_see_the_clients():
     secret = manifests.make_secret(PLANS["one"], {"a.txt": b"\0\xff"})
     assert base64.b64decode(secret["data"]["a.txt"]) == b"\0\xff"
-    template = make_job(PLANS["one"], files=FILES)["spec"]["template"]
+    template = make_job(PLANS["one"], files=FILES.names)["spec"]["template"]
     items = template["spec"]["volumes"][0]["secret"]["items"]
     assert [item["key"] for item in items] == [
-        name for name in FILES if not name.startswith("client")
+        name for name in FILES.own if not name.startswith("client")
     ]
 
 
@@ -144,7 +145,7 @@ def test_a_plan_without_pods_is_refused():
     spec = JobSpec(work=Script(path="a.py"))
     plan = make_plan(spec, job_id="a-1", now_s=0, facts=Facts(environ={}))
     with pytest.raises(SpecError, match="says nothing of pods"):
-        make_job(plan, files=FILES)
+        make_job(plan, files=FILES.names)
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +196,7 @@ def test_the_api_server_takes_it(namespace, dialect, name, with_egress):
 @pytest.mark.cluster
 @pytest.mark.parametrize("name", ["one", "two", "image-user"])
 def test_its_pods_are_let_in_under_restricted_pod_security(namespace, name):
-    template = make_job(PLANS[name], files=FILES)["spec"]["template"]
+    template = make_job(PLANS[name], files=FILES.names)["spec"]["template"]
     metadata = {**template["metadata"], "name": "pod"}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
     said = kubectl("create", "-n", namespace, "--dry-run=server", "-f", "-", given=[pod])

@@ -15,7 +15,7 @@ from windlass.spec.storage import read_secret, read_volume
 
 
 def spec_of(**asked):
-    return make_job(make_pod_plan(**asked), FILES)["spec"]["template"]["spec"]
+    return make_job(make_pod_plan(**asked), FILES.names)["spec"]["template"]["spec"]
 
 
 def container_of(**asked):
@@ -52,7 +52,9 @@ def test_limits_are_requests_unless_less_is_asked_for():
 def test_workers_have_a_size_of_their_own_and_else_are_like_the_first():
     workers = PodSize(cpus="4", memory="2Gi", gpus=1)
     plan = make_pod_plan(nodes=3, cpus="2", requests={"cpus": "1"}, shm="1Gi", workers=workers)
-    first, other = (make_template(plan, FILES, is_worker=is_worker) for is_worker in (False, True))
+    first, other = (
+        make_template(plan, FILES.names, is_worker=is_worker) for is_worker in (False, True)
+    )
     resources = other["spec"]["containers"][0].pop("resources")
     assert resources["limits"] == {"cpu": "4", "memory": "2Gi", "nvidia.com/gpu": "1"}
     assert resources["requests"] == resources["limits"]
@@ -187,7 +189,7 @@ def test_a_patch_reaches_any_field():
         "metadata": {"labels": {"x": "y"}},
         "spec": {"hostNetwork": True, "containers": [{"name": "windlass", "tty": True}]},
     }
-    template = make_job(make_pod_plan(patch=patch), FILES)["spec"]["template"]
+    template = make_job(make_pod_plan(patch=patch), FILES.names)["spec"]["template"]
     assert template["metadata"]["labels"]["x"] == "y"
     assert template["spec"]["hostNetwork"] is True
     assert template["spec"]["containers"][0]["tty"] is True

@@ -51,14 +51,14 @@ def test_a_job(project, target):
     lines = [line.text for line in job.logs() if "rank " in line.text]
     assert len(lines) == 2
     for line in lines:
-        assert ": 3 /windlass/train/train.pyz/windlass/train/__init__.py" in line
+        assert ": 3 /windlass/job/files/train.pyz/windlass/train/__init__.py" in line
         assert line.rstrip().endswith("/windlass/job/out 9")
 
 
 def test_a_function(project):
     results = wl.run(make_look(), nodes=2, quiet=True)
     assert [total for total, _ in results] == [2.0, 2.0]
-    assert all(path.startswith("/windlass/train/train.pyz/") for _, path in results)
+    assert all(path.startswith("/windlass/job/files/train.pyz/") for _, path in results)
 
 
 def test_a_call_of_a_compute(project):
@@ -68,4 +68,4 @@ def test_a_call_of_a_compute(project):
     finally:
         compute.teardown()
     assert total == 1.0
-    assert path.startswith("/windlass/train/train.pyz/")
+    assert path.startswith("/windlass/job/files/train.pyz/")

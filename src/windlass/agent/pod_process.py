@@ -112,7 +112,7 @@ async def _run_agent(
     from windlass.agent.node.inputs import Inputs
 
     inputs = Inputs(context.plan, context.folder)
-    inputs.find(Path(names.SECRET_FOLDER))
+    inputs.find(Path(names.FILES_FOLDER))
 
     def last_word(leading: LeadAgent) -> None:
         leave_last_word(leading.status_writer.status, context.folder, log)

@@ -21,9 +21,8 @@ from windlass.client.jobs.run import Prepared
 from windlass.client.terminal import say
 from windlass.engines.protocol import engine_names
 from windlass.errors import SpecError
+from windlass.kube.job_files import first_piece
 from windlass.settings import start_folder
-
-_MOST_APPLIED_BYTES = 250_000  # an annotation holds 262,144
 
 
 @click.command(cls=TargetCommand, epilog="Words after TARGET go to it; after -- they all do.")
@@ -62,12 +61,7 @@ def export(
     if as_json:
         print_json(documents)
         return
-    text = render_manifests(documents)
-    if len(text) > _MOST_APPLIED_BYTES:
-        say(
-            "too much for the annotation that kubectl apply makes: kubectl apply --server-side -f -"
-        )
-    click.echo(text, nl=False)
+    click.echo(render_manifests(documents), nl=False)
 
 
 def _render(prepared: Prepared, *, with_keys: bool) -> list[dict[str, Any]]:
@@ -82,7 +76,7 @@ def _render(prepared: Prepared, *, with_keys: bool) -> list[dict[str, Any]]:
         return documents
     held = {name for document in documents for name in document.get("data", {})}
     for wanted in plan.inputs:
-        if wanted.name not in held:
+        if first_piece(wanted.name) not in held:
             raise SpecError(
                 f"{wanted.name} has {wanted.size_bytes:,} bytes, too many for an export",
                 hint="put the code into the image: --in-image /app/train.py; or use windlass run",

@@ -39,7 +39,6 @@ from windlass.engines.outcomes import read_outcomes
 from windlass.engines.pod_log_recovery import has_unread, read_unread
 from windlass.engines.prerequisites import find_source
 from windlass.engines.protocol import JobRef, LogReader
-from windlass.engines.pyz import build_archive
 from windlass.engines.secret_env import NO_HIDDEN, check_hidden
 from windlass.engines.submit import create_objects
 from windlass.engines.submit_steps import render_documents
@@ -50,6 +49,7 @@ from windlass.kube.api import Api, connect
 from windlass.kube.api_errors import ClusterError
 from windlass.kube.blocker import HALF_SUBMITTED
 from windlass.kube.fields import Object
+from windlass.kube.job_files import JobFiles
 from windlass.kube.naming import read_job_id
 from windlass.plan.plan import Facts, Plan, read_plan, render_plan
 from windlass.settings import Settings
@@ -129,10 +129,9 @@ class ClusterEngine:
         with_keys: bool = False,
     ) -> list[dict[str, Any]]:
         """All that `kubectl apply` needs; with keys it runs, without them it is for reading."""
-        # without byte code, which would double it
-        files = make_files(plan, payload, bundle, agent=build_archive())
+        files = make_files(plan, payload, bundle, is_export=True)
         if with_keys:
-            files |= make_job_certificates(plan)
+            files = files.add_own(make_job_certificates(plan))
         source = find_source(self._api, self._dialect, plan)
         return render_documents(self._dialect, plan, files, source=source)
 
@@ -152,17 +151,17 @@ class ClusterEngine:
         folder = make_cluster_folder(self._home, api, plan, payload, bundle)
         certificates: dict[str, bytes] = {}
 
-        def add_certificates() -> dict[str, bytes]:
+        def add_certificates() -> JobFiles:
             certificates.update(make_job_certificates(plan))
             pin(folder, certificates)
-            return {**files, **certificates}
+            return files.add_own(certificates)
 
         try:
             create_objects(
                 api,
                 self._dialect,
                 plan,
-                file_names=(*files, *CERTIFICATES),
+                file_names=files.add_own(dict.fromkeys(CERTIFICATES, b"")).names,
                 make_files=add_certificates,
                 submit=secrets.token_hex(8),
             )
@@ -181,7 +180,7 @@ class ClusterEngine:
         self._views[plan.job_id] = view
         if isinstance(plan.work, Calls):
             self._reached[plan.job_id] = LeadDial(api, self._dialect, plan.job_id, certificates)
-        if plan.detach and any(wanted.name not in files for wanted in plan.inputs):
+        if plan.detach and any(not files.holds(wanted.name) for wanted in plan.inputs):
             self._wait_for_upload(view, plan)
         forget_old_jobs(self._home, _was_seen_to_end)
         return JobRef(self.name, plan.job_id, api.namespace)

@@ -1,4 +1,4 @@
-"""What a job's Secret holds: made for its submit, and read back by clients that did not make it.
+"""What a job's Secrets hold: made for its submit, and read back by clients that did not make it.
 
 Of a job that was submitted from here the authority is kept in its folder: a Secret that holds another one was
 replaced by somebody, and is not used.
@@ -14,13 +14,20 @@ from windlass import names
 from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.lead_sync import keeping
 from windlass.engines.protocol import JobRef
-from windlass.engines.pyz import local_archive
+from windlass.engines.pyz import build_archive, local_archive
 from windlass.engines.secret_env import NO_HIDDEN
+from windlass.engines.train_archive import build_train_archive, read_train_archive
 from windlass.errors import EngineError, JobNotFound, KeysReplaced
 from windlass.kube.api import Api
 from windlass.kube.api_errors import NotFound
 from windlass.kube.certificates import make_certificates
 from windlass.kube.fields import labels_of
+from windlass.kube.job_files import (
+    MAX_APPLIED_BYTES,
+    MAX_SECRET_BYTES,
+    JobFiles,
+    cut_files,
+)
 from windlass.kube.kinds import SECRETS
 from windlass.kube.mounts import HIDDEN_KEY
 from windlass.kube.naming import read_job_id
@@ -28,7 +35,7 @@ from windlass.plan.plan import Plan, read_plan, render_plan
 from windlass.wire.identity import CA_CRT
 from windlass.wire.job_folder import JobFolder, write_atomically
 
-MAX_SECRET_BYTES = 1_000_000  # of the 1 MiB a Secret may hold; certificates come to it
+MAX_INPUT_BYTES = 750_000  # payload and bundle; what is larger goes over the link
 _QUEUE_S = 30 * 86400.0  # how long a job may wait for its pods before its certificates end
 _NO_LIMIT_S = 10 * 365 * 86400.0  # of what may run for ever: its keys live and die with its Secret
 
@@ -46,23 +53,33 @@ def make_files(
     payload: bytes | None,
     bundle: Path | None,
     *,
-    agent: bytes | None = None,
+    is_export: bool = False,
     hidden: Mapping[str, str] = NO_HIDDEN,
-) -> dict[str, bytes]:
-    """What the Secret holds: the agent and the plan, and the inputs that fit beside them."""
-    files = {
+) -> JobFiles:
+    """Return what the Secrets hold: plan, agent, training library, and the inputs if they are small.
+
+    An export has no byte code, and Secrets that `kubectl apply` can copy into an annotation.
+    """
+    own = {
         names.PLAN_FILE: render_plan(plan).encode(),
-        # with byte code, which pods of this Python need not make
-        names.AGENT_FILE: agent or Path(local_archive()).read_bytes(),
         **{f"{HIDDEN_KEY}{name}": value.encode() for name, value in hidden.items()},
     }
-    room = MAX_SECRET_BYTES - sum(map(len, files.values()))
+    large = {names.AGENT_FILE: build_archive() if is_export else _read_agent()}
+    if names.TRAIN in plan.env:
+        large[names.TRAIN_FILE] = build_train_archive() if is_export else read_train_archive()
+    room = MAX_INPUT_BYTES
     if payload is not None and len(payload) <= room:
-        files[names.PAYLOAD_FILE] = payload
+        large[names.PAYLOAD_FILE] = payload
         room -= len(payload)
     if bundle is not None and bundle.stat().st_size <= room:
-        files[names.BUNDLE_FILE] = bundle.read_bytes()
-    return files
+        large[names.BUNDLE_FILE] = bundle.read_bytes()
+    most_bytes = MAX_APPLIED_BYTES if is_export else MAX_SECRET_BYTES
+    return JobFiles(own=own, parts=cut_files(large, most_bytes))
+
+
+def _read_agent() -> bytes:
+    """Return the agent with byte code, so that pods of this Python need not compile it."""
+    return Path(local_archive()).read_bytes()
 
 
 def make_job_certificates(plan: Plan) -> dict[str, bytes]:

@@ -7,18 +7,18 @@ it broke off, and is removed by the client that submits next.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from windlass.engines.abandoned import sweep
 from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.prerequisites import read_source
 from windlass.engines.submit_steps import Contents, Object, Step, SubmitSteps, make_steps
-from windlass.engines.train_archive import read_train_archive
 from windlass.kube.access import check_needed
 from windlass.kube.api import Api
 from windlass.kube.api_errors import ClusterError, Rejected
 from windlass.kube.fields import name_of, uid_of
+from windlass.kube.job_files import FileNames, JobFiles
 from windlass.kube.kinds import NETWORK_POLICIES
 from windlass.kube.label_selectors import selects
 from windlass.kube.manifests import make_owner
@@ -37,13 +37,13 @@ def create_objects(
     dialect: Dialect,
     plan: Plan,
     *,
-    file_names: Collection[str],
-    make_files: Callable[[], Mapping[str, bytes]],
+    file_names: FileNames,
+    make_files: Callable[[], JobFiles],
     submit: str,
 ) -> None:
     """Everything the job needs; on an error, nothing. What the cluster or the user lacks is told first.
 
-    `make_files` makes what the Secret holds, `file_names`, while the first requests are on their way.
+    `make_files` makes what the Secrets hold, `file_names`, while the first requests are on their way.
     """
     steps = make_steps(dialect, plan, file_names, submit)
     with ThreadPoolExecutor(max_workers=8) as pool:
@@ -54,7 +54,6 @@ def create_objects(
         contents = Contents(
             files=files.result,
             has_egress_policy=egress.result,
-            train=read_train_archive,
             source=lambda: read_source(api, dialect, plan),
         )
         created = pool.submit(_create_main, api, dialect, steps, contents)

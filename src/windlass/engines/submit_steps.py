@@ -6,21 +6,21 @@ cannot be made without, and owns all others; last it is started, and the mark of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from windlass import names
 from windlass.engines.dialects.dialect import Dialect
-from windlass.engines.train_archive import build_train_archive
+from windlass.kube.job_files import FileNames, JobFiles
 from windlass.kube.kinds import NETWORK_POLICIES, PVCS, SECRETS, SERVICES, ObjectKind
 from windlass.kube.manifests import (
     make_claims,
     make_headless,
     make_lead_service,
+    make_part,
     make_policy,
     make_secret,
-    make_train_secret,
 )
 from windlass.kube.mounts import pod_of
 from windlass.kube.patching import apply_patch
@@ -36,11 +36,10 @@ _UNMARKED = {"annotations": {names.ANNOTATION_SUBMIT: None}}  # what is complete
 class Contents:
     """What objects hold that may come later than the first of them is made."""
 
-    files: Callable[[], Mapping[str, bytes]]  # of the Secret
+    files: Callable[[], JobFiles]
     has_egress_policy: Callable[
         [], bool
     ]  # whether going out is forbidden to somebody in the namespace
-    train: Callable[[], bytes]  # the training library's archive
     source: Callable[[], Mapping[str, Any]] = dict  # what the prerequisite is made from
 
 
@@ -64,9 +63,7 @@ class SubmitSteps:
     start: tuple[Step, ...]
 
 
-def make_steps(
-    dialect: Dialect, plan: Plan, file_names: Collection[str], submit: str
-) -> SubmitSteps:
+def make_steps(dialect: Dialect, plan: Plan, file_names: FileNames, submit: str) -> SubmitSteps:
     """What must be there first, the main object, what belongs to it, its start."""
     main = Step(
         kind=dialect.kind, make=lambda _contents, _owner: dialect.render(plan, file_names, submit)
@@ -81,13 +78,13 @@ def make_steps(
     return SubmitSteps(
         before=before,
         main=main,
-        companions=(*_make_companions(dialect, plan), *adopt),
+        companions=(*_make_companions(dialect, plan, file_names.num_parts), *adopt),
         start=() if is_queued else (start,),
     )
 
 
 def _make_prerequisite(
-    dialect: Dialect, plan: Plan, file_names: Collection[str], submit: str
+    dialect: Dialect, plan: Plan, file_names: FileNames, submit: str
 ) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
     """What makes it, and what gives it to the main object once that is there."""
     needed = dialect.prerequisite
@@ -105,7 +102,7 @@ def _make_prerequisite(
     return (make,), (adopt,)
 
 
-def _make_companions(dialect: Dialect, plan: Plan) -> list[Step]:
+def _make_companions(dialect: Dialect, plan: Plan, num_parts: int) -> list[Step]:
     """In an order in which they can be applied: what others need first."""
     lead = dialect.lead_labels
     if isinstance(plan.work, Calls):
@@ -123,14 +120,11 @@ def _make_companions(dialect: Dialect, plan: Plan) -> list[Step]:
                 plan, with_egress=contents.has_egress_policy(), owner=owner
             ),
         ),
-        Step(kind=SECRETS, make=lambda contents, owner: make_secret(plan, contents.files(), owner)),
-        *(
-            Step(
-                kind=SECRETS,
-                make=lambda contents, owner: make_train_secret(plan, contents.train(), owner),
-            )
-            for _ in range(names.TRAIN in plan.env)
+        Step(
+            kind=SECRETS,
+            make=lambda contents, owner: make_secret(plan, contents.files().own, owner),
         ),
+        *(_make_part_step(plan, at) for at in range(num_parts)),
     ]
 
 
@@ -138,10 +132,17 @@ def _make_claim_step(plan: Plan, at: int) -> Step:
     return Step(kind=PVCS, make=lambda _contents, owner: make_claims(plan, owner)[at])
 
 
+def _make_part_step(plan: Plan, at: int) -> Step:
+    def make(contents: Contents, owner: Object | None) -> Object:
+        return make_part(plan, at, contents.files().parts[at], owner)
+
+    return Step(kind=SECRETS, make=make)
+
+
 def render_documents(
     dialect: Dialect,
     plan: Plan,
-    files: Mapping[str, bytes],
+    files: JobFiles,
     *,
     submit: str = "",
     with_egress: bool = False,
@@ -151,10 +152,9 @@ def render_documents(
     contents = Contents(
         files=lambda: files,
         has_egress_policy=lambda: with_egress,
-        train=build_train_archive,
         source=lambda: source or {},
     )
-    steps = make_steps(dialect, plan, files, submit)
+    steps = make_steps(dialect, plan, files.names, submit)
     needed = [step for step in (*steps.before, *steps.companions) if not step.patches]
     return [
         *(step.make(contents, None) for step in needed),

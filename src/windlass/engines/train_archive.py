@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from windlass.engines.pyz import keep_archive, list_modules, place_archive, zip_modules
-from windlass.names import AGENT_FILE, SECRET_FOLDER, VERSION
+from windlass.names import AGENT_FILE, VERSION
 
 _PACKAGES = ("train", "recipes")
 
@@ -21,8 +21,7 @@ _DOOR = f"""import importlib.util, os, sys, zipimport
 from importlib.machinery import PathFinder
 _here = os.path.dirname(__file__)
 _archive = os.path.dirname(_here)
-_beside = os.path.dirname(os.path.dirname(_archive))
-_agent = os.path.join(_beside, {os.path.basename(SECRET_FOLDER)!r}, {AGENT_FILE!r})
+_agent = os.path.join(os.path.dirname(_archive), {AGENT_FILE!r})
 def _find():
     for path in sys.path:
         spec = None if path == _archive else PathFinder.find_spec("windlass", [path])

@@ -17,8 +17,9 @@ from windlass.errors import SpecError
 from windlass.kube.api import Api
 from windlass.kube.api_errors import Conflict, NotFound
 from windlass.kube.fields import Object, annotations_of, uid_of
+from windlass.kube.job_files import FileNames
 from windlass.kube.manifests import make_owner
-from windlass.kube.mounts import HIDDEN_KEY, SECRET, pod_of
+from windlass.kube.mounts import HIDDEN_KEY, SECRET, count_parts, pod_of
 from windlass.plan.plan import Plan
 from windlass.spec.pod_spec import PodSize
 
@@ -102,14 +103,19 @@ def _read_size(body: Object) -> PodSize:
     return records.read(PodSize, json.loads(text))
 
 
-def _read_file_names(main: Object, job_id: str) -> list[str]:
-    """What the job's Secret holds, as its first pods were told."""
+def _read_file_names(main: Object, job_id: str) -> FileNames:
+    """Return the names of the job's files, as its first pods were told."""
     pod = main["spec"]["template"]["spec"]
     [secret] = [volume["secret"] for volume in pod["volumes"] if volume["name"] == SECRET]
     variables = [one for container in pod["containers"] for one in container.get("env", ())]
     sources = [one.get("valueFrom", {}).get("secretKeyRef", {}) for one in variables]
     hidden = [one["key"] for one in sources if one.get("name") == job_id]
-    return [
-        *(item["key"] for item in secret["items"]),
-        *(key for key in hidden if key.startswith(HIDDEN_KEY)),
-    ]
+    num_parts = count_parts(pod["volumes"])
+    if not num_parts:  # the agent was in the job's own Secret once
+        raise SpecError(
+            f"{job_id} was made by an older Windlass and can get no workers of another size",
+            hint=f"windlass compute rm {job_id}, then make it again",
+        )
+    keys = [item["key"] for item in secret["items"]]
+    hidden = [key for key in hidden if key.startswith(HIDDEN_KEY)]
+    return FileNames(keys=(*keys, *hidden), num_parts=num_parts)

@@ -1,4 +1,4 @@
-"""What every job on a cluster has besides its main object: two Services, a Secret, a NetworkPolicy, claims.
+"""What every job on a cluster has besides its main object: two Services, Secrets, a NetworkPolicy, claims.
 
 Pure: a plan in, dicts out. Ids, file contents and the owner are arguments. The main object is a dialect's.
 """
@@ -18,7 +18,7 @@ from windlass.kube.naming import (
     lead_name,
     make_labels,
     make_selector,
-    train_secret_name,
+    part_name,
 )
 from windlass.plan.plan import Plan
 from windlass.spec.storage import ACCESS_MODES, NewClaim
@@ -78,21 +78,26 @@ def _make_service(plan: Plan, name: str, spec: Object, owner: Object | None) -> 
 
 
 def make_secret(plan: Plan, files: Mapping[str, bytes], owner: Object | None = None) -> Object:
-    """Plan, agent, certificates: what a pod needs before it can ask anyone."""
+    """The job's own Secret: plan and certificates, which clients read, too."""
+    return _make_secret(plan, plan.job_id, files, owner)
+
+
+def make_part(
+    plan: Plan, number: int, pieces: Mapping[str, bytes], owner: Object | None = None
+) -> Object:
+    """One of the Secrets with pieces of the agent and other large files, which only pods read."""
+    return _make_secret(plan, part_name(plan.job_id, number), pieces, owner)
+
+
+def _make_secret(plan: Plan, name: str, files: Mapping[str, bytes], owner: Object | None) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": make_metadata(plan, plan.job_id, owner),
+        "metadata": make_metadata(plan, name, owner),
         "type": "Opaque",
         "immutable": True,
         "data": {name: base64.b64encode(content).decode() for name, content in files.items()},
     }
-
-
-def make_train_secret(plan: Plan, archive: bytes, owner: Object | None = None) -> Object:
-    """The training library: the job's own Secret has no room for it."""
-    secret = make_secret(plan, {names.TRAIN_FILE: archive}, owner)
-    return {**secret, "metadata": make_metadata(plan, train_secret_name(plan.job_id), owner)}
 
 
 def make_policy(plan: Plan, *, with_egress: bool, owner: Object | None = None) -> Object:

@@ -7,7 +7,8 @@ from typing import Any
 
 from windlass import names
 from windlass.errors import SpecError
-from windlass.kube.naming import claim_name, name_volumes, train_secret_name
+from windlass.kube.job_files import FileNames
+from windlass.kube.naming import claim_name, name_volumes, part_name
 from windlass.plan.plan import Plan
 from windlass.spec.pod_spec import PodSpec
 from windlass.spec.quantity import halve
@@ -24,13 +25,13 @@ Object = dict[str, Any]
 
 SECRET = "windlass-secret"  # noqa: S105
 JOB = "windlass-job"
-TRAIN = "windlass-train"
+PARTS = "windlass-parts"
 SHM = "shm"
 SHM_PATH = "/dev/shm"  # noqa: S108
 CODE = "code"
 STATE = "state"
 HIDDEN_KEY = "env."  # keys of the job's Secret that are variables of its pods, not files
-_OWN = (SECRET, JOB, TRAIN, SHM, CODE, STATE)
+_OWN = (SECRET, JOB, PARTS, SHM, CODE, STATE)
 _ALL_MAY_READ = 0o444
 _GROUP_MAY_READ = 0o440
 
@@ -44,36 +45,43 @@ def pod_of(plan: Plan) -> PodSpec:
     return plan.pod
 
 
-def make_volumes(plan: Plan, files: Iterable[str]) -> list[Object]:
-    """Every volume of a pod; `files` are the names in the job's Secret."""
+def make_volumes(plan: Plan, files: FileNames) -> list[Object]:
+    """Every volume of a pod."""
     pod = pod_of(plan)
     keys = [
         {"key": name, "path": name}
-        for name in files
+        for name in files.keys
         if name not in names.CLIENT_FILES and not name.startswith(HIDDEN_KEY)
     ]
     secret = {"secretName": plan.job_id, "defaultMode": _file_mode(pod), "items": keys}
     return [
         {"name": SECRET, "secret": secret},
         {"name": JOB, "emptyDir": {}},
-        *([_make_train_volume(plan)] if names.TRAIN in plan.env else []),
+        _make_parts_volume(plan, files.num_parts),
         make_shm(pod),
         *make_asked_volumes(pod, plan.job_id),
     ]
 
 
-def _make_train_volume(plan: Plan) -> Object:
-    name, mode = train_secret_name(plan.job_id), _file_mode(pod_of(plan))
-    return {"name": TRAIN, "secret": {"secretName": name, "defaultMode": mode}}
+def _make_parts_volume(plan: Plan, num_parts: int) -> Object:
+    """All pieces of large files in one folder."""
+    sources = [{"secret": {"name": part_name(plan.job_id, at)}} for at in range(num_parts)]
+    mode = _file_mode(pod_of(plan))
+    return {"name": PARTS, "projected": {"defaultMode": mode, "sources": sources}}
+
+
+def count_parts(volumes: Iterable[Object]) -> int:
+    """Return how many Secrets hold pieces, by the volumes of a pod; 0 if it has none."""
+    parts = [volume["projected"]["sources"] for volume in volumes if volume["name"] == PARTS]
+    return len(parts[0]) if parts else 0
 
 
 def make_mounts(plan: Plan) -> list[Object]:
     """Where the volumes of `make_volumes` are found."""
-    train = {"name": TRAIN, "mountPath": names.TRAIN_FOLDER, "readOnly": True}
     return [
         {"name": SECRET, "mountPath": names.SECRET_FOLDER, "readOnly": True},
         {"name": JOB, "mountPath": names.JOB_FOLDER},
-        *([train] if names.TRAIN in plan.env else []),
+        {"name": PARTS, "mountPath": names.PARTS_FOLDER, "readOnly": True},
         {"name": SHM, "mountPath": SHM_PATH},
         *make_asked_mounts(pod_of(plan)),
     ]

@@ -32,9 +32,9 @@ def lead_name(job_id: str) -> str:
     return f"{job_id}-lead"
 
 
-def train_secret_name(job_id: str) -> str:
-    """The Secret with the training library, where that travels with the work."""
-    return f"{job_id}-train"
+def part_name(job_id: str, number: int) -> str:
+    """One of the Secrets with pieces of the job's large files, counted from 0."""
+    return f"{job_id}-files-{number}"
 
 
 def make_selector(plan: Plan) -> dict[str, str]:

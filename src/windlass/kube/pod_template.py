@@ -7,11 +7,12 @@ the agent's matter; here it only gets its files, its places and its limits.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from windlass import names
+from windlass.kube.job_files import JOIN, FileNames
 from windlass.kube.mounts import HIDDEN_KEY, make_mounts, make_volumes, pod_of
 from windlass.kube.naming import (
     headless_name,
@@ -36,7 +37,7 @@ _NOTHING: Mapping[str, str] = {}
 
 def make_template(
     plan: Plan,
-    files: Collection[str],
+    files: FileNames,
     *,
     env_fields: Mapping[str, str] = _NOTHING,
     env: Mapping[str, str] = _NOTHING,
@@ -44,7 +45,7 @@ def make_template(
     container: str = names.CONTAINER,
     is_worker: bool = False,
 ) -> Object:
-    """The template of every pod; `files` are the names in the job's Secret.
+    """The template of every pod.
 
     `env` are variables that a dialect adds for its agents, `env_fields` those that are fields of the pod;
     `container` is what its kind has our container called, which users know by our own name for it. Where
@@ -87,15 +88,15 @@ def _rename_container(template: Object, name: str) -> Object:
     }
 
 
-def _make_container(plan: Plan, files: Collection[str], env: list[Object]) -> Object:
+def _make_container(plan: Plan, files: FileNames, env: list[Object]) -> Object:
     pod = pod_of(plan)
     container = {
         "name": names.CONTAINER,
         "image": pod.image,
         "imagePullPolicy": pull_policy(pod.image),
         "command": [
-            *(plan.python or "python3", "-I", "-S"),
-            *(f"{names.SECRET_FOLDER}/{names.AGENT_FILE}", "pod"),
+            *(plan.python or "python3", "-I", "-S", "-c", JOIN),
+            *(names.PARTS_FOLDER, names.FILES_FOLDER),
         ],
         "env": [*env, *make_secret_env(pod), *_make_hidden_env(plan, files)],
         "envFrom": make_env_from(pod),
@@ -147,14 +148,14 @@ def make_secret_env(pod: PodSpec) -> list[Object]:
     ]
 
 
-def _make_hidden_env(plan: Plan, files: Collection[str]) -> list[Object]:
+def _make_hidden_env(plan: Plan, files: FileNames) -> list[Object]:
     """Variables whose value is in the job's own Secret."""
     return [
         {
             "name": key.removeprefix(HIDDEN_KEY),
             "valueFrom": {"secretKeyRef": {"name": plan.job_id, "key": key}},
         }
-        for key in files
+        for key in files.keys
         if key.startswith(HIDDEN_KEY)
     ]
 

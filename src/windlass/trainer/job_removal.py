@@ -11,7 +11,7 @@ from windlass.engines.protocol import Engine, as_engine
 from windlass.kube.api import Api
 from windlass.kube.api_errors import Conflict, NotFound
 from windlass.kube.kinds import PODS, SECRETS, ObjectKind
-from windlass.kube.naming import train_secret_name
+from windlass.kube.naming import part_name
 from windlass.trainer.v1_job import TrainerJob
 from windlass.waiting import wait_until
 
@@ -54,7 +54,7 @@ def _is_gone(job_id: str, api: Api, dialect: Dialect) -> bool:
     objects: list[tuple[ObjectKind, str]] = [
         (dialect.kind, dialect.make_name(job_id)),
         (SECRETS, job_id),
-        (SECRETS, train_secret_name(job_id)),
+        (SECRETS, part_name(job_id, 0)),
     ]
     if dialect.prerequisite is not None:
         objects.append((dialect.prerequisite.kind, job_id))

@@ -276,4 +276,4 @@ def test_code_of_the_image_may_import_it(tmp_path):
     target = read_in_image("/app/train.py")
     spec = JobSpec(work=target.work, pod=PodSpec(image="i", in_image=True))
     packed = pack(spec, target, cwd=tmp_path, code_folder=THERE, home=tmp_path)
-    assert packed.spec.env[names.TRAIN] == "/windlass/train/train.pyz"
+    assert packed.spec.env[names.TRAIN] == "/windlass/job/files/train.pyz"

@@ -33,7 +33,9 @@ def test_the_main_object_is_made_first_owns_the_others_and_is_started_last(
         assert (owner["uid"], owner["kind"]) == (uid, dialect.kind.name)
     kinds = sorted(other.path.rpartition("/")[2] for other in others)
     adopted = [ref.job_id] if is_needed else []  # by a patch
-    assert kinds == sorted(["networkpolicies", "secrets", "services", "services", *adopted])
+    parts = ["secrets"] * (kinds.count("secrets") - 1)
+    assert parts, "the agent is in Secrets of its own"
+    assert kinds == sorted(["networkpolicies", "secrets", *parts, "services", "services", *adopted])
     assert (last.method, last.path.rpartition("/")[2]) == ("PATCH", dialect.make_name(ref.job_id))
     assert names.ANNOTATION_SUBMIT not in main_of(cluster, dialect)["metadata"]["annotations"]
     if dialect.start is not None:
@@ -41,17 +43,20 @@ def test_the_main_object_is_made_first_owns_the_others_and_is_started_last(
         assert merge(main_of(cluster, dialect), dialect.start) == main_of(cluster, dialect)
 
 
-def test_the_training_library_has_a_secret_of_its_own(engine, cluster, dialect) -> None:
-    plan = make_job_plan(dialect, volumes=(), env={names.TRAIN: "/windlass/train/train.pyz"})
+def test_the_training_library_travels_beside_the_agent(engine, cluster, dialect) -> None:
+    plan = make_job_plan(dialect, volumes=(), env={names.TRAIN: "/windlass/job/files/train.pyz"})
     documents = engine.render(plan, payload=b"payload")
     engine.submit(plan, b"payload")
-    made = {body["metadata"]["name"]: body for body in cluster.objects["secrets"]}
-    assert set(made) == {plan.job_id, f"{plan.job_id}-train"}
-    assert set(made[f"{plan.job_id}-train"]["data"]) == {names.TRAIN_FILE}
-    assert made[f"{plan.job_id}-train"]["metadata"]["ownerReferences"]
-    text = json.dumps(documents)
-    assert f'"secretName": "{plan.job_id}-train"' in text
-    assert '"mountPath": "/windlass/train"' in text
+    exported = [document for document in documents if document["kind"] == "Secret"]
+    for secrets in (exported, cluster.objects["secrets"]):
+        own, *parts = sorted(secrets, key=lambda body: body["metadata"]["name"])
+        assert set(own["data"]) & {names.PLAN_FILE, names.AGENT_FILE} == {names.PLAN_FILE}
+        assert [body["metadata"]["name"] for body in parts] == [
+            f"{plan.job_id}-files-{number}" for number in range(len(parts))
+        ]
+        files = {key.rpartition(".")[0] for body in parts for key in body["data"]}
+        assert files == {names.AGENT_FILE, names.TRAIN_FILE, names.PAYLOAD_FILE}
+    assert '"mountPath": "/windlass/parts"' in json.dumps(documents)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +85,11 @@ def test_an_export_is_what_a_submit_makes(engine, cluster, dialect) -> None:
         if seen.method == "POST"
     }
     assert [document["kind"] for document in documents][-1] == dialect.kind.name
-    assert {(one["kind"], one["metadata"]["name"]) for one in documents} == set(created)
+    exported = {(one["kind"], one["metadata"]["name"]) for one in documents}
+    assert {name for name in exported ^ set(created) if "-files-" not in name[1]} == set()
     for document in documents:
+        if "-files-" in document["metadata"]["name"]:  # byte code and the cuts differ
+            continue
         made = created[document["kind"], document["metadata"]["name"]]
         made["metadata"].pop("ownerReferences", None)
         made["metadata"].get("annotations", {}).pop(names.ANNOTATION_SUBMIT, None)

@@ -10,7 +10,7 @@ from cluster_engines import make_job_plan
 from windlass import names, waiting
 from windlass.engines.dialects.pytorchjob import PYTORCHJOB
 from windlass.engines.dialects.trainjob import TRAINJOB
-from windlass.engines.job_secret import MAX_SECRET_BYTES
+from windlass.engines.job_secret import MAX_INPUT_BYTES
 from windlass.plan.plan import Input
 from windlass.settings import read_settings
 
@@ -22,7 +22,7 @@ def test_it_says_what_it_waits_for_and_not_for_ever(
     monkeypatch.setattr(waiting, "_SAY_EVERY_S", 0.2)
     flags = {"join_timeout_s": 2}
     engine._settings = read_settings(flags=flags, environ={"HOME": str(tmp_path)}, start=tmp_path)
-    payload = bytes(MAX_SECRET_BYTES)
+    payload = bytes(MAX_INPUT_BYTES + 1)
     large = Input(name=names.PAYLOAD_FILE, size_bytes=len(payload), sha256="0")
     plan = replace(make_job_plan(dialect), inputs=(large,))
     ref = engine.submit(plan, payload)

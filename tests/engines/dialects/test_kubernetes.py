@@ -68,7 +68,7 @@ def test_the_index_in_the_name_of_a_pod_that_is_gone(pod, index):
 
 
 def test_it_is_rendered_held_back_started_suspended_and_resized_by_patches():
-    job = KUBERNETES.render(make_pod_plan(nodes=2), FILES, "a mark")
+    job = KUBERNETES.render(make_pod_plan(nodes=2), FILES.names, "a mark")
     assert read_phase(job) is ObjectPhase.HELD
     started = merge(job, KUBERNETES.start)
     assert read_phase(started) is ObjectPhase.WAITING

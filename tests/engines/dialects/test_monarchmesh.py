@@ -27,7 +27,7 @@ AT = "1970-01-01T00:01:40Z"
 
 
 def render(**asked: Any) -> dict[str, Any]:
-    return MONARCHMESH.render(make_pod_plan(**asked), FILES, "a mark")
+    return MONARCHMESH.render(make_pod_plan(**asked), FILES.names, "a mark")
 
 
 def read_env(mesh: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ AT = "1970-01-01T00:01:40Z"
 
 
 def render(**asked: Any) -> dict[str, Any]:
-    return PYTORCHJOB.render(make_pod_plan(**asked), FILES, "a mark")
+    return PYTORCHJOB.render(make_pod_plan(**asked), FILES.names, "a mark")
 
 
 def container_of(job: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ WAIT = "while true; do if ray health-check --address a-head-svc:6379; then break
 
 
 def render(**asked: Any) -> dict[str, Any]:
-    return RAYCLUSTER.render(make_pod_plan(**asked), FILES, "a mark")
+    return RAYCLUSTER.render(make_pod_plan(**asked), FILES.names, "a mark")
 
 
 def templates_of(cluster: dict[str, Any]) -> list[dict[str, Any]]:
@@ -112,7 +112,7 @@ def test_the_agent_is_the_command_and_no_probe_of_kuberays_ends_it():
     for template in templates_of(render(nodes=2)):
         assert template["metadata"]["annotations"]["ray.io/overwrite-container-cmd"] == "true"
         container = container_of(template)
-        assert container["command"][-1] == "pod"
+        assert container["command"][-1] == names.FILES_FOLDER
         assert container["readinessProbe"]["exec"] == container["livenessProbe"]["exec"]
         assert container["livenessProbe"]["failureThreshold"] > 10**9
         assert env_of(template)[names.ENV_STAYS_UP] == "1"

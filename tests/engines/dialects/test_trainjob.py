@@ -32,11 +32,11 @@ AT = "1970-01-01T00:01:40Z"
 
 
 def render(**asked: Any) -> dict[str, Any]:
-    return TRAINJOB.render(make_pod_plan(**asked), FILES, "a mark")
+    return TRAINJOB.render(make_pod_plan(**asked), FILES.names, "a mark")
 
 
 def make_runtime(source: Mapping[str, Any] = SHIPPED[RUNTIME], **asked: Any) -> dict[str, Any]:
-    return render_runtime(make_pod_plan(**asked), FILES, "a mark", source)
+    return render_runtime(make_pod_plan(**asked), FILES.names, "a mark", source)
 
 
 def step_of(runtime: dict[str, Any], name: str = "node") -> dict[str, Any]:
@@ -111,7 +111,7 @@ def test_it_says_what_the_trainer_runs_and_names_a_runtime_of_its_own():
     trainer = spec["trainer"]
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 4)
     assert trainer["resourcesPerNode"]["limits"] == {"cpu": "2"}
-    assert trainer["command"][-1] == "pod"
+    assert trainer["command"][-1] == names.FILES_FOLDER
     assert spec["runtimeRef"] == {
         "apiGroup": "trainer.kubeflow.org",
         "kind": "TrainingRuntime",

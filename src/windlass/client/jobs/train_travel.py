@@ -19,7 +19,7 @@ _NAMES = re.compile(rb"windlass\W{1,8}(?:train|recipes)\b")
 _MAX_SHELL_BYTES = 1 << 16
 
 TRAIN_ARCHIVE = (
-    f"{names.TRAIN_FOLDER}/{names.TRAIN_FILE}"  # where pods have it; the value of `names.TRAIN`
+    f"{names.FILES_FOLDER}/{names.TRAIN_FILE}"  # where pods have it; the value of `names.TRAIN`
 )
 
 

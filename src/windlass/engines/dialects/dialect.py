@@ -6,7 +6,7 @@ A record of data and pure functions; nothing else in the project knows the kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +23,7 @@ from windlass.kube.fields import (
     name_of,
     read_time,
 )
+from windlass.kube.job_files import FileNames
 from windlass.kube.kinds import ObjectKind
 from windlass.kube.needs import Need
 from windlass.plan.plan import Plan
@@ -116,7 +117,7 @@ class Prerequisite:
     sources: tuple[ObjectKind, ...]  # where what it is made from is looked for, in this order
     source_name: Callable[[Plan], str]
     shipped: Mapping[str, Object]  # sources as their product ships them: for an export
-    render: Callable[[Plan, Collection[str], str, Object], dict[str, Any]]
+    render: Callable[[Plan, FileNames, str, Object], dict[str, Any]]
     """The object, from what a main object is rendered from, and its source."""
 
 
@@ -138,7 +139,7 @@ class MakeWorkers(Protocol):
     def __call__(
         self,
         plan: Plan,
-        files: Collection[str],
+        files: FileNames,
         /,
         *,
         size: PodSize,
@@ -167,8 +168,8 @@ class Dialect:
     operator: str = ""  # the product that makes the pods, where Kubernetes itself does not
     prerequisite: Prerequisite | None = None
 
-    render: Callable[[Plan, Collection[str], str], dict[str, Any]]
-    """The main object of a plan, the names of the files in its Secret, and the mark of its submit."""
+    render: Callable[[Plan, FileNames, str], dict[str, Any]]
+    """The main object of a plan, the names of its files, and the mark of its submit."""
     start: Patch | None = None  # lets a held one run, and resumes a suspended one
     suspend: Patch | None = None
     resize: Callable[[int], Patch] | None = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +27,7 @@ from windlass.kube.fields import (
     labels_of,
     read_index,
 )
+from windlass.kube.job_files import FileNames
 from windlass.kube.kinds import JOBS
 from windlass.kube.manifests import make_metadata
 from windlass.kube.mounts import pod_of
@@ -45,7 +45,7 @@ _POD_NAME = re.compile(r"(?P<job>.+)-(?P<index>\d+)-[a-z0-9]{5}")
 _DAY_S = 86400
 
 
-def make_job(plan: Plan, files: Collection[str], submit: str = "") -> dict[str, Any]:
+def make_job(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
     """The Job, suspended: one pod per node, replaced when it is lost, never restarted in place.
 
     There is no podFailurePolicy: it would keep the pod of a dead node from being replaced. The lead decides
@@ -76,7 +76,7 @@ def make_job(plan: Plan, files: Collection[str], submit: str = "") -> dict[str, 
 
 def make_workers(
     plan: Plan,
-    files: Collection[str],
+    files: FileNames,
     /,
     *,
     size: PodSize,

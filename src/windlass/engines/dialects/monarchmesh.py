@@ -8,7 +8,6 @@ removes it. Pods are always replaced under the same name. A name has no dashes.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from typing import Any
 
 from windlass import names
@@ -16,6 +15,7 @@ from windlass.engines.dialects.dialect import Adoption, Dialect, ObjectPhase
 from windlass.errors import SpecError
 from windlass.kube.access import END_LOST_PODS
 from windlass.kube.fields import Object, controller_name_of, labels_of, name_of, read_index
+from windlass.kube.job_files import FileNames
 from windlass.kube.kinds import MONARCH_MESHES, STATEFUL_SETS
 from windlass.kube.manifests import make_metadata
 from windlass.kube.mounts import pod_of
@@ -32,7 +32,7 @@ def make_name(job_id: str) -> str:
     return job_id.replace("-", "")
 
 
-def render(plan: Plan, files: Collection[str], submit: str = "") -> dict[str, Any]:
+def render(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
     """The MonarchMesh: as many pods as nodes. What labels it has, its operator gives the StatefulSet."""
     pod, name = pod_of(plan), make_name(plan.job_id)
     if pod.labels.get(names.LABEL_MESH, name) != name:

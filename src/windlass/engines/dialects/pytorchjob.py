@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection
 from typing import Any
 
 from windlass import names
@@ -32,6 +31,7 @@ from windlass.kube.fields import (
     labels_of,
     read_index,
 )
+from windlass.kube.job_files import FileNames
 from windlass.kube.kinds import PYTORCH_JOBS
 from windlass.kube.manifests import make_metadata
 from windlass.kube.mounts import pod_of
@@ -56,7 +56,7 @@ _POD_NAME = re.compile(r"(?P<job>.+)-(?P<type>master|worker)-(?P<index>\d+)")
 _DAY_S = 86400
 
 
-def render(plan: Plan, files: Collection[str], submit: str = "") -> dict[str, Any]:
+def render(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
     """The PyTorchJob, suspended. Which attempt follows on a lost pod is for the lead to say."""
     pod = pod_of(plan)
     metadata = make_metadata(plan, plan.job_id, annotations=make_annotations(plan, submit))
@@ -86,7 +86,7 @@ def render(plan: Plan, files: Collection[str], submit: str = "") -> dict[str, An
     }
 
 
-def _make_template(plan: Plan, files: Collection[str]) -> dict[str, Any]:
+def _make_template(plan: Plan, files: FileNames) -> dict[str, Any]:
     template = make_template(
         plan,
         files,

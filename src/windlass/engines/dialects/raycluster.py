@@ -8,7 +8,6 @@ where the work wants it; so what KubeRay puts around a `ray start` of its own is
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +30,7 @@ from windlass.kube.fields import (
     name_of,
     read_time,
 )
+from windlass.kube.job_files import FileNames
 from windlass.kube.kinds import RAY_CLUSTERS, RAY_JOBS
 from windlass.kube.manifests import make_metadata
 from windlass.kube.mounts import pod_of
@@ -60,7 +60,7 @@ _KUEUE_PREFIX = "raycluster-"  # of the names of its Workloads
 _NEVER = (1 << 31) - 1
 
 
-def render(plan: Plan, files: Collection[str], submit: str = "") -> dict[str, Any]:
+def render(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
     """The RayCluster, suspended: a head, and one group of workers of a fixed size."""
     pod = pod_of(plan)
     metadata = make_metadata(plan, plan.job_id, annotations=make_annotations(plan, submit))
@@ -88,7 +88,7 @@ def render(plan: Plan, files: Collection[str], submit: str = "") -> dict[str, An
     }
 
 
-def _make_template(plan: Plan, files: Collection[str], *, is_worker: bool) -> dict[str, Any]:
+def _make_template(plan: Plan, files: FileNames, *, is_worker: bool) -> dict[str, Any]:
     template = make_template(
         plan,
         files,

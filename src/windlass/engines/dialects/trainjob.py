@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from windlass.engines.dialects.dialect import (
 from windlass.errors import SpecError
 from windlass.kube.access import END_LOST_PODS, Right
 from windlass.kube.fields import Object, controller_name_of, labels_of, name_of, read_index
+from windlass.kube.job_files import FileNames
 from windlass.kube.kinds import CLUSTER_TRAINING_RUNTIMES, TRAIN_JOBS, TRAINING_RUNTIMES
 from windlass.kube.manifests import make_metadata
 from windlass.kube.mounts import pod_of
@@ -81,7 +82,7 @@ _NOT_OURS = ("args", "workingDir", "livenessProbe", "readinessProbe", "startupPr
 _DAY_S = 86400
 
 
-def render(plan: Plan, files: Collection[str], submit: str = "") -> dict[str, Any]:
+def render(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
     """The TrainJob, suspended: what the trainer runs, on how many nodes; the rest is in its runtime."""
     pod = pod_of(plan)
     annotations = make_annotations(plan, submit)
@@ -115,9 +116,7 @@ def render(plan: Plan, files: Collection[str], submit: str = "") -> dict[str, An
     }
 
 
-def render_runtime(
-    plan: Plan, files: Collection[str], submit: str, source: Object
-) -> dict[str, Any]:
+def render_runtime(plan: Plan, files: FileNames, submit: str, source: Object) -> dict[str, Any]:
     """The job's own runtime: the chosen one, its trainer's pod merged with ours, its restarts left to us."""
     metadata = make_metadata(plan, plan.job_id, annotations=make_annotations(plan, submit))
     if framework := labels_of(source).get(
@@ -157,7 +156,7 @@ def _find_trainer(runtime: Object) -> Object:
     )
 
 
-def _make_step(plan: Plan, files: Collection[str], step: Object) -> dict[str, Any]:
+def _make_step(plan: Plan, files: FileNames, step: Object) -> dict[str, Any]:
     job = step["template"]
     template = _make_template(plan, files)
     ours = template["spec"]["containers"][0]
@@ -195,7 +194,7 @@ def _make_step(plan: Plan, files: Collection[str], step: Object) -> dict[str, An
     return {**step, "template": apply_patch(job, {"spec": {**policy, "template": patch}})}
 
 
-def _make_template(plan: Plan, files: Collection[str]) -> dict[str, Any]:
+def _make_template(plan: Plan, files: FileNames) -> dict[str, Any]:
     """Our pod. Its names are its JobSet's, and what it says when it ends is read by its Job."""
     for secret in pod_of(plan).secrets:
         if isinstance(secret, SecretVariable) and secret.variable in RESERVED:
