@@ -25,6 +25,7 @@ from pod_places import make_job
 from tls_peers import write_certificates
 from waits import wait_for
 
+import windlass
 from windlass import records
 from windlass.agent.node.master_port import HeldPort, hold_port
 from windlass.engines.pyz import local_archive
@@ -34,6 +35,7 @@ from windlass.wire.job_folder import JobFolder
 from windlass.wire.status import JobStatus
 
 AGENT = Path(__file__).parent / "pod_agent.py"
+_ENV = {**os.environ, "PYTHONPATH": str(Path(windlass.__file__).parents[1])}
 HEARTBEAT_S = 0.25
 SIGHT = {"silence_s": 2.0, "fence_s": 4.0, "cut_grace_s": 1.0, "slack_s": 1.0}
 FEWER_AFTER_S = 2.0
@@ -71,6 +73,12 @@ class Line:
     def divert(self, port: int) -> None:
         """Connections that are severed stay so; new ones go elsewhere."""
         self.target, self._flows = port, _flowing()
+
+    def reset(self) -> None:
+        """Break the connections that are open, not in order."""
+        broken, self._open = self._open[1:], self._open[:1]
+        for one in broken:
+            _reset(one)
 
     def close(self) -> None:
         for one in self._open:
@@ -164,6 +172,7 @@ class Ground:
     lines: dict[int, Line] = field(default_factory=dict)
     agents: dict[str, Agent] = field(default_factory=dict)
     held: list[HeldPort] = field(default_factory=list)
+    python: str = sys.executable
 
     def start_all(self) -> Agent:
         """All nodes, the lead last and once the others ask for it: so the first attempt has them all."""
@@ -210,7 +219,8 @@ class Ground:
             "sight": SIGHT,
         }
         with (self.path / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen([sys.executable, AGENT, json.dumps(about)], stderr=log)
+            command = [self.python, AGENT, json.dumps(about)]
+            process = subprocess.Popen(command, stderr=log, env=_ENV)
         agent = self.agents[name] = Agent(name, index, process, folder, port)
         return agent
 
@@ -264,7 +274,7 @@ class Ground:
 
 
 @contextlib.contextmanager
-def open_ground(tmp_path: Path, **spec: Any) -> Iterator[Ground]:
+def open_ground(tmp_path: Path, *, python: str = sys.executable, **spec: Any) -> Iterator[Ground]:
     """A job of four nodes, of which two will do, whose ranks are deaf and have five minutes of grace."""
     path = tmp_path / "ground"
     path.mkdir()
@@ -274,7 +284,7 @@ def open_ground(tmp_path: Path, **spec: Any) -> Iterator[Ground]:
     asked = {"nodes": 4, "min_nodes": 2, "grace_s": 300.0, "join_timeout_s": 120.0}
     plan = make_job(**{**asked, "node_restarts": 50, "work": work, **spec})
     write_certificates(path / "tls")
-    ground = Ground(path, plan)
+    ground = Ground(path, plan, python=python)
     try:
         yield ground
     finally:

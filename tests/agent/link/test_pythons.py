@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from interpreters import find_pythons
 from tls_peers import JOB, join, run_with_lead, write_certificates
 
 import windlass
 
-
-def _find_pythons() -> dict[str, str]:
-    """Each Python from 3.10 on, of the PATH and of pyenv, that starts."""
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
-    candidates = [shutil.which(f"python3.{minor}") for minor in range(10, 20)]
-    candidates += [str(path) for path in pyenv.glob("3.*/bin/python3")]
-    code = "import sys; print('%d.%d' % sys.version_info[:2]); sys.exit(sys.version_info < (3, 10))"
-    found = {}
-    for path in filter(None, candidates):
-        answer = subprocess.run([path, "-c", code], capture_output=True, text=True)
-        if answer.returncode == 0:
-            found.setdefault(answer.stdout.strip(), path)
-    return found
-
-
-PYTHONS = _find_pythons()
+PYTHONS = find_pythons()
 
 PEER = """
 import asyncio, sys
