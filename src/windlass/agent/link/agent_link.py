@@ -276,9 +276,8 @@ class Link(asyncio.Protocol):
         self._has_left = True
         with contextlib.suppress(OSError):
             await self.drain(timeout_s=_CLOSE_TIMEOUT_S)
-        if (
-            not self._transport.is_closing()
-        ):  # Python 3.11.2: nothing may be called after a second close
+        # on Python 3.11.2 nothing may be called after a second close
+        if not self._transport.is_closing():
             self._transport.close()
         if self.certificate is not None:
             # TLS says goodbye and waits to hear it too, which a peer may never say
