@@ -295,14 +295,6 @@ def test_another_kind_of_optimizer_or_scheduler_cannot_go_on(tmp_path, before, a
 
 
 def test_schedulers_that_would_not_step_are_refused(tmp_path):
-    class SetsItwinaisName(TorchTrainer):
-        def create_model_loss_optimizer(self):
-            super().create_model_loss_optimizer()
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-            self.lr_scheduler = StepLR(self.optimizer, 1)
-
-    with pytest.raises(SpecError, match=r"set self\.scheduler"):
-        make_trainer(tmp_path, kind=SetsItwinaisName).fit()
     with pytest.raises(SpecError, match="ReduceLROnPlateau waits for validations"):
         make_trainer(tmp_path, scheduler=ReduceLROnPlateau).fit()
 

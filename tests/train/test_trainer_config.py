@@ -85,9 +85,9 @@ def test_help_has_a_word_on_each_setting(options_type):
     [
         ({"epoch": 3}, "no setting 'epoch'", "did you mean epochs?"),
         (["--learning-rte", "1"], "no setting 'learning_rte'", ""),
-        ({"batch_size": 3}, "no setting 'batch_size'", "per rank"),
+        ({"batch": 6, "batch_size": 3}, "batch and batch_size are both given", "of one rank"),
         (["--learning-rate", "1"], "no setting 'learning_rate'", "it is called lr here"),
-        ({"optim_lr": 3}, "no setting 'optim_lr'", "it is called lr here"),
+        ({"optim_lr": 3, "lr": 3}, "optim_lr and lr are the same setting", "give one of them"),
         ({"epochs": "three"}, "epochs is 'three', and should be int | None", "change epochs"),
         ({"epochs": 2.5}, "epochs is 2.5", ""),
         ({"compile": 3}, "compile is 3, and should be bool", ""),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from windlass.errors import SpecError
 from windlass.train.callbacks import Callback, ConsoleCallback
 from windlass.train.context import Context, get_context
 from windlass.train.evaluation import evaluate, evaluation_mode, read_metrics
+from windlass.train.itwinai_names import Strategy, explain_missing, refuse_overrides
 from windlass.train.shape import Shape, read_shape
 from windlass.train.step_signals import END, SAVE, STOP
 from windlass.train.strategies import LaidOutModel
@@ -56,6 +58,10 @@ class TorchTrainer:
     batch_weight: Any = (
         None  # data -> tensor: what a batch counts, such as its tokens; None: its samples
     )
+    lr_scheduler: Any = None  # stepped at each epoch's start, as itwinai does
+    torch_rng: Any = None
+    logger: Any = None
+    profiler: Any = None
     ddp_options: Mapping[str, Any] = {}  # for DistributedDataParallel, as find_unused_parameters
 
     def __init__(
@@ -92,6 +98,7 @@ class TorchTrainer:
         }
         names = trackers.split(",") if isinstance(trackers, str) else trackers
         named["trackers"] = tuple(name for name in names if isinstance(name, str))
+        refuse_overrides(type(self), TorchTrainer)
         self.options = read_options(self.options_type, {**settings, **named}, config)
         self.context: Context = get_context(device=self.options.device)
         self.shape: Shape = read_shape(
@@ -99,6 +106,9 @@ class TorchTrainer:
             world_size=self.context.world_size,
             local_world_size=self.context.local_world_size,
         )
+        if self.options.batch_size is not None:
+            batch = self.options.batch_size * self.shape.data_ranks
+            self.options = dataclasses.replace(self.options, batch=batch)
         self.model: Any = model
         self.loss: Any = self.options.loss if loss is None or isinstance(loss, str) else loss
         self.optimizer: Any = (
@@ -114,12 +124,16 @@ class TorchTrainer:
         self.other_trackers = [name for name in names if not isinstance(name, str)]
         self.collate = collate
         self.train_dataset, self.validation_dataset = data, validation
+        self.test_dataset: Any = None
         self.train_dataloader: Any = None
         self.validation_dataloader: Any = None
+        self.test_dataloader: Any = None
+        self.strategy = Strategy(self)
         self.progress = TrainProgress()
         self.total_steps = 0
         self.parts: TrainerParts
         self._is_ending = False
+        self._is_epoch_begun = False
 
     @property
     def config(self) -> TrainerOptions:
@@ -129,6 +143,38 @@ class TorchTrainer:
     @property
     def device(self) -> torch.device:
         return self.context.device
+
+    @property
+    def current_epoch(self) -> int:
+        """Number of the epoch under way, from 0; itwinai's name."""
+        return self.progress.epoch
+
+    @property
+    def epochs(self) -> int | None:
+        return self.options.epochs
+
+    @property
+    def run_name(self) -> str:
+        return self.options.run
+
+    @property
+    def random_seed(self) -> int:
+        return self.options.seed
+
+    @property
+    def best_validation_metric(self) -> float | None:
+        return self.progress.best
+
+    @property
+    def train_glob_step(self) -> int:
+        return self.progress.step
+
+    def __getattr__(self, name: str) -> Any:
+        """Explain names of itwinai's trainer that this one does not have."""
+        why = explain_missing(name)
+        raise AttributeError(
+            f"{type(self).__name__} has no attribute {name!r}" + (f"; hint: {why}" if why else "")
+        )
 
     @property
     def laid_out(self) -> LaidOutModel:
@@ -141,10 +187,18 @@ class TorchTrainer:
         self.model = make_model(self.model)
         self.loss = make_loss(self.loss)
 
-    def create_dataloaders(self) -> None:
-        """Set self.train_dataloader and self.validation_dataloader."""
-        self.train_dataloader = make_loader(self.train_dataset, self)
-        self.validation_dataloader = make_eval_loader(self.validation_dataset, self)
+    def create_dataloaders(self, *args: Any, **kwargs: Any) -> None:
+        """Set self.train_dataloader and self.validation_dataloader.
+
+        An override takes nothing, or itwinai's train_dataset, validation_dataset and test_dataset.
+        """
+        names = ("train_dataset", "validation_dataset", "test_dataset")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        given = {name: value for name, value in given.items() if value is not None}
+        self.train_dataloader = make_loader(given.get(names[0], self.train_dataset), self)
+        self.validation_dataloader = make_eval_loader(
+            given.get(names[1], self.validation_dataset), self
+        )
 
     def train_step(self, batch: Any, batch_idx: int) -> Any:
         """The mean loss of a micro-batch; the trainer computes gradients, and steps."""
@@ -153,9 +207,42 @@ class TorchTrainer:
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
         """The mean loss of a batch, or (loss, metrics)."""
-        del batch_idx
         loss, output, target = self._forward(batch)
-        return loss, {name: metric(output, target) for name, metric in self.metrics.items()}
+        metrics = self.compute_metrics(
+            true=target,
+            pred=output,
+            logger_step=self.progress.step,
+            batch_idx=batch_idx,
+            stage="validation",
+        )
+        return loss, metrics
+
+    def test_step(self, batch: Any, batch_idx: int) -> Any:
+        """Return the same as `validation_step`, for the test data of `execute`."""
+        return self.validation_step(batch, batch_idx)
+
+    def compute_metrics(
+        self,
+        true: Any,
+        pred: Any,
+        logger_step: int = 0,
+        batch_idx: int | None = None,
+        stage: str = "train",
+    ) -> dict[str, Any]:
+        """Return the value of each of `metrics` for a batch; returned from a step, they are logged."""
+        del logger_step, batch_idx, stage
+        return {name: metric(pred, true) for name, metric in self.metrics.items()}
+
+    def set_epoch(self) -> None:
+        """Begin the epoch `current_epoch`: step self.lr_scheduler, if it is set.
+
+        The trainer calls this before each epoch's first step, and after a resume within an epoch.
+        """
+        if self.lr_scheduler is None or self._is_epoch_begun:
+            return
+        with warnings.catch_warnings():  # itwinai skips the schedule's first value too
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step\\(\\)` before")
+            self.lr_scheduler.step()
 
     def complete_metrics(self, metrics: dict[str, float]) -> dict[str, float]:
         """The metrics of a whole validation; add what is a function of them, such as perplexity."""
@@ -203,10 +290,12 @@ class TorchTrainer:
             self.train_dataset = train_dataset
         if validation_dataset is not None:
             self.validation_dataset = validation_dataset
+        self.test_dataset = test_dataset
         result = self.fit()
-        if test_dataset is None:
+        test = test_dataset if self.test_dataloader is None else self.test_dataloader
+        if test is None:
             return result
-        result = dataclasses.replace(result, test=self.evaluate(test_dataset))
+        result = dataclasses.replace(result, test=self._evaluate(test, self.test_step))
         self._tell("on_test", result.test)
         return result
 
@@ -222,15 +311,35 @@ class TorchTrainer:
 
     def evaluate(self, data: Any) -> dict[str, float]:
         """Metrics of the model over a dataset or an EvalLoader; every rank must call it, after `fit`."""
+        return self._evaluate(data, self.validation_step)
+
+    def log(
+        self,
+        item: Any,
+        identifier: str,
+        kind: str = "metric",
+        step: int | None = None,
+        batch_idx: int | None = None,
+    ) -> None:
+        """Send a number of rank 0 to the trackers, as itwinai's trainers do."""
+        del batch_idx
+        if kind != "metric":
+            raise SpecError(
+                f"self.log was given {identifier!r} of kind {kind!r}",
+                hint="trackers take metrics; write other things to files in trainer.parts.folder",
+            )
+        self.parts.trackers.log(
+            {identifier: item}, step=self.progress.step if step is None else step
+        )
+
+    def _evaluate(self, data: Any, step: Callable[[Any, int], Any]) -> dict[str, float]:
         loader = make_eval_loader(data, self) or ()
         self.share_buffers()
         wrapped, self.model = self.model, self.laid_out.model
         try:
             with evaluation_mode(self.laid_out.model), self.laid_out.autocast():
                 batches = ((move_to(b.data, self.device), b.weight) for b in loader)
-                metrics = evaluate(
-                    batches, self.validation_step, device=self.device, weigh=self.batch_weight
-                )
+                metrics = evaluate(batches, step, device=self.device, weigh=self.batch_weight)
         finally:
             self.model = wrapped
             self.laid_out.reshard()
@@ -240,6 +349,10 @@ class TorchTrainer:
 
     def _train(self) -> None:
         parts = self.parts
+        if not self._is_at_end:
+            self._is_epoch_begun = self._is_within_epoch
+            self.set_epoch()
+            self._is_epoch_begun = False
         for step in self._steps():
             batches = [(move_to(b.data, self.device), b.weight) for b in step.micro_batches]
             parts.update.run(
@@ -262,6 +375,8 @@ class TorchTrainer:
                 raise Preempted(self.progress.step, is_saved=self.options.saves)
             if is_last:
                 break
+            if step.is_last_of_epoch:
+                self.set_epoch()
 
     def _steps(self) -> Iterator[Any]:
         """The steps that are left, each with the time that its data took."""
@@ -315,6 +430,14 @@ class TorchTrainer:
                 f"{type(self).__name__}.train_step has computed gradients itself",
                 hint="let it return the loss, without zero_grad, backward and step: the trainer does these",
             )
+
+    @property
+    def _is_within_epoch(self) -> bool:
+        """True if a resumed training has done some of the steps of its epoch."""
+        loader, step = self.train_dataloader, self.progress.step
+        if not loader.has_length:
+            return bool(step)
+        return bool(step % loader.steps_per_epoch)
 
     @property
     def _is_at_end(self) -> bool:

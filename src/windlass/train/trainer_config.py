@@ -21,27 +21,15 @@ from typing import Any, TypeVar
 from windlass import names
 from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
+from windlass.train.itwinai_names import PER_RANK, SETTINGS, translate
 from windlass.train.trainer_options import TrainerOptions
 
 Options = TypeVar("Options", bound=TrainerOptions)
 Config = Mapping[str, Any] | str | os.PathLike[str] | Sequence[str]
 
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_OF_OTHERS = {  # words of itwinai and of Hugging Face's Trainer
-    "batch_size": "batch counts the samples of one step over ALL ranks; itwinai's batch_size was per rank",
-    "optim_lr": "it is called lr here",
-    "optim_weight_decay": "it is called weight_decay here",
+_OF_OTHERS = {  # words of Hugging Face's Trainer and of itwinai's optimizers
     "optimizer_name": "it is called optimizer here",
-    "lr_scheduler": "it is called scheduler here, and steps after each optimizer step",
-    "random_seed": "it is called seed here",
-    "checkpoints_location": "it is called out here: all files are under <out>/<run>",
-    "from_checkpoint": "a run goes on from its newest checkpoint by itself: give the same out and run",
-    "run_name": "it is called run here",
-    "logger": "give trackers, such as ('mlflow',)",
-    "num_workers_dataloader": "it is called num_workers here",
-    "shuffle_train": "it is called shuffle here",
-    "dist_backend": "gloo on CPUs and NCCL on GPUs are chosen by themselves; get_context(backend=) else",
-    "test_every": "give test data to execute(), or call evaluate()",
     "learning_rate": "it is called lr here",
     "num_train_epochs": "it is called epochs here",
     "max_steps": "it is called steps here",
@@ -68,7 +56,17 @@ def read_options(
         if os.environ.get(names.RANK, "0") == "0":
             sys.stdout.write(describe_flags(options_type, values))
         raise SystemExit(0)
-    values |= read_config(options_type, config)
+    given = read_config(options_type, config)
+    if PER_RANK in given:
+        values.pop("batch", None)
+    if "batch" in given:
+        values.pop(PER_RANK, None)
+    values |= given
+    if "batch" in values and values.get(PER_RANK) is not None:
+        raise SpecError(
+            "batch and batch_size are both given",
+            hint="batch counts the samples of a step over all ranks, batch_size those of one rank",
+        )
     hints = typing.get_type_hints(options_type)
     return options_type(**{key: _convert(key, value, hints[key]) for key, value in values.items()})
 
@@ -129,6 +127,9 @@ def read_config(options_type: type[TrainerOptions], config: Config | None) -> di
 
 def _check_keys(options_type: type[TrainerOptions], values: Mapping[str, Any]) -> dict[str, Any]:
     known = [field.name for field in dataclasses.fields(options_type)]
+    own = {key: value for key, value in values.items() if key in known}
+    others = {key: value for key, value in values.items() if key not in known}
+    values = {**own, **_translate(others, own)}
     for key in values:
         if key not in known:
             raise SpecError(
@@ -136,6 +137,15 @@ def _check_keys(options_type: type[TrainerOptions], values: Mapping[str, Any]) -
                 hint=_OF_OTHERS.get(str(key)) or did_you_mean(str(key), known),
             )
     return dict(values)
+
+
+def _translate(others: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by our names, of those that have itwinai's."""
+    translated = translate(others)
+    for key in others:
+        if (name := SETTINGS.get(key)) in own:
+            raise SpecError(f"{key} and {name} are the same setting", hint="give one of them")
+    return translated
 
 
 def _read_file(path: Path) -> Mapping[str, Any]:

@@ -11,11 +11,21 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any
 
 from windlass.errors import SpecError
+from windlass.train.itwinai_names import SETTINGS
 
 _FROM_1_UP = (
-    *("epochs", "steps", "batch", "tokens_per_step", "tokens_per_sample", "micro_batch"),
+    *(
+        "epochs",
+        "steps",
+        "batch",
+        "batch_size",
+        "tokens_per_step",
+        "tokens_per_sample",
+        "micro_batch",
+    ),
     *("early_stop", "validate_every"),
 )
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -28,6 +38,7 @@ class TrainerOptions:
     epochs: int | None = None  # 1, unless steps are given
     steps: int | None = None  # optimizer steps in all
     batch: int = 32  # samples of one optimizer step, over ALL ranks
+    batch_size: int | None = None  # of one rank, instead of batch; itwinai's name
     tokens_per_step: int | None = None  # instead of batch, where every sample has as many tokens
     tokens_per_sample: int | None = None  # for tokens_per_step, and tokens per second
     micro_batch: int | None = None  # samples a rank takes at once; the rest is accumulated
@@ -72,6 +83,10 @@ class TrainerOptions:
                 raise SpecError(
                     f"{name} is {value}", hint="give a number from 1 up, or leave it out"
                 )
+        if self.batch_size is not None and self.tokens_per_step is not None:
+            raise SpecError(
+                "batch_size and tokens_per_step are both given", hint="give one of them"
+            )
         if isinstance(self.checkpoint_every, int) and self.checkpoint_every < 0:
             raise SpecError(
                 f"checkpoint_every is {self.checkpoint_every}", hint="0 saves no checkpoints"
@@ -104,6 +119,12 @@ class TrainerOptions:
             )
         if isinstance(self.checkpoint_every, str):
             read_seconds(self.checkpoint_every)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a setting by itwinai's name."""
+        if name in SETTINGS:
+            return getattr(self, SETTINGS[name])
+        raise AttributeError(f"{type(self).__name__} has no setting {name!r}")
 
     @property
     def samples_per_step(self) -> int:

@@ -31,6 +31,8 @@ LOSSES: dict[str, Callable[..., Any]] = {
     "l1": functional.l1_loss,
     "smooth_l1": functional.smooth_l1_loss,
     "bce": functional.binary_cross_entropy_with_logits,
+    "nllloss": functional.nll_loss,  # itwinai's names
+    "bceloss": functional.binary_cross_entropy,
 }
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adamw": AdamW, "adam": Adam, "sgd": SGD}
 

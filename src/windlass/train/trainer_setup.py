@@ -8,6 +8,7 @@ loaded into both.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from windlass.near_names import did_you_mean
 from windlass.train.callback_state import ENTRY, CallbackStates
 from windlass.train.checkpoint_rng import derive_rng
 from windlass.train.checkpoints import Checkpoints
+from windlass.train.itwinai_names import refuse_attributes
 from windlass.train.meters import Meters
 from windlass.train.run_lock import RunLock
 from windlass.train.schedules import refresh_rates
@@ -102,7 +104,7 @@ def set_up(trainer: TorchTrainer) -> None:
     """Make everything that `fit` needs, and load the newest checkpoint."""
     context, options = trainer.context, trainer.options
     laid_out = _lay_out(trainer)
-    trainer.create_dataloaders()
+    _create_dataloaders(trainer)
     trainer.train_dataloader = make_loader(trainer.train_dataloader, trainer)  # torch's, perhaps
     trainer.validation_dataloader = make_eval_loader(trainer.validation_dataloader, trainer)
     _check_early_stop(trainer)
@@ -171,11 +173,7 @@ def _lay_out(trainer: TorchTrainer) -> LaidOutModel:
     options = trainer.options
     derive_rng(seed=options.seed, step=0, rank=0, world_size=0)  # alike on every rank
     trainer.create_model_loss_optimizer()
-    if getattr(trainer, "lr_scheduler", None) is not None:
-        raise SpecError(
-            f"{type(trainer).__name__} has set self.lr_scheduler, which nothing steps",
-            hint="set self.scheduler; it steps after each optimizer step, not after each epoch",
-        )
+    refuse_attributes(trainer)
     if isinstance(trainer.loss, nn.Module):
         trainer.loss.to(trainer.device)
         if trainer.context.world_size > 1:
@@ -223,8 +221,21 @@ def _check_further_ranks(trainer: TorchTrainer, further: Mapping[str, Any]) -> N
 
 
 def _make_scheduler(trainer: TorchTrainer) -> str:
-    """Make trainer.scheduler; return what it steps after: "step" or "validation"."""
+    """Make trainer.scheduler; return what it steps after: "step", "epoch" or "validation"."""
     options = trainer.options
+    if trainer.lr_scheduler is not None:
+        if trainer.scheduler != "constant" or options.warmup:
+            raise SpecError(
+                f"{type(trainer).__name__} has set self.lr_scheduler, and scheduler or warmup is given",
+                hint="self.lr_scheduler steps at each epoch's start, scheduler after each step: take one",
+            )
+        trainer.scheduler, unit = trainer.lr_scheduler, "epoch"
+        if isinstance(trainer.lr_scheduler, ReduceLROnPlateau):
+            raise SpecError(
+                "self.lr_scheduler is a ReduceLROnPlateau, which waits for a metric",
+                hint="set self.scheduler, which steps it after each validation",
+            )
+        return unit
     trainer.scheduler = make_scheduler(
         trainer.scheduler, trainer.optimizer, options, total=trainer.total_steps
     )
@@ -287,6 +298,16 @@ def _state(
         "scheduler": trainer.scheduler,
     }
     return state if scaler is None else {**state, "scaler": scaler}
+
+
+def _create_dataloaders(trainer: TorchTrainer) -> None:
+    """Call the user's method with itwinai's arguments if it has them."""
+    if not inspect.signature(trainer.create_dataloaders).parameters:
+        trainer.create_dataloaders()
+        return
+    trainer.create_dataloaders(
+        trainer.train_dataset, trainer.validation_dataset, trainer.test_dataset
+    )
 
 
 def _check_early_stop(trainer: TorchTrainer) -> None:

@@ -1,0 +1,237 @@
+"""Names of itwinai's TorchTrainer: honoured or refused, and all of them on the page for those who come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import StepLR
+from toy_training import make_data, make_net, make_trainer
+
+from windlass.errors import SpecError
+from windlass.train import Callback, TorchTrainer
+from windlass.train.itwinai_names import (
+    ATTRIBUTES,
+    METHODS,
+    NO_EFFECT,
+    PER_RANK,
+    REFUSED_ATTRIBUTES,
+    REFUSED_METHODS,
+    REFUSED_SETTINGS,
+    SAME_SETTINGS,
+    SETTINGS,
+)
+from windlass.train.trainer_config import read_options
+from windlass.train.trainer_options import TrainerOptions
+
+PAGE = Path(__file__).parents[2] / "docs/coming-from/itwinai.md"
+
+
+def rows_of(table: str) -> dict[str, str]:
+    """The table under a heading of the page: name -> the other cells."""
+    text = PAGE.read_text().split(f"### {table}\n", 1)[1].split("\n#", 1)[0]
+    cells = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `")]
+    return {row[0].strip().strip("`"): "|".join(row[1:]).strip() for row in cells}
+
+
+# The page and the code.
+
+
+def test_the_page_lists_every_method():
+    expected = {**METHODS, **{name: f"refused: {why}" for name, why in REFUSED_METHODS.items()}}
+    assert rows_of("Methods") == expected
+
+
+def test_the_page_lists_every_setting():
+    expected = dict.fromkeys(SAME_SETTINGS, "the same name")
+    expected |= {name: f"`{ours}`" for name, ours in SETTINGS.items()}
+    expected[PER_RANK] = "the same: samples of one rank"
+    for name in {**NO_EFFECT, **REFUSED_SETTINGS}:
+        accepted = " or ".join(f"`{value!r}`" for value in dict.fromkeys(NO_EFFECT.get(name, ())))
+        parts = [f"accepted: {accepted}"] if accepted else []
+        parts += [f"refused: {REFUSED_SETTINGS[name]}"] if name in REFUSED_SETTINGS else []
+        expected[name] = "; ".join(parts)
+    assert rows_of("Settings") == expected
+
+
+def test_the_page_lists_every_attribute():
+    refused = {name: f"refused: {why}" for name, why in REFUSED_ATTRIBUTES.items()}
+    assert rows_of("Attributes") == {**ATTRIBUTES, **refused}
+
+
+# Methods.
+
+
+def test_every_method_that_is_not_refused_is_there():
+    assert [name for name in METHODS if not callable(getattr(TorchTrainer, name, None))] == []
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED_METHODS))
+def test_an_override_that_would_never_be_called_is_refused_at_the_start(tmp_path, name):
+    kind = type("Mine", (TorchTrainer,), {name: lambda self, *args: None})
+    with pytest.raises(SpecError, match=f"Mine overrides {name}, which this trainer never calls"):
+        make_trainer(tmp_path, kind=kind)
+
+
+class Ported(TorchTrainer):
+    """As one writes it for itwinai, but for train_step, which leaves gradients to the trainer."""
+
+    def create_model_loss_optimizer(self):
+        self.model = make_net()
+        self.loss = torch.nn.functional.cross_entropy
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=self.config.optim_lr)
+        self.lr_scheduler = StepLR(self.optimizer, 1, gamma=0.5)
+        self.model, self.optimizer, self.lr_scheduler = self.strategy.distributed(
+            self.model, self.optimizer, self.lr_scheduler
+        )
+
+    def create_dataloaders(self, train_dataset, validation_dataset=None, test_dataset=None):
+        self.train_dataloader = self.strategy.create_dataloader(
+            dataset=train_dataset,
+            batch_size=self.config.batch_size,
+            num_workers=self.config.num_workers_dataloader,
+            generator=self.torch_rng,
+            shuffle=self.config.shuffle_train,
+        )
+        self.validation_dataloader = self.strategy.create_dataloader(
+            dataset=validation_dataset, batch_size=self.config.batch_size
+        )
+        self.test_dataloader = self.strategy.create_dataloader(dataset=test_dataset, batch_size=2)
+
+    def set_epoch(self):
+        super().set_epoch()
+        self.epochs_seen = [*getattr(self, "epochs_seen", []), self.current_epoch]
+
+    def train_step(self, batch, batch_idx):
+        x, y = batch[0].to(self.device), batch[1].to(self.device)
+        output = self.model(x)
+        return self.loss(output, y), self.compute_metrics(true=y, pred=output)
+
+    def compute_metrics(self, true, pred, logger_step=0, batch_idx=None, stage="train"):
+        return {"mine": torch.tensor(1.0)}
+
+    def test_step(self, batch, batch_idx):
+        return torch.tensor(7.0), {}
+
+
+class Rates(Callback):
+    def __init__(self):
+        self.rates, self.metrics = [], set()
+
+    def on_step(self, trainer, step):
+        self.rates.append(trainer.optimizer.param_groups[0]["lr"])
+
+    def on_log(self, trainer, step, metrics):
+        self.metrics |= set(metrics)
+
+
+def run_ported(out, **settings):
+    rates = Rates()
+    trainer = Ported(
+        config={
+            "batch_size": 8,
+            "optim_lr": 0.4,
+            "shuffle_train": True,
+            "num_workers_dataloader": 0,
+        },
+        **{"epochs": 3, **settings},
+        strategy="ddp",
+        random_seed=7,
+        checkpoints_location=str(out),
+        run_name="mine",
+        disable_tqdm=True,
+        callbacks=[rates],
+        async_checkpoints=False,
+        log_every=1,
+    )
+    result = trainer.execute(make_data(), make_data(8), make_data(6))
+    return trainer, result, rates
+
+
+def test_a_ported_class_is_called_where_itwinai_calls_it(tmp_path):
+    trainer, result, rates = run_ported(tmp_path)
+    assert trainer.epochs_seen == [0, 1, 2]
+    assert rates.rates == pytest.approx([0.2] * 5 + [0.1] * 5 + [0.05] * 5)
+    assert "mine" in rates.metrics
+    assert set(result.validation) == {"loss", "mine"}
+    assert result.test == {"loss": 7.0}
+    assert (trainer.current_epoch, trainer.epochs, trainer.run_name) == (3, 3, "mine")
+    assert (trainer.random_seed, trainer.train_glob_step) == (7, 15)
+    assert trainer.best_validation_metric == result.best
+    assert Path(result.folder) == tmp_path / "mine"
+
+
+def test_a_resume_within_an_epoch_steps_the_scheduler_once(tmp_path):
+    _, _, whole = run_ported(tmp_path / "whole")
+    run_ported(tmp_path / "cut", steps=7)
+    trainer, _, rates = run_ported(tmp_path / "cut")
+    assert rates.rates == whole.rates[7:]
+    assert trainer.epochs_seen == [1, 2]
+
+
+def test_two_schedulers_are_refused(tmp_path):
+    with pytest.raises(SpecError, match=r"has set self\.lr_scheduler, and scheduler or warmup"):
+        run_ported(tmp_path, scheduler="cosine")
+
+
+def test_log_takes_metrics(tmp_path):
+    class Logs(TorchTrainer):
+        def train_step(self, batch, batch_idx):
+            self.log(self.progress.step, "counted", step=self.progress.step)
+            return super().train_step(batch, batch_idx)
+
+    make_trainer(tmp_path, kind=Logs, steps=3).fit()
+    assert '"metrics":{"counted":2}' in (tmp_path / "run/metrics.jsonl").read_text()
+    trainer = make_trainer(tmp_path)
+    with pytest.raises(SpecError, match="'net' of kind 'model'"):
+        trainer.log(make_net(), "net", kind="model")
+
+
+# Settings.
+
+
+def read(**settings):
+    return read_options(TrainerOptions, settings, None)
+
+
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_settings_with_itwinais_names_set_ours(name):
+    value = {"optim_lr": 0.5, "shuffle_train": False, "run_name": "a", "checkpoints_location": "b"}
+    options = read(**{name: value.get(name, 3)})
+    assert getattr(options, SETTINGS[name]) == value.get(name, 3)
+    assert getattr(options, name) == value.get(name, 3)
+
+
+@pytest.mark.parametrize("name", sorted({**NO_EFFECT, **REFUSED_SETTINGS}))
+def test_settings_are_accepted_where_they_change_nothing_and_refused_otherwise(name):
+    for value in NO_EFFECT.get(name, ()):
+        assert read(**{name: value}) == TrainerOptions()
+    if name in REFUSED_SETTINGS:
+        with pytest.raises(SpecError, match=f"itwinai's setting {name}='other' cannot be honoured"):
+            read(**{name: "other"})
+
+
+# Attributes.
+
+
+@pytest.mark.parametrize("name", sorted(ATTRIBUTES))
+def test_attributes_can_be_read(tmp_path, name):
+    getattr(make_trainer(tmp_path), name)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED_ATTRIBUTES))
+def test_attributes_that_are_not_here_say_what_is(tmp_path, name):
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'; hint: "):
+        getattr(make_trainer(tmp_path), name)
+
+
+@pytest.mark.parametrize("name", ["logger", "profiler"])
+def test_attributes_that_nothing_would_use_are_refused(tmp_path, name):
+    class Sets(TorchTrainer):
+        def create_model_loss_optimizer(self):
+            super().create_model_loss_optimizer()
+            setattr(self, name, object())
+
+    with pytest.raises(SpecError, match=rf"Sets has set self\.{name}, which nothing uses"):
+        make_trainer(tmp_path, kind=Sets).fit()
