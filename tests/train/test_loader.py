@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 from windlass.errors import SpecError
 from windlass.train.loader import DataStep, EvalLoader, Loader
 from windlass.train.sample_reading import SampleError
+from windlass.train.step_plan import Cutting
 
 
 class Numbers:
@@ -103,6 +104,22 @@ def test_steps_hold_the_same_samples_at_any_world_size(
     assert len({len(step) for step in alone}) == (1 if drop_last or not 29 % batch else 2)
     for world_size in (2, 3, 4, 8):
         assert global_samples(make_world(make(29), world_size, **options), stop=12) == alone
+
+
+def test_micro_batches_are_even() -> None:
+    """A remainder of one sample has no variance, which BatchNorm refuses."""
+    for num_samples, world_size, micro_batch in product(range(1, 40), (1, 2, 3), (1, 4, 8)):
+        seen: list[int] = []
+        for rank in range(world_size):
+            cutting = Cutting(
+                batch=40, micro_batch=micro_batch, rank=rank, world_size=world_size, drop_last=False
+            )
+            pieces = cutting.cut(num_samples)
+            sizes = [len(piece) for piece in pieces]
+            assert max(sizes) <= micro_batch
+            assert max(sizes) - min(sizes) <= 1
+            seen += [place for piece in pieces for place in piece]
+        assert seen == list(range(num_samples))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])

@@ -43,6 +43,8 @@ CASES = (
     "weighted",
     "weighted fsdp",
     "recomputed",
+    "learnt loss",
+    "learnt loss fsdp",
     "split",
 )
 
@@ -56,6 +58,16 @@ def test_two_ranks_train_as_one_process_does(ranks, alone, case):
     assert mine["end"] == alone[case]["end"] == 12
     for validation, expected in zip(mine["validations"], alone[case]["validations"], strict=True):
         assert validation == pytest.approx(expected, abs=1e-5)
+
+
+def test_three_ranks_resume_to_the_last_bit(tmp_path):
+    """DDP arranges its buckets before the first step, so that sums are rounded alike after a resume."""
+    worker = f"{FOLDER / 'trainer_ranks.py'}::resume_on_ranks"
+    first, *others = wl.run(worker, (str(tmp_path),), procs=3, quiet=True, timeout_s=300)
+    assert first["is_same"]
+    assert first["steps"] == list(range(6, 13))
+    assert all(rank == first for rank in others)
+    assert "a further optimizer, self.other, and there are 3 ranks" in first["refused"]
 
 
 def test_all_strategies_train_alike(alone, ranks):

@@ -14,6 +14,7 @@ from resume_phases import TinyNet, make_data
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from windlass.errors import SpecError
 from windlass.train import Callback, Preempted, TorchTrainer, get_context
 
 
@@ -133,6 +134,61 @@ class HalfUsedTrainer(TorchTrainer):
     ddp_options: ClassVar[dict[str, bool]] = {"find_unused_parameters": True}
 
 
+class ScaledLoss(nn.Module):
+    """A loss with a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, output, target):
+        return nn.functional.cross_entropy(output * self.scale, target)
+
+
+class UnorderedNet(nn.Module):
+    """Its layers are not registered in the order of their use, and fill more than one bucket."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.first, self.middle = (
+            nn.Linear(768, 3),
+            nn.Linear(6, 512),
+            nn.Linear(512, 768),
+        )
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.middle(torch.tanh(self.first(x)))))
+
+
+class TwoOptimizers(TorchTrainer):
+    def create_model_loss_optimizer(self):
+        super().create_model_loss_optimizer()
+        self.optimizer = torch.optim.SGD(self.model.first.parameters(), lr=1e-2)
+        self.other = torch.optim.SGD(self.model.last.parameters(), lr=1e-2)
+
+
+def resume_on_ranks(folder: str) -> dict:
+    """Compare the weights of a training after each step with those of one that was stopped."""
+    torch.set_num_threads(1)
+    settings = {"model": UnorderedNet, "checkpoint_epochs": False, "validation": None}
+    held = {}
+
+    def hold(trainer, step):
+        held[step] = [p.tolist() for p in trainer.laid_out.model.last.parameters()]
+
+    train(folder, "whole", act=hold, **settings)
+    whole, held = held, {}
+    train(folder, "cut", steps=5, **settings)
+    train(folder, "cut", act=hold, **settings)
+    try:
+        train(folder, "two", kind=TwoOptimizers, **settings)
+        refused = ""
+    except SpecError as error:
+        refused = str(error)
+    later = {step: weights for step, weights in whole.items() if step > 5}
+    return {"is_same": held == later, "steps": sorted(held), "refused": refused}
+
+
 def train_normed(folder: str, strategy: str) -> dict:
     """One training without and one with a stop within an epoch."""
     case = f"normed {strategy}"
@@ -158,6 +214,8 @@ def run_alone_or_together(folder: str) -> dict:
         "weighted": {"strategy": "ddp", "kind": WeightedTrainer},
         "weighted fsdp": {"strategy": "fsdp", "kind": WeightedTrainer, "micro_batch": 1},
         "recomputed": {"strategy": "fsdp", "checkpoint_activations": True},
+        "learnt loss": {"strategy": "ddp", "loss": ScaledLoss()},
+        "learnt loss fsdp": {"strategy": "fsdp", "loss": ScaledLoss(), "micro_batch": 3},
         "split": {
             "strategy": f"tp={get_context().world_size}",
             "model": SplitNet,

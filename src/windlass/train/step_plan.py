@@ -56,8 +56,13 @@ class Cutting:
         first = num_samples * self.rank // self.world_size
         last = num_samples * (self.rank + 1) // self.world_size
         largest_share = -(-num_samples // self.world_size)
-        size = self.micro_batch or largest_share
-        return [range(first, last)[start : start + size] for start in range(0, largest_share, size)]
+        pieces = -(-largest_share // (self.micro_batch or largest_share)) if largest_share else 0
+        # evenly: a remainder of one sample would have no variance for BatchNorm
+        share = last - first
+        return [
+            range(first + share * piece // pieces, first + share * (piece + 1) // pieces)
+            for piece in range(pieces)
+        ]
 
     def plan_batches(self, sample_ids: Sequence[int]) -> tuple[BatchPlan, ...]:
         """This rank's micro-batches of a step with these samples; fillers read the step's first."""

@@ -138,9 +138,33 @@ def make_mesh(shape: Shape, device: torch.device) -> DeviceMesh | None:
 def apply_ddp(model: nn.Module, device: torch.device, **options: Any) -> DistributedDataParallel:
     """A copy of the model on every rank; gradients are averaged while they are computed."""
     ids = [device.index] if device.type == "cuda" else None
-    return DistributedDataParallel(
+    module = DistributedDataParallel(
         model, **{"device_ids": ids, "gradient_as_bucket_view": True, **options}
     )
+    if not options.get("static_graph") and not options.get("find_unused_parameters"):
+        _settle_buckets(module)
+    return module
+
+
+def _settle_buckets(module: DistributedDataParallel) -> None:
+    """Let DDP arrange its buckets before the first step rather than after it.
+
+    DDP begins with one bucket and arranges others in the order in which the first backward pass
+    computes gradients. Sums over three and more ranks are rounded by their place in a bucket. So the
+    first step of a resumed training would differ from the same step of one that was not stopped. A
+    backward pass of zeros makes both begin with the same buckets, in the model's reversed order.
+    """
+    trained = [p for p in module.module.parameters() if p.requires_grad]
+    is_sparse = any(getattr(layer, "sparse", False) for layer in module.module.modules())
+    if not trained or is_sparse:  # DDP expects sparse gradients of such layers
+        return
+    module.reducer.prepare_for_forward()
+    module.reducer.prepare_for_backward([])
+    total = torch.zeros((), device=trained[0].device)
+    for parameter in trained:
+        total = total + parameter.flatten()[:0].sum().to(total)
+    total.backward()
+    module.zero_grad(set_to_none=True)
 
 
 def apply_fsdp(
