@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 import windlass as wl
+from windlass.cli.main import main
+
+Capture = pytest.CaptureFixture[str]
 
 BODY = """import sys
 print("|".join([__name__, repr(__package__), sys.argv[0], sys.argv[1], str(__spec__ is None)]))
@@ -55,10 +58,18 @@ def test_a_script_without_its_ending(folder: Path) -> None:
         "import absl.flags as f\nf.DEFINE_string('name', '', '')\n",
         "import typer\ndef main(name: str): ...\ntyper.run(main)\n",
         "import options\n",
+        "import fields\nfrom transformers import HfArgumentParser\nHfArgumentParser(fields.Args)\n",
+        "import fields, transformers\ntransformers.HfArgumentParser(fields.Args)\n",
+        "import fields, tyro\ntyro.cli(fields.Args)\n",
+        "import fields\nfrom simple_parsing import ArgumentParser\nArgumentParser()\n",
+        "import fields\nfrom trl import TrlParser\nTrlParser(fields.Args)\n",
     ],
 )
 def test_a_flag_that_is_the_script_s_too_is_refused(folder: Path, source: str) -> None:
     (folder / "options.py").write_text("FLAG = '--name'\n")
+    (folder / "fields.py").write_text(
+        "from dataclasses import dataclass\n@dataclass\nclass Args:\n    name: str = 'a'\n"
+    )
     (folder / "train.py").write_text(source)
     ran = run("train.py", "--name", "x", "--dry-run")
     assert ran.returncode == 2
@@ -78,6 +89,68 @@ def test_a_flag_that_is_a_parameter_too_is_refused(folder: Path) -> None:
 def test_a_flag_that_is_ours_alone_is_taken_anywhere(folder: Path) -> None:
     (folder / "train.py").write_text("print(1)\n")
     assert "name: x" in run("train.py", "--name", "x", "--dry-run").stdout
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "owner", "instead"),
+    [
+        ("--nproc-per-node", "2", "torchrun", "write --procs 2"),
+        ("--nproc_per_node", "gpu", "torchrun", "write --gpus N"),
+        ("--nnodes", "2", "torchrun", "write --nodes 2"),
+        ("--node-rank", "1", "torchrun", "leave it out"),
+        ("--rdzv-endpoint", "host:29500", "torchrun", "leave it out"),
+        ("--standalone", "", "torchrun", "leave it out"),
+        ("--max-restarts", "3", "torchrun", "write --restarts 3"),
+        ("--num_processes", "2", "accelerate launch", "write --procs 2"),
+        ("--num_machines", "2", "accelerate launch", "write --nodes 2"),
+        ("--num_gpus", "2", "deepspeed", "write --gpus 2"),
+    ],
+)
+@pytest.mark.parametrize("equals", [False, True])
+def test_flags_of_launchers_are_refused_and_translated(
+    folder: Path, flag: str, value: str, owner: str, instead: str, equals: bool, capsys: Capture
+) -> None:
+    (folder / "train.py").write_text("print(1)\n")
+    words = [f"{flag}={value}"] if equals and value else [flag, *([value] if value else [])]
+    for argv in ([*words, "train.py"], ["train.py", *words], ["python", "train.py", *words]):
+        assert main(["run", *argv, "--dry-run"]) == 2
+        said = capsys.readouterr().err
+        assert f"{f'{flag} {value}'.strip()} is a flag of {owner}" in said
+        assert instead in said
+    assert main(["run", "train.py", "--dry-run", "--", *words]) == 0  # the script's, by the dashes
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--num_processes')\n",
+        "import click\nclick.option('--num-processes')\n",
+        "import fields, transformers\ntransformers.HfArgumentParser(fields.Args)\n",
+    ],
+)
+def test_a_launcher_s_flag_that_the_script_declares_is_its_own(
+    folder: Path, source: str, capsys: Capture
+) -> None:
+    (folder / "fields.py").write_text("class Args:\n    num_processes: int = 1\n")
+    (folder / "train.py").write_text(source)
+    assert main(["run", "train.py", "--num_processes", "4", "--dry-run"]) == 0
+    assert "--num_processes" in capsys.readouterr().out
+
+
+def test_a_launcher_s_flag_is_a_function_s_own_if_it_has_that_parameter(
+    folder: Path, capsys: Capture
+) -> None:
+    (folder / "train.py").write_text("def own(nnodes: int): ...\ndef none(): ...\n")
+    assert main(["run", "train.py::own", "--nnodes", "2", "--dry-run"]) == 0
+    assert main(["run", "train.py::none", "--nnodes", "2", "--dry-run"]) == 2
+    assert "write --nodes" in capsys.readouterr().err
+
+
+def test_a_launcher_keeps_its_flags(folder: Path, capsys: Capture) -> None:
+    (folder / "train.py").write_text("print(1)\n")
+    words = ["torchrun", "--nproc-per-node", "2", "--nnodes", "1", "train.py"]
+    assert main(["run", *words, "--dry-run"]) == 0
+    assert "is a flag of" not in capsys.readouterr().err
 
 
 APP = "import windlass as kt\nx = kt.app('echo hi', name='a')\n"

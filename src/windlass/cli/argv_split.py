@@ -1,7 +1,7 @@
 """Sorting the words of `windlass run`: our flags, the target, and what belongs to the target.
 
 Our flags win before `--`, wherever they stand; every other word after the target is passed on, and
-what is after `--` is passed on as it is. Pure but for click's errors; knows no settings and no files.
+what is after `--` is passed on as it is. Pure; knows no settings and no files.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from windlass.near_names import nearest
+from windlass.spec.launchers import translate_flag
 
 _ALIKE = 0.8
 
@@ -40,7 +41,7 @@ class SplitWords:
 
 
 def sort_words(options: Mapping[str, click.Option], argv: Sequence[str]) -> SplitWords:
-    """Which word is whose; NoSuchOption for an unknown flag before the target."""
+    """Return which word is whose. An unknown flag before the target is an error."""
     cut = argv.index("--") if "--" in argv else len(argv)
     queue, verbatim = list(reversed(argv[:cut])), tuple(argv[cut + 1 :])
     ours: list[str] = []
@@ -58,7 +59,7 @@ def sort_words(options: Mapping[str, click.Option], argv: Sequence[str]) -> Spli
         elif word == "-m":
             target = [word, *([queue.pop()] if queue else [])]
         elif word.startswith("-") and word != "-":
-            raise click.NoSuchOption(name)
+            raise translate_flag(word, queue[-1] if queue else "") or click.NoSuchOption(name)
         else:
             target = [word]
     if not target:

@@ -20,6 +20,7 @@ from windlass.client.jobs.run import Prepared, prepare
 from windlass.client.jobs.target import find_script, read_target
 from windlass.client.terminal import say
 from windlass.errors import SpecError
+from windlass.spec.launchers import find_launcher, translate_flag
 from windlass.spec.work import Command
 
 if TYPE_CHECKING:  # reading functions takes parsers that no other target needs
@@ -36,10 +37,9 @@ def prepare_words(words: SplitWords, *, detach: bool, flags: Mapping[str, Any]) 
     if words.is_function:
         args, kwargs = _read_blind(words) if _is_in_image(flags) else _read_call(words, flags)
         return prepare(words.target[0], args, kwargs, detach=detach, flags=flags)
-    if words.late and not _is_in_image(flags):
-        _check_late(words)
-    for word, flag in words.near.items():
-        _doubt(word, flag, words.target[-1])
+    sources = () if _is_in_image(flags) else _find_sources(words)
+    _check_late(words, sources)
+    _check_loose(words, sources)
     return prepare([*words.target, *words.rest], detach=detach, flags=flags)
 
 
@@ -54,23 +54,58 @@ def _read_blind(words: SplitWords) -> tuple[Sequence[object], Mapping[str, objec
     return read_blind(words.rest)
 
 
-def _check_late(words: SplitWords) -> None:
-    """Flags of ours behind a script, a module, or a command that names a script."""
+def _find_sources(words: SplitWords) -> Sequence[Path]:
+    """Return the script of a target, or of a command that names one, if a word may be its own."""
+    if not words.late and not any(word.startswith("--") for word in words.loose):
+        return ()
+    target = read_target([*words.target, *words.rest], cwd=Path.cwd(), is_local=False)
+    if target.source:
+        return (target.source,)
+    if not isinstance(target.work, Command):
+        return ()
+    scripts = [Path.cwd() / word for word in words.rest if word.endswith(".py")]
+    return [path for path in scripts if path.is_file()][:1]
+
+
+def _check_late(words: SplitWords, sources: Sequence[Path]) -> None:
+    """Check flags of ours behind a script, a module, or a command that names a script."""
+    if not words.late:
+        return
     from windlass.cli.flag_clash import check_clash
 
-    target = read_target([*words.target, *words.rest], cwd=Path.cwd(), is_local=False)
-    sources = [target.source] if target.source else []
-    if isinstance(target.work, Command):
-        scripts = [Path.cwd() / word for word in words.rest if word.endswith(".py")]
-        sources = [path for path in scripts if path.is_file()][:1]
     for source in sources:
-        check_clash(words.late, source, words.target[-1] if target.source else source.name)
+        check_clash(words.late, source, _name_target(words, source))
+
+
+def _check_loose(words: SplitWords, sources: Sequence[Path]) -> None:
+    """Refuse words behind the target that are a launcher's flags, or much like ours, and not declared."""
+    suspects = [word for word in words.loose if translate_flag(word)]
+    if not suspects and not words.near:
+        return
+    from windlass.cli.flag_clash import check_launcher_flags, find_flags
+
+    declared = frozenset(flag for source in sources for flag in find_flags(source))
+    is_script = words.target[0] == "-m" or words.target[0].endswith(".py") or bool(sources)
+    if find_launcher((*words.target, *words.rest)) is not None:
+        is_script = False  # the flags are this launcher's own
+    if is_script:
+        source = sources[0] if sources else Path(words.target[-1])
+        check_launcher_flags(words.loose, declared, _name_target(words, source))
+    for word, flag in words.near.items():
+        if word not in declared:
+            _doubt(word, flag, words.target[-1])
+
+
+def _name_target(words: SplitWords, source: Path) -> str:
+    """Return the target as it was typed; for a command, the script in it."""
+    target = words.target[-1]
+    return source.name if any(word.endswith(source.name) for word in words.loose) else target
 
 
 def _doubt(word: str, flag: str, target: str) -> None:
     """A word that looks much like a flag of ours: most likely a slip, unless the target is a command."""
     if not target.endswith(".py"):
-        if word == "--nnodes" and is_torchrun(target):  # its own, and understood
+        if translate_flag(word) and is_torchrun(target):  # its own, and understood
             return
         say(f"{word} is passed on to {target}; did you mean {flag}?")
         return
@@ -105,6 +140,9 @@ def _read_call(
         if taken:
             hint = f"before -- {taken[0]} is Windlass's own; write: {words.target[0]} -- {taken[0]} ..."
             raise SpecError(error.message, hint=hint) from error
+        foreign = [found for word in words.rest if (found := translate_flag(word))]
+        if foreign and foreign[0].message.partition(" ")[0] in error.message:
+            raise foreign[0] from error
         ours = [flag for word, flag in words.near.items() if word in error.message]
         if not ours or "did you mean" in error.hint:
             raise

@@ -39,6 +39,52 @@ _OURS = frozenset(
 )
 
 
+_OWN_PLACE = "leave it out: each node knows its own place"
+_MEETING = "leave it out: Windlass brings the nodes together"
+# flags that launchers have and Windlass spells otherwise: whose they are, and what to write instead; {} is
+# the value. Not those that scripts commonly have too (--log_dir, --role, --include, --config_file).
+_TRANSLATIONS = {
+    "nproc_per_node": (TORCHRUN, "write --procs {}"),
+    "nnodes": (TORCHRUN, "write --nodes {}"),
+    "node_rank": (TORCHRUN, _OWN_PLACE),
+    "rdzv_backend": (TORCHRUN, _MEETING),
+    "rdzv_endpoint": (TORCHRUN, _MEETING),
+    "rdzv_id": (TORCHRUN, _MEETING),
+    "rdzv_conf": (TORCHRUN, _MEETING),
+    "standalone": (TORCHRUN, "leave it out: a job of one node is the default"),
+    "max_restarts": (TORCHRUN, "write --restarts {}"),
+    "master_addr": (TORCHRUN, _MEETING),
+    "master_port": (TORCHRUN, _MEETING),
+    "num_processes": (ACCELERATE, "write --procs {}, which counts the ranks of one node"),
+    "num_machines": (ACCELERATE, "write --nodes {}"),
+    "machine_rank": (ACCELERATE, _OWN_PLACE),
+    "main_process_ip": (ACCELERATE, _MEETING),
+    "main_process_port": (ACCELERATE, _MEETING),
+    "multi_gpu": (ACCELERATE, "write --gpus N, the number of GPUs of one node"),
+    "use_fsdp": (ACCELERATE, "write --env ACCELERATE_USE_FSDP=true"),
+    "use_deepspeed": (ACCELERATE, "write --env ACCELERATE_USE_DEEPSPEED=true"),
+    "num_gpus": (DEEPSPEED, "write --gpus {}"),
+    "num_nodes": (DEEPSPEED, "write --nodes {}"),
+    "hostfile": (DEEPSPEED, "write --nodes N with the engine that has the nodes: -e kubernetes"),
+}
+_NO_VALUE = ("standalone", "multi_gpu", "use_fsdp", "use_deepspeed")
+
+
+def translate_flag(word: str, following: str = "") -> SpecError | None:
+    """Return the error for a launcher's flag, with Windlass's own in its hint; None for any other word."""
+    name, equals, value = word.partition("=")
+    key = name.removeprefix("--").replace("-", "_")
+    if not word.startswith("--") or key not in _TRANSLATIONS:
+        return None
+    if not equals and key not in _NO_VALUE and not following.startswith("-"):
+        value = following
+    launcher, instead = _TRANSLATIONS[key]
+    if key == "nproc_per_node" and value in ("gpu", "auto"):
+        instead, value = "write --gpus N, the number of GPUs of one node", value
+    shown = f"{name} {value}" if value else name
+    return SpecError(f"{shown} is a flag of {launcher}", hint=instead.format(value or "N"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherLine:
     """A launcher's line, cut behind the launcher."""
