@@ -4,18 +4,25 @@
     ```python file=train.py  written to a file first, not run
     ```console exit=1        each `$ ` line is run; the last one must end with that code, all others with 0
 
-Blocks of any other kind are not run. The guide to Kubernetes is run on a cluster, in a namespace of its own.
+Blocks of any other kind are not run. In the README each line of a `sh` block is a command, and is run too.
+The guide to Kubernetes is run on a cluster, in a namespace of its own.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
+from windlass.recipes.llm_files import check_files
+from windlass.recipes.llm_options import read_llm_options
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -89,6 +96,74 @@ def _run_blocks(page, tmp_path):
             for line in lines:
                 is_last = line is lines[-1]
                 _run(["sh", "-c", line], int(options.get("exit", "0")) if is_last else 0, folder)
+
+
+README = ROOT / "README.md"
+SH = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# commands of the README that cannot run on any machine: their first words, and what the README says they need
+NEEDS_MORE = {
+    "windlass run -m windlass.recipes.train_framework": "# needs 8 GPUs and the hub",
+    "windlass run train.py --nodes 4 -e kubernetes": "# needs a cluster",
+}
+# those that set up an environment for this checkout: `make` itself is asked what they would do
+OF_THE_CHECKOUT = ("make demo", "make test", ". .venv/bin/activate")
+
+
+def _read_commands() -> list[str]:
+    return [line for body in SH.findall(README.read_text()) for line in body.splitlines() if line]
+
+
+def _is_any(command: str, starts: Iterable[str]) -> bool:
+    return any(command.startswith(start) for start in starts)
+
+
+def _write_files(folder: Path) -> None:
+    for kind, options, body in _blocks(README):
+        if kind == "python" and "file" in options:
+            (folder / options["file"]).write_text(body)
+
+
+def test_what_the_readme_cannot_run_everywhere_is_marked():
+    commands = _read_commands()
+    for start, mark in NEEDS_MORE.items():
+        assert [mark in command for command in commands if command.startswith(start)] == [True]
+    marked = [command for command in commands if "# needs" in command]
+    assert all(_is_any(command, NEEDS_MORE) for command in marked)
+    assert all(any(c.startswith(start) for c in commands) for start in OF_THE_CHECKOUT)
+
+
+def test_the_readme_s_targets_of_make_are_there():
+    for target in ("demo", "test"):
+        asked = subprocess.run(
+            ["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
+        assert asked.returncode == 0, asked.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_every_command_of_the_readme_works_as_written(tmp_path):
+    _write_files(tmp_path)
+    for command in _read_commands():
+        if not _is_any(command, (*NEEDS_MORE, *OF_THE_CHECKOUT)):
+            _run(["sh", "-c", command], 0, tmp_path)
+
+
+def test_the_readme_s_language_model_has_its_files(tmp_path, monkeypatch):
+    """All that the command needs but GPUs and the hub: its flags are read, and its files looked for."""
+    monkeypatch.chdir(tmp_path)
+    before, command = [c for c in _read_commands() if "train.jsonl" in c]
+    _run(["sh", "-c", before], 0, tmp_path)
+    words = shlex.split(command.partition(" -- ")[2].partition("#")[0])
+    options = read_llm_options(words, {})
+    check_files(options)
+    assert json.loads(Path(options.train_file).read_text().splitlines()[0])["text"]
+
+
+def test_the_readme_s_line_for_a_cluster_is_understood(tmp_path):
+    _write_files(tmp_path)
+    [command] = [c for c in _read_commands() if "-e kubernetes" in c]
+    _run(["sh", "-c", command.replace(" run ", " run --dry-run ", 1)], 0, tmp_path)
 
 
 def test_the_guide_is_covered():
