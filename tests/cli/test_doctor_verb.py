@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -11,6 +12,7 @@ from cli.process import Ran
 from kube.users import make_kubeconfig, new_namespace
 
 from windlass.cli.doctor import _show_more
+from windlass.engines.dialects.dialect_table import dialect_names
 from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.engines.dialects.pytorchjob import PYTORCHJOB
 from windlass.engines.dialects.trainjob import TRAINJOB
@@ -44,10 +46,35 @@ def test_deep_needs_a_cluster(windlass: Cli) -> None:
 def test_the_role_of_an_engine_is_printed_without_a_cluster(windlass: Cli, tmp_path: Path) -> None:
     words = ("doctor", "-e", "pytorchjob", "--role", "--namespace", "team")
     ran = windlass(*words, env=_nowhere(tmp_path))
-    assert (ran.code, ran.out) == (0, render_role("team", rights=PYTORCHJOB.rights))
+    assert (ran.code, ran.out) == (0, render_role({"pytorchjob": PYTORCHJOB.rights}, "team"))
     assert windlass(*words, "--json", env=_nowhere(tmp_path)).json == yaml.safe_load(ran.out)
     nobody = windlass("doctor", "--role")
     assert (nobody.code, "windlass doctor -e kubernetes --role" in nobody.err) == (2, True)
+
+
+def test_roles_of_several_engines_are_one_and_no_two_share_a_name(windlass: Cli) -> None:
+    def role_of(engines: str) -> dict[str, Any]:
+        ran = windlass("doctor", "--role", "-e", engines)
+        assert ran.code == 0, ran.err
+        role = yaml.safe_load(ran.out)
+        assert f"--role={role['metadata']['name']} " in ran.out
+        return role
+
+    names = [*(dialect_names()), "statefulset"]
+    roles = {name: role_of(name) for name in names}
+    assert len({role["metadata"]["name"] for role in roles.values()}) == len(names)
+    union = role_of("raycluster, kubernetes")
+    assert union["metadata"]["name"] == "windlass-kubernetes-raycluster"
+    for name in ("kubernetes", "raycluster"):
+        assert all(rule in union["rules"] for rule in roles[name]["rules"])
+    assert len(union["rules"]) < sum(
+        len(roles[name]["rules"]) for name in ("kubernetes", "raycluster")
+    )
+    granted = {resource for rule in roles["statefulset"]["rules"] for resource in rule["resources"]}
+    assert {"statefulsets", "services", "configmaps"} <= granted
+    assert "secrets" not in granted
+    wrong = windlass("doctor", "--role", "-e", "kubernetes,nowhere")
+    assert (wrong.code, "no engine 'nowhere'" in wrong.err) == (2, True)
 
 
 def test_no_such_engine(windlass: Cli) -> None:
@@ -58,7 +85,10 @@ def test_no_such_engine(windlass: Cli) -> None:
 
 
 def test_roles_to_hand_on_are_documents_that_kubectl_takes(capsys) -> None:
-    roles = [render_role("space", rights=TRAINJOB.rights), render_reader(CLUSTER_TRAINING_RUNTIMES)]
+    roles = [
+        render_role({"trainjob": TRAINJOB.rights}, "space"),
+        render_reader(CLUSTER_TRAINING_RUNTIMES),
+    ]
     _show_more([Check(name="x", state="warn", found="", more=role) for role in roles])
     kinds = [role["kind"] for role in yaml.safe_load_all(capsys.readouterr().out)]
     assert kinds == ["Role", "ClusterRole"]
@@ -66,7 +96,7 @@ def test_roles_to_hand_on_are_documents_that_kubectl_takes(capsys) -> None:
 
 @pytest.mark.cluster
 def test_what_is_missing_is_printed_as_a_role(windlass: Cli, tmp_path: Path) -> None:
-    role = yaml.safe_load(render_role(rights=KUBERNETES.rights))
+    role = yaml.safe_load(render_role({"kubernetes": KUBERNETES.rights}))
     rules = [r for r in role["rules"] if r["resources"] != ["jobs"]]
     with new_namespace() as api:
         env = {"KUBECONFIG": str(make_kubeconfig(api, rules, tmp_path))}
@@ -78,7 +108,7 @@ def test_what_is_missing_is_printed_as_a_role(windlass: Cli, tmp_path: Path) -> 
     checks, _, role = ran.out.partition("\n# What a user of Windlass needs")
     assert "missing  rights" in checks
     assert yaml.safe_load("#" + role)["metadata"] == {
-        "name": "windlass",
+        "name": "windlass-kubernetes",
         "namespace": api.namespace,
     }
-    assert rights["more"] == render_role(api.namespace, rights=KUBERNETES.rights)
+    assert rights["more"] == render_role({"kubernetes": KUBERNETES.rights}, api.namespace)

@@ -21,11 +21,11 @@ ROLE = Path(__file__).parents[2] / "docs" / "engines" / "role.yaml"
 
 
 def test_the_documented_role_is_the_one_we_print() -> None:
-    assert ROLE.read_text() == render_role(rights=RIGHTS)
+    assert ROLE.read_text() == render_role({"kubernetes": RIGHTS})
 
 
 def test_the_role_is_the_table() -> None:
-    role = yaml.safe_load(render_role("team", rights=RIGHTS))
+    role = yaml.safe_load(render_role({"kubernetes": RIGHTS}, "team"))
     assert (role["kind"], role["metadata"]["namespace"]) == ("Role", "team")
     rules = [(rule["apiGroups"], rule["resources"], tuple(rule["verbs"])) for rule in role["rules"]]
     assert rules == [([right.group], [right.resource], right.verbs) for right in RIGHTS]
@@ -92,7 +92,7 @@ def admin() -> Iterator[Api]:
 
 
 def _rules() -> list[dict[str, Any]]:
-    rules: list[dict[str, Any]] = yaml.safe_load(render_role(rights=RIGHTS))["rules"]
+    rules: list[dict[str, Any]] = yaml.safe_load(render_role({"kubernetes": RIGHTS}))["rules"]
     return rules
 
 

@@ -63,7 +63,9 @@ def test_a_namespace_that_is_not_there() -> None:
 
 
 def _rules() -> list[dict[str, Any]]:
-    rules: list[dict[str, Any]] = yaml.safe_load(render_role(rights=KUBERNETES.rights))["rules"]
+    rules: list[dict[str, Any]] = yaml.safe_load(render_role({"kubernetes": KUBERNETES.rights}))[
+        "rules"
+    ]
     return rules
 
 
@@ -90,7 +92,7 @@ def test_missing_verbs_are_named_and_the_role_is_handed_out(
     found = _check(namespace=admin.namespace)
     assert found["rights"].is_fatal
     assert "secrets (get create)" in found["rights"].found
-    assert found["rights"].more == render_role(admin.namespace, rights=KUBERNETES.rights)
+    assert found["rights"].more == render_role({"kubernetes": KUBERNETES.rights}, admin.namespace)
     assert "events (list)" in found["more rights"].found
     assert "say why a job is pending" in found["more rights"].found
     assert found["more rights"].state == "warn"

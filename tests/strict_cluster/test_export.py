@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from kube.users import make_kubeconfig
 from strict_cluster.conftest import Become
 from strict_cluster.ground import Ground, wait_for
 
@@ -74,6 +75,33 @@ def test_every_export_can_be_applied(admin: Ground, kubectl: str, way: str, name
         assert len(said.splitlines()) == len(documents)
     finally:
         call(kubectl, "delete", "-n", space, "-f", "-", "--wait=false", given=text)
+
+
+def test_the_role_of_the_statefulset_export_is_enough(
+    plain_ground: Ground, kubectl: str, become: Become, tmp_path: Path
+) -> None:
+    become(plain_ground, None)
+    rules = yaml.safe_load(windlass("doctor", "--role", "-e", "statefulset"))["rules"]
+    user = ("--kubeconfig", str(make_kubeconfig(plain_ground.api, rules, tmp_path)))
+    Path("lesson.py").write_text("print(1)\n")
+    text = windlass("export", "lesson.py", "-e", "statefulset", "-n", plain_ground.api.namespace)
+    here = ("-n", plain_ground.api.namespace)
+    wait_for(
+        lambda: "yes" in call_any(kubectl, *user, "auth", "can-i", "patch", "sts", *here), "rights"
+    )
+    try:
+        call(kubectl, *user, "apply", *here, "-f", "-", given=text)
+        call(kubectl, *user, "scale", *here, "-f", "-", "--replicas=0", given=_last(text))
+    finally:
+        call(kubectl, *user, "delete", *here, "-f", "-", "--wait=false", given=text)
+
+
+def _last(text: str) -> str:
+    return text.rpartition("---\n")[2]
+
+
+def call_any(*words: str) -> str:
+    return subprocess.run(words, capture_output=True, text=True, timeout=90).stdout
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import click
 
@@ -16,17 +16,23 @@ from windlass.errors import SpecError
 from windlass.observe.doctor import Check, check_all
 from windlass.settings import Settings, read_settings_here
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from windlass.kube.access import Right
+
 _HERE = ("local",)  # engines that need nothing but this machine
 _COLOURS = {"ok": 32, "warn": 33, "missing": 31}
 
 
 @click.command()
-@click.option("-e", "--engine", metavar="NAME", help="look at what this engine runs on")
+@click.option(
+    "-e", "--engine", metavar="NAME", help="look at what this engine runs on; with --role also A,B"
+)
 @click.option("--context", metavar="NAME", help="the kubeconfig context; empty: the current one")
 @click.option("--namespace", metavar="NAME", help="the namespace; empty: the context's own")
 @click.option("--image", metavar="NAME:TAG", help="the image for --deep")
 @click.option("--deep", is_flag=True, help="run two small pods: DNS, ports, bandwidth, versions")
-@click.option("--role", is_flag=True, help="print the Role that users of the engine need, as YAML")
+@click.option("--role", is_flag=True, help="print the Role that users of the engines need, as YAML")
 @json_option
 def doctor(as_json: bool, deep: bool, role: bool, **flags: str | None) -> int:
     """Look at this machine and the ranks' Python, or with -e kubernetes at a cluster and your rights in it.
@@ -67,23 +73,31 @@ def _look(settings: Settings, *, deep: bool, only_engine: bool) -> Iterator[Chec
 
 
 def _print_role(settings: Settings, *, as_json: bool) -> None:
-    """The engine's Role, for whoever may grant it; asks no cluster."""
+    """Print the engines' Role, for an admin who may grant it. Asks no cluster."""
     import yaml
 
-    from windlass.engines.dialects.dialect_table import dialect_names, load_dialect
     from windlass.kube.access import render_role
 
-    check_engine_name(settings.engine)
-    if settings.engine not in dialect_names():
-        raise SpecError(
-            f"the engine {settings.engine} needs no Role",
-            hint="windlass doctor -e kubernetes --role",
-        )
-    text = render_role(settings.namespace, rights=load_dialect(settings.engine).rights)
+    engines = [name.strip() for name in settings.engine.split(",")]
+    text = render_role({name: _find_rights(name) for name in engines}, settings.namespace)
     if as_json:
         print_json(yaml.safe_load(text))
     else:
         click.echo(text, nl=False)
+
+
+def _find_rights(engine: str) -> Sequence[Right]:
+    from windlass.engines.dialects.dialect_table import dialect_names, load_dialect
+    from windlass.engines.exports.statefulset import RIGHTS, StatefulSetExport
+
+    check_engine_name(engine)
+    if engine == StatefulSetExport.name:
+        return RIGHTS
+    if engine not in dialect_names():
+        raise SpecError(
+            f"the engine {engine} needs no Role", hint="windlass doctor -e kubernetes --role"
+        )
+    return load_dialect(engine).rights
 
 
 def _show(check: Check) -> None:

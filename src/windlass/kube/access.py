@@ -18,7 +18,7 @@ from windlass.kube.kinds import ObjectKind
 if TYPE_CHECKING:
     from windlass.kube.api import Api
 
-ROLE_NAME = "windlass"
+_ROLE = "windlass"
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _SELF = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 _RULES = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
@@ -117,20 +117,25 @@ def make_rights(kind: ObjectKind, more: Sequence[Right] = ()) -> tuple[Right, ..
     return (main, *more, *_RIGHTS)
 
 
-def render_role(namespace: str = "", *, rights: Sequence[Right]) -> str:
-    """The Role as YAML, a comment a rule. Without a namespace `kubectl apply -n` says where."""
+def render_role(rights: Mapping[str, Sequence[Right]], namespace: str = "") -> str:
+    """Return the Role for some engines as YAML, with a comment for each rule.
+
+    `rights` are those of each engine. The Role is named after its engines, so that no Role replaces
+    another. Without a namespace `kubectl apply -n` chooses it.
+    """
     where = f" -n {namespace}" if namespace else ""
+    name = "-".join((_ROLE, *sorted(rights)))
     lines = [
         "# What a user of Windlass needs in a namespace. Give it to somebody with",
-        f"#   kubectl create rolebinding {ROLE_NAME} --role={ROLE_NAME} --user=NAME{where}",
+        f"#   kubectl create rolebinding {name} --role={name} --user=NAME{where}",
         "apiVersion: rbac.authorization.k8s.io/v1",
         "kind: Role",
         "metadata:",
-        f"  name: {ROLE_NAME}",
+        f"  name: {name}",
         *([f"  namespace: {namespace}"] if namespace else []),
         "rules:",
     ]
-    for right in rights:
+    for right in dict.fromkeys(right for own in rights.values() for right in own):
         optional = "optional: " if right.optional else ""
         lines += [
             f"  # {optional}{right.purpose}",

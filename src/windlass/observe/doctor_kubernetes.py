@@ -96,7 +96,7 @@ def _look_at_rights(api: Api, rights: Sequence[Right]) -> Iterator[Check]:
         return
     needed = [one for one in missing if not one.right.optional]
     optional = [one for one in missing if one.right.optional]
-    role = render_role(api.namespace, rights=rights)
+    role = render_role({api.engine: rights}, api.namespace)
     hint = "ask an admin of the cluster for the Role below"
     if needed:
         text = f"missing {where}: {_name_verbs(needed)}"

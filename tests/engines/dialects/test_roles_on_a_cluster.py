@@ -38,7 +38,7 @@ def dialect(
     """The engine's, from now on used by somebody who has its Role."""
     chosen: Dialect = request.param
     skip_where_missing(chosen, space)
-    rules = yaml.safe_load(render_role(rights=chosen.rights))["rules"]
+    rules = yaml.safe_load(render_role({chosen.name: chosen.rights}))["rules"]
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")  # where no kubeconfig is: it must not travel
     for name, value in {

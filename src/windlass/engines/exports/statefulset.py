@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from windlass.engines.exports.single_script import read_solo
+from windlass.kube.access import Right
 from windlass.kube.mounts import pod_of
 from windlass.kube.naming import object_name
 from windlass.kube.torchrun_pods import (
@@ -39,6 +40,33 @@ CLAIMS = (Claim(claim="datasets-pvc", path="/data"), Claim(claim="outputs-pvc", 
 HF_SECRET = "hf-token"  # noqa: S105
 HF_KEY = "HUGGINGFACE_HUB_TOKEN"  # of that Secret
 HF_VARIABLES = ("HF_TOKEN", "HUGGINGFACE_HUB_TOKEN")
+_APPLY = ("get", "create", "patch", "delete")
+# What `kubectl` needs to apply the export, follow it and delete it again.
+RIGHTS = (
+    Right(
+        group="apps",
+        resource="statefulsets",
+        verbs=(*_APPLY, "list", "watch"),
+        purpose="apply, list and delete trainings",
+    ),
+    Right(
+        group="apps",
+        resource="statefulsets/scale",
+        verbs=("get", "patch"),
+        purpose="kubectl scale, which ends the pods of a finished training",
+    ),
+    Right(resource="services", verbs=_APPLY, purpose="the name at which the pods meet"),
+    Right(resource="configmaps", verbs=_APPLY, purpose="the script"),
+    Right(
+        resource="persistentvolumeclaims",
+        verbs=_APPLY,
+        purpose="volumes that the export makes",
+        optional=True,
+    ),
+    Right(resource="pods", verbs=("get", "list", "watch"), purpose="see how far it is"),
+    Right(resource="pods/log", verbs=("get",), purpose="kubectl logs"),
+    Right(resource="events", verbs=("list",), purpose="say why a pod waits", optional=True),
+)
 _INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 _MAX_NAME = 50  # a StatefulSet puts a hash of ten behind it, into a label
 
