@@ -175,3 +175,10 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs/decisions").glob("*.md")), ids=lambda page: page.name
+)
+def test_decisions_link_to_the_projects_own_pages(page):
+    assert "pypi.org" not in page.read_text()
