@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib.metadata
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -136,10 +137,27 @@ def _decoded(documents: list[dict]) -> str:
     return "".join(base64.b64decode(value).decode("latin-1") for value in values)
 
 
+def test_pods_without_an_image_get_that_of_the_torch_here(windlass: Cli, solo: Path) -> None:
+    """Also after `config set`, which every later command reads."""
+    version = importlib.metadata.version("torch").partition("+")[0]
+    words = ("export", "solo.py", "-e", "statefulset")
+    ran = windlass(*words)
+    pod = documents_of(ran)[-1]["spec"]["template"]["spec"]
+    image = pod["containers"][0]["image"]
+    assert image.startswith(f"pytorch/pytorch:{version}-cuda")
+    assert ran.err.count("\n") == 1
+    assert image in ran.err
+    assert "windlass config set image" in ran.err
+    assert windlass("config", "set", "image", "own:1").code == 0
+    ran = windlass(*words)
+    pod = documents_of(ran)[-1]["spec"]["template"]["spec"]
+    assert (pod["containers"][0]["image"], ran.err) == ("own:1", "")
+
+
 @pytest.mark.parametrize(
     ("words", "says", "hint"),
     [
-        (("work.py",), "no image", "--image"),
+        (("work.py", "--in-image"), "no image", "windlass config set image"),
         (("work.py", *IMAGE, "--memory", "512"), "less than a megabyte", "Gi"),
         (("work.py", *IMAGE, "--volume", "/a:/a"), "a folder of the machine", "--allow-host-path"),
         (("work.py", *IMAGE, "--timeout", "5m"), "cannot do: timeout", "--timeout"),

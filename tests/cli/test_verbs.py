@@ -133,6 +133,44 @@ def test_config_says_where_each_value_came_from(windlass: Cli, project: Path, ho
     assert "SETTING" in shown
 
 
+def test_config_set_changes_one_line_of_the_project_file(windlass: Cli, project: Path) -> None:
+    path = project / "windlass.toml"
+    path.write_text("# ours\nnodes = 3  # three\n\n[env]\nimage = 'no setting'\n")
+    for name, value in {"image": "a/b:1", "nodes": "2:4", "detach-not": "1"}.items():
+        ran = windlass("config", "set", name, value)
+        assert ran.code == (2 if name == "detach-not" else 0), ran.err
+    text = '# ours\nnodes = "2:4"\nimage = "a/b:1"\n\n[env]\nimage = \'no setting\'\n'
+    assert path.read_text() == text
+    found = windlass("config", "--json").json
+    assert (found["image"]["value"], found["image"]["origin"]) == ("a/b:1", str(path))
+    for name, value, says in (
+        ("procs", "many", "must be a whole number"),
+        ("env", "A=1", "a table is not set"),
+        ("imgae", "x", "there is no setting 'imgae'"),
+    ):
+        ran = windlass("config", "set", name, value)
+        assert (ran.code, says in ran.err) == (2, True), ran.err
+    assert path.read_text() == text
+
+
+def test_config_set_makes_the_file_in_the_project_folder(windlass: Cli, project: Path) -> None:
+    (project / "windlass.toml").unlink(missing_ok=True)
+    (project / ".git").mkdir(exist_ok=True)
+    (project / "inner").mkdir()
+    ran = windlass("config", "set", "gpus", "2", cwd=project / "inner")
+    assert ran.code == 0, ran.err
+    assert (project / "windlass.toml").read_text() == "gpus = 2\n"
+
+
+def test_config_set_leaves_a_pyproject_alone(windlass: Cli, project: Path) -> None:
+    (project / "windlass.toml").unlink(missing_ok=True)
+    (project / "pyproject.toml").write_text("[tool.windlass]\nnodes = 2\n")
+    ran = windlass("config", "set", "image", "a:1")
+    assert ran.code == 2
+    assert 'add under [tool.windlass]: image = "a:1"' in ran.err
+    assert not (project / "windlass.toml").exists()
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts(windlass: Cli, shell: str, tmp_path: Path) -> None:
     script = windlass("completion", shell).out

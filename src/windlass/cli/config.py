@@ -7,18 +7,23 @@ from collections.abc import Mapping
 import click
 
 from windlass.cli.flags import json_option, load_settings
+from windlass.cli.lazy_group import NearGroup
 from windlass.cli.show import print_json, print_table
-from windlass.settings import SETTINGS
+from windlass.client.terminal import say
+from windlass.settings import SETTINGS, start_folder
 
 
-@click.command()
+@click.group(cls=NearGroup, invoke_without_command=True)
 @json_option
-def config(as_json: bool) -> None:
-    """Show the settings that apply in this folder.
+@click.pass_context
+def config(ctx: click.Context, as_json: bool) -> None:
+    """Show the settings that apply in this folder, or set one for the project.
 
     Flags win over variables, variables over windlass.toml (or [tool.windlass] in pyproject.toml) here or
     above, that over the user's config.toml, and that over the default.
     """
+    if ctx.invoked_subcommand is not None:
+        return
     settings = load_settings()
     if as_json:
         print_json(
@@ -41,6 +46,23 @@ def config(as_json: bool) -> None:
             for s in SETTINGS
         ],
     )
+
+
+@config.command("set", short_help="Set a setting for this project.")
+@click.argument("name", metavar="NAME")
+@click.argument("value", metavar="VALUE")
+def set_value(name: str, value: str) -> None:
+    """Write NAME = VALUE into the project's windlass.toml.
+
+    The file is the nearest one here or above. If there is none, it is made in the project's folder: the
+    nearest one with .git, pyproject.toml or setup.py, else this one.
+    """
+    from windlass.bundle.root import find_root
+    from windlass.settings.writing import set_in_project
+
+    folder = start_folder()
+    path = set_in_project(name.replace("-", "_"), value, folder, find_root(folder))
+    say(f"set {name} in {path}")
 
 
 def _render(value: object) -> str:

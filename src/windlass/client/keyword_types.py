@@ -55,7 +55,7 @@ class JobKeywords(TypedDict, total=False):
     join_timeout_s: float | str | None
     """how long to wait for all nodes; none: the engine's own"""
     image: str
-    """the pods' image, with Python and torch in it"""
+    """the pods' image, with Python and torch in it; empty: PyTorch's own, of the torch here"""
     in_image: bool
     """the target is part of the image: no code is sent"""
     context: str

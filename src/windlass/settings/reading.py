@@ -63,7 +63,7 @@ def read_settings(
         Source(values=flags, source="flag", folder=start),
         Source(values=variables, source="environment", folder=start),
     ]
-    for path, table in (_find_project_file(start), (user_file, _read_table(user_file))):
+    for path, table in (find_project_file(start), (user_file, _read_table(user_file))):
         if table is not None:
             _check_keys(path, table)
             layers.append(Source(values=table, source=str(path), folder=path.parent))
@@ -90,7 +90,7 @@ def _resolve(
     return joined, ", ".join(origin for _, origin in given)
 
 
-def _find_project_file(start: Path) -> tuple[Path, Mapping[str, object] | None]:
+def find_project_file(start: Path) -> tuple[Path, Mapping[str, object] | None]:
     """The nearest windlass.toml, or pyproject.toml with [tool.windlass], at `start` or above.
 
     Not in a folder above that everybody may write to, like /tmp, nor beyond it.
@@ -125,7 +125,7 @@ def _read_table(path: Path, *keys: str) -> Mapping[str, object] | None:
         ) from error
     if keys and keys[-1].encode() not in content:
         return None
-    table: Any = _parse(path, content)
+    table: Any = parse_toml(path, content)
     for key in keys:
         table = table.get(key) if isinstance(table, Mapping) else None
     if table is not None and not isinstance(table, Mapping):
@@ -154,7 +154,7 @@ def _say_ignored(path: Path, why: str) -> None:
     )
 
 
-def _parse(path: Path, content: bytes) -> Mapping[str, object]:
+def parse_toml(path: Path, content: bytes) -> Mapping[str, object]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:

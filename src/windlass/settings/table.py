@@ -65,7 +65,12 @@ class Settings:
     join_timeout_s: float | None = _is(
         "duration", None, "how long to wait for all nodes; none: the engine's own"
     )
-    image: str = _is("str", "", "the pods' image, with Python and torch in it", group=PODS)
+    image: str = _is(
+        "str",
+        "",
+        "the pods' image, with Python and torch in it; empty: PyTorch's own, of the torch here",
+        group=PODS,
+    )
     in_image: bool = _is(
         "bool", False, "the target is part of the image: no code is sent", group=PODS
     )

@@ -96,7 +96,8 @@ def _check_image(image: str) -> None:
     if not image:
         raise SpecError(
             "no image: pods need one that has Python and torch in it",
-            hint='--image NAME:TAG, WINDLASS_IMAGE, or image = "NAME:TAG" in windlass.toml',
+            hint="--image NAME:TAG, WINDLASS_IMAGE, or windlass config set image NAME:TAG, which "
+            "writes windlass.toml",
         )
     if image != image.strip() or any(char.isspace() for char in image):
         raise SpecError(f"--image {image!r:.80} holds a space", hint="write NAME:TAG")

@@ -15,6 +15,7 @@ from typing import Any
 
 from windlass import names
 from windlass.agent.frameworks.framework import Framework
+from windlass.client.jobs.default_image import choose_image
 from windlass.errors import SpecError
 from windlass.settings import Settings
 from windlass.settings.table import find_setting
@@ -62,6 +63,8 @@ def name_mesh(settings: Settings, framework: Framework, job_id: str) -> Settings
 def make_pod(settings: Settings) -> PodSpec:
     """What the settings ask of a pod, checked."""
     plain: dict[str, Any] = {name: settings.value(name) for name in _AS_THEY_ARE}
+    if not settings.image and not settings.in_image:  # no public image holds the user's code
+        plain["image"] = choose_image()
     allow = settings.allow_host_path
     if settings.mesh_name:
         plain["labels"] = {**make_mesh_labels(settings.mesh_name), **plain["labels"]}
