@@ -26,4 +26,6 @@ def test_a_cluster_that_says_nothing_holds_up_no_other_job(
             held.set()
     assert ran.code == 0
     assert here in ran.out
-    assert "pods-abcde is left out: nothing was heard of it in 8 s" in ran.err
+    assert "pods-abcde is unknown: it did not answer within 8 s" in ran.err
+    (row,) = [line for line in ran.out.splitlines() if "pods-abcde" in line]
+    assert row.split()[2] == "unknown", "it is listed nevertheless"

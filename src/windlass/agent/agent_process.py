@@ -139,9 +139,11 @@ class LeadAgent:
         """Wait for those that surely come, and for those that would miss what a pod's log cannot keep."""
         plan, folder = self._context.plan, self._context.folder
         is_needed = loses_results(self.status_writer.status, folder)
+        # a client that was waited for in vain is not waited for once more
+        is_awaited = not self.lead_server.is_abandoned
         await self.lead_server.serve_readers(
-            first_s=_FIRST_READER_S if is_needed or not plan.detach else 0.0,
-            again_s=plan.lease_s if is_needed else 0.0,
+            first_s=_FIRST_READER_S if is_awaited and (is_needed or not plan.detach) else 0.0,
+            again_s=plan.lease_s if is_awaited and is_needed else 0.0,
             patience_s=_PATIENCE_S,
         )
 

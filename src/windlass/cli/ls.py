@@ -24,6 +24,7 @@ _NUM_ENDED = 20
 _NUM_THREADS = 8
 _ALL_S = 8.0
 _WIDEST_WORK = 60
+_UNKNOWN = "unknown"  # the phase of a job that does not answer
 
 
 @click.command()
@@ -32,32 +33,36 @@ _WIDEST_WORK = 60
 @json_option
 def ls(show_all: bool, as_json: bool) -> None:
     """List jobs, newest first: all that have not ended, and the last that have."""
-    jobs = _read_all(list_jobs(load_settings()))
+    jobs, silent = _read_all(list_jobs(load_settings()))
     shown = jobs if show_all else _choose(jobs)
     if as_json:
-        print_json([_make_record(job, status) for job, status in shown])
+        records = [_make_record(job, status) for job, status in shown]
+        print_json([*map(_make_silent_record, silent), *records])
         return
     header = ("ID", "NAME", "PHASE", "RANKS", "PROGRESS", "AGE", "WORK")
-    print_table(header, [_make_row(status) for _, status in shown])
-    if not jobs:
+    rows = [_make_row(status) for _, status in shown]
+    print_table(header, [*((job.id, "-", _UNKNOWN, *"----") for job in silent), *rows])
+    if not jobs and not silent:
         say("no jobs here yet; windlass run train.py starts one")
     elif len(shown) < len(jobs):
         say(f"{len(jobs) - len(shown)} older jobs are not shown; windlass ls --all")
 
 
-def _read_all(jobs: list[Job]) -> list[tuple[Job, JobStatus]]:
-    """All that say where they are, in seconds: one that does not answer holds up no other."""
+def _read_all(jobs: list[Job]) -> tuple[list[tuple[Job, JobStatus]], list[Job]]:
+    """Return the jobs that answered within seconds, newest first, and those that did not."""
     answers = []
-    unheard = {job.id for job in jobs}
+    silent = {job.id: f"it did not answer within {_ALL_S:g} s" for job in jobs}
     for job, status in _ask_all(jobs):
-        unheard.discard(job.id)
-        if isinstance(status, JobStatus):
+        if isinstance(status, WindlassError) and not isinstance(status, JobNotFound):
+            silent[job.id] = status.message
+            continue
+        del silent[job.id]
+        if isinstance(status, JobStatus):  # else it was removed since
             answers.append((job, status))
-        elif not isinstance(status, JobNotFound):  # which was removed since
-            say(f"{job.id} is left out: {status.message}")
-    for job_id in sorted(unheard):
-        say(f"{job_id} is left out: nothing was heard of it in {_ALL_S:g} s")
-    return sorted(answers, key=lambda pair: pair[1].created_at_s, reverse=True)
+    for job_id, why in sorted(silent.items()):
+        say(f"{job_id} is {_UNKNOWN}: {why}")
+    answers.sort(key=lambda pair: pair[1].created_at_s, reverse=True)
+    return answers, [job for job in jobs if job.id in silent]
 
 
 def _ask_all(jobs: list[Job]) -> Iterator[tuple[Job, JobStatus | WindlassError]]:
@@ -119,6 +124,10 @@ def _render_ranks(status: JobStatus) -> str:
     if status.phase.is_final:
         return str(status.num_ranks)
     return f"{status.count(RankState.RUNNING)}/{status.num_ranks}"
+
+
+def _make_silent_record(job: Job) -> dict[str, Any]:
+    return {"job_id": job.id, "ref": str(job.ref), "phase": _UNKNOWN}
 
 
 def _make_record(job: Job, status: JobStatus) -> dict[str, Any]:

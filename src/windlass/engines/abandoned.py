@@ -18,9 +18,12 @@ from windlass import names
 from windlass.engines.dialects.dialect import Dialect, ObjectPhase
 from windlass.kube.api import Api
 from windlass.kube.api_errors import ClusterError
+from windlass.kube.blocker import make_condition, make_half_submitted
 from windlass.kube.fields import Object, annotations_of, created_s, labels_of, name_of
 from windlass.kube.kinds import ObjectKind
+from windlass.kube.naming import read_job_id
 from windlass.spec.work import Calls
+from windlass.wire.status import JobStatus
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +60,22 @@ def is_half_submitted(dialect: Dialect, body: Object, now_s: float) -> bool:
     is_queued = names.LABEL_QUEUE in labels_of(body)
     is_old = now_s - created_s(body) > HALF_SUBMITTED_S
     return is_marked and is_old and not is_queued and dialect.read_phase(body) is never_starts
+
+
+def make_half_status(dialect: Dialect, body: Object) -> JobStatus:
+    """Return the status of a job of which only the main object was made: there is no plan to read."""
+    hold = make_half_submitted(created_s(body))
+    job_id = read_job_id(body)
+    return JobStatus(
+        job_id=job_id,
+        name=labels_of(body).get(names.LABEL_NAME, job_id),
+        engine=dialect.name,
+        work=annotations_of(body).get(names.ANNOTATION_WORK, ""),
+        num_nodes=dialect.num_pods(body),
+        num_ranks=0,
+        created_at_s=created_s(body),
+        conditions=(make_condition(hold),),
+    )
 
 
 def is_expired(dialect: Dialect, body: Object, now_s: float) -> bool:

@@ -16,7 +16,12 @@ from typing import Any
 
 from windlass import names
 from windlass.agent.link.blocking_link import Stream
-from windlass.engines.abandoned import list_main, may_be_live_compute, remove_abandoned
+from windlass.engines.abandoned import (
+    list_main,
+    make_half_status,
+    may_be_live_compute,
+    remove_abandoned,
+)
 from windlass.engines.cluster_folders import (
     keep_place,
     list_folders,
@@ -48,7 +53,7 @@ from windlass.kube.access import read_identity
 from windlass.kube.api import Api, connect
 from windlass.kube.api_errors import ClusterError
 from windlass.kube.blocker import HALF_SUBMITTED
-from windlass.kube.fields import Object
+from windlass.kube.fields import Object, annotations_of
 from windlass.kube.job_files import JobFiles
 from windlass.kube.naming import read_job_id
 from windlass.plan.plan import Facts, Plan, read_plan, render_plan
@@ -196,6 +201,15 @@ class ClusterEngine:
     # -- looking -------------------------------------------------------------------------------
 
     def status(self, ref: JobRef) -> JobStatus:
+        try:
+            return self._know(ref)
+        except BrokenSubmit as broken:
+            if names.ANNOTATION_SUBMIT not in annotations_of(broken.body):
+                raise  # it was complete once
+            return make_half_status(self._dialect, broken.body)
+
+    def _know(self, ref: JobRef) -> JobStatus:
+        """Return the status of a job whose submit was complete."""
         kept = self._kept(ref)
         return kept if kept is not None else self._find(ref).status()
 
@@ -207,7 +221,7 @@ class ClusterEngine:
         return status if status is not None and status.phase.is_final else None
 
     def logs(self, ref: JobRef, query: LogQuery) -> LogReader:
-        self.status(ref)
+        self._know(ref)
         if ref.job_id in self._adopted:
             return self._adopted[ref.job_id].logs(query)
         folder = JobFolder(self._home / ref.job_id)
@@ -220,7 +234,7 @@ class ClusterEngine:
     def results(
         self, ref: JobRef, *, with_values: bool = True
     ) -> list[tuple[ResultHeader, bytes] | None]:
-        status, folder = self.status(ref), JobFolder(self._home / ref.job_id)
+        status, folder = self._know(ref), JobFolder(self._home / ref.job_id)
         return read_outcomes(folder, self.plan(ref), status, with_values=with_values)
 
     def _list_jobs(self, api: Api) -> Sequence[Object]:

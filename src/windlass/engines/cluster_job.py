@@ -19,6 +19,7 @@ from windlass.engines.job_blockers import PATIENCE_S, JobBlockers
 from windlass.engines.job_watch import JobWatch
 from windlass.engines.lead_dial import make_dial
 from windlass.engines.lead_sync import LeadSync, keeping
+from windlass.engines.lease_object import LeaseRenewal, keeps_lease
 from windlass.engines.lost_nodes import explain_loss, is_unexplained
 from windlass.engines.outages import Outage
 from windlass.engines.pod_log_recovery import read_leftovers, read_unread
@@ -78,8 +79,9 @@ class ClusterJob:
         self._line = LeadSync(
             plan.job_id, folder, certificates, make_dial(api, plan.job_id, self._sight)
         )
+        self._renewal = LeaseRenewal(api, plan) if keeps_lease(dialect, plan) else None
         # Nobody closes the handle of a job: its threads end when it is forgotten.
-        weakref.finalize(self, _let_go, self._line, self._sight).atexit = False
+        weakref.finalize(self, _let_go, self._line, self._sight, self._renewal).atexit = False
         self._cancelled_s: float | None = None
         self._cancelled_why = ""
         self._has_leftovers = False
@@ -105,13 +107,17 @@ class ClusterJob:
     def close(self) -> None:
         self._line.close()
         self._sight.close()
+        if self._renewal is not None:
+            self._renewal.hold(False)
 
     def let_go(self) -> None:
         """End its threads soon."""
-        _let_go(self._line, self._sight)
+        _let_go(self._line, self._sight, self._renewal)
 
     def hold_lease(self, held: bool) -> None:
         self._line.hold_lease(held)
+        if self._renewal is not None:
+            self._renewal.hold(held)
 
     def settle(self) -> None:
         """Wait for the first sight of the job, and for its lead's word if it has a lead."""
@@ -376,6 +382,8 @@ class ClusterJob:
         return replace(status, history=history, verdict=verdict)
 
 
-def _let_go(line: LeadSync, sight: JobWatch) -> None:
+def _let_go(line: LeadSync, sight: JobWatch, renewal: LeaseRenewal | None) -> None:
     line.let_go()
     sight.close()
+    if renewal is not None:
+        renewal.hold(False)

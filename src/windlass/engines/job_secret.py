@@ -21,7 +21,7 @@ from windlass.errors import EngineError, JobNotFound, KeysReplaced
 from windlass.kube.api import Api
 from windlass.kube.api_errors import NotFound
 from windlass.kube.certificates import make_certificates
-from windlass.kube.fields import labels_of
+from windlass.kube.fields import Object, labels_of
 from windlass.kube.job_files import (
     MAX_APPLIED_BYTES,
     MAX_SECRET_BYTES,
@@ -46,6 +46,10 @@ class NotOurs(EngineError):
 
 class BrokenSubmit(EngineError):
     """A job whose client went away before all its objects were made: it will never start."""
+
+    def __init__(self, message: str, *, hint: str, body: Object) -> None:
+        super().__init__(message, hint=hint)
+        self.body = body  # the main object
 
 
 def make_files(
@@ -143,4 +147,5 @@ def _not_found(api: Api, dialect: Dialect, ref: JobRef) -> EngineError:
     return BrokenSubmit(
         f"the submit of {ref.job_id} broke off before it was complete",
         hint=f"windlass rm {ref.job_id} removes what there is; then submit it again",
+        body=body,
     )

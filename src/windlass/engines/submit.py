@@ -7,19 +7,21 @@ it broke off, and is removed by the client that submits next.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from windlass.engines.abandoned import sweep
 from windlass.engines.dialects.dialect import Dialect
+from windlass.engines.lease_object import lease_name
 from windlass.engines.prerequisites import read_source
 from windlass.engines.submit_steps import Contents, Object, Step, SubmitSteps, make_steps
 from windlass.kube.access import check_needed
 from windlass.kube.api import Api
-from windlass.kube.api_errors import ClusterError, Rejected
+from windlass.kube.api_errors import ClusterError, Forbidden, Rejected
 from windlass.kube.fields import name_of, uid_of
 from windlass.kube.job_files import FileNames, JobFiles
-from windlass.kube.kinds import NETWORK_POLICIES
+from windlass.kube.kinds import JOBS, NETWORK_POLICIES
 from windlass.kube.label_selectors import selects
 from windlass.kube.manifests import make_owner
 from windlass.kube.mounts import pod_of
@@ -28,6 +30,8 @@ from windlass.kube.needs import check_needs
 from windlass.kube.patching import apply_patch
 from windlass.plan.plan import Plan
 from windlass.waiting import wait_until
+
+logger = logging.getLogger(__name__)
 
 _KNOWN_S = 5.0
 
@@ -56,7 +60,7 @@ def create_objects(
             has_egress_policy=egress.result,
             source=lambda: read_source(api, dialect, plan),
         )
-        created = pool.submit(_create_main, api, dialect, steps, contents)
+        created = pool.submit(_create_main, api, dialect, plan, steps, contents)
         try:
             files.result()
             owner = make_owner(dialect.kind, created.result())
@@ -70,24 +74,50 @@ def create_objects(
         except BaseException as error:
             if created.exception() is None:
                 _take_back(api, dialect, plan.job_id, error)
+                if steps.lease is not None:
+                    _delete_lease(api, plan.job_id)
             raise
 
 
-def _create_main(api: Api, dialect: Dialect, steps: SubmitSteps, contents: Contents) -> Object:
+def _create_main(
+    api: Api, dialect: Dialect, plan: Plan, steps: SubmitSteps, contents: Contents
+) -> Object:
     check_needs(api, dialect.needs)
     check_needed(api, rights=dialect.rights)
+    lease = _create_lease(api, steps.lease, contents)
     made: list[tuple[Step, Object]] = []
     try:
         for step in steps.before:
-            body = step.make(contents, None)
+            body = step.make(contents, lease)
             made.append((step, api.create(step.kind, body, brief=True)))
-        main = steps.main.make(contents, None)
+        main = steps.main.make(contents, lease)
         return _create_when_known(api, dialect, main, is_named=bool(made))
     except BaseException:
         for step, body in made:
             with contextlib.suppress(ClusterError):
                 api.delete(step.kind, name_of(body), uid=uid_of(body))
+        if lease is not None:
+            _delete_lease(api, plan.job_id)
         raise
+
+
+def _create_lease(api: Api, step: Step | None, contents: Contents) -> Object | None:
+    """Create what ends the rest if this client is killed. Return the reference to it.
+
+    After a complete submit its time to live ends it. A job whose user may not create it goes without.
+    """
+    if step is None:
+        return None
+    try:
+        return make_owner(step.kind, api.create(step.kind, step.make(contents, None), brief=True))
+    except (Forbidden, Rejected) as error:  # by its Role, a quota or a policy
+        logger.debug("the job has no lease in the cluster: %s", error)
+        return None
+
+
+def _delete_lease(api: Api, job_id: str) -> None:
+    with contextlib.suppress(ClusterError):
+        api.delete(JOBS, lease_name(job_id))
 
 
 def _create_when_known(api: Api, dialect: Dialect, body: Object, *, is_named: bool) -> Object:

@@ -1,7 +1,8 @@
 """What a submit does, as one list of steps: it is carried out by `engines.submit`, and printed by an export.
 
 Pure. Stages follow each other, the steps of one may go at once. The main object comes first, after what it
-cannot be made without, and owns all others; last it is started, and the mark of its submit taken off.
+cannot be made without, and owns all others; last it is started, and the mark of its submit taken off. Where
+nothing else would end what a killed client leaves, a lease comes before all (`engines.lease_object`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Any
 
 from windlass import names
 from windlass.engines.dialects.dialect import Dialect
+from windlass.engines.lease_object import is_leased, keeps_lease, make_lease
 from windlass.kube.job_files import FileNames, JobFiles
-from windlass.kube.kinds import NETWORK_POLICIES, PVCS, SECRETS, SERVICES, ObjectKind
+from windlass.kube.kinds import JOBS, NETWORK_POLICIES, PVCS, SECRETS, SERVICES, ObjectKind
 from windlass.kube.manifests import (
     make_claims,
     make_headless,
@@ -49,7 +51,8 @@ class Step:
 
     kind: ObjectKind
     make: Callable[[Contents, Object | None], Object]
-    """The body, from the contents and a reference to the main object, once there is one."""
+    """The body, from the contents and a reference to its owner: the main object, once there is one, else
+    the lease."""
     patches: str = ""  # the name of the object; empty: one is created
 
 
@@ -57,6 +60,7 @@ class Step:
 class SubmitSteps:
     """One after another; those of one stage may go at once."""
 
+    lease: Step | None
     before: tuple[Step, ...]
     main: Step
     companions: tuple[Step, ...]
@@ -66,21 +70,35 @@ class SubmitSteps:
 def make_steps(dialect: Dialect, plan: Plan, file_names: FileNames, submit: str) -> SubmitSteps:
     """What must be there first, the main object, what belongs to it, its start."""
     main = Step(
-        kind=dialect.kind, make=lambda _contents, _owner: dialect.render(plan, file_names, submit)
-    )
-    start = Step(
         kind=dialect.kind,
-        make=lambda _contents, _owner: {**(dialect.start or {}), "metadata": _UNMARKED},
-        patches=dialect.make_name(plan.job_id),
+        make=lambda _contents, owner: _own(dialect.render(plan, file_names, submit), owner),
     )
     is_queued = bool(pod_of(plan).queue and dialect.start)  # Kueue starts its own
+    started = {} if is_queued else dialect.start or {}
+    has_lease = is_leased(dialect, plan)
+    is_let_go = has_lease and not keeps_lease(dialect, plan)
+    metadata = {**_UNMARKED, "ownerReferences": None} if is_let_go else _UNMARKED
+    start = Step(
+        kind=dialect.kind,
+        make=lambda _contents, _owner: {**started, "metadata": metadata},
+        patches=dialect.make_name(plan.job_id),
+    )
+    lease = Step(kind=JOBS, make=lambda _contents, _owner: make_lease(plan, submit))
     before, adopt = _make_prerequisite(dialect, plan, file_names, submit)
     return SubmitSteps(
+        lease=lease if has_lease else None,
         before=before,
         main=main,
         companions=(*_make_companions(dialect, plan, file_names.num_parts), *adopt),
-        start=() if is_queued else (start,),
+        start=(start,),
     )
+
+
+def _own(body: Object, owner: Object | None) -> Object:
+    """Return the object with its owner, if it has one."""
+    if owner is None:
+        return body
+    return {**body, "metadata": {**body["metadata"], "ownerReferences": [owner]}}
 
 
 def _make_prerequisite(
@@ -92,7 +110,9 @@ def _make_prerequisite(
         return (), ()
     make = Step(
         kind=needed.kind,
-        make=lambda contents, _owner: needed.render(plan, file_names, submit, contents.source()),
+        make=lambda contents, owner: _own(
+            needed.render(plan, file_names, submit, contents.source()), owner
+        ),
     )
     adopt = Step(
         kind=needed.kind,

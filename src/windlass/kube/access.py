@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from windlass.kube.api_errors import ClusterError, Forbidden, make_role_hint
-from windlass.kube.kinds import ObjectKind
+from windlass.kube.kinds import JOBS, ObjectKind
 
 if TYPE_CHECKING:
     from windlass.kube.api import Api
@@ -106,6 +106,15 @@ END_LOST_PODS = Right(
 )
 
 
+_LEASES = Right(
+    group=JOBS.group,
+    resource=JOBS.plural,
+    verbs=("create", "patch", "delete"),
+    purpose="end what a killed client leaves, by a Job without pods that has a time to live",
+    optional=True,
+)
+
+
 def make_rights(kind: ObjectKind, more: Sequence[Right] = ()) -> tuple[Right, ...]:
     """The rights that an engine needs whose jobs are objects of this kind; `more` are its own."""
     main = Right(
@@ -114,7 +123,8 @@ def make_rights(kind: ObjectKind, more: Sequence[Right] = ()) -> tuple[Right, ..
         verbs=_MAIN_VERBS,
         purpose="submit, list, follow, cancel and remove jobs",
     )
-    return (main, *more, *_RIGHTS)
+    leases = () if kind == JOBS else (_LEASES,)  # it has all rights on its own kind
+    return (main, *more, *leases, *_RIGHTS)
 
 
 def render_role(rights: Mapping[str, Sequence[Right]], namespace: str = "") -> str:

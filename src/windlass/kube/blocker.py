@@ -80,6 +80,16 @@ class Blocker:
         return self.rank <= _RANKS[START_ERROR] or self.reason == CONTAINER_CONFIG
 
 
+def make_half_submitted(since_s: float) -> Blocker:
+    """Return what blocks a job whose client went away before the submit was complete."""
+    return Blocker(
+        reason=HALF_SUBMITTED,
+        message="the job was made but never started: its submit did not finish",
+        hint="windlass rm JOB removes it; then submit it again",
+        since_s=since_s,
+    )
+
+
 def needs_room(condition: Condition) -> bool:
     """Whether it would help that somebody else ends: nodes, the quota or the queue are full."""
     if condition.type != CONDITION:

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 from windlass import names
 from windlass.kube.blocker import (
-    HALF_SUBMITTED,
     NOT_ADMITTED,
     QUEUE_MISSING,
     QUEUE_TOO_SMALL,
     SUSPENDED,
     Blocker,
+    make_half_submitted,
 )
 from windlass.kube.fields import (
     Object,
@@ -65,12 +65,7 @@ def read_suspension(
             hint=f"kubectl edit {kind} {name_of(job)}: set suspend to false",
             since_s=since_s,
         )
-    return Blocker(
-        reason=HALF_SUBMITTED,
-        message="the job was made but never started: its submit did not finish",
-        hint="windlass rm JOB removes it; then submit it again",
-        since_s=since_s,
-    )
+    return make_half_submitted(since_s)
 
 
 def read_waiting(

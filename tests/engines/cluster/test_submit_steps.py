@@ -10,13 +10,16 @@ import pytest
 from cluster_engines import SOURCE, closing_engine, main_of, make_job_plan, submit, writes
 from kube.api_server import refuse
 from kube.storing_cluster import merge
+from waits import wait_for
 
 from windlass import names
 from windlass.engines.dialects.trainjob import TRAINJOB
 from windlass.engines.protocol import check_capabilities
 from windlass.errors import EngineMissing, SpecError, WindlassError
+from windlass.kube.blocker import HALF_SUBMITTED
 from windlass.kube.kinds import TRAIN_JOBS
 from windlass.kube.needs import Need
+from windlass.wire.status import Phase
 
 
 def test_the_main_object_is_made_first_owns_the_others_and_is_started_last(
@@ -24,7 +27,7 @@ def test_the_main_object_is_made_first_owns_the_others_and_is_started_last(
 ) -> None:
     ref = submit(engine, dialect, volumes=())
     is_needed = dialect.prerequisite is not None
-    first, *others, last = writes(cluster)[1 if is_needed else 0 :]
+    first, *others, last = writes(cluster)[is_needed + has_lease(dialect) :]
     assert (first.method, first.path.rpartition("/")[2]) == ("POST", dialect.kind.plural)
     assert names.ANNOTATION_SUBMIT in first.body["metadata"]["annotations"]
     uid = main_of(cluster, dialect)["metadata"]["uid"]
@@ -41,6 +44,91 @@ def test_the_main_object_is_made_first_owns_the_others_and_is_started_last(
     if dialect.start is not None:
         assert merge(first.body, dialect.start) != first.body, "it was held back"
         assert merge(main_of(cluster, dialect), dialect.start) == main_of(cluster, dialect)
+
+
+def has_lease(dialect: Any) -> bool:
+    return dialect.stays_up or dialect.prerequisite is not None
+
+
+def owners_of(body: Any) -> list[str]:
+    return [owner["name"] for owner in body["metadata"].get("ownerReferences") or ()]
+
+
+@pytest.mark.parametrize("queue", ["", "training"])
+@pytest.mark.parametrize("detach", [True, False])
+def test_a_lease_owns_what_nothing_else_would_end(engine, cluster, dialect, queue, detach) -> None:
+    """What is held back never runs by itself; Kueue, or a kind that starts at once, knows no such thing."""
+    ref = engine.submit(replace(make_job_plan(dialect, queue=queue), detach=detach), b"payload")
+    is_leased = bool(queue) or has_lease(dialect)
+    seen = writes(cluster)
+    lease = [
+        one for one in seen if one.path.endswith("/jobs") and not one.body["spec"]["parallelism"]
+    ]
+    assert lease == seen[: int(is_leased)], "it is the first of all"
+    main = next(
+        one for one in seen if one.path.endswith(f"/{dialect.kind.plural}") and one not in lease
+    )
+    if is_leased:
+        assert owners_of(main.body) == [f"{ref.job_id}-lease"]
+        assert lease[0].body["spec"]["completions"] == 0
+        assert lease[0].body["spec"]["ttlSecondsAfterFinished"] >= 120
+        assert names.LABEL_JOB not in lease[0].body["metadata"]["labels"], "it is no job"
+    if dialect.prerequisite is not None:
+        made = next(
+            one for one in seen if one.path.endswith(f"/{dialect.prerequisite.kind.plural}")
+        )
+        assert owners_of(made.body) == [f"{ref.job_id}-lease"]
+    (there,) = [
+        one
+        for one in cluster.objects[dialect.kind.plural]
+        if "-lease" not in one["metadata"]["name"]
+    ]
+    is_kept = dialect.stays_up and not detach
+    assert owners_of(there) == ([f"{ref.job_id}-lease"] if is_kept else [])
+    assert names.ANNOTATION_SUBMIT not in there["metadata"]["annotations"]
+
+
+def test_without_the_right_to_make_a_lease_there_is_none(engine, cluster, dialect) -> None:
+    cluster.refusals = {("POST", "/jobs"): refuse(403, "Forbidden", "you may not create jobs")}
+    if dialect.kind.plural == "jobs":
+        with pytest.raises(WindlassError, match="you may not create jobs"):
+            submit(engine, dialect, volumes=())
+        return
+    submit(engine, dialect, volumes=())
+    assert owners_of(main_of(cluster, dialect)) == []
+
+
+def test_who_holds_the_lease_renews_it_where_pods_stay_up(engine, cluster, dialect) -> None:
+    plan = replace(make_job_plan(dialect), detach=False)
+    ref = engine.submit(plan, b"payload")
+
+    def renewals() -> list[Any]:
+        patches = [one for one in writes(cluster) if one.path.endswith(f"/jobs/{ref.job_id}-lease")]
+        return [one for one in patches if "spec" in one.body]
+
+    with engine.hold(ref):
+        if not dialect.stays_up:
+            assert renewals() == []
+            return
+        wait_for(lambda: bool(renewals()), "the lease is renewed")
+    assert renewals()[0].body["spec"]["ttlSecondsAfterFinished"] >= plan.lease_s + 120
+
+
+def test_a_submit_that_broke_off_before_its_secret_is_listed(engine, cluster, dialect) -> None:
+    ref = submit(engine, dialect, volumes=())
+    engine.let_go(ref)
+    cluster.put("secrets")
+    (main,) = cluster.objects[dialect.kind.plural]
+    with pytest.raises(WindlassError, match="broke off before it was complete"):
+        engine.status(ref)  # somebody removed its Secret
+    mark = {"metadata": {"annotations": {names.ANNOTATION_SUBMIT: "mark"}}}
+    cluster.put(dialect.kind.plural, merge(main, mark))
+    assert [one.job_id for one in engine.jobs()] == [ref.job_id]
+    status = engine.status(ref)
+    assert (status.job_id, status.num_nodes, status.phase) == (ref.job_id, 2, Phase.PENDING)
+    assert [one.reason for one in status.conditions] == [HALF_SUBMITTED]
+    engine.remove(ref)
+    assert ref.job_id not in str(cluster.names()).replace(f"{ref.job_id}-lease", "")
 
 
 def test_the_training_library_travels_beside_the_agent(engine, cluster, dialect) -> None:
@@ -82,7 +170,7 @@ def test_an_export_is_what_a_submit_makes(engine, cluster, dialect) -> None:
     created = {
         (seen.body["kind"], seen.body["metadata"]["name"]): seen.body
         for seen in writes(cluster)
-        if seen.method == "POST"
+        if seen.method == "POST" and "-lease" not in seen.body["metadata"]["name"]
     }
     assert [document["kind"] for document in documents][-1] == dialect.kind.name
     exported = {(one["kind"], one["metadata"]["name"]) for one in documents}

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 READER_SILENCE_S = 60.0
 # a client has to find the lead before it can hold a lease, however short that one is
-_FIRST_HELLO_S = 60.0
+_FIRST_HELLO_S = 30.0
 
 
 class LeadServer:
@@ -56,6 +56,7 @@ class LeadServer:
         self._inputs = inputs
         self._num_leases = 0
         self._had_lease = False
+        self.is_abandoned = False  # the job was ended because no client held its lease
         self._lease_changed = asyncio.Event()
         self._links: set[Link] = set()
         self._nodes: set[int] = set()
@@ -193,6 +194,7 @@ class LeadServer:
             try:
                 await asyncio.wait_for(self._lease_changed.wait(), gone_s)
             except asyncio.TimeoutError:
+                self.is_abandoned = True
                 message = f"its client has been gone for {gone_s:g} s"
                 self._lead.end(FailureKind.CANCELLED, message)
                 return
