@@ -6,7 +6,9 @@ The cases themselves are part of the package (src/windlass/conformance/cases): u
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,12 +30,29 @@ CASES = ROOT / "src/windlass/conformance/cases"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    start_as_in_a_terminal()
     for line in (
         "chaos: takes nodes or the API server away from everybody, so it runs alone",
         "local_only(reason): a contract that cannot hold on a cluster",
         "cluster_only(reason): a contract that means nothing on one machine",
     ):
         config.addinivalue_line("markers", line)
+
+
+def start_as_in_a_terminal() -> None:
+    """Handle signals by default, and pass on no descriptors but the standard ones.
+
+    Programs that tests start inherit both. nohup, cron, CI runners and the `&` of scripts start programs with
+    signals ignored or blocked; `make -j` and some runners leave pipes open.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for name in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):  # the one that listed them
+            os.set_inheritable(int(name), int(name) <= 2)
 
 
 @pytest.hookimpl(tryfirst=True)

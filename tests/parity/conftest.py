@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,14 +23,6 @@ def home(shared: Path) -> Iterator[Path]:
         patch.setenv("XDG_CONFIG_HOME", str(shared / "config"))
         yield folder
     wait_for(lambda: not find_left_over(folder), f"no process left: {find_left_over(folder)}", 15.0)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def heard_hangup() -> Iterator[None]:
-    """SIGHUP as in a terminal: under nohup it is ignored, and torchrun alone undoes that for its ranks."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture(scope="session")

@@ -149,6 +149,8 @@ def _run(launch: Launch, folder: Path) -> None:
     environ = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_INHERITED)}
     env = {
         **environ,
+        # in the C locale Python changes LC_CTYPE for its children, so ranks of any launcher differ
+        "LANG": "C.UTF-8",
         "WINDLASS_HOME": str(folder / "home"),
         "XDG_CONFIG_HOME": str(folder / "config"),
         **dict(launch.env),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -33,3 +35,25 @@ def test_sigterm_reaches_the_handlers_of_every_rank(launch, side):
         *("saved-1-SIGTERM handler.txt", "saved-1-finally.txt"),
     ], ran.connection
     assert ran.code != 0
+
+
+UNDER_NOHUP = """
+trap '' HUP QUIT
+exec "$@" </dev/null
+"""
+LOOK = """
+import signal
+print([signal.getsignal(number) is signal.SIG_IGN for number in (signal.SIGHUP, signal.SIGQUIT)])
+"""
+
+
+@pytest.mark.parametrize("words", [[], ["-m", "windlass.cli.main", "run"]], ids=["python", "rank"])
+def test_a_rank_under_nohup_ignores_what_python_ignores(tmp_path, words):
+    (tmp_path / "look.py").write_text(LOOK)
+    ran = subprocess.run(
+        ["sh", "-c", UNDER_NOHUP, "sh", sys.executable, *words, "look.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert "[True, True]\n" in ran.stdout, ran.stdout + ran.stderr
