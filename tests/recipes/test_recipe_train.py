@@ -6,10 +6,14 @@ import re
 import subprocess
 import sys
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
+from windlass.names import VERSION
 from windlass.recipes.train import SmokeOptions, main, make_data
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_it_trains_and_prints_lines_that_can_be_grepped(capsys, tmp_path):
@@ -65,6 +69,22 @@ def test_the_image_has_both_where_guides_look_for_them(tmp_path):
     )
     assert ran.returncode == 0, ran.stderr
     assert "--model-local-dir none" in ran.stdout
+
+
+def test_the_image_is_pinned_to_what_the_suite_runs_with():
+    text = files("windlass").joinpath("recipes", "Dockerfile").read_text(encoding="utf-8")
+    constraints = (ROOT / "constraints-dev.txt").read_text()
+    known = dict(
+        re.findall(r"^([\w-]+)==([\d.]+)(?:$|; python_version >=)", constraints, re.MULTILINE)
+    )
+    (base,) = re.findall(
+        r"^ARG BASE=pytorch/pytorch:([\d.]+)-cuda[\d.]+-cudnn\d+-runtime$", text, re.M
+    )
+    assert base == known["torch"]
+    pins = dict(re.findall(r"\b([a-z]+)==([\d.]+)\b", text))
+    assert {name: known[name] for name in pins} == pins
+    assert pins.keys() == {"transformers", "peft", "accelerate", "safetensors", "mlflow", "numpy"}
+    assert f'ARG WINDLASS="windlass[llm,mlflow]=={VERSION}"' in text
 
 
 @pytest.mark.long
