@@ -44,7 +44,12 @@ def _choose(job: wl.Job, random_: random.Random) -> tuple[str, int, int]:
 def test_kill(round_, home, tmp_path):
     random_ = random.Random(SEED * 1000 + round_)
     job = wl.submit(
-        work.hang_and_breed, (str(tmp_path / "flag"),), nodes=NODES, procs=PROCS, grace_s=1
+        work.hang_and_breed,
+        (str(tmp_path / "flag"),),
+        nodes=NODES,
+        procs=PROCS,
+        grace_s=1,
+        node_restarts=0,
     )
     wait_for(lambda: len(list(tmp_path.glob("flag-*"))) == NODES * PROCS, "every rank has children")
     wait_for(lambda: all(rank.pid for rank in job.status().ranks), "every rank's pid is known")

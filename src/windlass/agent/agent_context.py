@@ -1,7 +1,8 @@
 """Where one agent works: its node, its folder, its way to the lead. The same record on every engine.
 
-On one machine all nodes share a folder, and a lost node stays lost. In pods each node is alone with its
-folder, so files travel over links, and whoever is lost comes back as another pod of the same index.
+On one machine all nodes share a folder, and the lead replaces the agent of a lost node. In pods each node is
+alone with its folder, so files travel over links, and whoever is lost comes back as another pod of the same
+index.
 """
 
 from __future__ import annotations

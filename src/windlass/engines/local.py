@@ -81,6 +81,7 @@ class LocalEngine:
             environ=dict(os.environ),
             env={names.GLOO_SOCKET_IFNAME: _LOOPBACK},
             master_addr="127.0.0.1",
+            replaces_nodes=True,
             jobs_folder=str(self._jobs.absolute()),
         )
 

@@ -18,6 +18,7 @@ from windlass.agent.agent_context import AgentContext
 from windlass.agent.lead.client_link import ClientLink
 from windlass.agent.lead.index_table import IndexTable
 from windlass.agent.lead.lead import Lead
+from windlass.agent.lead.local_nodes import LocalNodes
 from windlass.agent.lead.node_link import NodeLink
 from windlass.agent.link.agent_link import Link
 from windlass.agent.node.folder_sender import FolderSender
@@ -61,12 +62,20 @@ class LeadServer:
         self._links: set[Link] = set()
         self._nodes: set[int] = set()
         self._indexes = IndexTable(context.incarnation, context.sight)
+        self._local_nodes = LocalNodes(context) if self._replaces_nodes else None
         self._readers: dict[Link, FolderSender] = {}  # clients that are sent everything
         self._had_reader = False
         self._is_read = False  # one of them has everything, the last status included
         self._reader_came = asyncio.Event()
         self._reader_left = asyncio.Event()
         self._is_dismissing = False
+
+    @property
+    def _replaces_nodes(self) -> bool:
+        """True if a node that is lost is replaced by this lead."""
+        context = self._context
+        is_job = self._call_server is None
+        return is_job and not context.is_pod and context.plan.node_restarts > 0
 
     async def take(self, link: Link, hello: Hello, _frames: AsyncIterator[Frame]) -> None:
         """One peer, until it hangs up."""
@@ -113,7 +122,9 @@ class LeadServer:
         if index in self._nodes:
             raise ProtocolError(f"node {index} is here already", hint="it ends first")
         self._nodes.add(index)
-        node = NodeLink(self._context, self._lead, self._call_server, link, index)
+        node = NodeLink(
+            self._context, self._lead, self._call_server, link, index, self._local_nodes
+        )
         why = "its link broke"
         link.watch(self._context.silence_s)
         try:
@@ -132,8 +143,13 @@ class LeadServer:
             node.close()
             self._nodes.discard(index)
             parting = Parting.CLOSED if link.is_closed else Parting.CUT
+            if self._local_nodes is not None and not link.is_closed:
+                self._local_nodes.end(index)
+                parting = Parting.CLOSED
             self._indexes.lose(index, parting)
             self._lead.lose(index, why, parting=parting)
+            if self._local_nodes is not None and not self._is_dismissing:
+                self._local_nodes.replace(index)
 
     async def _take_client(self, link: Link, hello: Hello) -> None:
         client = ClientLink(

@@ -30,6 +30,7 @@ from windlass.wire.messages.worlds import WorldCleared
 
 if TYPE_CHECKING:
     from windlass.agent.lead.call_server import CallServer
+    from windlass.agent.lead.local_nodes import LocalNodes
 
 _DEPUTY = 1  # keeps a copy of what node 0's ranks left, for the node 0 that may come after it
 _RANK_FILE = re.compile(r"attempt-\d+/rank-(\d+)\.")
@@ -46,12 +47,14 @@ class NodeLink:
         call_server: CallServer | None,
         link: Link,
         index: int,
+        local_nodes: LocalNodes | None = None,
     ) -> None:
         self._context = context
         self._lead = lead
         self._call_server = call_server
         self._link = link
         self._index = index
+        self._local_nodes = local_nodes
         self._receiver = Receiver(context.folder, is_from_ranks)
         self._sender: FolderSender | None = None
         self._is_leaving = False
@@ -102,6 +105,8 @@ class NodeLink:
         if self._call_server is not None:
             self._call_server.join(self._link, self._index, about)
             return
+        if self._local_nodes is not None:
+            self._local_nodes.joined(self._index, about.pid)
         self._lead.join(self._index, self._link.send, about)
         if self._context.is_pod:  # where nodes do not share a folder
             folder = self._context.folder

@@ -11,6 +11,10 @@ import os
 import signal
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -26,6 +30,16 @@ def _prctl(option: int, value: int) -> bool:
 def become_subreaper() -> bool:
     """Orphaned grandchildren become children of this process instead of init's."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+@contextlib.contextmanager
+def not_reaping() -> Iterator[None]:
+    """Let grandchildren that are orphaned now become init's. Only for a subreaper, and not for long."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+    try:
+        yield
+    finally:
+        become_subreaper()
 
 
 def die_with_parent(parent: int, signum: int) -> None:

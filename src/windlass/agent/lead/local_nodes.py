@@ -1,0 +1,77 @@
+"""Nodes of a job on this machine that were lost: end what is left of one, and start another in its place.
+
+In a cluster others do that. Here the lead does: it can kill processes, so it need not wait for them to end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+
+from windlass.agent.agent_context import AgentContext
+from windlass.agent.bootstrap import send_order
+from windlass.agent.node import processes
+from windlass.wire.messages.agents import StartNode
+
+logger = logging.getLogger(__name__)
+
+# The shell exits at once: the agent is no child of the lead, which ends all of its own with an attempt.
+_IN_BACKGROUND = '"$@" &'
+
+
+class LocalNodes:
+    """Agents of the followers of one job."""
+
+    def __init__(self, context: AgentContext) -> None:
+        self._context = context
+        self._pids: dict[int, int] = {}
+
+    def joined(self, index: int, pid: int) -> None:
+        """Note which process the agent of a node is."""
+        self._pids[index] = pid
+
+    def end(self, index: int) -> None:
+        """Kill an agent that is there and says nothing, and all of its processes."""
+        pid = self._pids.pop(index, 0)
+        if pid:
+            processes.kill_descendants(pid)
+            processes.kill(pid, signal.SIGKILL)
+
+    def replace(self, index: int) -> None:
+        """Start another agent of a node. One that cannot be started is logged, and missed by the lead."""
+        context = self._context
+        log = context.folder.agent_log(index)
+        order = StartNode(
+            node=index,
+            plan=str(context.folder.plan),
+            run_dir=str(context.run_dir),
+            log=str(log),
+            hidden={},  # they are in the environment, which the new agent inherits
+        )
+        ours, theirs = socket.socketpair()
+        try:
+            with ours, theirs, processes.not_reaping():
+                _spawn(theirs.fileno(), str(log))
+                send_order(ours, order, [])
+        except OSError as error:
+            logger.warning("node %s cannot be replaced: %s", index, error)
+        else:
+            logger.info("another agent was started as node %s", index)
+
+
+def _spawn(control_fd: int, log: str) -> None:
+    """Start an agent as the engine does, and leave it to the system."""
+    agent = [sys.executable, "-I", "-S", sys.argv[0], "agent", str(control_fd)]
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, log, flags, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+        (os.POSIX_SPAWN_DUP2, control_fd, control_fd),
+    ]
+    argv = ["/bin/sh", "-c", _IN_BACKGROUND, "sh", *agent]
+    pid = os.posix_spawn(argv[0], argv, os.environ, file_actions=actions, setsid=True)
+    os.waitpid(pid, 0)
