@@ -43,7 +43,6 @@ from windlass.near_names import did_you_mean
 from windlass.plan.plan import Facts, Plan, read_plan, render_plan
 from windlass.settings import Settings
 from windlass.spec.pod_spec import PodSize
-from windlass.spec.work import Calls
 from windlass.trusted import check_own, make_own
 from windlass.waiting import wait_until
 from windlass.wire.initial_status import make_first_status, render_status
@@ -52,7 +51,7 @@ from windlass.wire.log_files import LogFiles
 from windlass.wire.log_lines import LogQuery
 from windlass.wire.messages.agents import StartNode
 from windlass.wire.messages.jobs import CancelJob
-from windlass.wire.payloads import check_spill, remove_spills
+from windlass.wire.payloads import remove_spills
 from windlass.wire.results import ResultHeader
 from windlass.wire.states import NodeState
 from windlass.wire.status import FailureKind, JobStatus, Phase, cut_text
@@ -106,8 +105,6 @@ class LocalEngine:
                 f"there is a job {plan.job_id} already", hint="prepare it anew: an id is used once"
             )
         archive = _find_archive()
-        if isinstance(plan.work, Calls):
-            check_spill()
         run_dir = make_socket_folder(plan.job_id)
         try:
             make_own(folder.path, below=self._home, is_new=True)

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from windlass.errors import EngineError
 from windlass.trusted import find_private_fault, make_private
 from windlass.wire import pickling
 from windlass.wire.tensor_pickling import IN_BAND_BYTES
@@ -93,33 +94,23 @@ def map_file(path: str) -> mmap.mmap | bytes:
 
 
 def make_spill(name: str, fallback: Path) -> Path:
-    """The folder for a node's payloads: in shared memory where that is large enough, else beside it."""
+    """Make the folder for a node's payloads: in shared memory, or in `fallback` where that is not possible.
+
+    Shared memory may be too small. Or another user may have made a folder of that name before us, for us to
+    load pickles from.
+    """
     path = fallback / "payloads"
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, EngineError):
         if _has_room(_NEEDED_BYTES):
-            _make_shared_parent()
+            make_private(_shared_parent())
             path = _shared_parent() / name
     make_private(path)
     return path
 
 
-def check_spill() -> None:
-    """Refuse now what nodes of this machine would refuse when they have started."""
-    with contextlib.suppress(OSError):
-        if _has_room(0):
-            _make_shared_parent()
-
-
 def _has_room(needed_bytes: int) -> bool:
     free = os.statvfs(_SHARED_MEMORY)
     return free.f_bavail * free.f_frsize >= needed_bytes
-
-
-def _make_shared_parent() -> None:
-    """Anybody may have made a folder of that name before us, and put pickles there for us to load."""
-    parent = _shared_parent()
-    hint = f"payloads of computes go there; have its owner or root remove it: rm -r {parent}"
-    make_private(parent, hint=hint)
 
 
 def _shared_parent() -> Path:
