@@ -9,6 +9,10 @@ import pytest
 from leading import lead_through
 
 from windlass import records
+from windlass.agent.lead.budget import Budget
+from windlass.plan.plan import Facts, make_plan
+from windlass.spec.job_spec import JobSpec
+from windlass.spec.work import Command
 from windlass.wire.lead_handover import LeadHandover, choose_memory, make_memory
 from windlass.wire.status import FailureKind, Moment, Phase, Verdict
 
@@ -169,6 +173,21 @@ def test_the_deadline_is_the_old_leads(tmp_path):
         tmp_path, acts, join=[0], meanwhile=tell(memory), timeout_s=600, replaces=True
     )
     assert (status.phase, status.verdict.kind) == (Phase.FAILED, FailureKind.TIMEOUT)
+
+
+@pytest.mark.parametrize("jump_s", [-86_400.0, 86_400.0])
+def test_a_jump_of_the_wall_clock_changes_no_time_limit(monkeypatch, jump_s):
+    plan = make_plan(
+        JobSpec(work=Command(argv=("true",)), timeout_s=600.0),
+        job_id="job-1",
+        now_s=0,
+        facts=Facts(environ={}),
+    )
+    budget = Budget(plan, LeadHandover())
+    budget.begin((), ())
+    jumped_s = time.time() + jump_s
+    monkeypatch.setattr(time, "time", lambda: jumped_s)
+    assert 0 < budget.left_s() <= 600
 
 
 def test_what_a_node_remembers_is_no_news_once_the_job_runs(tmp_path):

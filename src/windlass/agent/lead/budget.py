@@ -25,6 +25,9 @@ class Budget:
         self.memory = memory
         self.has_begun = False  # an attempt, under this lead
         self.told: list[LeadHandover] = []  # what nodes remember of an earlier lead
+        self._deadline: tuple[float, float] | None = (
+            None  # by the wall clock, and by the monotonic one
+        )
 
     def hear(self, memory: LeadHandover | None) -> bool:
         """What a node remembers; whether it is not what this lead has told itself."""
@@ -62,6 +65,7 @@ class Budget:
             timeline=timeline,
             seats=tuple(seats),
         )
+        self.left_s()  # from now on, jumps of the wall clock do not count
         return self.memory.attempt
 
     def spend(self, verdict: Verdict) -> bool:
@@ -84,6 +88,14 @@ class Budget:
         return self.memory.restarts_used < self._plan.restarts
 
     def left_s(self) -> float | None:
-        """How much of the job's time limit is left."""
-        deadline = self.memory.deadline_at_s
-        return None if deadline is None else max(0.0, deadline - time.time())
+        """Return how much of the job's time limit is left; None without a limit.
+
+        Leads on different machines share the wall clock only. Each counts by its monotonic clock from the
+        moment when it learns of the deadline.
+        """
+        at_s = self.memory.deadline_at_s
+        if at_s is None:
+            return None
+        if self._deadline is None or self._deadline[0] != at_s:
+            self._deadline = at_s, time.monotonic() + at_s - time.time()
+        return max(0.0, self._deadline[1] - time.monotonic())
