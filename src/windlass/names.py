@@ -211,5 +211,8 @@ MAX_DATAGRAM_BYTES = 60_000
 MAX_ATTEMPTS = 1_000_000_000
 MAX_RANKS = 100_000  # of one job; a status that speaks of more is not believed
 PART_BYTES = 4 << 20
-MAX_LOG_BYTES = 8 << 30  # of one rank in one attempt; one that prints for ever fills no disk
+MAX_LOG_BYTES = (
+    8 << 30
+)  # of all ranks of a job, in all attempts; one that prints for ever fills no disk
+MIN_FREE_BYTES = 1 << 30  # no log is written when its disk has less free, or less than 5 %
 MAX_LOG_RECORD_BYTES = 16 << 10

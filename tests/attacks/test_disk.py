@@ -22,7 +22,7 @@ from tls_peers import JOB, until
 import windlass as wl
 from windlass import names
 from windlass.agent.lead.status_writer import StatusWriter
-from windlass.agent.node.streams import RankStreams
+from windlass.agent.node.streams import RankStreams, share_room
 from windlass.engines.lead_sync import LeadSync
 from windlass.engines.old_jobs import forget_old_jobs
 from windlass.wire.file_sync import Piece, Receiver, is_from_lead
@@ -142,6 +142,37 @@ def test_a_log_has_a_limit_and_what_is_lost_is_told(tmp_path):
     assert 5_000 < len(log) <= 10_000
     assert b"line 0\n" in log
     assert told == ["rank-0.log is incomplete: it has become as large as a log may be"]
+
+
+def test_the_logs_of_a_job_have_a_limit_in_all(tmp_path):
+    folder = JobFolder(tmp_path)
+    total = 0
+    for attempt in range(40):
+        folder.make_attempt(attempt)
+        room = share_room(folder, num_nodes=1, num_ranks=4)
+        assert attempt > 5 or room > 10 << 20
+        for rank in range(4):
+            with folder.log(attempt, rank).open("wb") as log:
+                log.truncate(room)  # it takes no space
+        total += 4 * room
+    assert names.MAX_LOG_BYTES * 0.99 < total <= names.MAX_LOG_BYTES
+
+
+def test_a_log_ends_before_its_disk_is_full(tmp_path):
+    async def run(disk: Path) -> list[str]:
+        told: list[str] = []
+        (disk / "other").write_bytes(bytes(4 * MB - 64 * 1024))
+        streams = RankStreams(disk / "rank-0.log", told.append)
+        ends = streams.open()
+        os.write(ends[0], b"a line\n")
+        for end in ends:
+            os.close(end)
+        streams.close()
+        assert (disk / "rank-0.log").read_bytes() == b""
+        return told
+
+    with _small_disk(tmp_path / "disk", 4 * MB) as disk:
+        assert asyncio.run(run(disk)) == ["rank-0.log is incomplete: its disk is nearly full"]
 
 
 def test_a_copy_of_a_log_has_the_same_limit(tmp_path):

@@ -22,7 +22,7 @@ from windlass.agent.node import processes
 from windlass.agent.node.forkserver_client import ForkServer
 from windlass.agent.node.node_stores import NodeStores
 from windlass.agent.node.report_socket import ReportSocket
-from windlass.agent.node.streams import RankStreams
+from windlass.agent.node.streams import RankStreams, share_room
 from windlass.agent.node.world_ranks import Echo, LiveRank, Tell, WorldRanks
 from windlass.spec.work import Calls
 from windlass.wire.lead_handover import LeadHandover
@@ -172,10 +172,11 @@ class Node:
             return None
         number = number_node(self.context.index)
         attempt = 0 if self._is_compute else order.number
-        path = Path(os.devnull)
+        path, max_bytes = Path(os.devnull), names.MAX_LOG_BYTES
         if not self._is_compute:
             self.context.folder.make_attempt(attempt)
             path = self.context.folder.log(attempt, number)
+            max_bytes = self._share_log_room()
 
         def on_lines(lines: bytes) -> None:
             if self._is_compute:
@@ -185,7 +186,7 @@ class Node:
             if self.echo is not None:
                 self.echo(number, attempt, lines)
 
-        return RankStreams(path, self._on_log_trouble, on_lines)
+        return RankStreams(path, self._on_log_trouble, on_lines, max_bytes=max_bytes)
 
     # -- starting ranks ------------------------------------------------------------------------
 
@@ -194,7 +195,17 @@ class Node:
         self.forks.revive()
         self.forks.extend(preload)
         self.context.folder.make_attempt(number)
-        return WorldRanks(number, grace_s=self.context.plan.grace_s)
+        plan = self.context.plan
+        ranks = WorldRanks(number, grace_s=plan.grace_s)
+        if not self._is_compute:
+            ranks.log_bytes = self._share_log_room()
+        return ranks
+
+    def _share_log_room(self) -> int:
+        """Return how much each rank may log, and so may the processes of a framework here."""
+        plan = self.context.plan
+        num_writers = plan.nodes[self.context.index].num_ranks + (plan.sizes is not None)
+        return share_room(self.context.folder, len(plan.nodes), num_writers)
 
     def start_rank(
         self,
@@ -205,7 +216,7 @@ class Node:
     ) -> None:
         """Have a rank forked, with its streams and, where it takes calls, its end of a channel."""
         log = self.context.folder.log(ranks.number, request.rank)
-        streams = RankStreams(log, self._on_log_trouble, on_lines)
+        streams = RankStreams(log, self._on_log_trouble, on_lines, max_bytes=ranks.log_bytes)
         ranks.live[request.rank] = LiveRank(request.rank, streams)
         env = {**request.env, names.REPORT_SOCKET: str(self._reports.path)}
         ends = streams.open()

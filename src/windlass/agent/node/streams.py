@@ -7,6 +7,7 @@ is told, but never blocks a rank. Knows pipes and the log's form; nothing of ran
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import select
@@ -15,13 +16,29 @@ from collections.abc import Callable
 from pathlib import Path
 
 from windlass import names
+from windlass.wire.job_folder import JobFolder
 from windlass.wire.log_lines import FULL, PART, REPLACED, STREAMS, render_prefix
 
 logger = logging.getLogger(__name__)
 
+_CHECK_BYTES = 16 << 20  # between two looks at the free space
 _READ_BYTES = 64 << 10  # more is taken from the system and given back each time
 _PARTIAL_AFTER_S = 0.2  # a line without an end is written out after this long
 _REPLACED_EVERY_S = 0.2  # of a progress bar's drawings, at most one in this time is kept
+
+
+def share_room(folder: JobFolder, num_nodes: int, num_ranks: int) -> int:
+    """Return how much each of `num_ranks` ranks of this node may log in the next attempt.
+
+    They get half of what earlier attempts left of the node's part, so there is always room for another one.
+    """
+    used = 0
+    for attempt in folder.attempts():
+        for path in folder.log(attempt, 0).parent.glob("*.log"):
+            with contextlib.suppress(OSError):
+                used += path.stat().st_size
+    room = max(0, names.MAX_LOG_BYTES - used) // num_nodes
+    return room // (2 * max(1, num_ranks))
 
 
 class LineCutter:
@@ -111,6 +128,7 @@ class RankStreams:
     ) -> None:
         self._path = path
         self._room_bytes = max_bytes
+        self._unchecked_bytes = 0  # how much may be written until the disk is looked at
         self._echo = echo
         self._on_trouble = on_trouble
         self._loop = asyncio.get_running_loop()
@@ -172,11 +190,28 @@ class RankStreams:
             )
             return
         self._room_bytes -= len(data)
+        if not self._has_space(len(data)):
+            self._lose(data, "its disk is nearly full")
+            return
         try:
             while data:
                 data = data[os.write(self._file, data) :]
         except OSError as error:
             self._lose(data, error.strerror or str(error))
+
+    def _has_space(self, num_bytes: int) -> bool:
+        """Return whether the disk has space to spare; looks only once in some megabytes."""
+        self._unchecked_bytes -= num_bytes
+        if self._unchecked_bytes >= 0:
+            return True
+        try:
+            disk = os.statvfs(self._path)
+        except OSError:
+            return True
+        free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+        is_spare = free >= min(names.MIN_FREE_BYTES, size // 20)
+        self._unchecked_bytes = _CHECK_BYTES if is_spare else 0
+        return is_spare
 
     def _lose(self, data: bytes, why: str) -> None:
         if not self._lost_bytes:

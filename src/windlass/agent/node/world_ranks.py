@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from windlass import names
 from windlass.agent.node import processes
 from windlass.agent.node.exit_codes import judge_exit
 from windlass.agent.node.streams import RankStreams
@@ -46,6 +47,7 @@ class WorldRanks:
     def __init__(self, number: int, *, grace_s: float) -> None:
         self.number = number
         self.live: dict[int, LiveRank] = {}
+        self.log_bytes = names.MAX_LOG_BYTES  # how much each of them may log
         self.leaders: set[int] = set()  # ranks that are gone: each led a session of its own
         self.stopped_at_s: float | None = None
         self._grace_s = grace_s
