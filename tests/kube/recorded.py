@@ -41,8 +41,8 @@ def read_dead_pods(pods: list[dict[str, Any]], events: Any = ()) -> tuple[job_po
     return job_pods.read_dead_pods(pods, events, indexes=_find_indexes(pods))
 
 
-def timeline(pods: list[dict[str, Any]], *, num_nodes: int = 0) -> list[Any]:
-    return job_pods.timeline(pods, indexes=_find_indexes(pods), num_nodes=num_nodes)
+def timeline(pods: list[dict[str, Any]], **more: Any) -> list[Any]:
+    return job_pods.timeline(pods, indexes=_find_indexes(pods), **more)
 
 
 def _find_indexes(pods: list[dict[str, Any]]) -> job_pods.PodIndexes:

@@ -144,6 +144,15 @@ def test_a_node_that_lost_its_pod_keeps_its_first_times() -> None:
     assert timeline(seen.pods) == timeline(first)
 
 
+def test_pods_that_were_made_after_all_nodes_had_joined_have_no_moments() -> None:
+    """The pods before them are gone, and with them the times of the first attempt."""
+    seen = load("good")
+    moments = timeline(seen.pods, num_nodes=2)
+    joined_at_s = moments[-1].at_s + 1
+    assert timeline(seen.pods, num_nodes=2, joined_at_s=joined_at_s) == moments
+    assert timeline(seen.pods, num_nodes=2, joined_at_s=moments[0].at_s - 60) == []
+
+
 def test_pods_that_bear_no_index_are_known_by_what_was_told_of_them_also_later() -> None:
     told: dict[str, int] = {}
     head = {"metadata": {"name": "a-head"}}

@@ -328,8 +328,13 @@ class ClusterJob:
 
     def _add_moments(self, status: JobStatus) -> JobStatus:
         num_nodes = self._plan.min_nodes
-        passed = timeline(self._sight.pods, indexes=self._indexes, num_nodes=num_nodes)
-        known = {moment.name for moment in status.timeline}
+        known = {moment.name: moment.at_s for moment in status.timeline}
+        passed = timeline(
+            self._sight.pods,
+            indexes=self._indexes,
+            num_nodes=num_nodes,
+            joined_at_s=known.get(MomentName.NODES_JOINED),
+        )
         # the API server's times are whole seconds: nothing comes before it was asked for
         new = [
             Moment(name=moment.name, at_s=max(moment.at_s, status.created_at_s))

@@ -84,11 +84,21 @@ def read_dead_pods(
     return tuple(dead)
 
 
-def timeline(pods: Sequence[Object], *, indexes: PodIndexes, num_nodes: int = 0) -> list[Moment]:
+_CLOCKS_DIFFER_S = 2.0  # times of the API server are whole seconds of another clock
+
+
+def timeline(
+    pods: Sequence[Object],
+    *,
+    indexes: PodIndexes,
+    num_nodes: int = 0,
+    joined_at_s: float | None = None,
+) -> list[Moment]:
     """When the last needed pod was queued, scheduled, had its image, and had its container running.
 
     A moment that some node has not passed is left out. A node that lost its pod keeps the time of its first
-    one. `num_nodes` is how many nodes are needed; 0: as many as there are pods.
+    one. `num_nodes` is how many nodes are needed; 0: as many as there are pods. What came after all nodes had
+    joined, at `joined_at_s`, belongs to pods that replaced others, and is left out.
     """
     passed: dict[MomentName, dict[int, float]] = {moment: {} for moment in _MOMENTS}
     for pod in pods:
@@ -104,6 +114,8 @@ def timeline(pods: Sequence[Object], *, indexes: PodIndexes, num_nodes: int = 0)
             break
         # The kubelet's clock is not the API server's: no step goes back.
         at_s = max((*times.values(), *(before.at_s for before in moments)))
+        if joined_at_s is not None and at_s > joined_at_s + _CLOCKS_DIFFER_S:
+            break
         moments.append(Moment(name=moment, at_s=at_s))
     return moments
 
