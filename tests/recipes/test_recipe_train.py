@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -102,3 +105,28 @@ def test_it_runs_under_launchers(launcher, tmp_path, home):
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "[DDP] world_size=2" in ran.stdout
     assert "[DONE] steps=8" in ran.stdout
+
+
+class _Asked(BaseHTTPRequestHandler):
+    """Refuses everything, and notes what it was asked."""
+
+    paths: ClassVar[list[str]] = []
+
+    def do_GET(self):
+        self.paths.append(self.path)
+        self.send_error(400)
+
+    do_POST = do_GET  # noqa: N815
+
+    def log_message(self, *_):
+        pass
+
+
+def test_metrics_go_to_mlflow_where_its_address_is_set(monkeypatch):
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Asked) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("no_proxy", "*")
+        main(["--steps", "1", "--samples", "512"])
+        server.shutdown()
+    assert any("/api/2.0/mlflow/experiments/get-by-name" in path for path in _Asked.paths)

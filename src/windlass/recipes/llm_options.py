@@ -13,7 +13,7 @@ from typing import Any
 
 from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
-from windlass.recipes.recipe_flags import RUN_ID, guess_out, rename_flags
+from windlass.recipes.recipe_flags import RUN_ID, guess_out, guess_trackers, rename_flags
 from windlass.train.trainer_config import read_config, read_options
 from windlass.train.trainer_options import TrainerOptions
 
@@ -150,11 +150,9 @@ def read_llm_options(words: Sequence[str], environ: Mapping[str, str]) -> LlmOpt
 
 def _guess(given: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
     """Defaults that depend on what was given, and on where this runs."""
-    guesses = guess_out(environ)
+    guesses = {**guess_out(environ), **guess_trackers(environ)}
     if str(given.get("lora", 0)) != "0":  # a word that is no number is refused later
         guesses["lr"] = _LORA_LR
     if "val_file" not in given and Path(VAL_FILE).is_file():
         guesses["val_file"] = VAL_FILE
-    if environ.get("MLFLOW_TRACKING_URI"):
-        guesses["trackers"] = ("mlflow",)
     return guesses

@@ -49,6 +49,11 @@ def guess_out(environ: Mapping[str, str]) -> dict[str, Any]:
     return {"out": OUT_CLAIM} if has_claim and not environ.get(names.OUT) else {}
 
 
+def guess_trackers(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the setting `trackers`: MLflow, where its address is set."""
+    return {"trackers": ("mlflow",)} if environ.get("MLFLOW_TRACKING_URI") else {}
+
+
 def check_writable(folder: Path) -> None:
     """Have a folder for outputs, or say that it cannot be; before anything is computed for it."""
     try:

@@ -6,7 +6,8 @@
 
 Prints `[DDP] [TRAIN] [VALID] [EPOCH] [DONE]` lines that can be grepped. Flags, with defaults: --epochs 2
 --batch 256 (samples of a step over all ranks) --samples 4096 --features 128 --classes 4 --lr 3e-3 --seed 42,
-and every other setting of `windlass.train.TorchTrainer`, see --help.
+and every other setting of `windlass.train.TorchTrainer`, see --help. With MLFLOW_TRACKING_URI set, metrics
+go there too, unless --trackers says otherwise.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from windlass.recipes.recipe_flags import (
     end_with_help,
     exit_on_error,
     guess_out,
+    guess_trackers,
     rename_flags,
 )
 from windlass.train.trainer import TorchTrainer
@@ -100,7 +102,8 @@ def main(words: list[str] | None = None) -> None:
     words = sys.argv[1:] if words is None else words
     end_with_help(words, __doc__, SmokeOptions)
     flags = rename_flags(words, RUN_ID)
-    trainer = SmokeTrainer(flags, metrics={"accuracy": accuracy}, **guess_out(os.environ))
+    guesses = {**guess_out(os.environ), **guess_trackers(os.environ)}
+    trainer = SmokeTrainer(flags, metrics={"accuracy": accuracy}, **guesses)
     if "://" not in (trainer.options.out or ""):
         check_writable(Path(trainer.options.out or trainer.context.out, trainer.options.run))
     trainer.fit()

@@ -38,6 +38,8 @@ class _Handler(BaseHTTPRequestHandler):
         status, answer = self.server.answers.pop(0)
         data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
         self.send_response(status)
+        if status == 302:
+            self.send_header("Location", answer)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -133,3 +135,35 @@ def test_keys_come_as_mlflows_own_client_takes_them(
     server.answers = [(200, {})]
     store_of(server, user=user, **env).set_status("r", "RUNNING")
     assert server.asked[0][2] == expected
+
+
+def test_a_key_does_not_follow_a_redirect_to_another_server(server: ScriptedMlflow) -> None:
+    with ScriptedMlflow() as other:
+        threading.Thread(target=other.serve_forever, args=(0.01,), daemon=True).start()
+        address = f"http://127.0.0.1:{other.server_port}"
+        server.answers = [(302, f"{address}/base/api/2.0/mlflow/stolen")]
+        other.answers = [(200, {})]
+        with pytest.raises(MlflowRefused, match=f"it redirects to {address}"):
+            store_of(server, MLFLOW_TRACKING_TOKEN="secret").read_params("abc")
+        other.shutdown()
+    assert other.asked == []
+
+
+def test_a_redirect_within_the_server_is_followed(server: ScriptedMlflow) -> None:
+    run = {"info": {"lifecycle_stage": "active"}, "data": {"params": [{"key": "a", "value": "1"}]}}
+    server.answers = [(302, "/base/api/2.0/mlflow/moved"), (200, {"run": run})]
+    assert store_of(server, MLFLOW_TRACKING_TOKEN="secret").read_params("abc") == {"a": "1"}
+    assert server.asked[1] == ("moved", None, "Bearer secret")
+
+
+def test_a_history_is_read_to_its_end(server: ScriptedMlflow) -> None:
+    point = {"key": "loss", "value": 1.0, "timestamp": "1700000000001", "step": 3}
+    server.answers = [
+        (200, {"metrics": [point], "next_page_token": "more"}),
+        (200, {"metrics": [{**point, "step": 4}]}),
+    ]
+    assert store_of(server).read_history("abc", "loss") == {
+        (1700000000001, 3),
+        (1700000000001, 4),
+    }
+    assert server.asked[1][0].endswith("page_token=more")

@@ -25,6 +25,7 @@ def test_an_address_that_mlflow_takes_stays(value: str) -> None:
     address = read_tracking_uri(value, out=OUT)
     assert (address.uri, address.note) == (value, "")
     assert address.is_server == value.startswith("http")
+    assert address.is_database == value.startswith(("sqlite", "postgresql"))
 
 
 @pytest.mark.parametrize("value", ["/out/mlruns", "file:///out/mlruns", "file:/out/mlruns"])
@@ -34,6 +35,15 @@ def test_a_path_becomes_a_database_under_it(value: str) -> None:
     assert address.database == Path("/out/mlruns/mlflow.db")
     assert value in address.note
     assert "mlflow ui --backend-store-uri sqlite:////out/mlruns/mlflow.db" in address.note
+
+
+@pytest.mark.parametrize("value", ["/out/mlruns", "file:///out/mlruns", ""])
+def test_without_databases_a_path_is_a_folder_of_files(value: str) -> None:
+    """As with mlflow-skinny."""
+    address = read_tracking_uri(value, out=OUT, has_databases=False)
+    assert (address.uri, address.folder) == ("file:///out/mlruns", Path("/out/mlruns"))
+    assert not address.is_database
+    assert "runs go to plain files in /out/mlruns" in address.note
 
 
 def test_a_relative_path_is_taken_from_here(

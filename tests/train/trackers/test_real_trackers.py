@@ -109,6 +109,42 @@ def test_mlflow_server(
     assert math.isnan(run.data.metrics["val/acc _1"])
 
 
+WITHOUT_DATABASES = """
+import sys
+sys.modules["sqlalchemy"] = sys.modules["alembic"] = None  # as with mlflow-skinny
+from pathlib import Path
+from windlass.errors import SpecError
+from windlass.train.trackers import make_trackers
+try:
+    group = make_trackers("mlflow", folder=Path("run"), run="a", rank=0, world_size=1, attempt=0)
+except SpecError as error:
+    sys.exit(str(error))
+group.start({"lr": 1})
+group.log({"loss": 0.5}, step=1)
+group.close(timeout_s=120)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@needs("mlflow")
+def test_mlflow_skinny_writes_to_a_path_and_refuses_a_database_at_the_start(tmp_path: Path) -> None:
+    def start(uri: str) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "MLFLOW_TRACKING_URI": uri}
+        command = [sys.executable, "-c", WITHOUT_DATABASES]
+        return subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
+
+    written = start("mlruns")
+    assert "runs go to plain files in" in written.stderr
+    (losses,) = tmp_path.glob("mlruns/*/*/metrics/loss")
+    assert losses.read_text().split()[1:] == ["0.5", "1"]
+    refused = start("sqlite:///a.db")
+    assert refused.returncode == 1
+    assert "MLFLOW_TRACKING_URI=sqlite:///a.db is a database, and the installed" in refused.stderr
+
+
 @pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("default")

@@ -113,7 +113,7 @@ def test_a_full_queue_drops_the_oldest_and_says_it_once(
     for step in range(1, 10):
         lane.put(StepRecord({}, step=step, time_s=0.0))
     tracker.may_flush.set()
-    lane.ask_to_close(ok=True)
+    lane.ask_to_close(ok=True, timeout_s=10)
     lane.join(10)
     assert [step for step, _ in tracker.logged][-3:] == [7, 8, 9]
     assert lane.num_dropped >= 6

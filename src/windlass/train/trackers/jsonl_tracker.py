@@ -11,7 +11,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ class JsonlTracker:
         self._facts = {"attempt": attempt, "world_size": world_size}
         self._file: int | None = None
         self._data = bytearray()  # not written yet
+        self._is_ended = False
 
     def start(self, params: Mapping[str, Any]) -> None:
         if self._file is None:
@@ -56,7 +58,9 @@ class JsonlTracker:
     def close(self, *, ok: bool = True) -> None:
         if self._file is None:
             return
-        self._add("end", time.time(), ok=ok)
+        if not self._is_ended:  # a retry only writes
+            self._add("end", time.time(), ok=ok)
+            self._is_ended = True
         self.flush()
         os.close(self._file)
         self._file = None
@@ -64,6 +68,35 @@ class JsonlTracker:
     def _add(self, event: str, time_s: float, **fields: Any) -> None:
         line = {"event": event, "time": round(time_s, 6), **self._facts, **fields}
         self._data += json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRecord:
+    """A line of metrics, as it was logged."""
+
+    step: int
+    time_s: float
+    metrics: dict[str, float]
+
+
+def read_records(path: Path) -> Iterator[SavedRecord]:
+    """Yield the metrics of a metrics.jsonl; broken lines and other events are left out."""
+    try:
+        file = path.open("rb")
+    except OSError:
+        return
+    with file:
+        for line in file:
+            try:
+                content = json.loads(line)
+                if content["event"] == "metrics":
+                    yield SavedRecord(
+                        step=int(content["step"]),
+                        time_s=float(content["time"]),
+                        metrics={str(k): float(v) for k, v in content["metrics"].items()},
+                    )
+            except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+                continue
 
 
 def _ends_within_a_line(file: int) -> bool:

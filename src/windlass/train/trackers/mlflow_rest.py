@@ -1,6 +1,6 @@
 """An MLflow server, by its REST interface and nothing but the standard library: an image needs no `mlflow`.
 
-Five calls of the documented interface (api/2.0/mlflow). Addresses and keys come as MLflow's own client
+Six calls of the documented interface (api/2.0/mlflow). Addresses and keys come as MLflow's own client
 takes them: MLFLOW_TRACKING_USERNAME and _PASSWORD, MLFLOW_TRACKING_TOKEN, MLFLOW_TRACKING_INSECURE_TLS,
 _SERVER_CERT_PATH. What may be better later is an OSError; what the server refuses is an EngineError.
 """
@@ -8,6 +8,7 @@ _SERVER_CERT_PATH. What may be better later is an OSError; what the server refus
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import math
 import ssl
@@ -22,6 +23,7 @@ from windlass.errors import EngineError
 from windlass.train.trackers.mlflow_store import MlflowBatch
 
 _TIMEOUT_S = 20.0
+_POINTS_AT_ONCE = 25_000  # of a history; the most that MLflow gives
 _TRY_AGAIN = frozenset({408, 425, 429})
 _MISSING = "RESOURCE_DOES_NOT_EXIST"
 _THERE_ALREADY = "RESOURCE_ALREADY_EXISTS"
@@ -33,6 +35,30 @@ class MlflowRefused(EngineError):
     code = ""
 
 
+class _RedirectedAway(Exception):
+    """A redirect to another server, which must not get the key."""
+
+    def __init__(self, server: str) -> None:
+        super().__init__(server)
+        self.server = server
+
+
+class _SameServer(urllib.request.HTTPRedirectHandler):
+    """Follows redirects within the server only: urllib would send the Authorization header along."""
+
+    def redirect_request(
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        if _server_of(newurl) != _server_of(req.full_url):
+            raise _RedirectedAway(_server_of(newurl))
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _server_of(url: str) -> str:
+    parts = urllib.parse.urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2].lower()}"
+
+
 class RestStore:
     """Runs of one server."""
 
@@ -41,7 +67,10 @@ class RestStore:
         host = parts.netloc.rpartition("@")[2]
         self._url = urllib.parse.urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
         self._headers = {"Content-Type": "application/json", **_authorization(parts, env)}
-        self._tls = _tls_of(env) if parts.scheme == "https" else None
+        handlers: list[urllib.request.BaseHandler] = [_SameServer()]
+        if parts.scheme == "https":
+            handlers.append(urllib.request.HTTPSHandler(context=_tls_of(env)))
+        self._opener = urllib.request.build_opener(*handlers)
 
     def create_run(self, experiment: str, *, name: str, tags: Mapping[str, str]) -> str:
         answer = self._call(
@@ -85,6 +114,19 @@ class RestStore:
         end = {} if status == "RUNNING" else {"end_time": _now_ms()}
         self._call("runs/update", {"run_id": run_id, "status": status, **end})
 
+    def read_history(self, run_id: str, key: str) -> set[tuple[int, int]]:
+        query = {"run_id": run_id, "metric_key": key, "max_results": _POINTS_AT_ONCE}
+        points: set[tuple[int, int]] = set()
+        while True:
+            answer = self._call(f"metrics/get-history?{urllib.parse.urlencode(query)}")
+            points |= {
+                (int(one["timestamp"]), int(one.get("step", 0)))
+                for one in answer.get("metrics", [])
+            }
+            if not answer.get("next_page_token"):
+                return points
+            query["page_token"] = answer["next_page_token"]
+
     def _experiment_id(self, name: str) -> str:
         by_name = f"experiments/get-by-name?experiment_name={urllib.parse.quote(name)}"
         try:
@@ -106,8 +148,14 @@ class RestStore:
             headers=self._headers,
         )
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=self._tls) as answer:  # noqa: S310
+            with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
                 text = answer.read()
+        except _RedirectedAway as error:
+            raise self._refused(path, f"it redirects to {error.server}", "") from None
+        except http.client.HTTPException as error:  # an answer that was broken off
+            raise ConnectionError(
+                f"the MLflow server at {self._url} broke off: {type(error).__name__}"
+            ) from None
         except urllib.error.HTTPError as error:
             raise self._read_error(error, path) from None
         except urllib.error.URLError as error:

@@ -40,6 +40,9 @@ class MlflowStore(Protocol):
 
     def set_status(self, run_id: str, status: str) -> None: ...
 
+    def read_history(self, run_id: str, key: str) -> set[tuple[int, int]]:
+        """Return the time (in ms) and the step of each point of a metric."""
+
 
 class LibraryStore:
     """By `mlflow.MlflowClient`."""
@@ -80,6 +83,10 @@ class LibraryStore:
             params=[entities.Param(key, value) for key, value in batch.params.items()],
             tags=[entities.RunTag(key, value) for key, value in batch.tags.items()],
         )
+
+    def read_history(self, run_id: str, key: str) -> set[tuple[int, int]]:
+        history = self._client.get_metric_history(run_id, key)
+        return {(int(point.timestamp), int(point.step)) for point in history}
 
     def set_status(self, run_id: str, status: str) -> None:
         if status == "RUNNING":

@@ -1,6 +1,7 @@
 """MLflow: one run over restarts, on a server (no library needed) or in a database (by the library).
 
-Numbers are collected and sent in batches. A restart goes on with the same run id; params of a run cannot be
+Numbers are collected and sent in batches. What an outage kept from the server is sent from metrics.jsonl, at
+the next start or the run's end. A restart goes on with the same run id; params of a run cannot be
 changed in MLflow, so those that are different after a restart become tags. Reads MLFLOW_TRACKING_URI,
 MLFLOW_EXPERIMENT_NAME and MLFLOW_RUN_ID, as MLflow itself does.
 """
@@ -8,14 +9,19 @@ MLFLOW_EXPERIMENT_NAME and MLFLOW_RUN_ID, as MLflow itself does.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
+import math
 import os
 import re
+import time
 from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
 from windlass import names
+from windlass.errors import SpecError
+from windlass.train.trackers.jsonl_tracker import read_records
 from windlass.train.trackers.missing_library import import_library
 from windlass.train.trackers.mlflow_rest import RestStore
 from windlass.train.trackers.mlflow_store import (
@@ -39,8 +45,6 @@ _NOT_IN_KEYS = re.compile(r"[^\w\-. /:]")
 
 def make_mlflow(run: TrackedRun) -> MlflowTracker:
     address = read_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI", ""), out=run.folder.parent)
-    if address.note:
-        logger.warning("%s", address.note)
     if address.is_server:
         return MlflowTracker(run, RestStore(address.uri, os.environ))
     library = import_library(
@@ -49,6 +53,17 @@ def make_mlflow(run: TrackedRun) -> MlflowTracker:
         package="mlflow",
         otherwise=", or set MLFLOW_TRACKING_URI to a server (http://...), which needs no library",
     )
+    if address.is_database and importlib.util.find_spec("sqlalchemy") is None:
+        address = read_tracking_uri(address.given, out=run.folder.parent, has_databases=False)
+        if address.folder is None:
+            raise SpecError(
+                f"MLFLOW_TRACKING_URI={address.given} is a database, and the installed MLflow "
+                "(mlflow-skinny) can open none",
+                hint="pip install mlflow, or give the path of a folder or a server (http://...)",
+            )
+        os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # else it refuses to write files
+    if address.note:
+        logger.warning("%s", address.note)
     if address.database is not None:
         with contextlib.suppress(OSError):  # MLflow fails then too, and a tracker ends no run
             address.database.parent.mkdir(parents=True, exist_ok=True)
@@ -66,6 +81,7 @@ class MlflowTracker:
         self._run = run
         self._store = store
         self._waiting: list[MlflowMetric] = []
+        self._made_s = time.time()
 
     def start(self, params: Mapping[str, Any]) -> None:
         asked = {_key(k): str(v)[:_PARAM_CHARACTERS] for k, v in flatten(params).items()}
@@ -88,6 +104,33 @@ class MlflowTracker:
         self._store.log_batch(
             self.run_id, MlflowBatch(tags=dict(islice(tags.items(), _PARAMS_AT_ONCE)))
         )
+        if self._run.run_id or not os.environ.get("MLFLOW_RUN_ID"):  # else the run is another's
+            self.backfill(until_s=self._made_s)
+
+    def backfill(self, *, until_s: float = math.inf) -> None:
+        """Send the records of metrics.jsonl that MLflow does not have, as after an outage."""
+        if self.run_id is None:
+            return
+        known: dict[str, set[tuple[int, int]]] = {}
+        num_sent = 0
+        for record in read_records(self._run.folder / names.METRICS_FILE):
+            if record.time_s >= until_s or not record.metrics:
+                continue
+            key = _key(next(iter(record.metrics)))
+            if key not in known:
+                known[key] = self._store.read_history(self.run_id, key)
+            at_ms = int(record.time_s * 1000)  # the file rounds times to microseconds
+            if any((at_ms + off, record.step) in known[key] for off in (-1, 0, 1)):
+                continue
+            self.log(record.metrics, step=record.step, time_s=record.time_s)
+            num_sent += 1
+            if len(self._waiting) >= _METRICS_AT_ONCE:
+                self.flush()
+        self.flush()
+        if num_sent:
+            logger.info(
+                "%d records that MLflow did not have were sent from metrics.jsonl", num_sent
+            )
 
     def _create(self) -> str:
         if self.run_id:

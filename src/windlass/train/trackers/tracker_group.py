@@ -82,7 +82,7 @@ class TrackerGroup:
         self._is_closed = True
         atexit.unregister(self._close_at_exit)
         for lane in self._lanes:
-            lane.ask_to_close(ok=ok)
+            lane.ask_to_close(ok=ok, timeout_s=timeout_s)
         time_left = deadline_after(timeout_s)
         for lane in self._lanes:
             lane.join(time_left())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,7 +23,6 @@ MAX_QUEUED = 10_000
 _AT_ONCE = 200
 _SHORTEST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
-_TRIES_AT_END = 3
 _IN_SHORT = 2_000  # characters of an error's text
 
 
@@ -60,6 +60,7 @@ class TrackerLane:
         self._max_queued = max_queued
         self._change = threading.Condition()
         self._is_closing = False
+        self._end_s = math.inf
         self._is_hurried = False
         self._num_unsent = 0
         self._is_off = False
@@ -95,10 +96,14 @@ class TrackerLane:
         with self._change:
             self._change.wait_for(lambda: self._num_unsent == 0 or self._is_off, timeout=timeout_s)
 
-    def ask_to_close(self, *, ok: bool | None) -> None:
-        """ok: how the run ended; None: nobody knows, so only what waits is sent."""
+    def ask_to_close(self, *, ok: bool | None, timeout_s: float) -> None:
+        """Send what waits and end, within a time.
+
+        ok: how the run ended; None: unknown, so the tracker's run stays open.
+        """
         with self._change:
             self._is_ok, self._is_closing = ok, True
+            self._end_s = time.monotonic() + timeout_s
             self._change.notify_all()
 
     def join(self, timeout_s: float) -> None:
@@ -107,10 +112,11 @@ class TrackerLane:
         self._thread.join(timeout_s)
         if self._thread.is_alive() and not self._is_off:
             logger.warning(
-                "%s did not take its last records within %.0f s: %d are lost, the run itself is not",
+                "%s did not take its last records within %.0f s: %d are %s",
                 self.tracker.name,
                 timeout_s,
                 len(self._records) or 1,
+                self._fate,
             )
 
     def _drop_oldest(self) -> None:
@@ -128,8 +134,12 @@ class TrackerLane:
             self._try_until_closed(self._start_tracker)
             while self._wait_for_records():
                 self._try_until_closed(self._send)
+            if self.num_dropped and self._can_backfill:
+                backfill: Any = self.tracker
+                self._try_until_closed(backfill.backfill)
             if self._is_ok is not None:
-                self.tracker.close(ok=self._is_ok)
+                is_ok = self._is_ok
+                self._try_until_closed(lambda: self.tracker.close(ok=is_ok))
         except Exception as error:  # noqa: BLE001  # a tracker never ends a run
             self._turn_off(error)
 
@@ -160,14 +170,13 @@ class TrackerLane:
             self._change.notify_all()
 
     def _try_until_closed(self, action: Callable[[], None]) -> None:
-        """Do it; where the network or the disk is away, again and again; at the run's end a few times."""
-        pause_s, tries_at_end = _SHORTEST_PAUSE_S, _TRIES_AT_END
+        """Run an action; retry it with growing pauses on an OSError, at the run's end until its limit."""
+        pause_s = _SHORTEST_PAUSE_S
         while True:
             try:
                 return action()
             except OSError as error:
-                tries_at_end -= self._is_closing
-                if tries_at_end == 0:
+                if self._is_closing and time.monotonic() + _SHORTEST_PAUSE_S >= self._end_s:
                     raise
                 self._warn(error, "it is tried again, and its records wait meanwhile")
             with self._change:
@@ -179,7 +188,18 @@ class TrackerLane:
             self._is_off, num_lost = True, len(self._records)
             self._records.clear()
         self._has_warned = False
-        self._warn(error, f"it is not tried again, and {num_lost} or more of its records are lost")
+        self._warn(error, f"it is not tried again, and {num_lost} or more records are {self._fate}")
+
+    @property
+    def _can_backfill(self) -> bool:
+        return callable(getattr(self.tracker, "backfill", None))
+
+    @property
+    def _fate(self) -> str:
+        """Describe what becomes of records that the tracker did not take."""
+        if self._can_backfill:
+            return "in metrics.jsonl, from which the next start of this run sends them"
+        return "lost, the run itself is not"
 
     def _warn(self, error: Exception, consequence: str) -> None:
         if self._has_warned:
