@@ -13,6 +13,18 @@ Cli = Callable[..., Ran]
 
 USAGE: list[tuple[list[str], str, str]] = [
     (["rnu", "x"], "there is no command 'rnu'", "did you mean windlass run?"),
+    *(
+        ([word, "x"], f"there is no command {word!r}", f"did you mean windlass {meant}?")
+        for word, meant in {
+            "kill": "cancel",
+            "stop": "cancel",
+            "submit": "run",
+            "launch": "run",
+            "delete": "rm",
+            "tail": "logs -f",
+            "ps": "ls",
+        }.items()
+    ),
     (["work.py"], "there is no command 'work.py'", "did you mean windlass run work.py?"),
     (["--versoin"], "there is no option --versoin", "did you mean --version?"),
     (["ls", "--jsno"], "there is no option --jsno", "did you mean --json?"),
@@ -77,11 +89,11 @@ def test_jobs_and_ranks_that_are_not_there(windlass: Cli) -> None:
 def test_a_slip_of_a_flag_is_refused_unless_it_is_clearly_the_targets_own(
     windlass: Cli, project: Path
 ) -> None:
-    ran = windlass("run", "show_args.py", "--nnodes", "2")
+    ran = windlass("run", "show_args.py", "--nodse", "2")
     assert ran.code == 2
-    assert "there is no flag --nnodes" in ran.err
+    assert "there is no flag --nodse" in ran.err
     assert (
-        "did you mean --nodes? if it is show_args.py's own, write: show_args.py -- --nnodes"
+        "did you mean --nodes? if it is show_args.py's own, write: show_args.py -- --nodse"
         in ran.err
     )
     assert not (project / "args-0.json").exists()

@@ -225,3 +225,10 @@ def test_attach_to_an_ended_job(windlass: Cli, ended: str) -> None:
     ran = windlass("attach", ended)
     assert ran.code == 0
     assert "[0/1] adding on 1" in ran.out
+
+
+def test_an_unknown_job_s_hint_has_names_of_jobs(windlass: Cli) -> None:
+    windlass("run", "work.py::add", "1", "--name", "nightly-evaluation", "--quiet")
+    ran = windlass("status", "nightly-evalaution")
+    assert ran.code != 0
+    assert "did you mean nightly-evaluation" in ran.err

@@ -79,3 +79,15 @@ def test_a_home_that_cannot_be_made(tmp_path: Path, python: Path) -> None:
     check = _check(home=str(tmp_path / "file" / "home"), python=str(python))["home"]
     assert check.is_fatal
     assert "WINDLASS_HOME" in check.hint
+
+
+def test_an_engine_with_pods_needs_a_kubeconfig(
+    python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    found = _check(python=str(python))
+    assert found["engine local"].state == "ok"
+    check = found["engine kubernetes"]
+    assert (check.state, check.is_fatal) == ("missing", False)
+    assert "there is no kubeconfig" in check.found

@@ -11,11 +11,14 @@ from windlass.observe.metrics_file import find_metrics_files, read_sessions
 from windlass.observe.training_report import compare, find_remarks, make_rows
 
 
-def write_run(folder: Path, *, world_size: int, tokens_per_s: float, **metrics: float) -> Path:
+def write_run(
+    folder: Path, *, world_size: int, tokens_per_s: float, batch: float = 100.0, **metrics: float
+) -> Path:
     lines = MetricsLines(folder)
     lines.start(world_size=world_size)
     lines.steps(10, elapsed_s=60.0, tokens_per_s=1.0)  # compiles
-    lines.steps(20, 30, 40, tokens_per_s=tokens_per_s, **metrics)
+    elapsed_s = 10 * batch / tokens_per_s  # of ten steps
+    lines.steps(20, 30, 40, elapsed_s=elapsed_s, tokens_per_s=tokens_per_s, **metrics)
     lines.end()
     return lines.path
 
@@ -113,3 +116,27 @@ def test_files_of_a_folder_of_runs(tmp_path: Path) -> None:
     assert find_metrics_files(tmp_path) == paths
     assert find_metrics_files(tmp_path / "out" / "a") == paths[:1]
     assert find_metrics_files(paths[1]) == paths[1:]
+
+
+@pytest.mark.parametrize(("batch", "efficiency"), [(100.0, 0.75), (400.0, 0.75), (800.0, None)])
+def test_efficiency_is_of_steps_of_one_size(
+    tmp_path: Path, batch: float, efficiency: float | None
+) -> None:
+    """Equal over all ranks, or equal on each of them; else there is none, and a remark."""
+    one = write_run(tmp_path / "one", world_size=1, tokens_per_s=100.0)
+    four = write_run(tmp_path / "four", world_size=4, tokens_per_s=300.0, batch=batch)
+    rows = compare([*make_rows("one", read_sessions(one)), *make_rows("four", read_sessions(four))])
+    assert rows[1].efficiency == (None if efficiency is None else pytest.approx(efficiency))
+    remarks = [remark for remark in find_remarks(rows) if "no efficiency" in remark]
+    said = "four on 4 ranks has no efficiency: its steps have 800 tokens, those of one 100"
+    assert remarks == ([] if efficiency is not None else [said])
+
+
+def test_lines_that_never_end_or_nest_too_deep_are_left_out(tmp_path: Path) -> None:
+    path = write_run(tmp_path, world_size=1, tokens_per_s=100.0)
+    expected = read_sessions(path)
+    with path.open("ab") as file:
+        file.write(b'{"event": "metrics", "a": ' + b"[" * 200_000 + b"\n")
+        file.write(b'{"event": "start", "text": "' + b"x" * (5 << 20) + b'"}\n')
+        file.write(b"\0" * (3 << 20))
+    assert read_sessions(path) == expected

@@ -16,6 +16,20 @@ from click.shell_completion import CompletionItem
 
 from windlass.near_names import did_you_mean
 
+# verbs of other tools, and ours for the same
+MEANINGS = {
+    **dict.fromkeys(("kill", "stop", "abort", "terminate"), "cancel"),
+    **dict.fromkeys(("submit", "launch", "start", "exec", "torchrun"), "run"),
+    **dict.fromkeys(("delete", "del", "remove", "clean", "prune"), "rm"),
+    **dict.fromkeys(("tail", "follow"), "logs -f"),
+    **dict.fromkeys(("ps", "list", "jobs", "get", "queue"), "ls"),
+    **dict.fromkeys(("describe", "show", "info", "inspect"), "status"),
+    **dict.fromkeys(("apply", "serve"), "deploy"),
+    **dict.fromkeys(("output", "fetch"), "result"),
+    **dict.fromkeys(("explain",), "why"),
+    **dict.fromkeys(("settings",), "config"),
+}
+
 
 class LazyGroup(click.Group):
     """Commands by name: where each lives (`module:attribute`), and its line of help."""
@@ -100,6 +114,10 @@ class UnknownCommand(click.UsageError):
         otherwise = (
             f"did you mean windlass run {name}?" if is_target else f"{path} --help lists them"
         )
+        meant = MEANINGS.get(name, "")
+        if meant.partition(" ")[0] in known:
+            self.hint = f"did you mean {path} {meant}?"
+            return
         self.hint = did_you_mean(
             name, known, otherwise, show=lambda verb: f"{path} {verb}", alike=0.5
         )

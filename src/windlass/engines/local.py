@@ -58,6 +58,7 @@ from windlass.wire.status import FailureKind, JobStatus, Phase, cut_text
 from windlass.wire.status_file import StatusFile
 
 _TIDY_S = 10.0
+_MAX_NAMES = 50  # of jobs that an error about an unknown one looks at
 _PORT_S = 5.0
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -204,7 +205,7 @@ class LocalEngine:
         try:
             return self._files.setdefault(folder.path, StatusFile(folder.status)).read()
         except FileNotFoundError:
-            raise _not_found(folder.path.name, self.jobs()) from None
+            raise self._not_found(folder.path.name) from None
         except (OSError, ProtocolError) as error:
             if isinstance(error, ProtocolError) and _is_lead_alive(folder):
                 # a rank wrote there: the lead writes it anew with the next change
@@ -312,8 +313,21 @@ class LocalEngine:
     def _folder(self, ref: JobRef) -> JobFolder:
         folder = JobFolder(self._jobs / ref.job_id)
         if not ref.job_id or "/" in ref.job_id or not folder.plan.exists():
-            raise _not_found(ref.job_id, self.jobs())
+            raise self._not_found(ref.job_id)
         return folder
+
+    def _not_found(self, job_id: str) -> JobNotFound:
+        """Return the error for an unknown job, with the nearest id or name of the newest jobs."""
+        others = [ref.job_id for ref in self.jobs() if ref.job_id != job_id]
+        near = [*others, *self._read_names(others[:_MAX_NAMES])]
+        hint = did_you_mean(job_id, near, "windlass ls shows what is there", alike=0.5)
+        return JobNotFound(f"there is no job {job_id!r} here", hint=hint)
+
+    def _read_names(self, job_ids: list[str]) -> Iterator[str]:
+        """Yield the names that jobs were given, as far as they can be read."""
+        for job_id in job_ids:
+            with contextlib.suppress(OSError, ProtocolError):
+                yield StatusFile(JobFolder(self._jobs / job_id).status).read().name
 
     def plan(self, ref: JobRef) -> Plan:
         return self._plan(self._folder(ref))
@@ -384,9 +398,3 @@ def _kill_marked(job_id: str) -> None:
     remove_spills(job_id)
     for pid in processes.find_marked(f"{names.JOB_ID}={job_id}"):
         processes.kill(pid, signal.SIGKILL)
-
-
-def _not_found(job_id: str, known: list[JobRef]) -> JobNotFound:
-    others = [ref.job_id for ref in known if ref.job_id != job_id]
-    hint = did_you_mean(job_id, others, "windlass ls shows what is there", alike=0.5)
-    return JobNotFound(f"there is no job {job_id!r} here", hint=hint)

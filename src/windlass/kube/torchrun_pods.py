@@ -104,6 +104,8 @@ class TorchrunPods:
 
 def unwrap_plan(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
     """The plan of what a torchrun line starts, as many ranks as it would, and flags of the line to keep."""
+    # no archive of ours travels with a plain export
+    plan = replace(plan, env={key: plan.env[key] for key in plan.env if key != names.TRAIN})
     if not isinstance(plan.work, Command):
         return plan, ()
     work, flags = unwrap_torchrun(plan.work)

@@ -23,6 +23,7 @@ from windlass import __version__, names
 from windlass.client.jobs.find_jobs import list_jobs
 from windlass.engines.protocol import engine_names, make_engine
 from windlass.errors import WindlassError
+from windlass.kube.kubeconfig import read_target
 from windlass.settings import Settings
 
 State = Literal["ok", "warn", "missing"]
@@ -192,6 +193,8 @@ def _check_engines(settings: Settings) -> Iterator[Check]:
         try:
             engine = make_engine(name, settings)
             engine.facts()
+            if "pods" in engine.can:
+                read_target(context=settings.context, environ=os.environ)
         except WindlassError as error:
             yield Check(
                 name=f"engine {name}", state="missing", found=error.message, hint=error.hint

@@ -12,10 +12,11 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from windlass import names
 
+_MAX_LINE_BYTES = 1 << 20  # a line has some kilobytes; a longer one is not read into memory
 _DEEPEST = 3  # folders below the one that was named: <jobs>/<job>/out/<run>
 
 
@@ -88,14 +89,23 @@ def _is_told_already(stretch: Stretch, session: Session) -> bool:
 
 
 def _read_lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for text in file:
+    with path.open("rb") as file:
+        while text := file.readline(_MAX_LINE_BYTES):
+            if len(text) == _MAX_LINE_BYTES:
+                _skip_line(file, text)
+                continue
             try:
-                line = json.loads(text)
-            except ValueError:
+                line = json.loads(text.decode(errors="replace"))
+            except (ValueError, RecursionError):
                 continue
             if isinstance(line, dict) and line.get("event") in ("start", "metrics", "end"):
                 yield line
+
+
+def _skip_line(file: BinaryIO, text: bytes) -> None:
+    """Read to the end of a line that is too long to be one of ours, a piece at a time."""
+    while text and not text.endswith(b"\n"):
+        text = file.readline(_MAX_LINE_BYTES)
 
 
 def _read_stretch(line: Mapping[str, Any]) -> Stretch | None:

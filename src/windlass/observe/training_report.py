@@ -7,6 +7,7 @@ ranks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -15,6 +16,7 @@ from windlass.observe.metrics_file import Session, Stretch
 
 _MUCH_WAITING = 0.2
 _MUCH_LOST = 0.1
+_SAME_BATCH = 0.02  # a last step of an epoch may be smaller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,8 @@ class TrainingRow:
     memory_peak_bytes: float
     wall_s: float  # from the first start to the last line, with what was between sessions
     productive_s: float  # of steps that were not done again
+    tokens_per_step: float | None = None
+    samples_per_step: float | None = None
     speed_up: float | None = None  # against the row of the fewest ranks
     efficiency: float | None = None  # speed-up as a share of the ideal one
 
@@ -56,7 +60,20 @@ def compare(rows: Sequence[TrainingRow]) -> list[TrainingRow]:
     if not unit:
         return ordered
     first = ordered[0]
-    return [_compared(row, first, unit) for row in ordered]
+    return [
+        _compared(row, first, unit) if _has_same_batch(row, first, unit) else row for row in ordered
+    ]
+
+
+def _has_same_batch(row: TrainingRow, first: TrainingRow, unit: str) -> bool:
+    """Return whether a step, or a rank's part of it, is as large as in the first row."""
+    own, other = _batch(row, unit), _batch(first, unit)
+    sizes = ((own, other), (own / row.num_ranks, other / first.num_ranks))
+    return any(math.isclose(one, two, rel_tol=_SAME_BATCH) for one, two in sizes)
+
+
+def _batch(row: TrainingRow, unit: str) -> float:
+    return (row.tokens_per_step if unit == "tokens" else row.samples_per_step) or 0.0
 
 
 def common_unit(rows: Sequence[TrainingRow]) -> str:
@@ -73,6 +90,7 @@ def throughput(row: TrainingRow, unit: str) -> float | None:
 
 def find_remarks(rows: Sequence[TrainingRow]) -> Iterator[str]:
     """What to look at first, in words."""
+    yield from _find_uncompared(rows)
     for row in rows:
         if row.data_wait_share >= _MUCH_WAITING:
             yield (
@@ -84,6 +102,16 @@ def find_remarks(rows: Sequence[TrainingRow]) -> Iterator[str]:
             yield (
                 f"{row.run} was started {row.num_sessions} times, and {1 - row.productive_share:.0%} of its "
                 "time went into starts, other work and steps done again: checkpoints more often may help"
+            )
+
+
+def _find_uncompared(rows: Sequence[TrainingRow]) -> Iterator[str]:
+    unit = common_unit(rows)
+    for row in rows if unit else ():
+        if not _has_same_batch(row, rows[0], unit):
+            yield (
+                f"{row.run} on {row.num_ranks} ranks has no efficiency: its steps have "
+                f"{_batch(row, unit):,.6g} {unit}, those of {rows[0].run} {_batch(rows[0], unit):,.6g}"
             )
 
 
@@ -99,6 +127,7 @@ def _make_row(
     every = [stretch for session in mine for stretch in session.stretches]
     steady = [stretch for session in mine for stretch in _without_warm_up(session.stretches)]
     elapsed_s = sum(stretch.elapsed_s for stretch in steady)
+    num_steps = sum(stretch.num_steps for stretch in steady)
     rated = [stretch for stretch in steady if stretch.mfu is not None]
     return TrainingRow(
         run=run,
@@ -107,6 +136,8 @@ def _make_row(
         num_sessions=len(sessions),
         tokens_per_s=sum(stretch.tokens for stretch in steady) / elapsed_s or None,
         samples_per_s=sum(stretch.samples for stretch in steady) / elapsed_s or None,
+        tokens_per_step=sum(stretch.tokens for stretch in steady) / num_steps or None,
+        samples_per_step=sum(stretch.samples for stretch in steady) / num_steps or None,
         step_p50_s=median(stretch.step_p50_s for stretch in steady),
         data_wait_share=sum(stretch.data_wait_s for stretch in steady) / elapsed_s,
         mfu=sum((s.mfu or 0.0) * s.elapsed_s for s in rated) / sum(s.elapsed_s for s in rated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ HERE = HEAD.replaced(own_address="")
 def test_in_pods_ports_are_those_that_ray_documents():
     head = make_flags("", 0, HEAD, FOLDER)
     assert {"--head", "--port=6379", "--dashboard-port=8265"} <= set(head)
-    assert {"--ray-client-server-port=10001", "--min-worker-port=10002"} <= set(head)
+    assert "--min-worker-port=10002" in head
     worker = make_flags("10.0.0.1", 6379, WORKER, FOLDER)
     assert "--address=10.0.0.1:6379" in worker
     assert not any(flag.startswith(("--head", "--port", "--ray-client")) for flag in worker)
@@ -94,3 +95,19 @@ def test_a_node_is_up_when_its_address_is_written_not_when_its_file_is_there(tmp
         if text is not None:
             file.write_text(text)
         assert read_address(tmp_path) == address
+
+
+@pytest.mark.parametrize("has_client", [True, False])
+@pytest.mark.parametrize(("node", "port"), [(HEAD, "10001"), (HERE, "")])
+def test_ray_s_client_has_a_port_only_where_ray_can_serve_it(
+    tmp_path, monkeypatch, node, port, has_client
+):
+    """`pip install ray` has no grpc, and refuses to start with that port."""
+    (tmp_path / "grpc").mkdir()
+    (tmp_path / "grpc" / "__init__.py").touch()
+    others = [path for path in sys.path if not (Path(path) / "grpc").exists()]
+    monkeypatch.setattr(sys, "path", [*([str(tmp_path)] if has_client else []), *others])
+    monkeypatch.delitem(sys.modules, "grpc", raising=False)
+    flags = [f for f in make_flags("", 0, node, FOLDER) if f.startswith("--ray-client-server-port")]
+    assert len(flags) == has_client
+    assert all(flag.endswith(port) for flag in flags)

@@ -7,6 +7,7 @@ import re
 import pytest
 import rank_work
 
+import windlass as wl
 from windlass.client.jobs.run import prepare
 from windlass.errors import SpecError
 from windlass.spec.work import Script
@@ -97,3 +98,24 @@ def test_mistakes_are_told_before_anything_starts(home, flags, says):
     with pytest.raises(SpecError, match=re.escape(says)):
         prepare(rank_work.rank, detach=True, flags=flags)
     assert not home.exists()
+
+
+def add(a, x=1):
+    return a + x
+
+
+@pytest.mark.parametrize(
+    ("call", "hint"),
+    [
+        (lambda: wl.run(add, 3), "wl.run(add, args=[3])"),
+        (lambda: wl.run(add, "abc"), "wl.run(add, args=['abc'])"),
+        (lambda: wl.submit(add, 3), "wl.run(add, args=[3])"),
+        (lambda: wl.run(add, x=3), "wl.run(add, kwargs={'x': 3})"),
+        (lambda: wl.run(add, [1], 2), "wl.run(add, kwargs={...})"),
+        (lambda: wl.run(add, [1], node=2), "did you mean nodes?"),
+    ],
+)
+def test_what_is_the_function_s_own_says_where_it_goes(call, hint):
+    with pytest.raises(SpecError) as caught:
+        call()
+    assert hint in caught.value.hint

@@ -11,6 +11,7 @@ from goldens import check_golden
 from kube.plans import make_pod_plan
 from waits import wait_for
 
+from windlass import names
 from windlass.cli.export import render_manifests
 from windlass.engines.exports import statefulset
 from windlass.engines.exports.torchrun_job import make_plain
@@ -21,7 +22,7 @@ from windlass.engines.protocol import (
     make_renderer,
 )
 from windlass.errors import SpecError
-from windlass.kube.torchrun_pods import Rendezvous
+from windlass.kube.torchrun_pods import Rendezvous, unwrap_plan
 from windlass.settings import read_settings
 from windlass.spec.storage import read_secret, read_volume
 from windlass.spec.work import Command, Function, Module, Script
@@ -106,8 +107,28 @@ def test_the_claim_of_models_comes_with_a_model_that_lies_there(words):
     assert "models" in {v["name"] for v in template_of(named)["volumes"]}
 
 
-def test_the_names_are_the_classic_ones():
-    documents = render(procs=3)
+RECIPE = Script(path="train_framework.py")
+
+
+def test_two_exports_do_not_share_a_name():
+    named = [
+        {(d["kind"], d["metadata"]["name"]) for d in render(job_id=job_id)}
+        for job_id in ("job-1", "job-2")
+    ]
+    assert not named[0] & named[1]
+    assert ("StatefulSet", "job-1") in named[0]
+
+
+def test_an_export_has_no_variable_of_an_archive_that_does_not_travel():
+    plan = make_pod_plan(engine="statefulset", env={names.TRAIN: "/x", "A": "b"})
+    plan, _ = unwrap_plan(plan)
+    documents = statefulset.render(plan, script=None, rendezvous=Rendezvous())
+    assert env_of(documents)["A"] == "b"
+    assert names.TRAIN not in env_of(documents)
+
+
+def test_the_names_of_the_recipe_are_the_classic_ones():
+    documents = render(procs=3, work=RECIPE)
     kinds = [(d["kind"], d["metadata"]["name"]) for d in documents]
     assert kinds == [
         ("ConfigMap", "train-llm-code"),
@@ -238,7 +259,7 @@ def lines_of(namespace: str, label: str) -> list[str]:
 @pytest.mark.cluster
 def test_the_recipe_trains_and_its_pods_stay_finished(space):
     make_claims(space.namespace, "datasets-pvc", "outputs-pvc")
-    documents = render(script=ALL_REDUCE, image=space.image, **SIZE)
+    documents = render(script=ALL_REDUCE, image=space.image, name="train-llm", **SIZE)
     text = render_manifests(documents)
     kubectl(space.namespace, "apply", "-f", "-", given=text)
     try:

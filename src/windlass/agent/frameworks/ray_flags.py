@@ -35,8 +35,9 @@ _POD_PORTS = (
 )
 _POD_HEAD = (
     *(f"--port={POD_PORT}", "--dashboard-host=0.0.0.0", f"--dashboard-port={DASHBOARD_PORT}"),
-    "--ray-client-server-port=10001",
 )
+_CLIENT_PORT = 10001
+_CLIENT_NEEDS = "grpc"  # of ray[client]; without it `ray start` refuses the port
 _ANY_PORTS = (*("--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"),)
 
 
@@ -69,6 +70,8 @@ def make_flags(
         flags += [f"--address={address}:{port}"]
     else:
         flags += ["--head", *(_POD_HEAD if is_pod else _make_head_ports(dashboard_port))]
+        if importlib.util.find_spec(_CLIENT_NEEDS):
+            flags.append(f"--ray-client-server-port={_CLIENT_PORT if is_pod else _find_port()}")
     return [*flags, *(_POD_PORTS if is_pod else _ANY_PORTS), *_make_sizes(node, is_pod=is_pod)]
 
 
@@ -76,7 +79,7 @@ def _make_head_ports(dashboard_port: int) -> list[str]:
     page = ["--include-dashboard=false"]
     if dashboard_port:
         page = ["--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard_port}"]
-    return ["--port=0", *page, f"--ray-client-server-port={_find_port()}"]
+    return ["--port=0", *page]
 
 
 def _find_port() -> int:

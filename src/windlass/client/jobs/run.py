@@ -28,8 +28,10 @@ from windlass.client.jobs.target import WorkTarget, import_paths, read_target
 from windlass.client.keywords import JOB, show_keywords
 from windlass.engines.protocol import Renderer, as_engine, check_capabilities, make_renderer
 from windlass.errors import SpecError
+from windlass.near_names import did_you_mean
 from windlass.plan.plan import Facts, Plan, make_plan
 from windlass.settings import NodeRange, Settings, read_settings
+from windlass.settings.table import BY_NAME
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.pod_spec import PodSpec
 from windlass.spec.work import Command, Function, Script
@@ -123,6 +125,7 @@ def prepare(
 ) -> Prepared:
     """Decide everything about a job, and start nothing. Without `job_id` it gets one that nobody has."""
     cwd = current_folder()
+    _check_arguments(target, args, kwargs, flags)
     settings = read_settings(flags=flags, environ=os.environ, start=cwd)
     if settings.in_image:
         work_target = read_in_image(target, args, kwargs)
@@ -132,6 +135,34 @@ def prepare(
         work_target = read_target(target, args, kwargs, cwd=cwd, is_local=is_local, given=given)
         _check_declares(work_target, cwd)
     return prepare_target(work_target, settings, cwd=cwd, detach=detach, job_id=job_id)
+
+
+def _check_arguments(
+    target: object, args: object, kwargs: object, flags: Mapping[str, Any]
+) -> None:
+    """Refuse what the function itself was meant to get: `wl.run(f, 3)` and `wl.run(f, x=3)`."""
+    name = getattr(target, "__name__", "f") if callable(target) else "f"
+    if not isinstance(args, Sequence) or (callable(target) and isinstance(args, (str, bytes))):
+        raise SpecError(
+            f"args is {args!r:.60}, and not a list of arguments",
+            hint=f"what {name} is called with: wl.run({name}, args=[{args!r:.60}])",
+        )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise SpecError(
+            f"kwargs is {kwargs!r:.60}, and not a dict", hint=f"wl.run({name}, kwargs={{...}})"
+        )
+    unknown = [key for key in flags if key not in BY_NAME]
+    if unknown and callable(target):
+        key = unknown[0]
+        raise SpecError(
+            f"there is no setting {key!r}",
+            hint=did_you_mean(
+                key,
+                BY_NAME,
+                f"what {name} is called with: wl.run({name}, kwargs={{{key!r}: {flags[key]!r:.60}}})",
+                alike=0.8,
+            ),
+        )
 
 
 def _check_declares(target: WorkTarget, cwd: Path) -> None:

@@ -1,7 +1,8 @@
 """Export only: a headless Service, a StatefulSet and torchrun. Needs no Windlass in the cluster or the image.
 
-The names are those of the classic recipe, unless the job has a name of its own. Pods stay when training is
-finished, since a StatefulSet would start them again.
+Objects are called by the job's name or its id, so that two exports do not collide. Those of the
+language-model recipe have the names of its guide. Pods stay when training is finished, since a StatefulSet
+would start them again.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from typing import Any
 from windlass.engines.exports.single_script import read_solo
 from windlass.kube.access import Right
 from windlass.kube.mounts import pod_of
-from windlass.kube.naming import object_name
 from windlass.kube.torchrun_pods import (
     Rendezvous,
     TorchrunPods,
+    choose_plain_name,
     make_torchrun_claims,
     make_torchrun_code,
     make_torchrun_metadata,
@@ -33,6 +34,7 @@ Object = dict[str, Any]
 
 NAME = "train-llm"
 SERVICE = "train-rdzv"
+_RECIPE = "train_framework"  # which guides know by these two names
 MODELS = Claim(
     claim="models-pvc", path="/models"
 )  # where the work is told of a model that lies there
@@ -68,7 +70,6 @@ RIGHTS = (
     Right(resource="events", verbs=("list",), purpose="say why a pod waits", optional=True),
 )
 _INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
-_MAX_NAME = 50  # a StatefulSet puts a hash of ten behind it, into a label
 
 
 def render(
@@ -77,10 +78,11 @@ def render(
     """ConfigMap, claims, Service and StatefulSet, in the order in which they can be applied. Pure."""
     pod = _with_claims(pod_of(plan), plan.work)
     has_name = plan.name != plan.job_id
-    name = (object_name(plan.name, _MAX_NAME) if has_name else "") or NAME
+    is_recipe = not has_name and _RECIPE in plan.work.label
+    name = NAME if is_recipe else choose_plain_name(plan)
     pods = TorchrunPods(
         name=name,
-        service=f"{name}-rdzv" if has_name else SERVICE,
+        service=SERVICE if is_recipe else f"{name}-rdzv",
         labels={"app": name},
         index_path=_INDEX,
         stays=True,
