@@ -39,6 +39,24 @@ def test_the_statefulset_recipe(windlass: Cli, solo: Path) -> None:
     assert ran.err == ""
 
 
+def test_the_recipe_as_the_two_files_of_the_guide(windlass: Cli, solo: Path) -> None:
+    words = ("export", "solo.py", "-e", "statefulset", "--name", "My Run", *IMAGE)
+    ran = windlass(*words, "--split", "out/k8s")
+    assert (ran.code, ran.out.split()) == (
+        0,
+        ["out/k8s/train-rdzv.yaml", "out/k8s/stateful-set.yaml"],
+    )
+    first, rest = (list(yaml.safe_load_all((solo / path).read_text())) for path in ran.out.split())
+    assert [(one["kind"], one["metadata"]["name"]) for one in first] == [
+        ("Service", "my-run-headless")
+    ]
+    assert [port["port"] for port in first[0]["spec"]["ports"]] == [29500]
+    assert [one["kind"] for one in rest] == ["ConfigMap", "StatefulSet"]
+    assert rest[-1]["spec"]["serviceName"] == "my-run-headless"
+    other = windlass("export", "solo.py", "-e", "kubernetes", *IMAGE, "--split", "out")
+    assert (other.code, "--split is for the engine statefulset" in other.err) == (2, True)
+
+
 TORCHRUN = (
     "torchrun",
     "--nproc_per_node=4",

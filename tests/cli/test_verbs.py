@@ -27,7 +27,7 @@ JOB = [
     "--annotation", "--ttl", "--patch", "--peer-wait", "--framework", "--pretend-gpus",
     "--mesh-name", "--open-mesh",
 ]  # fmt: skip
-EXPORT = ["--operator", "--plain", "--with-keys", "--rdzv-backend", "--rdzv-endpoint"]
+EXPORT = ["--operator", "--plain", "--split", "--with-keys", "--rdzv-backend", "--rdzv-endpoint"]
 PLACE = ["--engine", "-e", "--namespace", "--context"]
 FLAGS = {
     "run": [*JOB, "--detach", "--dry-run", "--json", "--quiet", "-q"],
@@ -145,7 +145,7 @@ def test_config_set_changes_one_line_of_the_project_file(windlass: Cli, project:
     assert (found["image"]["value"], found["image"]["origin"]) == ("a/b:1", str(path))
     for name, value, says in (
         ("procs", "many", "must be a whole number"),
-        ("env", "A=1", "a table is not set"),
+        ("env", "A=1", "env is a table, which is not set"),
         ("imgae", "x", "there is no setting 'imgae'"),
     ):
         ran = windlass("config", "set", name, value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -19,7 +20,7 @@ from windlass.cli.prepare import prepare_words
 from windlass.cli.show import print_json
 from windlass.client.jobs.run import Prepared
 from windlass.client.terminal import say
-from windlass.engines.protocol import engine_names
+from windlass.engines.protocol import Renderer, engine_names
 from windlass.errors import SpecError
 from windlass.kube.job_files import first_piece
 from windlass.settings import start_folder
@@ -39,12 +40,19 @@ from windlass.settings import start_folder
     metavar="X.Y",
     help="the operator's version, for --plain: older ones want other fields",
 )
+@click.option(
+    "--split",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="write train-rdzv.yaml and stateful-set.yaml into DIR (only -e statefulset)",
+)
 @click.option("--with-keys", is_flag=True, help="print private keys too")
 @json_option
 def export(
     words: SplitWords,
     plain: bool,
     version: str,
+    split: Path | None,
     with_keys: bool,
     as_json: bool,
     **options: Any,
@@ -58,6 +66,10 @@ def export(
     )
     if not with_keys:
         documents = leave_out_keys(documents)
+    if split is not None:
+        files = _write_split(prepared.engine, documents, split)
+        print_json(files) if as_json else click.echo("\n".join(files))
+        return
     if as_json:
         print_json(documents)
         return
@@ -82,6 +94,28 @@ def _render(prepared: Prepared, *, with_keys: bool) -> list[dict[str, Any]]:
                 hint="put the code into the image: --in-image /app/train.py; or use windlass run",
             )
     return documents
+
+
+def _write_split(engine: Renderer, documents: Sequence[dict[str, Any]], folder: Path) -> list[str]:
+    """Write the documents into several files, and return their paths."""
+    from windlass.engines.exports.statefulset import StatefulSetExport, split_documents
+
+    if not isinstance(engine, StatefulSetExport):
+        raise SpecError(
+            f"--split is for the engine statefulset, not {engine.name}",
+            hint="add -e statefulset, or leave out --split and redirect the output to a file",
+        )
+    paths = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, own in split_documents(documents).items():
+            (folder / name).write_text(render_manifests(own), encoding="utf-8")
+            paths.append(str(folder / name))
+    except OSError as error:
+        raise SpecError(
+            f"cannot write to {folder}: {error.strerror or error}", hint="name another folder"
+        ) from error
+    return paths
 
 
 def render_manifests(documents: Sequence[dict[str, Any]]) -> str:

@@ -56,7 +56,8 @@ def make_metadata(
 def make_headless(plan: Plan, owner: Object | None = None) -> Object:
     """Every pod's name, from the moment it has an address."""
     spec = {"clusterIP": "None", "selector": make_selector(plan)}
-    return _make_service(plan, headless_name(plan.job_id), spec, owner)
+    ports = {"agent": names.AGENT_PORT, "rdzv": names.POD_MASTER_PORT}
+    return _make_service(plan, headless_name(plan.job_id), spec, ports, owner)
 
 
 def make_lead_service(
@@ -64,16 +65,24 @@ def make_lead_service(
 ) -> Object:
     """An address for node 0 that is there before node 0 is, and outlives it."""
     spec = {"type": "ClusterIP", "selector": {**make_selector(plan), **lead_labels}}
-    return _make_service(plan, lead_name(plan.job_id), spec, owner)
+    return _make_service(plan, lead_name(plan.job_id), spec, {"agent": names.AGENT_PORT}, owner)
 
 
-def _make_service(plan: Plan, name: str, spec: Object, owner: Object | None) -> Object:
-    port = {"name": "agent", "port": names.AGENT_PORT, "targetPort": names.AGENT_PORT}
+def _make_service(
+    plan: Plan, name: str, spec: Object, ports: Mapping[str, int], owner: Object | None
+) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": make_metadata(plan, name, owner),
-        "spec": {**spec, "publishNotReadyAddresses": True, "ports": [port]},
+        "spec": {
+            **spec,
+            "publishNotReadyAddresses": True,
+            "ports": [
+                {"name": port, "port": number, "targetPort": number}
+                for port, number in ports.items()
+            ],
+        },
     }
 
 

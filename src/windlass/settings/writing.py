@@ -27,8 +27,12 @@ def set_in_project(name: str, text: str, folder: Path, root: Path) -> Path:
     Return the path of the file.
     """
     setting = find_setting(name)
+    if setting.kind in ("table", "patch"):
+        raise SpecError(
+            f"{name} is a table, which is not set by this command", hint=f"edit {PROJECT_FILE}"
+        )
     value = read_value(setting, text, Source(values={}, source="flag", folder=folder), os.environ)
-    line = f"{name} = {_render(setting.kind, text, value)}"
+    line = f"{name} = {_render(text, value)}"
     path, table = find_project_file(folder)
     if table is None:
         path = root / PROJECT_FILE
@@ -79,9 +83,7 @@ def _replace_line(content: str, name: str, line: str) -> str:
     return f"{head}{line}\n{rest}"
 
 
-def _render(kind: str, text: str, value: Any) -> str:
-    if kind == "table":
-        raise SpecError("a table is not set by this command", hint=f"edit {PROJECT_FILE}")
+def _render(text: str, value: Any) -> str:
     if isinstance(value, (bool, int)):
         return json.dumps(value)
     if isinstance(value, tuple):

@@ -7,12 +7,14 @@ would start them again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from windlass.engines.exports.single_script import read_solo
 from windlass.kube.access import Right
 from windlass.kube.mounts import pod_of
+from windlass.kube.naming import headless_name
 from windlass.kube.torchrun_pods import (
     Rendezvous,
     TorchrunPods,
@@ -82,7 +84,7 @@ def render(
     name = NAME if is_recipe else choose_plain_name(plan)
     pods = TorchrunPods(
         name=name,
-        service=SERVICE if is_recipe else f"{name}-rdzv",
+        service=SERVICE if is_recipe else headless_name(name),
         labels={"app": name},
         index_path=_INDEX,
         stays=True,
@@ -133,6 +135,15 @@ def _make_stateful_set(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> Object:
             "template": make_torchrun_template(plan, pod, pods),
         },
     }
+
+
+def split_documents(documents: Sequence[Object]) -> dict[str, list[Object]]:
+    """Return the documents by the names of the classic recipe's files, in the order to apply them."""
+    files: dict[str, list[Object]] = {"train-rdzv.yaml": [], "stateful-set.yaml": []}
+    for document in documents:
+        is_service = document["kind"] == "Service"
+        files["train-rdzv.yaml" if is_service else "stateful-set.yaml"].append(document)
+    return files
 
 
 class StatefulSetExport:
