@@ -1,7 +1,7 @@
-"""A compute's nodes from 1 on as a second object beside its main one, where they have a size of their own.
+"""More and fewer nodes of a compute; with a size of their own, as a second object or a group of the first.
 
-Made when such a size is first asked for, resized with the compute, made anew for another size; owned by the
-main object, with which it goes. What it is like is the dialect's; computes alone have one.
+A second object is made when such a size is first asked for, resized with the compute, and replaced for
+another size. The main object owns it. The dialect decides what it is like, or has groups instead (`regroup`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from windlass.errors import SpecError
 from windlass.kube.api import Api
 from windlass.kube.api_errors import Conflict, NotFound
 from windlass.kube.fields import Object, annotations_of, uid_of
-from windlass.kube.job_files import FileNames
 from windlass.kube.manifests import make_owner
-from windlass.kube.mounts import HIDDEN_KEY, SECRET, count_parts, pod_of
+from windlass.kube.mounts import pod_of, read_file_names
 from windlass.plan.plan import Plan
 from windlass.spec.pod_spec import PodSize
 
@@ -28,6 +27,11 @@ def resize_nodes(
     api: Api, dialect: Dialect, plan: Plan, num_nodes: int, workers: PodSize | None
 ) -> None:
     """Have so many nodes in all; those from 1 on of a size of their own, or None: as they are."""
+    if dialect.regroup is not None:
+        name = dialect.make_name(plan.job_id)
+        patch = dialect.regroup(plan, api.get(dialect.kind, name), num_nodes, workers)
+        api.patch(dialect.kind, name, patch, brief=True)
+        return
     if dialect.resize is None:
         raise SpecError(
             f"the nodes of a {dialect.kind.name} cannot become more or fewer",
@@ -89,7 +93,7 @@ class _TwoObjects:
         main = self.api.get(self.dialect.kind, self.plan.job_id)
         body = self.make_workers(
             self.plan,
-            _read_file_names(main, self.plan.job_id),
+            read_file_names(main["spec"]["template"]["spec"], self.plan.job_id),
             size=size,
             num_nodes=num_pods,
             owner=make_owner(self.dialect.kind, main),
@@ -101,21 +105,3 @@ class _TwoObjects:
 def _read_size(body: Object) -> PodSize:
     text = annotations_of(body).get(names.ANNOTATION_SIZE, "{}")
     return records.read(PodSize, json.loads(text))
-
-
-def _read_file_names(main: Object, job_id: str) -> FileNames:
-    """Return the names of the job's files, as its first pods were told."""
-    pod = main["spec"]["template"]["spec"]
-    [secret] = [volume["secret"] for volume in pod["volumes"] if volume["name"] == SECRET]
-    variables = [one for container in pod["containers"] for one in container.get("env", ())]
-    sources = [one.get("valueFrom", {}).get("secretKeyRef", {}) for one in variables]
-    hidden = [one["key"] for one in sources if one.get("name") == job_id]
-    num_parts = count_parts(pod["volumes"])
-    if not num_parts:  # the agent was in the job's own Secret once
-        raise SpecError(
-            f"{job_id} was made by an older Windlass and can get no workers of another size",
-            hint=f"windlass compute rm {job_id}, then make it again",
-        )
-    keys = [item["key"] for item in secret["items"]]
-    hidden = [key for key in hidden if key.startswith(HIDDEN_KEY)]
-    return FileNames(keys=(*keys, *hidden), num_parts=num_parts)

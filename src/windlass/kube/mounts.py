@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from windlass import names
@@ -70,10 +69,24 @@ def _make_parts_volume(plan: Plan, num_parts: int) -> Object:
     return {"name": PARTS, "projected": {"defaultMode": mode, "sources": sources}}
 
 
-def count_parts(volumes: Iterable[Object]) -> int:
-    """Return how many Secrets hold pieces, by the volumes of a pod; 0 if it has none."""
-    parts = [volume["projected"]["sources"] for volume in volumes if volume["name"] == PARTS]
-    return len(parts[0]) if parts else 0
+def read_file_names(pod: Object, job_id: str) -> FileNames:
+    """Return the names of a job's files, from the spec of its first pods."""
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    if PARTS not in volumes:  # the agent was in the job's own Secret once
+        raise SpecError(
+            f"{job_id} was made by an older Windlass and can get no workers of another size",
+            hint=f"windlass compute rm {job_id}, then make it again",
+        )
+    variables = [one for container in pod["containers"] for one in container.get("env", ())]
+    sources = [one.get("valueFrom", {}).get("secretKeyRef", {}) for one in variables]
+    hidden = [one["key"] for one in sources if one.get("name") == job_id]
+    return FileNames(
+        keys=(
+            *(item["key"] for item in volumes[SECRET]["secret"]["items"]),
+            *(key for key in hidden if key.startswith(HIDDEN_KEY)),
+        ),
+        num_parts=len(volumes[PARTS]["projected"]["sources"]),
+    )
 
 
 def make_mounts(plan: Plan) -> list[Object]:

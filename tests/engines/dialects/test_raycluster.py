@@ -18,10 +18,12 @@ from windlass.engines.dialects.raycluster import (
     index_of,
     num_pods,
     read_phase,
+    regroup,
 )
 from windlass.engines.submit_steps import render_documents
 from windlass.kube.blocker import HALF_SUBMITTED, NOT_ADMITTED
 from windlass.spec.pod_spec import PodSize
+from windlass.spec.work import Calls
 
 AT = "1970-01-01T00:01:40Z"
 # what KubeRay 1.6 has a worker's init container run, shortened
@@ -205,3 +207,47 @@ def test_what_holds_a_worker_up_is_told_though_nobody_knows_yet_which_node_it_is
     ]
     blockers = RAYCLUSTER.find_blockers(cluster, pods, [])
     assert "pods train-ab2cd-workers-worker-a, train-ab2cd-workers-worker-b" in blockers[0].message
+
+
+# -- computes ----------------------------------------------------------------------------------
+
+
+def read_groups(cluster: dict[str, Any]) -> list[tuple[int, dict[str, str]]]:
+    """How many pods each group has, and their limits."""
+    groups = cluster["spec"]["workerGroupSpecs"]
+    return [
+        (group["replicas"], container_of(group["template"])["resources"]["limits"])
+        for group in groups
+    ]
+
+
+def test_workers_of_a_compute_are_a_group_of_their_own_size() -> None:
+    """An older group becomes empty, since KubeRay changes no pods that are there."""
+    plan = make_pod_plan(work=Calls(), cpus="1")
+    cluster = RAYCLUSTER.render(plan, FILES.names, "")
+    head = cluster["spec"]["headGroupSpec"]
+    small, large = PodSize(cpus="2"), PodSize(cpus="8", gpus=1)
+    limits = [{"cpu": "2"}, {"cpu": "8", "nvidia.com/gpu": "1"}]
+    for num_nodes, size, counts in (
+        (3, small, [2]),
+        (5, None, [4]),
+        (4, large, [0, 3]),
+        (2, None, [0, 1]),
+        (1, None, [0, 0]),
+    ):
+        cluster = merge(cluster, regroup(plan, cluster, num_nodes, size))
+        assert read_groups(cluster) == list(zip(counts, limits, strict=False))
+        assert num_pods(cluster) == num_nodes
+        assert cluster["spec"]["headGroupSpec"] == head
+    cluster = merge(cluster, regroup(plan, cluster, 3, small))
+    assert read_groups(cluster) == [(0, limits[1]), (2, limits[0])]
+    volumes = [template["spec"]["volumes"] for template in templates_of(cluster)]
+    assert all(volume == volumes[0] for volume in volumes), "workers join the same files"
+
+
+def test_workers_as_large_as_the_head_need_no_size() -> None:
+    plan = make_pod_plan(work=Calls(), cpus="1")
+    cluster = RAYCLUSTER.render(plan, FILES.names, "")
+    assert cluster["spec"]["workerGroupSpecs"] == []
+    cluster = merge(cluster, regroup(plan, cluster, 3, None))
+    assert read_groups(cluster) == [(2, {"cpu": "1"})]

@@ -148,6 +148,11 @@ class MakeWorkers(Protocol):
     ) -> dict[str, Any]: ...
 
 
+Regroup = Callable[[Plan, Object, int, "PodSize | None"], Patch]
+"""From a compute's plan, its main object, and the number of its nodes and the size of those from 1 on: the
+patch that makes it so. Without a size workers stay as they are."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """One kind of object, as an engine.
@@ -173,6 +178,7 @@ class Dialect:
     start: Patch | None = None  # lets a held one run, and resumes a suspended one
     suspend: Patch | None = None
     resize: Callable[[int], Patch] | None = None
+    regroup: Regroup | None = None  # in place of `resize`, where one object has groups of pods
     make_workers: MakeWorkers | None = None
     """Where its pods are all alike: a second object of its kind, for nodes that are not. It is owned by the
     main one, and resized as that is."""

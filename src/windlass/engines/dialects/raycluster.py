@@ -8,6 +8,7 @@ where the work wants it; so what KubeRay puts around a `ray start` of its own is
 from __future__ import annotations
 
 import re
+import zlib
 from dataclasses import replace
 from typing import Any
 
@@ -33,12 +34,13 @@ from windlass.kube.fields import (
 from windlass.kube.job_files import FileNames
 from windlass.kube.kinds import RAY_CLUSTERS, RAY_JOBS
 from windlass.kube.manifests import make_metadata
-from windlass.kube.mounts import pod_of
+from windlass.kube.mounts import pod_of, read_file_names
 from windlass.kube.naming import make_annotations
 from windlass.kube.needs import Need
 from windlass.kube.patching import apply_patch
 from windlass.kube.pod_template import make_template
 from windlass.plan.plan import Plan
+from windlass.spec.pod_spec import PodSize
 
 LABEL_CLUSTER = "ray.io/cluster"
 LABEL_TYPE = "ray.io/node-type"
@@ -68,12 +70,8 @@ def render(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
         metadata["labels"][names.LABEL_QUEUE] = pod.queue
     num_workers = len(plan.nodes) - 1
     group = {
-        "groupName": GROUP,
-        "replicas": num_workers,
+        **_make_group(plan, files, num_workers),
         "minReplicas": max(0, plan.min_nodes - 1),
-        "maxReplicas": num_workers,
-        "rayStartParams": {},
-        "template": _make_template(plan, files, is_worker=True),
     }
     head = {"rayStartParams": {}, "template": _make_template(plan, files, is_worker=False)}
     return {
@@ -86,6 +84,36 @@ def render(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
             "workerGroupSpecs": [group] if num_workers else [],
         },
     }
+
+
+def _make_group(plan: Plan, files: FileNames, num_workers: int) -> dict[str, Any]:
+    """Workers of one size, which names the group: KubeRay changes no pods that are there."""
+    size = pod_of(plan).workers
+    suffix = "" if size is None else f"-{zlib.crc32(repr(size).encode()):08x}"
+    return {
+        "groupName": f"{GROUP}{suffix}",
+        "replicas": num_workers,
+        "minReplicas": num_workers,
+        "maxReplicas": num_workers,
+        "rayStartParams": {},
+        "template": _make_template(plan, files, is_worker=True),
+    }
+
+
+def regroup(plan: Plan, cluster: Object, num_nodes: int, size: PodSize | None) -> dict[str, Any]:
+    """Give a compute so many workers in the last group; a group of another size becomes empty."""
+    spec = cluster["spec"]
+    groups = [dict(group) for group in spec.get("workerGroupSpecs") or ()]
+    if size is not None or not groups:
+        plan = replace(plan, pod=replace(pod_of(plan), workers=size))
+        files = read_file_names(spec["headGroupSpec"]["template"]["spec"], plan.job_id)
+        wanted = _make_group(plan, files, num_nodes - 1)
+        own = [group for group in groups if group["groupName"] == wanted["groupName"]]
+        groups = [*(group for group in groups if group not in own), *(own or [wanted])]
+    for group in groups:
+        count = num_nodes - 1 if group is groups[-1] else 0
+        group |= dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), count)
+    return {"spec": {"workerGroupSpecs": groups}}
 
 
 def _make_template(plan: Plan, files: FileNames, *, is_worker: bool) -> dict[str, Any]:
@@ -184,7 +212,7 @@ _OF_OTHERS = Adoption(
 RAYCLUSTER = Dialect(
     name="raycluster",
     kind=RAY_CLUSTERS,
-    can=frozenset({"detach", "restarts", "timeout", "pods", "keys"}),
+    can=frozenset({"computes", "detach", "restarts", "timeout", "pods", "keys", "worker_sizes"}),
     needs=(Need(kind=RAY_CLUSTERS, product="KubeRay 1.1"),),
     more_rights=(
         END_LOST_PODS,
@@ -200,6 +228,7 @@ RAYCLUSTER = Dialect(
     render=render,
     start={"spec": {"suspend": False}},
     suspend={"spec": {"suspend": True}},
+    regroup=regroup,
     end_lost_pod={},  # while it is there, no other takes its place
     stays_up=True,
     read_end=lambda _cluster: None,
