@@ -24,8 +24,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "windlass.cli.main", "run", *words]
+def run(*words: str, verb: str = "run") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "windlass.cli.main", verb, *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
@@ -74,9 +74,19 @@ def test_a_flag_that_is_the_script_s_too_is_refused(folder: Path, source: str) -
     ran = run("train.py", "--name", "x", "--dry-run")
     assert ran.returncode == 2
     assert "--name is a flag of Windlass and of train.py too" in ran.stderr
-    assert "train.py -- --name ..." in ran.stderr
+    assert "windlass run --name ... train.py; its own: train.py -- --name ..." in ran.stderr
     assert run("--name", "x", "train.py", "--dry-run").returncode == 0
     assert run("train.py", "--dry-run", "--", "--name", "x").returncode == 0
+
+
+@pytest.mark.parametrize("target", ["train.py", "train.py::main"])
+def test_the_hint_for_a_flag_that_is_the_script_s_too_names_the_verb(
+    folder: Path, target: str
+) -> None:
+    (folder / "train.py").write_text("def main(namespace='--namespace'): ...\n")
+    ran = run(target, "--namespace", "x", verb="export")
+    assert ran.returncode == 2
+    assert f"windlass export --namespace ... {target}; its own: {target} -- --nam" in ran.stderr
 
 
 def test_a_flag_that_is_a_parameter_too_is_refused(folder: Path) -> None:

@@ -183,6 +183,21 @@ def test_names_last_longer_than_a_process(client, tmp_path):
     assert "client.delete_job('lasting')" in str(caught.value)
 
 
+def test_an_ended_job_is_replaced_and_a_running_one_is_not(client, tmp_path):
+    go = tmp_path / "go"
+    first = client.create_job("again", train_func=make_wait(), parameters=str(go), replace=True)
+    with pytest.raises(RuntimeError, match="there is a job again already") as caught:
+        client.create_job("again", train_func=print, replace=True)
+    assert "replace=True" in str(caught.value)
+    go.touch()
+    client.wait_for_job_status("again")
+    second = client.create_job("again", train_func=print, replace=True)
+    assert second.results(timeout_s=60) == [None]
+    assert client.get_job("again").results() == [None]
+    assert [job.name for job in client.list_jobs()].count("again") == 1
+    assert str(first.job.ref) != str(second.job.ref)
+
+
 def test_of_two_that_start_one_name_at_once_one_is_refused(client):
     """Whoever is refused leaves the other's job as it is."""
 

@@ -24,7 +24,7 @@ _BY_NAME = frozenset(
 )
 
 
-def check_clash(late: Sequence[str], source: Path, target: str) -> None:
+def check_clash(late: Sequence[str], source: Path, target: str, *, verb: str = "run") -> None:
     """Refuse a flag of ours that stands behind the target, and that the target's source declares."""
     wanted = {word.partition("=")[0] for word in late}
     if not wanted:
@@ -34,7 +34,7 @@ def check_clash(late: Sequence[str], source: Path, target: str) -> None:
         flag = clash[0]
         raise SpecError(
             f"{flag} is a flag of Windlass and of {target} too",
-            hint=f"Windlass's: windlass run {flag} ... {target}; its own: {target} -- {flag} ...",
+            hint=f"Windlass's: windlass {verb} {flag} ... {target}; its own: {target} -- {flag} ...",
         )
 
 

@@ -32,7 +32,7 @@ def prepare_words(words: SplitWords, *, detach: bool, flags: Mapping[str, Any]) 
     if not words.target:
         raise SpecError(
             "there is nothing to run",
-            hint="windlass run train.py, train.py::function, -m module or any command",
+            hint=f"windlass {_verb()} train.py, train.py::function, -m module or any command",
         )
     if words.is_function:
         args, kwargs = _read_blind(words) if _is_in_image(flags) else _read_call(words, flags)
@@ -41,6 +41,12 @@ def prepare_words(words: SplitWords, *, detach: bool, flags: Mapping[str, Any]) 
     _check_late(words, sources)
     _check_loose(words, sources)
     return prepare([*words.target, *words.rest], detach=detach, flags=flags)
+
+
+def _verb() -> str:
+    """Return the verb that was typed: `run` or `export`."""
+    context = click.get_current_context(silent=True)
+    return (context.info_name if context else None) or "run"
 
 
 def _is_in_image(flags: Mapping[str, Any]) -> bool:
@@ -74,7 +80,7 @@ def _check_late(words: SplitWords, sources: Sequence[Path]) -> None:
     from windlass.cli.flag_clash import check_clash
 
     for source in sources:
-        check_clash(words.late, source, _name_target(words, source))
+        check_clash(words.late, source, _name_target(words, source), verb=_verb())
 
 
 def _check_loose(words: SplitWords, sources: Sequence[Path]) -> None:
@@ -129,7 +135,7 @@ def _read_call(
         if flag in own:
             raise SpecError(
                 f"{flag} is a flag of Windlass and of {words.target[0]} too",
-                hint=f"Windlass's: windlass run {flag} ... {words.target[0]}; "
+                hint=f"Windlass's: windlass {_verb()} {flag} ... {words.target[0]}; "
                 f"its own: {words.target[0]} -- {flag} ...",
             )
     try:

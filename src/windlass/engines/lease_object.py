@@ -46,15 +46,15 @@ def keeps_lease(dialect: Dialect, plan: Plan) -> bool:
     return dialect.stays_up and not plan.detach
 
 
-def lease_name(job_id: str) -> str:
-    """Return the name of a job's lease."""
-    return f"{job_id}-lease"
+def lease_name(plan: Plan) -> str:
+    """Return the name of a job's lease: another one for a later job of the same id."""
+    return f"{plan.job_id}-lease-{int(plan.created_at_s * 1000) & 0xFFFFF:05x}"
 
 
 def make_lease(plan: Plan, submit: str) -> dict[str, Any]:
     """Return the lease of a job. Its template is valid, and no pod is ever made from it."""
     annotations = {names.ANNOTATION_SUBMIT: submit}
-    metadata = make_metadata(plan, lease_name(plan.job_id), annotations=annotations)
+    metadata = make_metadata(plan, lease_name(plan), annotations=annotations)
     # else it would be listed as a job, or wait in a queue
     for label in (names.LABEL_JOB, names.LABEL_QUEUE):
         metadata["labels"].pop(label, None)
@@ -101,7 +101,7 @@ class LeaseRenewal:
                 ).start()
 
     def _renew(self, stop: threading.Event) -> None:
-        name, is_known = lease_name(self._plan.job_id), False
+        name, is_known = lease_name(self._plan), False
         body: dict[str, Any] = {}
         while not stop.is_set():
             try:

@@ -75,7 +75,7 @@ def create_objects(
             if created.exception() is None:
                 _take_back(api, dialect, plan.job_id, error)
                 if steps.lease is not None:
-                    _delete_lease(api, plan.job_id)
+                    _delete_lease(api, plan)
             raise
 
 
@@ -97,7 +97,7 @@ def _create_main(
             with contextlib.suppress(ClusterError):
                 api.delete(step.kind, name_of(body), uid=uid_of(body))
         if lease is not None:
-            _delete_lease(api, plan.job_id)
+            _delete_lease(api, plan)
         raise
 
 
@@ -115,9 +115,9 @@ def _create_lease(api: Api, step: Step | None, contents: Contents) -> Object | N
         return None
 
 
-def _delete_lease(api: Api, job_id: str) -> None:
+def _delete_lease(api: Api, plan: Plan) -> None:
     with contextlib.suppress(ClusterError):
-        api.delete(JOBS, lease_name(job_id))
+        api.delete(JOBS, lease_name(plan))
 
 
 def _create_when_known(api: Api, dialect: Dialect, body: Object, *, is_named: bool) -> Object:

@@ -5,8 +5,9 @@ What words mean is `translate`, which job is meant `job_names`, how it is called
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from windlass.client.jobs.follow import follow
@@ -22,7 +23,7 @@ from windlass.trainer.job_removal import remove_job, start_when_gone
 from windlass.trainer.moving_tags import keep_present
 from windlass.trainer.options import read_options
 from windlass.trainer.runtimes import find_runtime, list_runtimes
-from windlass.trainer.sdk_errors import WrongArgument
+from windlass.trainer.sdk_errors import JobMissing, WrongArgument
 from windlass.trainer.status_wait import wait_for_word
 from windlass.trainer.statuses import COMPLETE, SUCCEEDED, V1_WORDS, V2_WORDS, name_v1, name_v2
 from windlass.trainer.train_job import list_events, make_train_job
@@ -89,6 +90,7 @@ class TrainerClient:
         pip_index_url: str | None = None,
         env_vars: Any = None,
         num_procs_per_worker: int | str | None = None,
+        replace: bool = False,
         **more: Any,
     ) -> TrainerJob:
         """Start a function on every worker, and return its job at once.
@@ -103,6 +105,7 @@ class TrainerClient:
         pip_index_url: where they come from; None: what the image's pip uses.
         env_vars: environment variables of every rank.
         num_procs_per_worker: ranks per pod; None: one per GPU, else one.
+        replace: remove an ended job of that name first, with its logs and results.
         more: queue_name, and any settings of `wl.submit`: restarts, timeout_s, volumes.
         """
         namespace = more.pop("namespace", None)
@@ -124,7 +127,8 @@ class TrainerClient:
             env_vars=env_vars,
             more=more,
         )
-        return self._start(replace(request, settings=self._add_runtime(request.settings, None)))
+        request = dataclasses.replace(request, settings=self._add_runtime(request.settings, None))
+        return self._start(request, replaces=replace)
 
     def get_job_status(self, name: str) -> str:
         """Created, Running, Restarting, Suspended, Succeeded or Failed.
@@ -198,7 +202,7 @@ class TrainerClient:
                 "a CustomTrainerContainer needs a cluster: this machine runs no images",
                 hint="CustomTrainer(func=...) runs here",
             )
-        return self._start(replace(request, settings=settings)).name
+        return self._start(dataclasses.replace(request, settings=settings)).name
 
     def get_job(self, name: str) -> TrainJob:
         """The job as it is now; its status is Created, Running, Complete or Failed.
@@ -305,13 +309,15 @@ class TrainerClient:
     def _look(self, known: TrainerJob) -> TrainJob:
         return make_train_job(known, self._api, self._dialect)
 
-    def _start(self, request: JobRequest) -> TrainerJob:
+    def _start(self, request: JobRequest, *, replaces: bool = False) -> TrainerJob:
         flags = {**self._given, **request.settings}
         flags["env"] = {**self._given.get("env", {}), **request.settings.get("env", {})}
         if request.name:
             flags["name"] = request.name
         self._keep_image(flags)
         with self._names.taking():
+            if replaces:
+                self._remove_ended(request.name)
             prepared = prepare(
                 *(request.target, request.args, request.kwargs),
                 detach=True,
@@ -322,6 +328,14 @@ class TrainerClient:
                 say(note)
             job, engine = start_when_gone(prepared)
         return self._names.add(request.name, job, engine)
+
+    def _remove_ended(self, name: str) -> None:
+        """Remove a job of that name if it has ended; one that runs is left to be refused."""
+        with contextlib.suppress(JobMissing):
+            known = self._names.find(name)
+            if known.job.done():
+                remove_job(known, self._api, self._dialect)
+                self._names.forget(name)
 
     def _add_runtime(
         self, given: Mapping[str, Any], runtime: str | Runtime | None

@@ -61,7 +61,8 @@ class JobNames:
             known = self.find(name)
             raise JobExists(
                 f"there is a job {name} already: it is {name_v1(known.job.status())}",
-                hint=f"client.delete_job({name!r}), or take another name",
+                hint=f"client.delete_job({name!r}), create_job(..., replace=True) once it has ended, "
+                "or take another name",
             )
         if not self._has_pods or not self._is_free(name):
             return ""

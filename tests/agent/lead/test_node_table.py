@@ -12,6 +12,8 @@ from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.silence_limits import Parting
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.messages.jobs import JoinLead
+from windlass.wire.states import NodeState
+from windlass.wire.status import Phase
 
 
 @pytest.fixture
@@ -49,6 +51,20 @@ def test_nodes_come_go_and_come_back(play):
         assert (nodes.missing(), nodes.lost, nodes.is_complete) == ([1], {1}, False)
         join(nodes, 1)
         assert (nodes.lost, nodes.is_complete, 1 in nodes) == (set(), True, True)
+
+    play(story, 0, 1, 2)
+
+
+def test_nodes_that_leave_after_the_end_are_not_lost(play):
+    """A client that comes later reads the status as it was when all pods had left."""
+
+    def story(nodes):
+        writer = nodes._status_writer
+        lose(nodes, 2)
+        writer.set_phase(Phase.SUCCEEDED, "Done", "all ranks returned")
+        lose(nodes, 1)
+        states = [node.state is NodeState.LOST for node in writer.status.nodes]
+        assert states == [False, False, True]
 
     play(story, 0, 1, 2)
 

@@ -14,6 +14,7 @@ from waits import wait_for
 
 from windlass import names
 from windlass.engines.dialects.trainjob import TRAINJOB
+from windlass.engines.lease_object import lease_name
 from windlass.engines.protocol import check_capabilities
 from windlass.errors import EngineMissing, SpecError, WindlassError
 from windlass.kube.blocker import HALF_SUBMITTED
@@ -58,7 +59,9 @@ def owners_of(body: Any) -> list[str]:
 @pytest.mark.parametrize("detach", [True, False])
 def test_a_lease_owns_what_nothing_else_would_end(engine, cluster, dialect, queue, detach) -> None:
     """What is held back never runs by itself; Kueue, or a kind that starts at once, knows no such thing."""
-    ref = engine.submit(replace(make_job_plan(dialect, queue=queue), detach=detach), b"payload")
+    plan = replace(make_job_plan(dialect, queue=queue), detach=detach)
+    engine.submit(plan, b"payload")
+    name = lease_name(plan)
     is_leased = bool(queue) or has_lease(dialect)
     seen = writes(cluster)
     lease = [
@@ -69,7 +72,7 @@ def test_a_lease_owns_what_nothing_else_would_end(engine, cluster, dialect, queu
         one for one in seen if one.path.endswith(f"/{dialect.kind.plural}") and one not in lease
     )
     if is_leased:
-        assert owners_of(main.body) == [f"{ref.job_id}-lease"]
+        assert owners_of(main.body) == [name]
         assert lease[0].body["spec"]["completions"] == 0
         assert lease[0].body["spec"]["ttlSecondsAfterFinished"] >= 120
         assert names.LABEL_JOB not in lease[0].body["metadata"]["labels"], "it is no job"
@@ -77,14 +80,14 @@ def test_a_lease_owns_what_nothing_else_would_end(engine, cluster, dialect, queu
         made = next(
             one for one in seen if one.path.endswith(f"/{dialect.prerequisite.kind.plural}")
         )
-        assert owners_of(made.body) == [f"{ref.job_id}-lease"]
+        assert owners_of(made.body) == [name]
     (there,) = [
         one
         for one in cluster.objects[dialect.kind.plural]
         if "-lease" not in one["metadata"]["name"]
     ]
     is_kept = dialect.stays_up and not detach
-    assert owners_of(there) == ([f"{ref.job_id}-lease"] if is_kept else [])
+    assert owners_of(there) == ([name] if is_kept else [])
     assert names.ANNOTATION_SUBMIT not in there["metadata"]["annotations"]
 
 
@@ -103,7 +106,7 @@ def test_who_holds_the_lease_renews_it_where_pods_stay_up(engine, cluster, diale
     ref = engine.submit(plan, b"payload")
 
     def renewals() -> list[Any]:
-        patches = [one for one in writes(cluster) if one.path.endswith(f"/jobs/{ref.job_id}-lease")]
+        patches = [one for one in writes(cluster) if one.path.endswith(f"/jobs/{lease_name(plan)}")]
         return [one for one in patches if "spec" in one.body]
 
     with engine.hold(ref):
@@ -128,7 +131,7 @@ def test_a_submit_that_broke_off_before_its_secret_is_listed(engine, cluster, di
     assert (status.job_id, status.num_nodes, status.phase) == (ref.job_id, 2, Phase.PENDING)
     assert [one.reason for one in status.conditions] == [HALF_SUBMITTED]
     engine.remove(ref)
-    assert ref.job_id not in str(cluster.names()).replace(f"{ref.job_id}-lease", "")
+    assert [one for one in cluster.names() if ref.job_id in one and "-lease" not in one] == []
 
 
 def test_the_training_library_travels_beside_the_agent(engine, cluster, dialect) -> None:

@@ -193,10 +193,36 @@ def test_a_runtime_without_a_step_for_our_nodes_is_refused():
     launcher = make_source(replicatedJobs=[{"name": "launcher", "template": {}}])
     with pytest.raises(SpecError, match="torch-distributed has no step 'node'"):
         make_runtime(launcher)
-    mpi = make_source()
+    mpi = make_source(replicatedJobs=[{"name": "launcher", "template": {}}])
     mpi["spec"]["mlPolicy"] = {"mpi": {}}
     with pytest.raises(SpecError, match="has no step 'node'"):
         make_runtime(mpi)
+
+
+def test_nodes_of_an_mpi_runtime_need_no_launcher():
+    """As deepspeed-distributed of Kubeflow Trainer 2.3 has it."""
+    server = {"name": "node", "image": "deepspeed", "args": ["-De"], "command": ["/usr/sbin/sshd"]}
+    pods = {"spec": {"template": {"spec": {"containers": [server]}}}}
+    launcher = {
+        "name": "launcher",
+        "dependsOn": [{"name": "node", "status": "Ready"}],
+        "template": {},
+    }
+    source = make_source(
+        replicatedJobs=[{"name": "node", "template": pods}, launcher],
+        successPolicy={"operator": "All", "targetReplicatedJobs": ["launcher"]},
+    )
+    source["spec"]["mlPolicy"] = {"numNodes": 1, "mpi": {"mpiImplementation": "OpenMPI"}}
+    made = make_runtime(source)["spec"]
+    assert made["mlPolicy"] == {"numNodes": 1, "torch": {}}
+    inner = made["template"]["spec"]
+    assert "successPolicy" not in inner, "it names a step that is gone"
+    (step,) = inner["replicatedJobs"]
+    assert step["name"] == "node"
+    assert step["template"]["metadata"]["labels"][LABEL_STEP] == "trainer"
+    (node, *_) = step["template"]["spec"]["template"]["spec"]["containers"]
+    assert node["image"] == "deepspeed"
+    assert "args" not in node
 
 
 def test_a_patch_of_the_users_names_our_container_as_everywhere():

@@ -114,7 +114,8 @@ class NodeTable:
             self.one_world.lose(Seat(index=index, incarnation=node.incarnation), parting)
         self.lost.add(index)
         logger.warning("%s is gone%s", name, f": {why}" if why else "")
-        if self.knows(index):
+        # after the end nodes leave because they were told to
+        if self.knows(index) and not self._status_writer.status.phase.is_final:
             self._status_writer.set_node(index, state=NodeState.LOST)
         return node
 

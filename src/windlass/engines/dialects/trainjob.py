@@ -123,6 +123,7 @@ def render_runtime(plan: Plan, files: FileNames, submit: str, source: Object) ->
         LABEL_FRAMEWORK
     ):  # Kubeflow's SDK sees no runtime without
         metadata["labels"][LABEL_FRAMEWORK] = framework
+    source = _without_launcher(source)
     jobset = source["spec"]["template"]
     steps = [
         _make_step(plan, files, step) if step is _find_trainer(source) else step
@@ -141,13 +142,32 @@ def render_runtime(plan: Plan, files: FileNames, submit: str, source: Object) ->
     }
 
 
+def _without_launcher(runtime: Object) -> Object:
+    """Return a runtime of MPI, such as deepspeed-distributed, as one whose nodes need no launcher.
+
+    Its nodes are the pods that the launcher would reach by ssh. Agents start their ranks by themselves, so
+    neither the launcher nor the server for ssh is needed.
+    """
+    spec = runtime["spec"]
+    policy, jobset = spec.get("mlPolicy") or {}, spec["template"]["spec"]
+    steps = [step for step in jobset["replicatedJobs"] if step.get("name") == STEP]
+    if "mpi" not in policy or not steps:
+        return runtime
+    label = {"metadata": {"labels": {LABEL_STEP: "trainer"}}}
+    node = {**steps[0], "template": apply_patch(steps[0].get("template") or {}, label)}
+    kept = {key: value for key, value in jobset.items() if key != "successPolicy"}
+    template = {**spec["template"], "spec": {**kept, "replicatedJobs": [node]}}
+    count = {"numNodes": policy.get("numNodes") or 1}
+    return {**runtime, "spec": {**spec, "mlPolicy": {**count, "torch": {}}, "template": template}}
+
+
 def _find_trainer(runtime: Object) -> Object:
     """The step of a runtime that is replaced by ours."""
     policy = runtime["spec"].get("mlPolicy") or {}
     for step in runtime["spec"]["template"]["spec"]["replicatedJobs"]:
         labels = labels_of(step.get("template") or {})
         is_trainer = labels.get(LABEL_STEP) == "trainer" and step.get("name") == STEP
-        if is_trainer and "mpi" not in policy and "flux" not in policy:
+        if is_trainer and "flux" not in policy:
             trainer: Object = step
             return trainer
     raise SpecError(
