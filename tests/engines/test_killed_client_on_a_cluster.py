@@ -39,7 +39,7 @@ AFTER_START = 3  # jobs whose submit was complete when their client was killed
 END_S = 300.0
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def api() -> Iterator[Api]:
     with open_namespace("windlass-test") as opened:
         yield opened

@@ -13,6 +13,7 @@ from waits import wait_for
 
 from windlass.kube.api import Api
 from windlass.kube.blocker import Blocker, make_condition
+from windlass.kube.containers import diagnose_container
 from windlass.kube.kinds import EVENTS, JOBS, PODS, RESOURCE_QUOTAS
 
 IMAGE = os.environ.get("TESTBED_IMAGE", "localhost/python:testbed")
@@ -193,6 +194,21 @@ def test_the_image_is_named_as_it_was_asked_for() -> None:
         (found,) = seen.blockers()
         assert "team/train:2" in found.message
         assert "localhost" not in found.message.partition(" cannot be pulled")[0]
+
+
+@pytest.mark.parametrize(("tag", "is_said"), [(":latest", True), ("", True), (":1.2", False)])
+def test_of_a_tag_that_moves_it_is_said_that_the_registry_is_asked(tag: str, is_said: bool) -> None:
+    image = f"registry.invalid/team/train{tag}"
+    waiting = {
+        "reason": "ErrImagePull",
+        "message": f'failed to pull "{image}": dial tcp: i/o timeout',
+    }
+    status = {"name": "windlass", "image": image, "state": {"waiting": waiting}}
+    spec = {"containers": [{"name": "windlass", "image": image}]}
+    pod = {"metadata": {"name": "a"}, "spec": spec, "status": {"containerStatuses": [status]}}
+    found = diagnose_container(pod)
+    assert found is not None
+    assert ("its tag may move" in found.hint) is is_said
 
 
 def test_a_runtime_that_refuses_is_not_the_images_fault() -> None:

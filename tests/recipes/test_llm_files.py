@@ -57,6 +57,13 @@ def test_a_missing_file_is_named(folder, missing, message):
         check_files(options())
 
 
+def test_weights_that_cannot_be_read_are_named(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()  # nobody can read it, root included
+    with pytest.raises(SpecError, match=r"model\.safetensors cannot be read: Is a directory"):
+        check_files(options())
+
+
 def test_what_is_cut_off_or_of_several_files_is_named(folder):
     write_weights(folder / "model.safetensors", num_bytes=7)
     with pytest.raises(SpecError, match=r"model\.safetensors is cut off"):

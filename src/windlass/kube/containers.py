@@ -16,6 +16,7 @@ from windlass.kube.blocker import (
     START_ERROR,
 )
 from windlass.kube.fields import Object, container_of, container_spec_of, container_states
+from windlass.kube.pod_template import pull_policy
 from windlass.kube.unschedulable import Diagnosis
 
 _PULL = ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "RegistryUnavailable")
@@ -93,6 +94,11 @@ def _diagnose_pull(image: str, text: str, reason: str) -> Diagnosis:
     hint = next((h for marks, h in _PULL_HINTS if any(m in lower for m in marks)), "")
     if reason == "ErrImageNeverPull":
         words, hint = "it is not on the node, and may not be pulled", "correct --image"
+    elif pull_policy(image) == "Always":
+        hint = (
+            f"{hint or 'check --image'}; its tag may move, so it is looked up in the registry each time: "
+            "name a version, and nodes use the image that they have"
+        )
     message = f"the image {image} cannot be pulled{f': {words}' if words else ''}"
     return Diagnosis(reason=IMAGE_PULL, message=message, hint=hint or "check --image")
 

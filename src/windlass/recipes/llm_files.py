@@ -179,6 +179,11 @@ def _check_weights(path: Path) -> None:
         is_whole = path.stat().st_size == 8 + size + max(ends, default=0)
     except FileNotFoundError:
         raise SpecError(f"there is no file {path}", hint=_explain(path)) from None
+    except OSError as error:
+        raise SpecError(
+            f"the weights in {path} cannot be read: {error.strerror or error}",
+            hint=f"ls -l {path} shows who may read it (this is user {os.getuid()})",
+        ) from error
     except (struct.error, ValueError, KeyError, MemoryError, OverflowError):
         is_whole = False
     if not is_whole:

@@ -7,6 +7,7 @@ model lies; nothing holds a second copy of the model. Needs safetensors, which i
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -111,9 +112,16 @@ def list_weight_files(folder: Path) -> list[Path]:
 
 
 def _read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     for path in list_weight_files(folder):
-        with safe_open(path, framework="pt") as stored:
-            for name in stored.keys():  # noqa: SIM118  (it is no dict)
-                yield name, stored.get_tensor(name)
+        try:
+            with safe_open(path, framework="pt") as stored:
+                for name in stored.keys():  # noqa: SIM118  (it is no dict)
+                    yield name, stored.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise SpecError(
+                f"the weights in {path} cannot be read: {error}",
+                hint=f"ls -l {path} shows its size and who may read it (this is user {os.getuid()}); "
+                "copy the model again, or mount it where this user may read it",
+            ) from error

@@ -1,0 +1,24 @@
+"""Weights that are there and cannot be read are one sentence with a hint, not a traceback of a library."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from windlass.errors import SpecError
+from windlass.recipes.llm_hf import load_weights
+
+
+@pytest.mark.parametrize("how", ["cut off", "a folder", "missing"])
+def test_unreadable_weights_are_named(tmp_path, how):
+    pytest.importorskip("safetensors")
+    path = tmp_path / "model.safetensors"
+    if how == "cut off":
+        path.write_bytes(b"\x40")
+    elif how == "a folder":
+        path.mkdir()
+    with pytest.raises(SpecError) as caught:
+        load_weights(nn.Linear(2, 2, device=torch.device("meta")), tmp_path)
+    assert f"the weights in {path} cannot be read: " in caught.value.message
+    assert f"ls -l {path}" in caught.value.hint
