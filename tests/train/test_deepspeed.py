@@ -1,11 +1,14 @@
-"""Strategy deepspeed on two ranks: the training that ddp does, at each ZeRO stage, stopped and gone on with.
+"""DeepSpeed on two ranks: strategy deepspeed at each ZeRO stage, stopped and resumed, and a DeepSpeed script.
 
-Skipped where DeepSpeed is not installed: `DS_BUILD_OPS=0 pip install deepspeed` needs no compiler.
+Skipped where DeepSpeed is not installed: `pip install deepspeed`, built with DS_BUILD_OPS=0. Without a GPU it
+compiles its shared-memory collectives when it is first used, which needs a C++ compiler and minutes.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,7 @@ pytestmark = [
         importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed"
     ),
 ]
+SCRIPT = Path(__file__).parent / "deepspeed_script.py"
 WORKER = f"{Path(__file__).parent / 'trainer_ranks.py'}::run_deepspeed"
 
 
@@ -37,3 +41,11 @@ def test_it_trains_as_ddp_does_and_goes_on_where_it_was_stopped(ranks, stage):
         assert list(resumed["losses"]) == list(range(6, 13))
         assert {**begun["losses"], **resumed["losses"]} == pytest.approx(whole["losses"], abs=1e-6)
         assert resumed["validations"][-1] == pytest.approx(whole["validations"][-1], abs=1e-6)
+
+
+def test_a_script_of_deepspeed_runs_as_it_is(tmp_path):
+    command = [sys.executable, "-m", "windlass.cli.main", "run", "--procs", "2", str(SCRIPT)]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    for rank in range(2):
+        assert f"rank {rank} of 2 learned in 3 steps" in ran.stdout
