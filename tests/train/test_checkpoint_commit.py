@@ -92,7 +92,11 @@ def test_a_checkpoint_that_was_to_make_place_for_one_that_did_not_come_is_put_ba
     save(checkpoints, 5)
     (tmp_path / "step-5").rename(tmp_path / "step-5.old-abcd")
     (tmp_path / "step-5.tmp-0-abcd").mkdir()
+    before = sorted(tmp_path.iterdir())
     assert checkpoints.load(make_state()).step == 5
+    assert sorted(tmp_path.iterdir()) == before  # a reader changes nothing
+    checkpoints.close()
+    checkpoints.claim()
     assert steps(tmp_path) == [5]
 
 
@@ -114,6 +118,7 @@ def test_what_is_left_of_one_that_was_being_removed_goes_with_the_next(checkpoin
     assert killed.returncode == -signal.SIGKILL
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-1.gone-1", "step-2"]
     assert checkpoints.load(make_state()).step == 2
+    checkpoints.claim()
     assert steps(tmp_path) == [2]
 
 

@@ -97,7 +97,7 @@ def test_a_life_of_asynchronous_saves(checkpoints, tmp_path, caplog):
         checkpoints.save(fill(state, 5), step=5, facts={}, block=True, timeout_s=0.2)
     checkpoints.save(fill(state, 6), step=6, facts={}, block=True)
     assert checkpoints.load(state).step == checkpoints.latest == 6
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+    assert sorted(path.name for path in (tmp_path / "run").glob("[!.]*")) == [
         "latest",
         "step-4",
         "step-6",
@@ -126,12 +126,14 @@ def test_saves_that_come_faster_than_they_are_written_are_told_once(checkpoints,
 @pytest.mark.long
 def test_two_failures_in_a_row_end_the_training(tmp_path, alone):
     checkpoints = Checkpoints(tmp_path / "run", context=alone, timeout_s=120)
-    (tmp_path / "run").write_text("not a folder")
     state = make_state()
     checkpoints.save(state, step=1, facts={})
-    checkpoints.save(state, step=2, facts={})
+    for step in (2, 3):
+        os.kill(checkpoints._get_writer().process_id, signal.SIGSTOP)
+        checkpoints.save(state, step=step, facts={})
+        os.kill(checkpoints._writer.process_id, signal.SIGKILL)
     with pytest.raises(EngineError, match="2 checkpoints in a row were not saved"):
-        checkpoints.save(state, step=3, facts={})
+        checkpoints.save(state, step=4, facts={})
     checkpoints.close()
 
 
@@ -161,7 +163,7 @@ CRAMPED = """
         checkpoints.wait()
     except EngineError as error:
         print(error)
-    print(sorted(path.name for path in run.iterdir()))
+    print(sorted(path.name for path in run.glob("[!.]*")))
     limit(resource.RLIM_INFINITY)
     checkpoints.save(state, step=3, facts={}, block=True)
     print(checkpoints.load(state).step, checkpoints.best.step)
@@ -202,7 +204,8 @@ INTERRUPTED = """
     from windlass.train.checkpoints import Checkpoints
 
     checkpoints = Checkpoints(sys.argv[1])
-    checkpoints.save({"model": torch.nn.Linear(3, 3)}, step=1, facts={})
+    for step in (1, 2):  # the first is waited for
+        checkpoints.save({"model": torch.nn.Linear(3, 3)}, step=step, facts={})
     print("training goes on", flush=True)
     time.sleep(300)
 """
@@ -227,7 +230,7 @@ def test_an_interrupt_of_the_terminal_leaves_the_save_under_way_alone(tmp_path, 
     model = torch.nn.Linear(3, 3)
     assert (
         Checkpoints(tmp_path / "run", context=alone, is_async=False).load({"model": model}).step
-        == 1
+        == 2
     )
 
 
@@ -282,6 +285,8 @@ def test_a_trainer_killed_in_a_save_loses_only_that_save(tmp_path, alone):
         trainer.communicate()
     assert wait_until(lambda: has_ended(writer), timeout_s=60)
     state = {"model": torch.nn.Sequential(torch.nn.Linear(2000, 4000))}
-    loaded = Checkpoints(run, context=alone, is_async=False).load(state)
+    checkpoints = Checkpoints(run, context=alone, is_async=False)
+    loaded = checkpoints.load(state)
     assert torch.all(state["model"][0].weight == loaded.step)
+    checkpoints.claim()
     assert not any(run.glob("*.tmp-*"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 
 from torch.distributed.checkpoint.metadata import Metadata
@@ -21,7 +22,9 @@ from windlass.train.checkpoint_manifest import (
     MANIFEST,
     UNFINISHED,
     CheckpointManifest,
+    find_size_faults,
     find_whole,
+    read_manifest,
     read_manifests,
     write_manifest,
 )
@@ -33,6 +36,7 @@ from windlass.train.checkpoint_shards import (
     write_metadata,
 )
 from windlass.train.checkpoint_storage import Storage, open_storage
+from windlass.train.run_lock import check_owner
 from windlass.waiting import wait_until
 
 logger = logging.getLogger(__name__)
@@ -40,6 +44,7 @@ logger = logging.getLogger(__name__)
 LATEST = "latest"
 BEST = "best"
 _BEST_FILE = "best.json"
+_SLOW_S = 10.0  # until a file that another node has written is seen with its whole size
 _EPOCH = re.compile(r"epoch-\d+")
 
 
@@ -53,6 +58,8 @@ class Commit:
     metadata: Metadata
     keep: int
     damaged: frozenset[int]  # steps whose checkpoints are none of those to keep
+    leftovers: frozenset[str]  # folders of failed saves, where folders cannot be renamed
+    token: str  # of the training that owns the run
     timeout_s: float  # how long to wait for the other ranks' shares
 
 
@@ -65,34 +72,81 @@ class BestStep:
 
 
 def commit(order: Commit) -> CheckpointManifest:
-    """Make one checkpoint of the shares of all ranks. Raises EngineError if one of them does not come."""
+    """Make one checkpoint of the shares of all ranks. Raises EngineError if that cannot be."""
     storage = open_storage(order.root)
     try:
         shares = _wait_for_shares(storage, order)
-    except EngineError:
-        storage.remove(order.folder)
+        check_owner(storage, order.token)
+        manifest = _make_manifest(storage, order, shares)
+        write_manifest(storage, order.folder, manifest)
+        if storage.can_rename:
+            check_owner(storage, order.token)
+            _take_place(storage, order.folder, manifest.folder)
+    except (EngineError, OSError):
+        if storage.can_rename:  # its name is this save's alone
+            storage.remove(order.folder)
         raise
+    _tidy(storage, order, manifest)
+    return manifest
+
+
+def _make_manifest(
+    storage: Storage, order: Commit, shares: list[WrittenShare]
+) -> CheckpointManifest:
+    """Make the manifest, after a look at every file that it lists."""
+    others = find_whole(storage, but=order.folder)
     files = {METADATA: write_metadata(storage, order.folder, order.metadata, shares)}
     for rank, share in enumerate(shares):
         files |= share.files
         remove_told(storage, order.folder, rank)
-    number = 1 + max((manifest.number for manifest in find_whole(storage)), default=0)
-    manifest = replace(order.manifest, files=files, number=number)
-    write_manifest(storage, order.folder, manifest)
-    if storage.can_rename:
-        _take_place(storage, order.folder, manifest.folder)
+    number = 1 + max((one.number for one in others), default=0)
+    manifest = replace(order.manifest, files=files, number=max(number, order.manifest.number))
+    faults: list[str] = []
+
+    def is_complete() -> bool:
+        _refuse_vanished(storage, order)
+        faults[:] = find_size_faults(storage, order.folder, manifest)
+        return not faults
+
+    if not wait_until(is_complete, timeout_s=_SLOW_S):
+        raise EngineError(
+            f"{order.manifest.folder}: {'; '.join(faults[:3])}, although it was written",
+            hint=f"does anything else remove or change files in {order.root}?",
+        )
+    return manifest
+
+
+def _refuse_vanished(storage: Storage, order: Commit) -> None:
+    if not storage.has_folder(order.folder):
+        raise EngineError(
+            f"{order.manifest.folder}: {order.folder} has vanished while it was written",
+            hint=f"does anything else remove files in {order.root}?",
+        )
+
+
+def _tidy(storage: Storage, order: Commit, manifest: CheckpointManifest) -> None:
+    """Move the links and remove what is not kept. The checkpoint is whole: no failure here fails it."""
     try:
         _point(storage, manifest)
-    except OSError as error:  # it is whole, and is found without them
+    except OSError as error:
         logger.warning("%s is saved, but links to it are not: %s", manifest.folder, error)
-    remove_failed(storage)
-    remove_old(storage, keep=order.keep, damaged=order.damaged)
-    return manifest
+    try:
+        check_owner(storage, order.token)
+        if storage.can_rename and read_manifest(storage, manifest.folder).number != manifest.number:
+            raise ValueError("it is not what was written")
+        remove_half_written(storage)
+        remove_unfinished(storage, order.leftovers - {manifest.folder})
+        remove_old(storage, keep=order.keep, damaged=order.damaged, newest=manifest)
+    except (EngineError, OSError, ValueError) as error:
+        logger.warning("%s is saved, but older ones are not removed: %s", manifest.folder, error)
 
 
 def _wait_for_shares(storage: Storage, order: Commit) -> list[WrittenShare]:
     shares: dict[int, WrittenShare] = {}
     ranks = range(order.manifest.world_size)
+
+    def list_missing() -> str:
+        return ", ".join(str(rank) for rank in ranks if rank not in shares)
 
     def is_settled() -> bool:
         for rank in ranks:
@@ -101,18 +155,27 @@ def _wait_for_shares(storage: Storage, order: Commit) -> list[WrittenShare]:
                 and (share := read_share(storage, order.folder, rank)) is not None
             ):
                 shares[rank] = share
-        return len(shares) == len(ranks) or any(share.error for share in shares.values())
+        is_over = len(shares) == len(ranks) or any(share.error for share in shares.values())
+        if not is_over:
+            _refuse_vanished(storage, order)
+        return is_over
 
-    is_in_time = wait_until(is_settled, timeout_s=order.timeout_s)
+    def say(waited_s: float) -> None:
+        logger.warning(
+            "%s: waiting for the share of rank %s, %.0f of %.0f s",
+            *(order.manifest.folder, list_missing(), waited_s, order.timeout_s),
+        )
+
+    is_in_time = wait_until(is_settled, timeout_s=order.timeout_s, say=say)
     for rank, share in sorted(shares.items()):
         if share.error:
             raise EngineError(
                 f"rank {rank} could not write its share of {order.manifest.folder}: {share.error}"
             )
     if not is_in_time:
-        missing = ", ".join(str(rank) for rank in ranks if rank not in shares)
         raise EngineError(
-            f"{order.manifest.folder}: no share came from rank {missing} in {order.timeout_s:.0f} s",
+            f"{order.manifest.folder}: no share came from rank {list_missing()} in "
+            f"{order.timeout_s:.0f} s",
             hint=f"all ranks must see the same folder; is {order.root} shared by all nodes?",
         )
     return [shares[rank] for rank in ranks]
@@ -123,7 +186,12 @@ def _take_place(storage: Storage, folder: str, name: str) -> None:
     old = f"{name}.old-{folder.rpartition('-')[2]}"
     if name in storage.names():
         storage.move(name, old)
-    storage.move(folder, name)
+    try:
+        storage.move(folder, name)
+    except OSError:
+        if old in storage.names():
+            storage.move(old, name)
+        raise
     storage.remove(old)
 
 
@@ -135,12 +203,15 @@ def _point(storage: Storage, manifest: CheckpointManifest) -> None:
     storage.point(LATEST, manifest.folder)
 
 
-def remove_old(storage: Storage, *, keep: int, damaged: frozenset[int] = frozenset()) -> None:
+def remove_old(
+    storage: Storage, *, keep: int, damaged: frozenset[int], newest: CheckpointManifest
+) -> None:
     """Remove all but the `keep` newest checkpoints and the best one, and the links to them.
 
-    Damaged ones stay until there are as many others.
+    Damaged ones stay until there are as many others. The newest is given: an object store may not show it
+    yet.
     """
-    whole = find_whole(storage)
+    whole = [newest, *find_whole(storage, but=newest.folder)]
     sound = [manifest.step for manifest in whole if manifest.step not in damaged]
     steps_to_keep = {*sound[:keep], *(damaged if len(sound) < keep else ())}
     steps_to_keep |= {best.step for best in read_best(storage)}
@@ -164,18 +235,14 @@ def _remove_step(storage: Storage, manifest: CheckpointManifest) -> None:
     storage.remove(gone)
 
 
-def remove_failed(storage: Storage, *, but: str = "") -> None:
-    """Remove what saves that failed have left, wherever it lies; but: the folder of one under way."""
-    remove_half_written(storage, but=but)
-    if not storage.can_rename:
-        _remove_unfinished(storage, but=but)
-
-
 def remove_half_written(storage: Storage, *, but: str = "") -> list[str]:
-    """Remove what saves left that did not come to their end, but for one of them; their names.
+    """Remove temporary folders of saves that did not come to their end; return their names.
 
-    A checkpoint that was to make place for another of its step, which did not come, is put back.
+    A checkpoint that was to make place for another of its step, which did not come, is put back. Only the
+    owner of the run may call this. but: the folder of a save under way.
     """
+    if not storage.can_rename:
+        return []
     removed, steps = [], set(storage.names())
     for name in sorted(steps):
         match = HALF_WRITTEN.fullmatch(name)
@@ -190,13 +257,20 @@ def remove_half_written(storage: Storage, *, but: str = "") -> list[str]:
     return removed
 
 
-def _remove_unfinished(storage: Storage, *, but: str) -> None:
-    """The same where nothing can be renamed: they have a checkpoint's name, and no manifest.
+def find_unfinished(storage: Storage) -> frozenset[str]:
+    """Return folders without a manifest, where nothing can be renamed: saves that were broken off.
 
-    Not at a load, where one that cannot be seen for a moment may be all there is.
+    Ask when the run is taken: later, one may be a whole checkpoint that the store does not show yet.
     """
-    for folder, manifest in read_manifests(storage):
-        if manifest == UNFINISHED and folder != but:
+    if storage.can_rename:
+        return frozenset()
+    return frozenset(folder for folder, found in read_manifests(storage) if found == UNFINISHED)
+
+
+def remove_unfinished(storage: Storage, folders: Collection[str]) -> None:
+    """Remove those of these folders that still have no manifest. Only the owner of the run may call this."""
+    for folder, found in read_manifests(storage) if folders else ():
+        if folder in folders and found == UNFINISHED:
             storage.remove(folder)
 
 

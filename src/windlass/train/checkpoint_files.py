@@ -57,10 +57,11 @@ class HashedFiles(FileSystemBase):
         self.facts[new_name] = self.facts.pop(name)
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """Folders are made with the first file in them."""
+        """Do nothing: a rank's folder is made with the first file in it."""
 
     def exists(self, path: str | os.PathLike[str]) -> bool:
-        return self._storage.size(f"{self._folder}/{os.fspath(path)}") is not None
+        """Return whether this writer has written the file; nothing else writes to its folder."""
+        return os.fspath(path) in self.facts
 
     def rm_file(self, path: str | os.PathLike[str]) -> None:
         self._storage.remove(f"{self._folder}/{os.fspath(path)}")

@@ -6,12 +6,14 @@ written by the modules of checkpoints; hashing runs in threads, since hashlib le
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
 from windlass.train.checkpoint_storage import Storage
@@ -65,42 +67,82 @@ def read_manifest(storage: Storage, folder: str) -> CheckpointManifest:
         values = json.loads(storage.read(f"{folder}/{MANIFEST}"))
     except FileNotFoundError:
         raise ValueError(UNFINISHED) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"its {MANIFEST} cannot be read: {error}") from error
+    return parse_manifest(values, folder)
+
+
+def parse_manifest(values: Any, folder: str) -> CheckpointManifest:
+    """Return the manifest that a folder's JSON says. Raises ValueError."""
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise ValueError(f"its {MANIFEST} is not of format {FORMAT}: another program wrote it")
     try:
         files = {name: FileFacts(**facts) for name, facts in values.pop("files").items()}
-        return CheckpointManifest(files=files, **values)
+        manifest = CheckpointManifest(files=files, **values)
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"its {MANIFEST} is damaged: {error}") from error
+    if fault := _find_fault(manifest, folder):
+        raise ValueError(f"its {MANIFEST} is damaged: {fault}")
+    return manifest
 
 
-def read_manifests(storage: Storage) -> Iterator[tuple[str, CheckpointManifest | str]]:
-    """Every folder with a checkpoint's name, with its manifest or what is wrong with it."""
+def _find_fault(manifest: CheckpointManifest, folder: str) -> str:
+    numbers = (manifest.step, manifest.number, manifest.world_size, manifest.attempt)
+    if not all(type(number) is int for number in numbers):
+        return "its step, number, attempt and world size are not whole numbers"
+    if manifest.folder != folder.partition(".")[0]:
+        return f"it is of {manifest.folder}"
+    if not isinstance(manifest.facts, dict):
+        return "its facts are no table"
+    for name, facts in manifest.files.items():
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            return f"it names {name!r:.80}, which is outside of it"
+        if type(facts.size) is not int or not isinstance(facts.sha256, str):
+            return f"the size or the hash of {name!r:.80} is none"
+    return ""
+
+
+def read_manifests(
+    storage: Storage, *, but: str = ""
+) -> Iterator[tuple[str, CheckpointManifest | str]]:
+    """Yield every folder with a checkpoint's name, with its manifest or what is wrong with it."""
     for folder in storage.names():
-        if STEP_FOLDER.fullmatch(folder):
+        if STEP_FOLDER.fullmatch(folder) and folder != but:
             try:
                 yield folder, read_manifest(storage, folder)
             except ValueError as error:
                 yield folder, str(error)
 
 
-def find_whole(storage: Storage) -> list[CheckpointManifest]:
-    """The checkpoints that have a manifest, the newest first; their files are not looked at."""
+def read_replaced(storage: Storage) -> Iterator[tuple[str, CheckpointManifest]]:
+    """Yield checkpoints that made place for another of their step, which is not there (yet)."""
+    names = set(storage.names())
+    for folder in sorted(names):
+        match = HALF_WRITTEN.fullmatch(folder)
+        if match is not None and match[2] == "old" and match[1] not in names:
+            with contextlib.suppress(ValueError):
+                yield folder, read_manifest(storage, folder)
+
+
+def find_whole(storage: Storage, *, but: str = "") -> list[CheckpointManifest]:
+    """Return the checkpoints that have a manifest, the newest first; their files are not looked at.
+
+    but: a folder that is not even asked for, since a store may remember that it had no manifest.
+    """
     manifests = [
         manifest
-        for _, manifest in read_manifests(storage)
+        for _, manifest in read_manifests(storage, but=but)
         if isinstance(manifest, CheckpointManifest)
     ]
-    return sorted(manifests, key=lambda manifest: manifest.number, reverse=True)
+    return sorted(manifests, key=lambda manifest: (manifest.number, manifest.step), reverse=True)
 
 
-def find_size_faults(storage: Storage, manifest: CheckpointManifest) -> list[str]:
-    """The files that are missing, too short or too long."""
+def find_size_faults(storage: Storage, folder: str, manifest: CheckpointManifest) -> list[str]:
+    """Return the files of a folder that are missing, too short or too long."""
     faults = []
     for name, facts in manifest.files.items():
-        size = storage.size(f"{manifest.folder}/{name}")
+        size = storage.size(f"{folder}/{name}")
         if size is None:
             faults.append(f"{name} is missing")
         elif size != facts.size:
@@ -109,13 +151,13 @@ def find_size_faults(storage: Storage, manifest: CheckpointManifest) -> list[str
 
 
 def find_hash_faults(
-    storage: Storage, manifest: CheckpointManifest, files: Sequence[str]
+    storage: Storage, folder: str, manifest: CheckpointManifest, files: Sequence[str]
 ) -> list[str]:
-    """Those of these files whose content is not what was written."""
+    """Return those of these files whose content is not what was written."""
 
     def check(name: str) -> str | None:
         try:
-            digest = hash_file(storage, f"{manifest.folder}/{name}")
+            digest = hash_file(storage, f"{folder}/{name}")
         except OSError as error:
             return f"{name} cannot be read: {error}"
         return (

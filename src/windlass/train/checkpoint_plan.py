@@ -11,10 +11,28 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import (
+    BytesIOWriteData,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
 
+from windlass.train.checkpoint_json import decode, encode, record
 from windlass.train.context import Context
+
+for _kind in (
+    *(SavePlan, WriteItem, WriteItemType, TensorWriteData, BytesIOWriteData),
+    *(ChunkStorageMetadata, MetadataIndex, TensorProperties),
+):
+    record(_kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +71,9 @@ class SavePlans:
     def plan(self, context: Context, *, is_known: bool) -> PlannedSave:
         """The plan for the table that was looked at. With `is_known` on all ranks, nothing is exchanged."""
         if not is_known or self._own is None or self._metadata is None:
-            plans, self._metadata = self._planner.create_global_plan(context.gather(self._local))
+            told = context.gather(encode(self._local, name="plan").decode())
+            local = [decode(text, name="plan") for text in told]
+            plans, self._metadata = self._planner.create_global_plan(local)
             self._own = plans[context.rank]
         data = {}
         for item in self._own.items:

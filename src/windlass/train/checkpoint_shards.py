@@ -9,28 +9,32 @@ checkpoints.py and the writer.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
-import pickle
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import _StoragePrefix
+from torch.distributed.checkpoint.filesystem import FileSystemBase, _StorageInfo, _StoragePrefix
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
 from windlass.errors import EngineError
 from windlass.train.checkpoint_files import HashedFiles
-from windlass.train.checkpoint_manifest import FileFacts
+from windlass.train.checkpoint_json import decode, encode, record
+from windlass.train.checkpoint_manifest import CheckpointManifest, FileFacts
 from windlass.train.checkpoint_state import SavedTensor
 from windlass.train.checkpoint_storage import Storage, open_storage
+from windlass.train.checkpoint_unpickle import load_entry, load_metadata
 
 METADATA = ".metadata"  # DCP's own: which tensor lies where
 RNG = "rng.pt"
+_PICKLE = b"\x80"  # first byte of an entry that an earlier version has pickled
 _MANY_BYTES = (
     256 << 20
 )  # from here on a share is several files, written and hashed by as many threads
@@ -49,6 +53,11 @@ class Share:
     num_bytes: int
 
 
+for _kind in (FileFacts, MetadataIndex, WriteResult, _StorageInfo):
+    record(_kind)
+
+
+@record
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenShare:
     """What a rank says of what it has written; lies in the folder until the commit."""
@@ -63,7 +72,7 @@ def write_share(share: Share, data: Mapping[MetadataIndex, torch.Tensor | bytes]
     storage = open_storage(share.root)
     try:
         written = _write_files(storage, share, data)
-        storage.write(_told_in(share.folder, share.rank), pickle.dumps(written))
+        storage.write(_told_in(share.folder, share.rank), encode(written, name="share"))
     except Exception as error:
         reason = _find_reason(error)
         with contextlib.suppress(OSError):  # and makes room to say so
@@ -85,7 +94,7 @@ def tell_failure(root: str, folder: str, rank: int, error: str) -> None:
     """Let rank 0 know that this rank's share will not come."""
     storage, name = open_storage(root), _told_in(folder, rank)
     try:
-        storage.write(name, pickle.dumps(_make_failed(error)))
+        storage.write(name, encode(_make_failed(error), name="share"))
     except OSError:
         with contextlib.suppress(OSError):
             storage.write(name, b"")  # for which there is room on a full disk
@@ -103,7 +112,7 @@ def read_share(storage: Storage, folder: str, rank: int) -> WrittenShare | None:
         return None
     if size == 0:  # elsewhere than in a folder, it may be on its way
         return _make_failed("there was no room even to say why") if storage.can_rename else None
-    share = pickle.loads(storage.read(name))  # noqa: S301 - a rank of this job wrote it
+    share = decode(storage.read(name), name=name)
     return share if isinstance(share, WrittenShare) else None
 
 
@@ -142,11 +151,51 @@ def write_metadata(
     storage: Storage, folder: str, metadata: Metadata, shares: Iterable[WrittenShare]
 ) -> FileFacts:
     """Write DCP's own file, which makes the folder one that DCP's tools can read."""
-    files = HashedFiles(storage, folder)
-    writer = FileSystemWriter(storage.root, sync_files=storage.can_rename)
-    writer.fs, writer.path = files, ""
+    made = _FilesInMemory()
+    writer = FileSystemWriter(storage.root, sync_files=False)
+    writer.fs, writer.path = made, ""
     writer.finish(metadata, [share.results for share in shares])
+    files = HashedFiles(storage, folder)
+    files.save(METADATA, made.contents[METADATA])
     return files.facts[METADATA]
+
+
+class _FilesInMemory(FileSystemBase):
+    """Files that DCP writes under another name first, so that a storage sees each name once.
+
+    An object store may remember for a while that it was asked for an object that was not there.
+    """
+
+    def __init__(self) -> None:
+        self.contents: dict[str, bytes] = {}
+
+    @contextlib.contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:  # noqa: ARG002
+        stream = io.BytesIO()
+        yield stream
+        self.contents[os.fspath(path)] = stream.getvalue()
+
+    def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
+        return f"{os.fspath(path)}/{suffix}".lstrip("/")
+
+    def init_path(self, path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+        return path
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        self.contents[os.fspath(new_path)] = self.contents.pop(os.fspath(path))
+
+    def mkdir(self, path: str | os.PathLike[str]) -> None:
+        """Do nothing: there are no folders."""
+
+    def exists(self, path: str | os.PathLike[str]) -> bool:
+        return os.fspath(path) in self.contents
+
+    def rm_file(self, path: str | os.PathLike[str]) -> None:
+        self.contents.pop(os.fspath(path), None)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:  # noqa: ARG003
+        return True
 
 
 class _ReadyData(SavePlanner):
@@ -172,18 +221,31 @@ class _ReadyData(SavePlanner):
         raise NotImplementedError
 
 
-class ShareReader:
-    """Reads tensors and pickled entries out of a checkpoint, wherever they lie in it."""
+class _SafePlanner(DefaultLoadPlanner):
+    """Reads entries that are not tensors as bytes; torch's own planner would unpickle them."""
 
-    def __init__(self, storage: Storage, folder: str) -> None:
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        loaded = torch.load(value, map_location="cpu", weights_only=True)
+        if not isinstance(loaded, bytes):
+            raise ValueError(f"{read_item.dest_index.fqn} is no entry of a checkpoint")  # noqa: TRY004
+        self.state_dict[read_item.dest_index.fqn] = loaded
+
+
+class ShareReader:
+    """Reads tensors and other entries out of a checkpoint, wherever they lie in it. Runs nothing of it."""
+
+    def __init__(self, storage: Storage, folder: str, manifest: CheckpointManifest) -> None:
         self._reader = FileSystemReader(storage.root)
         self._reader.fs, self._reader.path = HashedFiles(storage, folder), ""
-        self._metadata = self._reader.read_metadata()
+        data = storage.read(f"{folder}/{METADATA}")
+        if hashlib.sha256(data).hexdigest() != manifest.files[METADATA].sha256:
+            raise ValueError(f"{METADATA} has changed since it was checked")
+        self._metadata = load_metadata(data, manifest.files)
         self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
 
     @property
     def contents(self) -> dict[str, SavedTensor | None]:
-        """What is in the checkpoint: tensors, and None for pickled entries."""
+        """What is in the checkpoint: tensors, and None for other entries."""
         return {
             name: SavedTensor(shape=tuple(entry.size), dtype=entry.properties.dtype)
             if isinstance(entry, TensorStorageMetadata)
@@ -191,9 +253,17 @@ class ShareReader:
             for name, entry in self._metadata.state_dict_metadata.items()
         }
 
+    def read_others(self, names: Iterable[str], *, allow_pickle: bool) -> dict[str, Any]:
+        """Return the entries that are not tensors. Raises NeedsTrustError if one needs a real unpickler."""
+        others = {}
+        for name, data in self.read(dict.fromkeys(names)).items():
+            read = load_entry if data.startswith(_PICKLE) else decode
+            others[name] = read(data, name=name, allow_pickle=allow_pickle)
+        return others
+
     def read(self, targets: Mapping[str, Any]) -> dict[str, Any]:
         """Read into tensors, in place; entries that are no tensors are returned in the table."""
-        planner = DefaultLoadPlanner(flatten_state_dict=False)
+        planner = _SafePlanner(flatten_state_dict=False)
         planner.set_up_planner(dict(targets), self._metadata, is_coordinator=True)
         self._reader.read_data(planner.create_local_plan(), planner).wait()
         return dict(planner.state_dict)

@@ -12,7 +12,7 @@ from windlass.train.checkpoint_storage import Storage
 from windlass.train.context import Context
 from windlass.waiting import wait_until
 
-_HINT = (
+SHARED_HINT = (
     "checkpoints need a folder that all nodes share: mount a claim (--volume CLAIM:/out), or write to "
     "a URL (--out s3://BUCKET/FOLDER); --checkpoint-every 0 trains without"
 )
@@ -31,7 +31,7 @@ def check_shared(storage: Storage, context: Context) -> None:
             error = str(refused)
     name, error = context.broadcast((name, error))
     if error:
-        raise SpecError(f"{storage.root} cannot be written: {error}", hint=_HINT)
+        raise SpecError(f"{storage.root} cannot be written: {error}", hint=SHARED_HINT)
     is_seen = wait_until(lambda: storage.size(name) is not None, timeout_s=_SLOW_S)
     blind = [node for node, sees in context.gather((context.node, is_seen)) if not sees]
     if context.is_main:
@@ -39,5 +39,5 @@ def check_shared(storage: Storage, context: Context) -> None:
     if blind:
         raise SpecError(
             f"{storage.root} is not the same folder on node {blind[0]} as where rank 0 is",
-            hint=_HINT,
+            hint=SHARED_HINT,
         )

@@ -1,14 +1,13 @@
 """A training's state as one flat table, name -> tensor or bytes, and back into the objects it came from.
 
 Models give their own tensors (loading is in place), optimizers their state by the names of the parameters,
-anything else what its `state_dict` returns. What is no tensor lies as one pickled entry beside them, so
+anything else what its `state_dict` returns. What is no tensor lies as one entry of JSON beside them, so
 loading needs to know nothing of a state that is not there yet. Called by checkpoints.py only; no file, no
 rank in here.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from windlass.errors import SpecError
+from windlass.train.checkpoint_json import encode, record
 from windlass.train.wrapped_tensors import WrappedAt, is_wrapped, put_together, take_apart
 
 _WRAPPED = (
@@ -29,9 +29,10 @@ _WAYS = ("fused", "foreach", "capturable", "differentiable")  # how, on this dev
 _OTHERS = "~"  # of an entry: what is no tensor
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class TensorAt:
-    """Stands in a pickled entry for the tensor of this name."""
+    """Stands in an entry for the tensor of this name."""
 
     name: str
 
@@ -62,8 +63,11 @@ def clean_name(name: str) -> str:
     return name
 
 
-def flatten_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The table of a state: tensors as they are (no copies), the rest pickled."""
+def flatten_state(state: Mapping[str, Any], *, allow_pickle: bool = False) -> dict[str, Any]:
+    """Return the table of a state: tensors as they are (no copies), the rest as JSON.
+
+    Objects that JSON cannot hold raise NeedsTrustError; `allow_pickle` pickles them.
+    """
     names = _parameter_names(state)
     table: dict[str, Any] = {}
     for entry, value in state.items():
@@ -74,12 +78,12 @@ def flatten_state(state: Mapping[str, Any]) -> dict[str, Any]:
             tensors = {}
             others = _take_tensors(whole, entry, tensors)
         table |= tensors
-        table[f"{entry}{_OTHERS}"] = pickle.dumps(others)
+        table[f"{entry}{_OTHERS}"] = encode(others, name=entry, allow_pickle=allow_pickle)
     return table
 
 
 def list_others(state: Mapping[str, Any]) -> list[str]:
-    """The names of a state's pickled entries."""
+    """Return the names of a state's entries that are not tensors."""
     return [f"{entry}{_OTHERS}" for entry in state]
 
 
@@ -102,7 +106,7 @@ def find_faults(state: Mapping[str, Any], saved: Mapping[str, SavedTensor | None
 
 
 def make_targets(
-    state: Mapping[str, Any], others: Mapping[str, bytes], saved: Mapping[str, SavedTensor | None]
+    state: Mapping[str, Any], others: Mapping[str, Any], saved: Mapping[str, SavedTensor | None]
 ) -> dict[str, torch.Tensor]:
     """Where a checkpoint's tensors go: a model's own ones, and new ones for all that is replaced."""
     parameters = {name: parameter for parameter, name in _parameter_names(state).items()}
@@ -111,10 +115,10 @@ def make_targets(
         if isinstance(value, nn.Module):
             targets |= _split_model(entry, value)[0]
             continue
-        present = (
-            flatten_state({**_models(state), entry: value}) if isinstance(value, Optimizer) else {}
-        )
-        for at in _find_tensors(pickle.loads(others[f"{entry}{_OTHERS}"])):  # noqa: S301 - our own
+        present: dict[str, Any] = {}
+        if isinstance(value, Optimizer):
+            _take_tensors(_read_optimizer(value, _parameter_names(state)), entry, present)
+        for at in _find_tensors(others[f"{entry}{_OTHERS}"]):
             tensor = saved[at.name]
             if tensor is not None:
                 like = parameters.get(_parameter_of(at.name, entry))
@@ -123,12 +127,12 @@ def make_targets(
 
 
 def restore_state(
-    state: Mapping[str, Any], others: Mapping[str, bytes], tensors: Mapping[str, torch.Tensor]
+    state: Mapping[str, Any], others: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
 ) -> None:
     """Hand what was loaded to the objects; the tensors of models are already in them."""
     names = _parameter_names(state)
     for entry, value in state.items():
-        rest = pickle.loads(others[f"{entry}{_OTHERS}"])  # noqa: S301 - our own, its hash was checked
+        rest = others[f"{entry}{_OTHERS}"]
         if isinstance(value, nn.Module):
             if rest:
                 unwrap(value).load_state_dict(rest, strict=False)

@@ -25,8 +25,26 @@ class Storage(Protocol):
     can_rename: bool  # whether a folder gets its final name in one go
     is_of_this_process: bool  # nobody else sees it, a writer process neither
 
+    local_path: Path | None  # the root where it is a folder of this machine
+
+    def make_root(self) -> None:
+        """Create the root folder if it is missing."""
+
+    def move_root(self, new_root: str) -> None:
+        """Rename the root folder; this object then names a root that does not exist."""
+
+    def make_folder(self, name: str) -> None:
+        """Create a folder in the root, which must exist; an object store has nothing to create."""
+
+    def has_folder(self, name: str) -> bool:
+        """Return whether a folder exists; always True in an object store, which has none."""
+
     def open(self, name: str, mode: str) -> contextlib.AbstractContextManager[IO[bytes]]:
-        """A file for reading ("rb") or writing ("wb"); folders above it are made."""
+        """Open a file for reading ("rb") or writing ("wb").
+
+        Writing creates at most a subfolder of an existing folder: a folder that something else
+        has removed is an error, never a new and empty one.
+        """
 
     def write(self, name: str, data: bytes) -> None:
         """A small file: its new content is there as a whole or not at all."""
@@ -62,27 +80,54 @@ def open_storage(root: str | os.PathLike[str]) -> Storage:
     return UrlStorage(text) if "://" in text else FolderStorage(text)
 
 
+def find_free_name(root: str) -> str:
+    """Return a root beside this one that is not in use: runs/a.old-1, runs/a.old-2 and so on."""
+    number = 1
+    while open_storage(f"{root}.old-{number}").names():
+        number += 1
+    return f"{root}.old-{number}"
+
+
 class FolderStorage:
     """A folder of a file system."""
 
     can_rename = True
     is_of_this_process = False
+    local_path: Path | None
 
     def __init__(self, root: str) -> None:
         self.root = str(Path(root).absolute())
         self._root = Path(self.root)
+        self.local_path = self._root
+
+    def make_root(self) -> None:
+        self._root.mkdir(parents=True, exist_ok=True)
+
+    def move_root(self, new_root: str) -> None:
+        self._root.rename(new_root)
+        _sync_folder(self._root.parent)
+
+    def make_folder(self, name: str) -> None:
+        (self._root / name).mkdir(exist_ok=True)
+
+    def has_folder(self, name: str) -> bool:
+        return (self._root / name).is_dir()
 
     @contextlib.contextmanager
     def open(self, name: str, mode: str) -> Iterator[IO[bytes]]:
         path = self._root / name
         if "w" in mode:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            self._make_parent(path)
         with path.open(mode) as stream:
             yield stream
 
+    def _make_parent(self, path: Path) -> None:
+        if path.parent not in (self._root, self._root / path.relative_to(self._root).parts[0]):
+            path.parent.mkdir(exist_ok=True)
+
     def write(self, name: str, data: bytes) -> None:
         path = self._root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._make_parent(path)
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
             with part.open("wb") as stream:
@@ -163,6 +208,21 @@ class UrlStorage:
         except (ImportError, ValueError) as error:  # no driver for it, or no such scheme
             raise SpecError(f"fsspec cannot open {root}: {error}") from error
         self.is_of_this_process = self.root.startswith("memory://")
+        is_local = self.root.startswith(("file://", "local://"))
+        self.local_path = Path(self._prefix) if is_local else None
+
+    def make_root(self) -> None:
+        """Do nothing: the first object makes its folder."""
+
+    def move_root(self, new_root: str) -> None:
+        self._files.invalidate_cache()
+        self._files.mv(self._prefix, self._files._strip_protocol(new_root), recursive=True)  # noqa: SLF001
+
+    def make_folder(self, name: str) -> None:
+        """Do nothing: the first object makes its folder."""
+
+    def has_folder(self, name: str) -> bool:  # noqa: ARG002 - as in a folder's storage
+        return True
 
     def _path(self, name: str) -> str:
         return f"{self._prefix.rstrip('/')}/{name}"

@@ -59,8 +59,10 @@ class ThreadWriter:
 class ProcessWriter:
     """Writes in a process that is kept from save to save; one save at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, lock_file: int | None = None) -> None:
+        """lock_file: of the run, which stays locked until this process has ended as well."""
         self.memory = StagingMemory()
+        self._lock_file = lock_file
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection[bytes, bytes] | None = None
 
@@ -83,7 +85,7 @@ class ProcessWriter:
                     *(sys.executable, "-c", _START, json.dumps(sys.path)),
                     *(str(number) for number in (*files, os.getpid())),
                 ],
-                pass_fds=files,
+                pass_fds=(*files, *(() if self._lock_file is None else (self._lock_file,))),
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
             )

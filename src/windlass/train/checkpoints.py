@@ -17,9 +17,9 @@ import logging
 import os
 import secrets
 import time
+import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,25 +27,31 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from windlass import names
 from windlass.errors import EngineError, SpecError
 from windlass.train.checkpoint_commit import (
     BestStep,
     Commit,
     find_best,
-    remove_failed,
+    find_unfinished,
     remove_half_written,
+    remove_unfinished,
     write_best,
 )
+from windlass.train.checkpoint_json import TRUST_HINT
 from windlass.train.checkpoint_load import Check, LoadedCheckpoint, load_checkpoint
 from windlass.train.checkpoint_manifest import CheckpointManifest, find_whole
 from windlass.train.checkpoint_plan import PlannedSave, SavePlans
 from windlass.train.checkpoint_rng import read_rng
 from windlass.train.checkpoint_shards import Share
-from windlass.train.checkpoint_sharing import check_shared
+from windlass.train.checkpoint_sharing import SHARED_HINT, check_shared
 from windlass.train.checkpoint_state import flatten_state
-from windlass.train.checkpoint_storage import open_storage
+from windlass.train.checkpoint_storage import find_free_name, open_storage
 from windlass.train.checkpoint_writer import ProcessWriter, ThreadWriter, run_aside
 from windlass.train.context import Context, get_context
+from windlass.train.foreign_owner import find_foreign
+from windlass.train.run_lock import STALE, RunLock, check_owner, take_run
+from windlass.waiting import wait_until
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +65,7 @@ class _Saving:
     """A save under way."""
 
     step: int
+    folder: str
     end: Future[None]
 
 
@@ -73,12 +80,15 @@ class Checkpoints:
         is_async: bool = True,
         context: Context | None = None,
         timeout_s: float = TIMEOUT_S,
+        trust_checkpoint: bool = False,
     ) -> None:
         """Checkpoints in a folder that all ranks see: a path or an fsspec URL.
 
         keep: so many of the newest stay; the best one stays besides.
         is_async: write in a process of its own, which costs a copy of this rank's share in host memory.
         timeout_s: how long a save may take from its start until it is whole.
+        trust_checkpoint: accept a run that another user owns, and save and load objects that need pickle.
+        Only then can loading run code of whoever wrote the checkpoint.
         """
         if keep < 1:
             raise SpecError(f"keep={keep}: at least one checkpoint must stay")
@@ -86,6 +96,11 @@ class Checkpoints:
         self._storage = open_storage(folder)
         self._keep = keep
         self._timeout_s = timeout_s
+        self._trust = trust_checkpoint
+        self._lock: RunLock | None = None
+        self._leftovers: frozenset[str] = frozenset()
+        self._number = 0  # of the last save
+        self._safe_step: int | None = None
         self._plans = SavePlans()
         self._is_async = is_async and not self._storage.is_of_this_process
         self._writer: ProcessWriter | None = None
@@ -98,11 +113,53 @@ class Checkpoints:
         self._best_to_mark: BestStep | None = None
         self._damaged: frozenset[int] = frozenset()  # steps that were passed over by the last load
 
-    def check_shared(self) -> None:
-        """Refuse a folder that is not the same on all nodes; the first save does so as well."""
-        if not self._is_shared:
-            check_shared(self._storage, self._context)
-            self._is_shared = True
+    def claim(self, *, fresh: bool = False) -> None:
+        """Become the one training that writes to this run; the first save does so as well.
+
+        Refuses a run that another training writes to, one that another user owns, and a folder that is
+        not the same on all nodes. fresh: move what an earlier training left there aside.
+        """
+        if self._is_shared:
+            return
+        refusal: tuple[str, str] | None = None
+        if self._context.is_main:
+            try:
+                self._take_run(fresh=fresh)
+            except (SpecError, EngineError) as error:
+                refusal = (error.message, error.hint)
+            except OSError as error:
+                refusal = (f"{self._storage.root} cannot be written: {error}", SHARED_HINT)
+        refusal = self._context.broadcast(refusal)
+        if refusal is not None:
+            raise SpecError(refusal[0], hint=refusal[1])
+        check_shared(self._storage, self._context)
+        self._is_shared = True
+
+    def _take_run(self, *, fresh: bool) -> None:
+        self._storage.make_root()
+        if not self._trust and (foreign := find_foreign(self._storage, [""])):
+            raise SpecError(f"{foreign}: nothing is saved there", hint=TRUST_HINT)
+        lock = self._lock_run()
+        is_own = lock.previous is not None and lock.previous.job == find_job() != ""
+        if fresh and not is_own and any(not n.startswith(".") for n in self._storage.names()):
+            aside = find_free_name(self._storage.root)
+            self._storage.move_root(aside)
+            logger.warning("%s was of an earlier training: moved to %s", self._storage.root, aside)
+            lock.close()
+            lock = self._lock_run()
+        self._lock, self._release = lock, weakref.finalize(self, lock.close)
+        for name in remove_half_written(self._storage):
+            logger.info("%s/%s was not written to its end: removed", self._storage.root, name)
+        self._leftovers = find_unfinished(self._storage)
+        whole = find_whole(self._storage)
+        self._number = whole[0].number if whole else 0
+        self._safe_step = whole[0].step if whole else None
+
+    def _lock_run(self) -> RunLock:
+        context = self._context
+        return take_run(
+            self._storage, job=find_job(), attempt=context.attempt, preemption=context.preemption
+        )
 
     def save(
         self,
@@ -119,14 +176,20 @@ class Checkpoints:
         Asynchronous saves return when the state is copied, and there is one at a time: the next waits for
         it. If one failed, the next says so and goes on; if two in a row did, it raises. With `block` (and
         always where saves are not asynchronous) this returns when the checkpoint is whole, and raises if it
-        is not in `timeout_s`.
+        is not in `timeout_s`. The first save of a run, and the first after a restart, is waited for as well:
+        until it is whole, a crash loses everything.
         """
         _check_facts(facts)
-        self.check_shared()
+        self.claim()
         self._mark_best()
         end_s = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         error = self._settle_before_next(end_s)
-        planned, folder = self._agree(state, step, error)
+        planned, folder, is_first, failure = self._agree(state, step, error)
+        if failure:
+            self._saving = _Saving(step=step, folder=folder, end=_make_failed(failure))
+            if block or not self._is_async:
+                self._wait(end_s)
+            return
         share = Share(
             root=self._storage.root,
             folder=folder,
@@ -136,23 +199,39 @@ class Checkpoints:
             num_bytes=planned.num_bytes,
         )
         order = self._make_commit(planned, folder, step=step, epoch=epoch, facts=facts)
-        if self._is_async and (self._writer is not None or not block):
+        if self._is_async and not is_first and (self._writer is not None or not block):
             optimizers = [value for value in state.values() if isinstance(value, Optimizer)]
             end = self._get_writer().start(share, order, planned.data, optimizers)
         else:  # also where a process would have to be started first, and somebody waits
             end = ThreadWriter().start(share, order, planned.data)
-        self._saving = _Saving(step=step, end=end)
+        self._saving = _Saving(step=step, folder=folder, end=end)
+        if order is not None:
+            end.add_done_callback(lambda end: self._note_end(end, step))
         if block or not self._is_async:
             self._wait(end_s)
+        elif is_first:  # how it ended is told with the next one, for which the writer starts now
+            self._get_writer()
+            self._wait_for_end(end, step, end_s)
+
+    def _note_end(self, end: Future[None], step: int) -> None:
+        if not end.cancelled() and end.exception() is None:
+            self._safe_step = step
+
+    @property
+    def safe_step(self) -> int | None:
+        """The step that a restart would continue from, as rank 0 knows it while it saves."""
+        return self._safe_step
 
     def prepare(self, state: Mapping[str, Any]) -> None:
         """Do beforehand what makes the first save slow: the plan, the writer process, memory for the copy.
 
         Optional; of use when the optimizer has its state, so after the first step. Nothing is waited for.
         """
+        table = flatten_state(state, allow_pickle=self._trust)  # what cannot be saved is told now
         if not self._is_async or self._writer is not None:
             return
-        is_known = self._plans.look(flatten_state(state), rank=self._context.rank)
+        self.claim()
+        is_known = self._plans.look(table, rank=self._context.rank)
         planned = self._plans.plan(self._context, is_known=all(self._context.gather(is_known)))
         memory = self._get_writer().memory
         self._preparing = run_aside(lambda: memory.prepare(planned.data))
@@ -165,12 +244,13 @@ class Checkpoints:
         check: called with a checkpoint's facts and step before its weights are compared; raises to refuse.
         Checkpoints that are damaged, half-written or of another model are named, and the one before is
         taken. If there are some and none can be used, this raises: training from scratch unawares is worse.
+        Loading runs no code of a checkpoint, and changes nothing in the folder: another training may write
+        to it. What another user owns, or what needs pickle, is refused without `trust_checkpoint`.
         """
         self.wait()
-        if self._context.is_main:
-            for name in remove_half_written(self._storage):
-                logger.info("%s/%s was not written to its end: removed", self._storage.root, name)
-        loaded = load_checkpoint(self._storage, self._context, state, step=step, check=check)
+        loaded = load_checkpoint(
+            self._storage, self._context, state, step=step, check=check, trust=self._trust
+        )
         if loaded is not None:
             self._damaged |= loaded.damaged
         return loaded
@@ -186,8 +266,10 @@ class Checkpoints:
         if best is None or not self._context.is_main:
             return
         try:
+            if self._lock is not None:
+                check_owner(self._storage, self._lock.token)
             write_best(self._storage, best)
-        except OSError as error:
+        except (EngineError, OSError) as error:
             logger.error(
                 "step-%d is the best, which could not be written down: %s", best.step, error
             )
@@ -223,6 +305,10 @@ class Checkpoints:
             self._writer.close()
             self._writer = None
             atexit.unregister(self._close_at_exit)
+        if self._lock is not None:
+            self._release()
+            self._lock = None
+        self._is_shared = False
 
     def _wait(self, end_s: float) -> None:
         errors = [told for told in self._context.gather(self._settle(end_s)) if told]
@@ -236,17 +322,41 @@ class Checkpoints:
         saving, self._saving = self._saving, None
         if saving is None:
             return ""
-        try:
-            saving.end.result(max(0.0, end_s - time.monotonic()))
-        except FutureTimeout:
+        self._leftovers |= {saving.folder}  # unless it is whole
+        if not self._wait_for_end(saving.end, saving.step, end_s):
             if self._writer is not None:
                 self._writer.kill()
             return f"step-{saving.step} was not written in time"
+        try:
+            saving.end.result()
         except Exception as error:  # noqa: BLE001 - all ranks must hear of it before one raises
             return f"step-{saving.step}: {error}"
+        self._leftovers -= {saving.folder}
         self._num_written += 1
         self._damaged -= {saving.step}
         return ""
+
+    def _wait_for_end(self, end: Future[None], step: int, end_s: float) -> bool:
+        """Wait until a save has ended, saying so now and then. SIGTERM ends the wait with its grace.
+
+        A save that SIGTERM itself asks for is begun after it, with a limit of its own.
+        """
+        preemption = self._context.preemption
+        was_noticed = preemption.is_noticed
+        limit_s = max(0.0, end_s - time.monotonic())
+
+        def is_over() -> bool:
+            is_late = preemption.is_noticed and not was_noticed and not preemption.seconds_left
+            return end.done() or is_late
+
+        def say(waited_s: float) -> None:
+            logger.warning(
+                "waiting until step-%d is written to %s: %.0f of %.0f s",
+                *(step, self._storage.root, waited_s, limit_s),
+            )
+
+        wait_until(is_over, timeout_s=limit_s, every_s=0.01, say=say)
+        return end.done()
 
     def _settle_before_next(self, end_s: float) -> str:
         """The same for the next save: training waits for it then, which is told once if it takes long.
@@ -268,33 +378,61 @@ class Checkpoints:
             )
         return ""
 
-    def _agree(self, state: Mapping[str, Any], step: int, error: str) -> tuple[PlannedSave, str]:
-        """All ranks' plan of a save and the folder for it; how the save before it ended."""
-        is_known = self._plans.look(flatten_state(state), rank=self._context.rank)
+    def _agree(
+        self, state: Mapping[str, Any], step: int, error: str
+    ) -> tuple[PlannedSave, str, bool, str]:
+        """Agree with all ranks on the plan of a save, its folder, and whether to wait for it.
+
+        The folder is made here and nowhere else: what removes it while it is written fails the save. The
+        last value says why it could not be made.
+        """
+        table = flatten_state(state, allow_pickle=self._trust)
+        is_known = self._plans.look(table, rank=self._context.rank)
         folder = f"step-{step}"
         if self._storage.can_rename:
             folder += f".tmp-{self._context.attempt}-{secrets.token_hex(4)}"
-        elif self._context.is_main:
-            self._storage.remove(folder)  # no half of an old one in a new one
-        told = self._context.gather((step, is_known, folder, error))
+        failure = self._make_folder(folder) if self._context.is_main else ""
+        is_first = self._safe_step is None or (self._context.attempt > 0 and not self._num_written)
+        told = self._context.gather((step, is_known, folder, error, is_first, failure))
         if steps := sorted({one[0] for one in told} - {step}):
             raise SpecError(f"rank {self._context.rank} saves step {step}, others step {steps[0]}")
         folder = told[0][2]
         if errors := [one[3] for one in told if one[3]]:
             self._remove_failed(but=folder)  # which another rank may have begun
-        self._judge(errors)
+        self._judge([*errors, *([told[0][5]] if STALE in told[0][5] else [])])
         planned = self._plans.plan(self._context, is_known=all(one[1] for one in told))
-        return planned, folder
+        return planned, folder, bool(told[0][4]), str(told[0][5])
+
+    def _make_folder(self, folder: str) -> str:
+        """Make the folder of a save, or empty it where it has its final name; why that failed."""
+        try:
+            if self._lock is not None:
+                check_owner(self._storage, self._lock.token)
+            if self._storage.can_rename:
+                self._storage.make_folder(folder)
+            else:
+                self._storage.remove(folder)  # no half of an old one in a new one
+        except (EngineError, OSError) as error:
+            return str(error)
+        return ""
 
     def _remove_failed(self, *, but: str = "") -> None:
         """Give back the room that a failed save takes, once no rank writes to it any more."""
-        if self._context.is_main:
-            with contextlib.suppress(OSError):  # what cannot be reached is told by the next save
-                remove_failed(self._storage, but=but)
+        if self._context.is_main and self._lock is not None:
+            # what cannot be reached is told by the next save
+            with contextlib.suppress(OSError, EngineError):
+                check_owner(self._storage, self._lock.token)
+                remove_half_written(self._storage, but=but)
+                remove_unfinished(self._storage, self._leftovers - {but})
 
     def _judge(self, errors: list[str]) -> None:
         """Bear one failed save, not two in a row; every rank judges alike."""
         self._num_failures = self._num_failures + 1 if errors else 0
+        if stale := [error for error in errors if STALE in error]:
+            raise EngineError(
+                f"a checkpoint was not saved: {stale[0]}",
+                hint="this training ends, so that it does not disturb the other one",
+            )
         if self._num_failures > _FAILURES_BORNE:
             raise EngineError(
                 f"{self._num_failures} checkpoints in a row were not saved: {errors[0]}",
@@ -309,7 +447,7 @@ class Checkpoints:
 
     def _get_writer(self) -> ProcessWriter:
         if self._writer is None:
-            self._writer = ProcessWriter()
+            self._writer = ProcessWriter(None if self._lock is None else self._lock.file)
             self._owner = os.getpid()
             atexit.register(self._close_at_exit)
         if self._preparing is not None:
@@ -331,12 +469,13 @@ class Checkpoints:
         epoch: int | None,
         facts: Mapping[str, Any],
     ) -> Commit | None:
-        if not self._context.is_main:
+        if self._lock is None:
             return None
+        self._number += 1
         manifest = CheckpointManifest(
             step=step,
             epoch=epoch,
-            number=0,
+            number=self._number,
             attempt=self._context.attempt,
             world_size=self._context.world_size,
             facts=dict(facts),
@@ -350,8 +489,21 @@ class Checkpoints:
             metadata=planned.metadata,
             keep=self._keep,
             damaged=self._damaged - {step},
+            leftovers=self._leftovers,
+            token=self._lock.token,
             timeout_s=self._timeout_s,
         )
+
+
+def _make_failed(error: str) -> Future[None]:
+    end: Future[None] = Future()
+    end.set_exception(EngineError(error))
+    return end
+
+
+def find_job() -> str:
+    """Return the id of the Windlass job that this process is a rank of; empty outside of jobs."""
+    return os.environ.get(names.JOB_ID, "")
 
 
 def _check_facts(facts: Mapping[str, Any]) -> None:

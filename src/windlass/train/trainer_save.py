@@ -56,9 +56,10 @@ class Saver:
 
     def load(self) -> int | None:
         """Load the newest checkpoint; its step, or None where there is none."""
+        resume = self._trainer.options.resume or self._is_restart()
         if self._trainer.options.saves:
-            self._checkpoints.check_shared()  # now, not after the first hour
-        if not self._trainer.options.resume and not self._is_restart():
+            self._checkpoints.claim(fresh=not resume)  # now, not after the first hour
+        if not resume:
             return None
         wanted = dict(self._state)
 

@@ -27,7 +27,6 @@ from windlass.train.checkpoint_rng import derive_rng
 from windlass.train.checkpoints import Checkpoints
 from windlass.train.itwinai_names import refuse_attributes
 from windlass.train.meters import Meters
-from windlass.train.run_lock import RunLock
 from windlass.train.schedules import refresh_rates
 from windlass.train.step_signals import StepSignals
 from windlass.train.step_sums import StepSums
@@ -77,7 +76,6 @@ class TrainerParts:
     resumed_from: int | None
     schedule_unit: str  # what the scheduler steps after: "step", "epoch" or "validation"
     callback_states: CallbackStates
-    lock: RunLock | None  # of rank 0, where folders have locks
 
     def read_best_metric(self, metrics: Mapping[str, float]) -> float:
         if not metrics:
@@ -96,8 +94,6 @@ class TrainerParts:
         """Wait for a checkpoint that is being written, and end the trackers' runs."""
         self.saver.close(timeout_s=None if ok else _LAST_SAVE_S)
         self.trackers.close(ok=ok)
-        if self.lock is not None:
-            self.lock.close()
 
 
 def set_up(trainer: TorchTrainer) -> None:
@@ -120,11 +116,16 @@ def set_up(trainer: TorchTrainer) -> None:
     scaler = torch.amp.GradScaler(context.device.type) if options.precision == "fp16" else None
     sums = StepSums(context)
     folder = find_folder(trainer)
-    lock = RunLock(folder) if context.is_main and "://" not in folder else None
     callback_states = CallbackStates(trainer.callbacks)
     saver = Saver(
         trainer,
-        Checkpoints(folder, keep=options.keep, is_async=options.async_checkpoints, context=context),
+        Checkpoints(
+            folder,
+            keep=options.keep,
+            is_async=options.async_checkpoints,
+            context=context,
+            trust_checkpoint=options.trust_checkpoint,
+        ),
         {**_state(trainer, laid_out, scaler), "sums": sums},
         later={**_further_state(trainer), **({ENTRY: callback_states} if callback_states else {})},
     )
@@ -156,7 +157,6 @@ def set_up(trainer: TorchTrainer) -> None:
         resumed_from=resumed_from,
         schedule_unit=unit,
         callback_states=callback_states,
-        lock=lock,
     )
 
 

@@ -14,10 +14,13 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from windlass.train.checkpoint_json import record
 
+
+@record
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrappedAt:
-    """Stands in a pickled entry for a tensor of this class, whose parts are under these names."""
+    """Stands in an entry for a tensor of this class, whose parts are under these names."""
 
     kind: type
     context: Any  # what the class wants to know beside its parts

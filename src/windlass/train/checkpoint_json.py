@@ -1,0 +1,226 @@
+"""JSON for the parts of a checkpoint that are not tensors, so that reading them runs no code.
+
+Covers what states consist of: nested containers, numbers, texts, bytes, torch's dtypes, sizes and
+devices, numpy's numbers and arrays, and the records that the modules of checkpoints register. A value of
+any other class needs pickle, which the user has to allow. Standard library and torch only; no file in here.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import enum
+import json
+import pickle
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from windlass.errors import SpecError
+
+TRUST_HINT = "trust_checkpoint=True (--trust-checkpoint) accepts it: only if you trust who wrote it"
+_TAG = "~"
+_PLAIN_INT = 1 << 63
+_FACTORIES: dict[str, Any] = {
+    kind.__name__: kind for kind in (int, float, str, bool, list, dict, set)
+}
+_TORCH_NAMES = (torch.dtype, torch.layout, torch.memory_format)
+_RECORDS: dict[str, type] = {}
+_Kind = TypeVar("_Kind", bound=type)
+
+
+class NeedsTrustError(SpecError):
+    """A value that only pickle can save or load, which the user has not allowed."""
+
+
+def record(kind: _Kind) -> _Kind:
+    """Register a dataclass or an enum whose values may lie in a checkpoint."""
+    _RECORDS[kind.__name__] = kind
+    return kind
+
+
+def encode(value: Any, *, name: str, allow_pickle: bool = False) -> bytes:
+    """Return a value as JSON. Raises NeedsTrustError, with `name`, if only pickle can save it."""
+    return json.dumps(_Encoder(allow_pickle=allow_pickle).encode(value, name)).encode()
+
+
+def decode(data: bytes | str, *, name: str, allow_pickle: bool = False) -> Any:
+    """Return the value again. Raises ValueError if the data are not what `encode` returns."""
+    try:
+        return _Decoder(name, allow_pickle=allow_pickle).decode(json.loads(data))
+    except (AttributeError, KeyError, TypeError, IndexError, RecursionError) as error:
+        raise ValueError(f"{name} is damaged: {type(error).__name__}: {error}") from error
+
+
+def find_tensor_class(module: str, qualname: str) -> type:
+    """Return a tensor class that is made of other tensors. Imports nothing: its optimizer has.
+
+    Raises ValueError for any other name, so that a checkpoint cannot choose what is imported or called.
+    """
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, type) or not issubclass(found, torch.Tensor):
+        raise ValueError(f"{module}.{qualname} is no tensor class that is imported here")  # noqa: TRY004
+    if not hasattr(found, "__tensor_unflatten__"):
+        raise ValueError(f"{module}.{qualname} is no tensor class that is made of other tensors")
+    return found
+
+
+class _Encoder:
+    def __init__(self, *, allow_pickle: bool) -> None:
+        self._allow_pickle = allow_pickle
+
+    def encode(self, value: Any, name: str) -> Any:
+        kind = type(value)
+        if value is None or kind in (bool, float, str):
+            return value
+        if kind is int:
+            return value if abs(value) < _PLAIN_INT else {_TAG: "int", "hex": hex(value)}
+        if kind is list:
+            return self._encode_items(value, name)
+        if kind is dict and all(type(key) is str and key != _TAG for key in value):
+            return {key: self.encode(item, f"{name}.{key}") for key, item in value.items()}
+        if kind in (tuple, torch.Size, set, frozenset, deque):
+            more = {"maxlen": value.maxlen} if kind is deque else {}
+            return {_TAG: kind.__name__, "items": self._encode_items(list(value), name), **more}
+        if kind in (dict, OrderedDict, Counter, defaultdict):
+            return self._encode_dict(value, name)
+        if kind in (bytes, bytearray):
+            return {_TAG: kind.__name__, "data": _to_text(bytes(value))}
+        if kind is complex:
+            return {_TAG: "complex", "parts": [value.real, value.imag]}
+        if isinstance(value, _TORCH_NAMES):
+            return {_TAG: "torch", "name": str(value).removeprefix("torch.")}
+        if kind is torch.device:
+            return {_TAG: "device", "name": str(value)}
+        if _RECORDS.get(kind.__name__) is kind:
+            return self._encode_record(value, name)
+        return self._encode_other(value, name)
+
+    def _encode_items(self, items: list[Any], name: str) -> list[Any]:
+        return [self.encode(item, f"{name}.{number}") for number, item in enumerate(items)]
+
+    def _encode_dict(self, value: Any, name: str) -> Any:
+        factory = getattr(value, "default_factory", None)
+        if factory is not None and _FACTORIES.get(getattr(factory, "__name__", "")) is not factory:
+            return self._pickle(value, name)
+        items = [[self.encode(k, name), self.encode(v, f"{name}.{k}")] for k, v in value.items()]
+        more = {"factory": factory.__name__} if factory is not None else {}
+        return {_TAG: type(value).__name__, "items": items, **more}
+
+    def _encode_record(self, value: Any, name: str) -> Any:
+        kind = type(value)
+        if isinstance(value, enum.Enum):
+            return {_TAG: kind.__name__, "name": value.name}
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {_TAG: kind.__name__, "fields": self.encode(fields, name)}
+
+    def _encode_other(self, value: Any, name: str) -> Any:
+        if isinstance(value, type) and issubclass(value, torch.Tensor):
+            return {_TAG: "class", "module": value.__module__, "name": value.__qualname__}
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)):
+            array = numpy.asarray(value)
+            if array.dtype.kind in "biufcSU" and type(value) in (numpy.ndarray, array.dtype.type):
+                return {
+                    _TAG: "array" if isinstance(value, numpy.ndarray) else "scalar",
+                    "dtype": array.dtype.str,
+                    "shape": list(array.shape),
+                    "data": _to_text(array.tobytes()),
+                }
+        return self._pickle(value, name)
+
+    def _pickle(self, value: Any, name: str) -> Any:
+        if not self._allow_pickle:
+            kind = type(value)
+            raise NeedsTrustError(
+                f"{name} is a {kind.__module__}.{kind.__qualname__}, which only pickle can save, and "
+                "loading a pickle can run any code",
+                hint="let its state_dict return numbers, texts, tensors and containers of these; or "
+                + TRUST_HINT,
+            )
+        return {_TAG: "pickle", "data": _to_text(pickle.dumps(value))}
+
+
+class _Decoder:
+    def __init__(self, name: str, *, allow_pickle: bool) -> None:
+        self._name = name
+        self._allow_pickle = allow_pickle
+
+    def decode(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self.decode(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if _TAG not in value:
+            return {key: self.decode(item) for key, item in value.items()}
+        tag = value[_TAG]
+        if tag in _SIMPLE:
+            return _SIMPLE[tag](value)
+        if tag in _CONTAINERS:
+            items = [self.decode(item) for item in value["items"]]
+            return deque(items, value["maxlen"]) if tag == "deque" else _CONTAINERS[tag](items)
+        if tag in ("dict", "OrderedDict", "Counter", "defaultdict"):
+            return self._decode_dict(tag, value)
+        if tag in _RECORDS:
+            kind: Any = _RECORDS[tag]
+            return kind[value["name"]] if "name" in value else kind(**self.decode(value["fields"]))
+        if tag != "pickle":
+            raise ValueError(f"{self._name} holds a value of the unknown kind {tag!r:.40}")
+        if not self._allow_pickle:
+            raise NeedsTrustError(
+                f"{self._name} holds a pickled object, and loading it can run any code",
+                hint=TRUST_HINT,
+            )
+        return pickle.loads(_to_bytes(value["data"]))  # noqa: S301 - the user has allowed it
+
+    def _decode_dict(self, tag: str, value: Any) -> Any:
+        items = {self.decode(key): self.decode(item) for key, item in value["items"]}
+        if tag == "defaultdict":
+            return defaultdict(_FACTORIES[value["factory"]] if "factory" in value else None, items)
+        return {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}[tag](items)
+
+
+def _to_text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _to_bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _read_array(value: Any) -> Any:
+    import numpy
+
+    dtype = numpy.dtype(value["dtype"])
+    if dtype.kind not in "biufcSU":
+        raise ValueError(f"an array of {dtype} is none that is saved")
+    array = numpy.frombuffer(_to_bytes(value["data"]), dtype).reshape(value["shape"])
+    return array[()] if value[_TAG] == "scalar" else array.copy()
+
+
+def _read_torch_name(value: Any) -> Any:
+    found = getattr(torch, value["name"], None)
+    if not isinstance(found, _TORCH_NAMES):
+        raise ValueError(f"torch.{value['name']!s:.40} is no dtype")  # noqa: TRY004
+    return found
+
+
+_CONTAINERS: dict[str, Callable[[Any], Any]] = {
+    kind.__name__: kind for kind in (tuple, torch.Size, set, frozenset, deque)
+}
+_SIMPLE: dict[str, Callable[[Any], Any]] = {
+    "int": lambda value: int(value["hex"], 16),
+    "bytes": lambda value: _to_bytes(value["data"]),
+    "bytearray": lambda value: bytearray(_to_bytes(value["data"])),
+    "complex": lambda value: complex(*value["parts"]),
+    "torch": _read_torch_name,
+    "device": lambda value: torch.device(value["name"]),
+    "class": lambda value: find_tensor_class(value["module"], value["name"]),
+    "scalar": _read_array,
+    "array": _read_array,
+}

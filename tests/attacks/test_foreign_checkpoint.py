@@ -1,0 +1,92 @@
+"""A run that another user of the machine has prepared, in a folder that all may write to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+
+import pytest
+import torch
+
+from windlass.errors import SpecError
+from windlass.train.checkpoints import Checkpoints
+
+NOBODY = 65534
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes files of another user")
+
+
+class Evil:
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.mark),))
+
+
+@pytest.fixture
+def shared(tmp_path):
+    """A folder that all may write to, as /tmp is."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return folder
+
+
+def prepare(run, mark):
+    step = run / "step-999"
+    step.mkdir(parents=True)
+    data = pickle.dumps(Evil(mark))
+    (step / ".metadata").write_bytes(data)
+    facts = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    manifest = {"step": 999, "epoch": 1, "number": 10**9, "attempt": 0, "world_size": 1}
+    manifest |= {"facts": {}, "files": {".metadata": facts}, "torch": "x", "format": 1}
+    (step / "manifest.json").write_text(json.dumps(manifest))
+
+
+def give_away(path):
+    for one in (path, *path.rglob("*")):
+        os.chown(one, NOBODY, NOBODY, follow_symlinks=False)
+
+
+def test_a_prepared_run_is_refused_by_name(shared):
+    mark, run = shared / "mark", shared / "run"
+    prepare(run, mark)
+    give_away(run)
+    checkpoints = Checkpoints(run, is_async=False)
+    state = {"model": torch.nn.Linear(2, 2)}
+    with pytest.raises(SpecError, match=rf"{run} belongs to .*uid 65534(.|\n)*--trust-checkpoint"):
+        checkpoints.load(state)
+    with pytest.raises(SpecError, match=rf"{run} belongs to .*nothing is saved there"):
+        checkpoints.save(state, step=1, facts={})
+    assert not mark.exists()
+
+
+def test_a_step_that_was_slipped_into_an_own_run_is_refused(shared):
+    mark, run = shared / "mark", shared / "run"
+    state = {"model": torch.nn.Linear(2, 2)}
+    checkpoints = Checkpoints(run, is_async=False)
+    checkpoints.save(state, step=1, facts={})
+    prepare(run, mark)
+    give_away(run / "step-999")
+    with pytest.raises(SpecError, match=rf"{run}/step-999 belongs to"):
+        checkpoints.load(state)
+    checkpoints.load(state, step=1)
+    give_away(run / "step-1/rank-0")  # and a single file
+    shutil.rmtree(run / "step-999")
+    with pytest.raises(SpecError, match=r"step-1/rank-0/.* belongs to"):
+        checkpoints.load(state)
+
+
+def test_trust_accepts_the_owner_and_still_runs_nothing_in_metadata(shared):
+    mark, run = shared / "mark", shared / "run"
+    Checkpoints(run, is_async=False).save({"model": torch.nn.Linear(2, 2)}, step=1, facts={})
+    give_away(run)
+    state = {"model": torch.nn.Linear(2, 2)}
+    trusting = Checkpoints(run, is_async=False, trust_checkpoint=True)
+    assert trusting.load(state).step == 1
+    prepare(run, mark)
+    assert trusting.load(state).step == 1
+    assert not mark.exists()
