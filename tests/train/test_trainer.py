@@ -249,7 +249,9 @@ def test_lines_that_can_be_grepped(tmp_path, capsys):
     trainer = make_trainer(tmp_path, validation=make_data(5), log_every=5)
     trainer.callbacks = [ConsoleCallback()]
     trainer.fit()
-    tags = re.findall(r"^\[(\w+)\]", capsys.readouterr().out, re.MULTILINE)
+    out = capsys.readouterr().out
+    assert re.findall(r"^\[SAVED\] step=(\d+)", out, re.MULTILINE)[-1] == str(trainer.progress.step)
+    tags = [tag for tag in re.findall(r"^\[(\w+)\]", out, re.MULTILINE) if tag != "SAVED"]
     assert tags == ["DDP", "VALID", "TRAIN", "EPOCH", "VALID", "TRAIN", "EPOCH", "DONE"]
 
 

@@ -48,6 +48,9 @@ class Callback:
     def on_checkpoint(self, trainer: TorchTrainer, step: int) -> None:
         """A checkpoint was begun; it is written beside the next steps."""
 
+    def on_saved(self, trainer: TorchTrainer, step: int) -> None:
+        """A checkpoint is whole: a restart would continue from this step. Called on rank 0 only."""
+
     def on_epoch(self, trainer: TorchTrainer, epoch: int) -> None:
         """An epoch has ended; they are counted from 1 here, as `epoch-1` is in the output folder."""
 
@@ -62,7 +65,10 @@ class Callback:
 
 
 class ConsoleCallback(Callback):
-    """Lines with tags that can be grepped: [DDP] [TRAIN] [VALID] [EPOCH] [PREEMPTED] [DONE] [TEST]."""
+    """Prints lines with tags that can be grepped.
+
+    The tags are [DDP] [TRAIN] [VALID] [SAVED] [EPOCH] [PREEMPTED] [DONE] [TEST].
+    """
 
     def __init__(self) -> None:
         self._started_s = time.monotonic()
@@ -102,6 +108,9 @@ class ConsoleCallback(Callback):
             numbers["loss"] = self._loss
         validation = {f"val_{k}": v for k, v in trainer.progress.validation.items()}
         self._print(trainer, "EPOCH", {**numbers, **validation})
+
+    def on_saved(self, trainer: TorchTrainer, step: int) -> None:
+        self._print(trainer, "SAVED", {"step": step})
 
     def on_preempted(self, trainer: TorchTrainer, step: int) -> None:
         saved = {"out": trainer.parts.folder} if trainer.options.saves else {"checkpoint_every": 0}

@@ -278,6 +278,7 @@ class TorchTrainer:
             raise
         self.parts.log.flush()
         self.parts.close(ok=True)
+        self.parts.saver.tell_safe()
         result = self._result()
         self._tell("on_end", result)
         return result
@@ -449,6 +450,7 @@ class TorchTrainer:
         return patience is not None and self.progress.bad_validations >= patience
 
     def _propose(self, step: int) -> None:
+        self.parts.saver.tell_safe()
         if self.context.preemption.is_noticed:
             self.parts.signals.propose(STOP, step)
         if self.context.is_main and self.parts.saver.is_time_up:

@@ -43,6 +43,7 @@ class Saver:
         self._state = {**state, **later}
         self._later = frozenset(later)
         self._saved_step: int | None = None
+        self._safe_step: int | None = None
         self._saved_s = time.monotonic()
         self._identity = trainer.identity()  # once: files may be looked into
         self._rates = self._rate_facts()  # those that the optimizer has
@@ -59,6 +60,7 @@ class Saver:
         resume = self._trainer.options.resume or self._is_restart()
         if self._trainer.options.saves:
             self._checkpoints.claim(fresh=not resume)  # now, not after the first hour
+        self._safe_step = self._checkpoints.safe_step
         if not resume:
             return None
         wanted = dict(self._state)
@@ -175,6 +177,14 @@ class Saver:
         if is_best and progress.best is not None:
             self._checkpoints.mark_best(progress.step, progress.best)
         trainer.parts.log.pause_done()
+
+    def tell_safe(self) -> None:
+        """Tell the callbacks of rank 0 once a new checkpoint is whole."""
+        step = self._checkpoints.safe_step
+        if step is not None and step != self._safe_step and self._trainer.context.is_main:
+            self._safe_step = step
+            for callback in self._trainer.callbacks:
+                callback.on_saved(self._trainer, step)
 
     def prepare(self) -> None:
         """After the first step: what would make the first save slow, where saves are to come often."""
