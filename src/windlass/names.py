@@ -62,6 +62,7 @@ OUT = "WINDLASS_OUT"  # the job's output folder, which need not be there yet
 TRAIN = "WINDLASS_TRAIN"  # the archive of the training library, where it travels with the work
 OUT_FOLDER = "out"  # in the job's folder, where nothing else is said
 REPORT_SOCKET = "WINDLASS_REPORT_SOCKET"
+STORE = "WINDLASS_STORE"  # how the files begin in which ranks of one machine meet
 IMPORT_CACHE = "WINDLASS_IMPORT_CACHE"  # a folder for snapshots of imports; empty: none are kept
 
 # Variables that nothing reads while it is being imported: a fork server may learn them later.

@@ -29,6 +29,32 @@ def meet_and_look():
     return {"total": int(total), "port": port, "listening": found, "answers": answers}
 
 
+def meet_and_read_store():
+    """Meet the other ranks; how many keys the store at the master's port has before and after, and for whom
+    the folder with the ranks' own store is open."""
+    import torch
+    import torch.distributed as dist
+
+    client = None
+    if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        client = dist.TCPStore(address, port, is_master=False)
+    before = client.num_keys() if client else 0
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    after = client.num_keys() if client else 0
+    dist.barrier()
+    dist.destroy_process_group()
+    folder = Path(os.environ["WINDLASS_STORE"]).parent
+    return {
+        "total": int(total),
+        "num_new": after - before,
+        "mode": folder.stat().st_mode & 0o777,
+        "has_client": client is not None,
+    }
+
+
 def find_own_address():
     """An address of this machine that others could reach it by, if it has one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:

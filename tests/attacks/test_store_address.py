@@ -1,4 +1,5 @@
-"""A store from another address: torch's TCPStore asks nobody who it is, so local jobs keep it at 127.0.0.1.
+"""Strangers at a local job's store: torch's TCPStore asks nobody who it is, so it is kept at 127.0.0.1.
+Other users of the machine reach it there. So ranks that join by env:// meet in a file that they cannot open.
 
 Whatever opens a port while ranks meet is looked at, in jobs and in computes; and another address of this very
 machine, which strangers would use, finds nothing there.
@@ -7,7 +8,7 @@ machine, which strangers would use, finds nothing there.
 from __future__ import annotations
 
 import pytest
-from attacks.listening import fail_once_then_meet, meet_and_look
+from attacks.listening import fail_once_then_meet, meet_and_look, meet_and_read_store
 
 import windlass as wl
 
@@ -42,3 +43,26 @@ def test_the_store_of_a_compute():
 @pytest.mark.parametrize("use_libuv", ["1", "0"], ids=["libuv", "legacy"])
 def test_ranks_meet_there_whichever_of_torchs_servers_they_ask_for(use_libuv):
     check(wl.run(meet_and_look, procs=2, quiet=True, env={"USE_LIBUV": use_libuv}), 2)
+
+
+def check_private(results):
+    assert [result["total"] for result in results] == [2, 2]
+    assert [result["num_new"] for result in results] == [0, 0], "ranks meet where anyone can join"
+    assert {result["mode"] for result in results} == {0o700}
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_other_users_cannot_join_the_ranks_of_a_job(start):
+    results = wl.run(meet_and_read_store, procs=2, quiet=True, start=start)
+    check_private(results)
+    assert results[0]["has_client"] == (start == "fork")  # a script may open one, as under torchrun
+
+
+def test_other_users_cannot_join_the_ranks_of_a_call():
+    compute = wl.Compute(engine="local", name="store-private")
+    try:
+        remote = wl.fn(meet_and_read_store).to(compute).distribute("pytorch", workers=2, procs=1)
+        check_private(remote())
+        check_private(remote())
+    finally:
+        compute.teardown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import signal
 import socket
 import subprocess
@@ -15,9 +16,10 @@ import torch.distributed as dist
 
 import windlass as wl
 from windlass import names
-from windlass.errors import SpecError
+from windlass.errors import ProtocolError, SpecError
 from windlass.train import context as context_module
 from windlass.train.context import count_attempt, get_context
+from windlass.train.plain_values import decode, encode
 
 TORCHRUN = {
     names.RANK: "0",
@@ -72,6 +74,15 @@ def test_collectives_of_one_process_are_the_identity():
     assert context.broadcast("x") == "x"
     assert context.total(1, 2.5) == (1.0, 2.5)
     context.report(step=1, total=2, loss=0.5)  # to nobody
+
+
+def test_values_keep_their_types_and_are_never_pickled():
+    value = {"a": (1, [2.5, None, True]), 3: b"\x00\xff", (1, "x"): "\u00e4"}
+    assert decode(encode(value)) == value
+    with pytest.raises(SpecError, match="Path"):
+        get_context().gather(Path("x"))
+    with pytest.raises(ProtocolError, match="not plain"):
+        decode(pickle.dumps(value))
 
 
 def test_there_is_one_context():

@@ -22,6 +22,7 @@ from windlass import names
 from windlass.agent.rank.exchange_threads import wait_for_exchange_threads
 from windlass.agent.rank.report import report
 from windlass.errors import SpecError
+from windlass.train.plain_values import broadcast_value, decode, encode, gather_values
 from windlass.train.preemption import Preemption
 
 if TYPE_CHECKING:
@@ -67,20 +68,20 @@ class Context:
         self.total(0.0)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order, on every rank."""
+        """Every rank's value, in rank order, on every rank.
+
+        Values are exchanged as JSON, never by pickle: None, bool, int, float, str, bytes, and lists, tuples
+        and dicts of them.
+        """
         if not _has_group():
-            return [value]
-        values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
-        return values
+            return [decode(encode(value))]
+        return gather_values(value, _exchange_device(self.device))
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's value, on every rank."""
+        """Rank 0's value, on every rank; of the same types as those of `gather`."""
         if not _has_group():
-            return value
-        values = [value]
-        dist.broadcast_object_list(values, src=0)
-        return values[0]
+            return decode(encode(value))
+        return broadcast_value(value, _exchange_device(self.device))
 
     def total(self, *numbers: float) -> tuple[float, ...]:
         """Each number, summed over all ranks."""

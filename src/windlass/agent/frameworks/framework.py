@@ -60,9 +60,9 @@ class MeetingStore:
     is_wanted: Callable[[Collection[str], int], bool]
     # at an address and, if it is free, a port: tell the port, 0 where there can be none, and serve
     serve: Callable[[str, int, Callable[[int], None]], NoReturn]
-    # in a rank that takes calls: what its call's variables say of the meeting, and how to name
+    # in a rank: what its variables say of the meeting, and, where it takes calls, how to name
     # the part of the store that is for one group of ranks alone
-    share: Callable[[Mapping[str, str], Callable[[], str]], None]
+    share: Callable[[Mapping[str, str], Callable[[], str] | None], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 from windlass.agent.frameworks import python_ranks, torch_store
 from windlass.agent.frameworks.framework import Framework, MeetingStore
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from typing import Any
+
+    from windlass.wire.job_folder import JobFolder
 
 _TORCH = "torch"
 
@@ -15,6 +20,11 @@ _TORCH = "torch"
 def _is_store_wanted(preload: Collection[str], num_ranks: int) -> bool:
     # a lone rank may start processes of its own, whose meetings no store of ours must answer
     return _TORCH in preload and num_ranks > 1
+
+
+def _enter(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> int:
+    torch_store.share_store(os.environ)
+    return python_ranks.enter(plan, folder, rank=rank, attempt=attempt)
 
 
 FRAMEWORK = Framework(
@@ -30,6 +40,6 @@ FRAMEWORK = Framework(
         serve=torch_store.serve_store,
         share=torch_store.share_store,
     ),
-    enter=python_ranks.enter,
+    enter=_enter,
     is_consequence=python_ranks.has_lost_peer,
 )

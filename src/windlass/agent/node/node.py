@@ -219,6 +219,8 @@ class Node:
         streams = RankStreams(log, self._on_log_trouble, on_lines, max_bytes=ranks.log_bytes)
         ranks.live[request.rank] = LiveRank(request.rank, streams)
         env = {**request.env, names.REPORT_SOCKET: str(self._reports.path)}
+        if not self.context.is_pod and load_framework(request.framework).store is not None:
+            env[names.STORE] = str(self.context.run_dir / f"store-{ranks.number}.")
         ends = streams.open()
         self.forks.fork(request.replaced(env=env), (*ends, *channel))
         for end in ends:
@@ -312,6 +314,9 @@ class Node:
             self._emptied.set()
 
     def _tell_cleared(self, number: int) -> None:
+        if self.context.index == 0:  # all nodes of a machine share the folder
+            for path in self.context.run_dir.glob(f"store-{number}.*"):
+                path.unlink(missing_ok=True)
         if not self._is_compute:
             self._stores.close(number)  # the attempt's own
         self.tell(WorldCleared(world=number, is_last=self._is_idle))
