@@ -1,6 +1,7 @@
-"""The programs of a node: `agent` or, in a pod, `pod`; `forkserver`, `rank` and `callee`.
+"""The programs of a node: `agent`, `replacement` or, in a pod, `pod`; `forkserver`, `rank` and `callee`.
 
     python agent.pyz agent FD [GUESS...]     FD: where its order comes from
+    python agent.pyz replacement FD          starts an agent that is not its child
     python agent.pyz pod                     finds its place and its plan in the pod
 
 Imports as little as it can before the fork server is on its way: importing torch is what takes the time.
@@ -52,6 +53,15 @@ def run_agent(order_fd: str, *guess: str) -> int:
     return main(order, forks, control)
 
 
+def run_replacement(order_fd: str) -> int:
+    """Start an agent in a session of its own, and leave it alone."""
+    import os
+
+    argv = [sys.executable, "-I", "-S", sys.argv[0], "agent", order_fd]
+    os.posix_spawn(argv[0], argv, os.environ, setsid=True)
+    return 0
+
+
 def _take_socket(fd: str) -> socket.socket:
     """A socket that was inherited, and is not to be inherited further."""
     import socket
@@ -87,6 +97,8 @@ def main() -> int:
     program, *args = sys.argv[1:] or [""]
     if program == "agent":
         return run_agent(*args)
+    if program == "replacement":
+        return run_replacement(*args)
     if program == "pod":
         from windlass.agent.pod_process import run_pod
 

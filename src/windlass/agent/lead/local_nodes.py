@@ -18,9 +18,6 @@ from windlass.wire.messages.agents import StartNode
 
 logger = logging.getLogger(__name__)
 
-# The shell exits at once: the agent is no child of the lead, which ends all of its own with an attempt.
-_IN_BACKGROUND = '"$@" &'
-
 
 class LocalNodes:
     """Agents of the followers of one job."""
@@ -63,8 +60,11 @@ class LocalNodes:
 
 
 def _spawn(control_fd: int, log: str) -> None:
-    """Start an agent as the engine does, and leave it to the system."""
-    agent = [sys.executable, "-I", "-S", sys.argv[0], "agent", str(control_fd)]
+    """Start an agent by way of a process that exits at once, and leave it to the system.
+
+    So the agent is no child of the lead, which ends all of its own with an attempt.
+    """
+    argv = [sys.executable, "-I", "-S", sys.argv[0], "replacement", str(control_fd)]
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -72,6 +72,5 @@ def _spawn(control_fd: int, log: str) -> None:
         (os.POSIX_SPAWN_DUP2, 1, 2),
         (os.POSIX_SPAWN_DUP2, control_fd, control_fd),
     ]
-    argv = ["/bin/sh", "-c", _IN_BACKGROUND, "sh", *agent]
-    pid = os.posix_spawn(argv[0], argv, os.environ, file_actions=actions, setsid=True)
+    pid = os.posix_spawn(argv[0], argv, os.environ, file_actions=actions)
     os.waitpid(pid, 0)
