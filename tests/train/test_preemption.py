@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -98,3 +100,80 @@ def test_another_thread_cannot_listen(preemption, caplog):
 )
 def test_the_grace_is_the_launchers(text, grace_s):
     assert read_grace({names.GRACE: text}) == grace_s
+
+
+LOOP = """
+import multiprocessing, signal, sys, time
+from windlass.train.preemption import Preemption
+
+preemption = Preemption()
+preemption.listen()
+how = sys.argv[1]
+
+def wait(begun):
+    begun.set()
+    time.sleep(60)
+
+if how == "child":
+    fork = multiprocessing.get_context("fork")
+    begun = fork.Event()
+    child = fork.Process(target=wait, args=(begun,))
+    child.start()
+    begun.wait()
+    child.terminate()
+    child.join()
+    sys.exit(child.exitcode == -signal.SIGTERM)
+print("ready", flush=True)
+reads = how == "reads"
+while not (preemption.is_noticed if reads else preemption._deadline_s is not None):
+    time.sleep(0.01)
+print("noticed", flush=True)
+while not reads:
+    time.sleep(0.01)
+sys.stdin.readline()
+sys.exit(7)
+"""
+
+
+def start_loop(how, grace_s):
+    env = {**os.environ, names.GRACE: str(grace_s)}
+    return subprocess.Popen(
+        [sys.executable, "-c", LOOP, how],
+        env=env,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+
+
+def notice(process):
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "noticed\n"
+
+
+def test_a_second_signal_ends_a_loop_that_never_looks():
+    with start_loop("never looks", 600) as process:
+        notice(process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == -signal.SIGTERM
+
+
+def test_the_end_of_the_grace_ends_a_loop_that_never_looks():
+    with start_loop("never looks", 0.2) as process:
+        notice(process)
+        assert process.wait(60) == -signal.SIGTERM
+
+
+def test_a_loop_that_looks_ends_by_itself():
+    with start_loop("reads", 0.01) as process:
+        notice(process)
+        process.send_signal(signal.SIGTERM)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.wait(60) == 7
+
+
+def test_children_do_not_inherit_the_notice():
+    with start_loop("child", 600) as process:
+        assert process.wait(60) == 1

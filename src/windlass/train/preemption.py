@@ -1,11 +1,13 @@
 """Notice of preemption: this process was asked to end, and how long it has left.
 
 Made by `context.get_context`, read by the trainer at every step. The signal handler only writes down the
-time: what is saved, and when the loop ends, is decided there. No torch in here.
+time: what is saved, and when the loop ends, is decided there. A loop that never reads the notice is ended as
+any process is. No torch in here.
 """
 
 from __future__ import annotations
 
+import _thread
 import logging
 import os
 import signal
@@ -31,14 +33,19 @@ class Preemption:
         self._deadline_s: float | None = None
         self._previous: Any = None
         self._is_listening = False
+        self._is_read = False  # by a loop that ends by itself
+        self._pid = 0  # of the process that listens; its children do not
 
     @property
     def is_noticed(self) -> bool:
+        """True if the end was announced. A loop that reads this must end by itself."""
+        self._is_read = True
         return self._deadline_s is not None
 
     @property
     def seconds_left(self) -> float | None:
         """Until this process is killed; None while nothing was announced."""
+        self._is_read = True
         if self._deadline_s is None:
             return None
         return max(0.0, self._deadline_s - time.monotonic())
@@ -56,7 +63,8 @@ class Preemption:
     def listen(self) -> bool:
         """Notice SIGTERM from now on; False where that cannot be: not on the main thread.
 
-        A handler that was there before is called as well.
+        A handler that was there before is called as well. Where there was none and nothing reads the notice,
+        the second SIGTERM, or the end of the grace, ends the process as if nothing listened.
         """
         if self._is_listening:
             return True
@@ -64,6 +72,7 @@ class Preemption:
             logger.warning("preemption is not noticed: SIGTERM is handled on the main thread only")
             return False
         self._previous = signal.signal(signal.SIGTERM, self._on_signal)
+        self._pid = os.getpid()
         self._is_listening = True
         return True
 
@@ -76,10 +85,26 @@ class Preemption:
         self._is_listening = False
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.notice()
+        is_first = self._deadline_s is None
         previous: Callable[[int, FrameType | None], Any] | Any = self._previous
         if callable(previous):
+            self.notice()
             previous(number, frame)
+        elif previous == signal.SIG_IGN:
+            self.notice()
+        elif os.getpid() != self._pid or not (is_first or self._is_read):
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif is_first:
+            self.notice()
+            # not a threading.Thread: starting one takes a lock that the interrupted code may hold
+            _thread.start_new_thread(self._end_unread, ())
+
+    def _end_unread(self) -> None:
+        """Signal this process again at the end of the grace, unless the notice was read."""
+        time.sleep(self.grace_s)
+        if not self._is_read and self._is_listening:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def read_grace(environ: Mapping[str, str]) -> float:
