@@ -217,3 +217,16 @@ def test_a_rank_that_ends_right_after_an_exchange(how, tmp_path):
     line = [sys.executable, str(script), how, "6"]
     ran = subprocess.run(line, capture_output=True, text=True, timeout=170, cwd=tmp_path)
     assert json.loads(ran.stdout) == {"0": 12}, ran.stderr[-2000:]
+
+
+@pytest.mark.parametrize(("num_nodes", "is_parted"), [("1", True), ("2", False)])
+def test_a_restart_by_torchrun_does_not_meet_what_died(torchrun, monkeypatch, num_nodes, is_parted):
+    """torchrun keeps its store over restarts; its agents count restarts each for itself."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv(names.MASTER_PORT, str(server.port))
+    monkeypatch.setenv(names.TORCHELASTIC_USE_AGENT_STORE, "True")
+    monkeypatch.setenv(names.GROUP_WORLD_SIZE, num_nodes)
+    get_context()
+    keys = server.list_keys()
+    assert keys
+    assert {key.startswith("attempt-2/") for key in keys} == {is_parted}, keys

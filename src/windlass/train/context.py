@@ -175,7 +175,26 @@ def _join(environ: Mapping[str, str], backend: str) -> None:
             f"{names.WORLD_SIZE} is {environ[names.WORLD_SIZE]}, but {' and '.join(missing)} is not set",
             hint="start the ranks with `windlass run` or torchrun, which set all of them",
         )
-    dist.init_process_group(backend)
+    if _is_restarted_by_torchrun(environ):
+        # torchrun keeps its store, in which gloo would find the addresses of ranks that are gone
+        store, rank, world_size = next(iter(dist.rendezvous("env://")))
+        store = dist.PrefixStore(f"attempt-{count_attempt(environ)}", store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    else:
+        dist.init_process_group(backend)
+
+
+def _is_restarted_by_torchrun(environ: Mapping[str, str]) -> bool:
+    """Return whether the store has keys of an earlier attempt that all ranks agree to be past.
+
+    Agents of several nodes count their restarts each for itself.
+    """
+    return (
+        environ.get(names.TORCHELASTIC_USE_AGENT_STORE) == str(True)
+        and names.JOB_ID not in environ
+        and _read(environ, names.TORCHELASTIC_RESTART_COUNT, 0) > 0
+        and _read(environ, names.GROUP_WORLD_SIZE, 1) == 1
+    )
 
 
 def _choose_device(asked: str | None, local_rank: int, local_world_size: int) -> torch.device:
