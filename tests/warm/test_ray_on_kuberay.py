@@ -46,7 +46,7 @@ def test_the_guides_snippet(space: Space, monkeypatch: pytest.MonkeyPatch, tmp_p
         [cluster] = space.api.list(RAY_CLUSTERS)
         assert [pod_limits(group) for group in groups_of(cluster)] == [
             {"cpu": "1", "memory": "2Gi"},
-            {"cpu": "1", "memory": "2560Mi", "nvidia.com/gpu": "4"},
+            {"cpu": "1", "memory": "2.5Gi", "nvidia.com/gpu": "4"},
         ]
     finally:
         compute.teardown()
