@@ -4,8 +4,8 @@ A Job that asks for no completions is complete at once, and Kubernetes deletes i
 passed. Objects that it owns are garbage then. So whatever a client made and could not finish or end has an
 end, without any program of ours in the cluster:
 
-- During a submit it owns what is not held back by itself: a prerequisite, objects in a queue, objects that
-  start at once. The last request of the submit takes the reference off.
+- During a submit it owns what is not held back by itself: a prerequisite, or else objects in a queue and
+  objects that start at once. The last request of the submit takes the reference off.
 - Objects whose pods stay up when the job has ended keep it while the job is attached. Each client that holds
   the job's lease extends it.
 """
@@ -39,6 +39,15 @@ def is_leased(dialect: Dialect, plan: Plan) -> bool:
     """Return whether only a lease ends the object when the client is killed during the submit."""
     is_queued = bool(pod_of(plan).queue)  # Kueue may start it before its Secret is there
     return is_queued or dialect.stays_up or dialect.prerequisite is not None
+
+
+def owns_main(dialect: Dialect, plan: Plan) -> bool:
+    """Return whether the lease owns the main object, and not only what comes before it.
+
+    Kubernetes ends a lease in the foreground: dependents first, then a finalizer is taken off the object. A
+    TrainJob whose runtime is gone accepts no change, so it would stay for ever.
+    """
+    return is_leased(dialect, plan) and dialect.prerequisite is None
 
 
 def keeps_lease(dialect: Dialect, plan: Plan) -> bool:

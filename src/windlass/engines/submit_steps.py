@@ -13,7 +13,7 @@ from typing import Any
 
 from windlass import names
 from windlass.engines.dialects.dialect import Dialect
-from windlass.engines.lease_object import is_leased, keeps_lease, make_lease
+from windlass.engines.lease_object import is_leased, keeps_lease, make_lease, owns_main
 from windlass.kube.job_files import FileNames, JobFiles
 from windlass.kube.kinds import JOBS, NETWORK_POLICIES, PVCS, SECRETS, SERVICES, ObjectKind
 from windlass.kube.manifests import (
@@ -69,14 +69,16 @@ class SubmitSteps:
 
 def make_steps(dialect: Dialect, plan: Plan, file_names: FileNames, submit: str) -> SubmitSteps:
     """What must be there first, the main object, what belongs to it, its start."""
+    is_owned = owns_main(dialect, plan)
     main = Step(
         kind=dialect.kind,
-        make=lambda _contents, owner: _own(dialect.render(plan, file_names, submit), owner),
+        make=lambda _contents, owner: _own(
+            dialect.render(plan, file_names, submit), owner if is_owned else None
+        ),
     )
     is_queued = bool(pod_of(plan).queue and dialect.start)  # Kueue starts its own
     started = {} if is_queued else dialect.start or {}
-    has_lease = is_leased(dialect, plan)
-    is_let_go = has_lease and not keeps_lease(dialect, plan)
+    is_let_go = is_owned and not keeps_lease(dialect, plan)
     metadata = {**_UNMARKED, "ownerReferences": None} if is_let_go else _UNMARKED
     start = Step(
         kind=dialect.kind,
@@ -86,7 +88,7 @@ def make_steps(dialect: Dialect, plan: Plan, file_names: FileNames, submit: str)
     lease = Step(kind=JOBS, make=lambda _contents, _owner: make_lease(plan, submit))
     before, adopt = _make_prerequisite(dialect, plan, file_names, submit)
     return SubmitSteps(
-        lease=lease if has_lease else None,
+        lease=lease if is_leased(dialect, plan) else None,
         before=before,
         main=main,
         companions=(*_make_companions(dialect, plan, file_names.num_parts), *adopt),

@@ -72,7 +72,8 @@ def test_a_lease_owns_what_nothing_else_would_end(engine, cluster, dialect, queu
         one for one in seen if one.path.endswith(f"/{dialect.kind.plural}") and one not in lease
     )
     if is_leased:
-        assert owners_of(main.body) == [name]
+        # a TrainJob cannot be collected once its runtime is gone
+        assert owners_of(main.body) == ([name] if dialect.prerequisite is None else [])
         assert lease[0].body["spec"]["completions"] == 0
         assert lease[0].body["spec"]["ttlSecondsAfterFinished"] >= 120
         assert names.LABEL_JOB not in lease[0].body["metadata"]["labels"], "it is no job"
