@@ -146,7 +146,7 @@ def _read_call(
         if taken:
             hint = f"before -- {taken[0]} is Windlass's own; write: {words.target[0]} -- {taken[0]} ..."
             raise SpecError(error.message, hint=hint) from error
-        foreign = [found for word in words.rest if (found := translate_flag(word))]
+        foreign = [refusal for word in words.rest if (refusal := translate_flag(word))]
         if foreign and foreign[0].message.partition(" ")[0] in error.message:
             raise foreign[0] from error
         ours = [flag for word, flag in words.near.items() if word in error.message]

@@ -264,13 +264,13 @@ def find_unfinished(storage: Storage) -> frozenset[str]:
     """
     if storage.can_rename:
         return frozenset()
-    return frozenset(folder for folder, found in read_manifests(storage) if found == UNFINISHED)
+    return frozenset(folder for folder, state in read_manifests(storage) if state == UNFINISHED)
 
 
 def remove_unfinished(storage: Storage, folders: Collection[str]) -> None:
     """Remove those of these folders that still have no manifest. Only the owner of the run may call this."""
-    for folder, found in read_manifests(storage) if folders else ():
-        if folder in folders and found == UNFINISHED:
+    for folder, state in read_manifests(storage) if folders else ():
+        if folder in folders and state == UNFINISHED:
             storage.remove(folder)
 
 

@@ -60,14 +60,14 @@ def find_tensor_class(module: str, qualname: str) -> type:
 
     Raises ValueError for any other name, so that a checkpoint cannot choose what is imported or called.
     """
-    found: Any = sys.modules.get(module)
+    kind: Any = sys.modules.get(module)
     for part in qualname.split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, type) or not issubclass(found, torch.Tensor):
+        kind = getattr(kind, part, None)
+    if not isinstance(kind, type) or not issubclass(kind, torch.Tensor):
         raise ValueError(f"{module}.{qualname} is no tensor class that is imported here")  # noqa: TRY004
-    if not hasattr(found, "__tensor_unflatten__"):
+    if not hasattr(kind, "__tensor_unflatten__"):
         raise ValueError(f"{module}.{qualname} is no tensor class that is made of other tensors")
-    return found
+    return kind
 
 
 class _Encoder:
@@ -204,10 +204,10 @@ def _read_array(value: Any) -> Any:
 
 
 def _read_torch_name(value: Any) -> Any:
-    found = getattr(torch, value["name"], None)
-    if not isinstance(found, _TORCH_NAMES):
+    named = getattr(torch, value["name"], None)
+    if not isinstance(named, _TORCH_NAMES):
         raise ValueError(f"torch.{value['name']!s:.40} is no dtype")  # noqa: TRY004
-    return found
+    return named
 
 
 _CONTAINERS: dict[str, Callable[[Any], Any]] = {

@@ -93,8 +93,8 @@ def _list(storage: Storage, context: Context, step: int | None) -> list[_Listed]
     """Return what rank 0 sees, the newest first."""
     seen: list[tuple[str, str]] = []
     if context.is_main:
-        for folder, found in (*read_manifests(storage), *read_replaced(storage)):
-            value = asdict(found) if isinstance(found, CheckpointManifest) else found
+        for folder, manifest in (*read_manifests(storage), *read_replaced(storage)):
+            value = asdict(manifest) if isinstance(manifest, CheckpointManifest) else manifest
             seen.append((folder, json.dumps(value)))
     listed = [_Listed.read(folder, text) for folder, text in context.broadcast(seen)]
     if step is not None:
@@ -186,8 +186,8 @@ def _check(
     manifest = one.manifest
     if manifest is None:
         return None, [one.fault]
-    found = find_size_faults(storage, one.folder, manifest) if context.is_main else None
-    faults = context.broadcast(found)
+    faults = find_size_faults(storage, one.folder, manifest) if context.is_main else []
+    faults = context.broadcast(faults)
     if not faults:
         files = sorted(manifest.files, key=lambda name: manifest.files[name].size)
         own = files[context.rank :: context.world_size]

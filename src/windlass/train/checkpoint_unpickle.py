@@ -83,12 +83,12 @@ def _put_back(kind: type, before: Mapping[str, Any], now: Mapping[str, Any]) -> 
 
 class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        found = _find_in(_DCP_CLASSES, module, name)
-        if found is None:
-            found = _find_torch(module, name)
-        if found is None:
+        allowed = _find_in(_DCP_CLASSES, module, name)
+        if allowed is None:
+            allowed = _find_torch(module, name)
+        if allowed is None:
             raise ValueError(f"its .metadata names {module}.{name}, which is not DCP's")
-        return found
+        return allowed
 
 
 class _EntryUnpickler(pickle.Unpickler):
@@ -98,13 +98,13 @@ class _EntryUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         known = (*_BUILTINS, *_CONTAINERS, TensorAt, WrappedAt)
-        found = _find_in(known, module, name) or _find_torch(module, name)
-        if found is None:
-            found = _NUMPY.get((module.replace("numpy.core", "numpy._core"), name))
-        if found is None and (module, name) == ("_codecs", "encode"):
-            found = _encode_latin1
-        if found is not None:
-            return found
+        allowed = _find_in(known, module, name) or _find_torch(module, name)
+        if allowed is None:
+            allowed = _NUMPY.get((module.replace("numpy.core", "numpy._core"), name))
+        if allowed is None and (module, name) == ("_codecs", "encode"):
+            allowed = _encode_latin1
+        if allowed is not None:
+            return allowed
         try:
             return find_tensor_class(module, name)
         except ValueError:
@@ -126,8 +126,8 @@ def _find_torch(module: str, name: str) -> Any:
         return None
     if name in ("Size", "device"):
         return getattr(torch, name)
-    found = getattr(torch, name, None)
-    return found if isinstance(found, (torch.dtype, torch.layout)) else None
+    allowed = getattr(torch, name, None)
+    return allowed if isinstance(allowed, (torch.dtype, torch.layout)) else None
 
 
 def _encode_latin1(text: str, encoding: str = "latin1") -> bytes:

@@ -1,7 +1,7 @@
 """Names of itwinai's TorchTrainer: those that mean the same here, and those that are refused by name.
 
-Read by the trainer and `trainer_config`. The page docs/coming-from/itwinai.md lists the same tables, which
-a test compares. Names are those of itwinai 0.4.2.
+Read by the trainer and, before torch is imported, by `trainer_config`. A test compares the tables with
+those in docs/coming-from/itwinai.md. Names are those of itwinai 0.4.2.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
-from torch.utils.data import DataLoader
-
 from windlass.errors import SpecError
 
 if TYPE_CHECKING:
+    import torch
+
     from windlass.train.trainer import TorchTrainer
 
 # Methods to override or to call.
@@ -243,6 +241,9 @@ class Strategy:
     def gather(self, tensor: torch.Tensor, dst_rank: int = 0) -> list[torch.Tensor] | None:
         if self._context.world_size == 1:
             return [tensor]
+        import torch
+        import torch.distributed as dist
+
         gathered = [torch.empty_like(tensor) for _ in range(self._context.world_size)]
         dist.all_gather(gathered, tensor.detach().contiguous())
         return gathered if self._context.rank == dst_rank else None
@@ -266,4 +267,6 @@ class Strategy:
 
     def create_dataloader(self, dataset: Any, batch_size: int = 1, **options: Any) -> Any:
         """Return a DataLoader that the trainer takes apart and cuts over the ranks."""
+        from torch.utils.data import DataLoader
+
         return DataLoader(dataset, batch_size=batch_size, **options)

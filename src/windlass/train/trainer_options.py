@@ -67,9 +67,7 @@ class TrainerOptions:
     checkpoint_epochs: bool = True  # also at epochs' ends
     keep: int = 2  # of the newest checkpoints, besides the best
     async_checkpoints: bool = True  # written by a process beside the training
-    resume: bool = (
-        True  # go on from the newest checkpoint in <out>/<run>; no: move the old run aside
-    )
+    resume: bool = True  # from the newest checkpoint in <out>/<run>; no: move the old run aside
     trust_checkpoint: bool = False  # load another user's run, and objects that need pickle
     seed: int = 42  # of the weights, the order of samples, and all random numbers
     out: str | None = None  # the job's output folder

@@ -172,20 +172,20 @@ def check_plateau(
 
 def find_further(trainer: object) -> dict[str, Optimizer | LRScheduler]:
     """Return the optimizers and schedulers that a trainer has besides its own, by attribute."""
-    found: dict[str, Optimizer | LRScheduler] = {}
+    further: dict[str, Optimizer | LRScheduler] = {}
     for name, value in vars(trainer).items():
         if name in ("optimizer", "scheduler", "lr_scheduler"):
             continue
         if isinstance(value, Optimizer | LRScheduler):
-            found[name] = value
+            further[name] = value
         elif isinstance(value, list | tuple | dict):
             pairs = value.items() if isinstance(value, dict) else enumerate(value)
-            found |= {
+            further |= {
                 f"{name}[{key}]": item
                 for key, item in pairs
                 if isinstance(item, Optimizer | LRScheduler)
             }
-    return found
+    return further
 
 
 def check_further(
