@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from kube.plans import make_pod_plan
 
+from windlass.kube.job_files import FileNames
 from windlass.kube.pod_template import make_template
 from windlass.trainer.moving_tags import keep_present
 
@@ -14,7 +15,9 @@ def test_a_tag_that_moves_is_taken_as_nodes_have_it(image):
     patch, note = keep_present(image)
     for called in ("windlass", "node", "pytorch"):  # as kinds call it
         plan = make_pod_plan(image=image, patch=patch)
-        (container,) = make_template(plan, (), container=called)["spec"]["containers"]
+        (container,) = make_template(plan, FileNames(keys=(), num_parts=0), container=called)[
+            "spec"
+        ]["containers"]
         assert (container["name"], container["image"]) == (called, image)
         assert container["imagePullPolicy"] == "IfNotPresent"
     assert note.startswith(f"{image} is pulled where it is missing only")

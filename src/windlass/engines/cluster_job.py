@@ -19,7 +19,7 @@ from windlass.engines.job_blockers import PATIENCE_S, JobBlockers
 from windlass.engines.job_watch import JobWatch
 from windlass.engines.lead_dial import make_dial
 from windlass.engines.lead_sync import LeadSync, keeping
-from windlass.engines.lease_object import LeaseRenewal, keeps_lease
+from windlass.engines.lease_object import LeaseRenewal, delete_lease, keeps_lease
 from windlass.engines.lost_nodes import explain_loss, is_unexplained
 from windlass.engines.outages import Outage
 from windlass.engines.pod_log_recovery import read_leftovers, read_unread
@@ -318,6 +318,8 @@ class ClusterJob:
             return
         try:
             self._api.delete(self._dialect.kind, self._dialect.make_name(self._plan.job_id))
+            if self._renewal is not None:
+                delete_lease(self._api, self._plan)
         except Forbidden as error:
             self._may_delete = False
             logger.warning("%s stays in the cluster until its ttl: %s", self._plan.job_id, error)

@@ -5,13 +5,14 @@ passed. Objects that it owns are garbage then. So whatever a client made and cou
 end, without any program of ours in the cluster:
 
 - During a submit it owns what is not held back by itself: a prerequisite, or else objects in a queue and
-  objects that start at once. The last request of the submit takes the reference off.
+  objects that start at once. The last patch of the submit takes the reference off, and the lease is deleted.
 - Objects whose pods stay up when the job has ended keep it while the job is attached. Each client that holds
-  the job's lease extends it.
+  the job's lease extends it. The client that removes the job deletes it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -87,6 +88,12 @@ def make_lease(plan: Plan, submit: str) -> dict[str, Any]:
         "template": {"spec": template},
     }
     return {"apiVersion": JOBS.api_version, "kind": JOBS.name, "metadata": metadata, "spec": spec}
+
+
+def delete_lease(api: Api, plan: Plan) -> None:
+    """Delete a lease that nothing needs any more. Its time to live ends one that cannot be deleted."""
+    with contextlib.suppress(ClusterError):
+        api.delete(JOBS, lease_name(plan))
 
 
 class LeaseRenewal:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 from windlass.engines.abandoned import sweep
 from windlass.engines.dialects.dialect import Dialect
-from windlass.engines.lease_object import lease_name
+from windlass.engines.lease_object import delete_lease, keeps_lease
 from windlass.engines.prerequisites import read_source
 from windlass.engines.submit_steps import Contents, Object, Step, SubmitSteps, make_steps
 from windlass.kube.access import check_needed
@@ -21,7 +21,7 @@ from windlass.kube.api import Api
 from windlass.kube.api_errors import ClusterError, Forbidden, Rejected
 from windlass.kube.fields import name_of, uid_of
 from windlass.kube.job_files import FileNames, JobFiles
-from windlass.kube.kinds import JOBS, NETWORK_POLICIES
+from windlass.kube.kinds import NETWORK_POLICIES
 from windlass.kube.label_selectors import selects
 from windlass.kube.manifests import make_owner
 from windlass.kube.mounts import pod_of
@@ -71,11 +71,13 @@ def create_objects(
                 )  # what comes after the main object is taken back would stay for a while
                 for request in requests:
                     request.result()
+            if steps.lease is not None and not keeps_lease(dialect, plan):
+                delete_lease(api, plan)
         except BaseException as error:
             if created.exception() is None:
                 _take_back(api, dialect, plan.job_id, error)
                 if steps.lease is not None:
-                    _delete_lease(api, plan)
+                    delete_lease(api, plan)
             raise
 
 
@@ -97,14 +99,14 @@ def _create_main(
             with contextlib.suppress(ClusterError):
                 api.delete(step.kind, name_of(body), uid=uid_of(body))
         if lease is not None:
-            _delete_lease(api, plan)
+            delete_lease(api, plan)
         raise
 
 
 def _create_lease(api: Api, step: Step | None, contents: Contents) -> Object | None:
     """Create what ends the rest if this client is killed. Return the reference to it.
 
-    After a complete submit its time to live ends it. A job whose user may not create it goes without.
+    A job whose user may not create it goes without.
     """
     if step is None:
         return None
@@ -113,11 +115,6 @@ def _create_lease(api: Api, step: Step | None, contents: Contents) -> Object | N
     except (Forbidden, Rejected) as error:  # by its Role, a quota or a policy
         logger.debug("the job has no lease in the cluster: %s", error)
         return None
-
-
-def _delete_lease(api: Api, plan: Plan) -> None:
-    with contextlib.suppress(ClusterError):
-        api.delete(JOBS, lease_name(plan))
 
 
 def _create_when_known(api: Api, dialect: Dialect, body: Object, *, is_named: bool) -> Object:

@@ -125,7 +125,7 @@ def test_a_compute_grows_by_a_patch(engine, cluster, dialect) -> None:
 
 
 def test_a_kind_that_cannot_be_resized_says_so(cluster, dialect, tmp_path) -> None:
-    with closing_engine(replace(dialect, resize=None), tmp_path) as engine:
+    with closing_engine(replace(dialect, resize=None, regroup=None), tmp_path) as engine:
         ref = submit(engine, dialect, work=Calls())
         before = main_of(cluster, dialect)
         with pytest.raises(SpecError, match=f"nodes of a {dialect.kind.name} cannot become more"):

@@ -79,8 +79,9 @@ def test_it_is_rendered_held_back_started_suspended_and_resized_by_patches():
 def test_the_rights_are_those_on_its_kind_and_what_every_job_needs():
     own, *others = KUBERNETES.rights
     assert (own.group, own.resource) == ("batch", "jobs")
-    theirs, *same = STATEFUL_SET.rights
+    theirs, lease, *same = STATEFUL_SET.rights
     assert (theirs.group, theirs.resource) == ("apps", "statefulsets")
+    assert (lease.group, lease.resource, lease.optional) == ("batch", "jobs", True)
     assert same == others
 
 
