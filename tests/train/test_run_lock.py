@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import logging
 import os
 import signal
@@ -91,6 +92,40 @@ def test_what_a_killed_training_held_is_free(tmp_path, hold, caplog):
         holder.wait()
         take(place).close()
     assert not caplog.records
+
+
+def test_readers_of_a_run_cannot_lock_it(tmp_path):
+    """Another user who may read a run must not be able to keep its owner from training."""
+    tmp_path.chmod(0o755)
+    take(tmp_path).close()
+    assert (tmp_path / run_lock.LOCK).stat().st_mode & 0o777 == 0o600
+    folder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_SH)
+    take(tmp_path).close()
+    os.close(folder)
+    tmp_path.chmod(0o775)  # members of the group may train here
+    take(tmp_path).close()
+    assert (tmp_path / run_lock.LOCK).stat().st_mode & 0o777 == 0o660
+
+
+def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / run_lock.LOCK).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic link"):
+        take(tmp_path / "run")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_process_of_another_container_is_not_taken_for_dead(tmp_path):
+    """Containers can share a host's name; each counts its processes apart."""
+    lock = take(f"file://{tmp_path}")
+    owner = run_lock.read_owner(open_storage(f"file://{tmp_path}"))
+    lock.close()
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    owner = dataclasses.replace(owner, pid=gone.pid)
+    assert owner.is_dead
+    assert not dataclasses.replace(owner, pid_space="of another container").is_dead
 
 
 def test_sigterm_ends_the_wait(tmp_path, hold):

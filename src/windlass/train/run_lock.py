@@ -1,6 +1,6 @@
 """One training at a time writes to a run: rank 0 holds a lock while it trains, and only it removes files.
 
-In a folder it is the system's lock on the folder itself, which ends with the trainer and its writer process.
+In a folder it is the system's lock on a file in it, which ends with the trainer and its writer process.
 Object stores have no locks: there a lease is renewed while the training lives. Both come with a small file
 that names the owner: `commit` compares it, so that a training that was taken for dead cannot publish what
 it still writes. Called by checkpoints.py and checkpoint_commit.py.
@@ -8,6 +8,7 @@ it still writes. Called by checkpoints.py and checkpoint_commit.py.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -19,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from windlass.errors import EngineError, SpecError
 from windlass.train.checkpoint_storage import Storage
@@ -28,6 +30,7 @@ from windlass.waiting import wait_until
 logger = logging.getLogger(__name__)
 
 OWNER = ".owner.json"
+LOCK = ".lock"
 STALE = "is not this training's any more"
 _HERE_S = 10.0  # a training of this machine that is about to end
 _ELSEWHERE_S = 120.0  # a network file system keeps the lock of a lost machine for its lease
@@ -46,6 +49,7 @@ class Owner:
     attempt: int
     host: str
     pid: int
+    pid_space: str  # containers of one host count their processes apart
     time_s: float  # when this was written; a lease is written again and again
     lease_s: float | None  # None in a folder, which has a lock
 
@@ -55,8 +59,8 @@ class Owner:
 
     @property
     def is_dead(self) -> bool:
-        """True if it ran on this machine, and its process is gone."""
-        if self.host != socket.gethostname():
+        """True if it ran where this process sees all processes, and its own is gone."""
+        if (self.host, self.pid_space) != (socket.gethostname(), _find_pid_space()):
             return False
         try:
             os.kill(self.pid, 0)
@@ -122,6 +126,7 @@ class RunLock:
             attempt=attempt,
             host=socket.gethostname(),
             pid=os.getpid(),
+            pid_space=_find_pid_space(),
             time_s=time.time(),
             lease_s=None if storage.can_rename else _LEASE_S,
         )
@@ -179,10 +184,10 @@ class RunLock:
         """Lock the folder that has the root's name now: the last holder may have moved its own aside."""
         root = self._storage.root
         self._storage.make_root()
-        file = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        file = _open_lock(root)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_locked = os.path.samestat(os.fstat(file), os.stat(root))
+            is_locked = os.path.samestat(os.fstat(file), os.stat(f"{root}/{LOCK}"))
         except OSError as error:
             is_locked = False
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, errno.ENOENT):
@@ -281,6 +286,30 @@ class RunLock:
             f"another training writes to {self._storage.root}: {holder or 'it left no name'}",
             hint="end it, or give this one another run (run=, --run)",
         )
+
+
+def _open_lock(root: str) -> int:
+    """Open the lock of a folder. Only users who may write to the folder can open it, and so lock it.
+
+    A lock on the folder itself could be held by everyone who can read it, and NFS keeps such a lock on one
+    machine alone.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    file = os.open(f"{root}/{LOCK}", flags, 0o600)
+    if os.fstat(file).st_uid == os.geteuid():
+        writable = os.stat(root).st_mode & 0o222
+        with contextlib.suppress(OSError):  # some file systems keep no modes
+            os.fchmod(file, writable | writable << 1)
+    return file
+
+
+def _find_pid_space() -> str:
+    """Return a name for the boot of this machine and the process ids that this process sees."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:  # not Linux
+        return ""
 
 
 def _is_here(holder: Owner | None) -> bool:
