@@ -124,6 +124,24 @@ def test_a_file_that_vanishes_before_the_manifest_is_an_error(checkpoints, tmp_p
     assert sorted(p.name for p in (tmp_path / "run").glob("step-*")) == ["step-1"]
 
 
+def test_all_files_are_on_the_disk_before_the_manifest(checkpoints, tmp_path, monkeypatch):
+    """A power cut leaves a whole checkpoint, or none."""
+    synced = []
+    fsync = os.fsync
+
+    def note(file):
+        fsync(file)
+        synced.append(Path(os.readlink(f"/proc/self/fd/{file}")).name)
+
+    monkeypatch.setattr(os, "fsync", note)
+    checkpoints.save(make_state(), step=1, facts={})
+    files = [path.name for path in (tmp_path / "run/step-1").rglob("*") if path.is_file()]
+    files.remove("manifest.json")
+    manifest = next(number for number, name in enumerate(synced) if ".manifest.json." in name)
+    assert len(files) == 3
+    assert set(files) <= set(synced[:manifest])
+
+
 KILLED = """
     import sys, torch
     from windlass.train.checkpoints import Checkpoints

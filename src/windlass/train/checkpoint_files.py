@@ -28,9 +28,12 @@ class HashedFiles(FileSystemBase):
         self._folder = folder
 
     def save(self, name: str, data: bytes) -> None:
-        """Write one small file."""
+        """Write one small file, to the disk where there is one."""
         with self.create_stream(name, "wb") as stream:
             stream.write(data)
+            if self._storage.can_rename:  # an object store has no fsync
+                stream.flush()
+                os.fsync(stream.fileno())
 
     @contextlib.contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
