@@ -88,15 +88,21 @@ def wait_for_half_written(folder: Path, process: subprocess.Popen[bytes]) -> str
 
 def check_whole(folder: Path) -> list[int]:
     """The steps that a run has checkpoints of; an error if one of their files is not what was written."""
-    from windlass.train.checkpoint_manifest import find_hash_faults, find_whole
+    from windlass.train.checkpoint_manifest import (
+        CheckpointManifest,
+        find_hash_faults,
+        read_manifests,
+    )
     from windlass.train.checkpoint_storage import open_storage
 
-    storage = open_storage(str(folder))
-    manifests = find_whole(storage)
-    for manifest in manifests:
-        if faults := find_hash_faults(storage, manifest, sorted(manifest.files)):
-            raise RuntimeError(f"step-{manifest.step} of {folder} is damaged: {faults}")
-    return sorted(manifest.step for manifest in manifests)
+    storage, steps = open_storage(str(folder)), []
+    for name, manifest in read_manifests(storage):
+        if not isinstance(manifest, CheckpointManifest):
+            continue
+        if faults := find_hash_faults(storage, name, manifest, sorted(manifest.files)):
+            raise RuntimeError(f"{name} of {folder} is damaged: {faults}")
+        steps.append(manifest.step)
+    return sorted(steps)
 
 
 def read_first_step(output: str) -> int:

@@ -15,9 +15,8 @@ def test_a_tag_that_moves_is_taken_as_nodes_have_it(image):
     patch, note = keep_present(image)
     for called in ("windlass", "node", "pytorch"):  # as kinds call it
         plan = make_pod_plan(image=image, patch=patch)
-        (container,) = make_template(plan, FileNames(keys=(), num_parts=0), container=called)[
-            "spec"
-        ]["containers"]
+        template = make_template(plan, FileNames(keys=(), num_parts=0), container=called)
+        (container,) = template["spec"]["containers"]
         assert (container["name"], container["image"]) == (called, image)
         assert container["imagePullPolicy"] == "IfNotPresent"
     assert note.startswith(f"{image} is pulled where it is missing only")

@@ -143,7 +143,12 @@ class RayJob:
     def __init__(self, home: Path, flag: Path) -> None:
         self._home = home
         self.job = kt.submit(
-            *(use_until_killed, (str(flag),)), framework="ray", nodes=2, cpus=1, grace_s=1
+            *(use_until_killed, (str(flag),)),
+            framework="ray",
+            nodes=2,
+            cpus=1,
+            grace_s=1,
+            node_restarts=0,  # else a lost head begins the next attempt
         )
 
     def find(self, name: str = "", address: str = "") -> list[int]:
