@@ -74,6 +74,41 @@ def test_an_override_that_would_never_be_called_is_refused_at_the_start(tmp_path
         make_trainer(tmp_path, kind=kind)
 
 
+def test_an_override_of_a_class_beside_the_trainer_is_refused_too(tmp_path):
+    class Mixin:
+        def train_epoch(self):
+            pass
+
+    kind = type("Mine", (TorchTrainer, Mixin), {})
+    with pytest.raises(SpecError, match="Mixin overrides train_epoch, which this trainer never"):
+        make_trainer(tmp_path, kind=kind)
+
+
+class TrainingConfiguration:
+    """What is used of itwinai's, which is a model of pydantic."""
+
+    def model_dump(self, *, exclude_unset):
+        assert exclude_unset  # its other defaults are not the user's
+        return {"batch_size": 8, "optim_lr": 0.4}
+
+
+def test_a_training_configuration_is_read(tmp_path):
+    trainer = make_trainer(tmp_path, config=TrainingConfiguration())
+    assert (trainer.config.batch_size, trainer.config.lr) == (8, 0.4)
+
+
+def test_a_config_of_another_kind_is_refused(tmp_path):
+    with pytest.raises(SpecError, match="config is a object"):
+        make_trainer(tmp_path, config=object())
+
+
+def test_a_method_that_is_set_on_a_trainer_is_refused(tmp_path):
+    trainer = make_trainer(tmp_path)
+    trainer.train_epoch = lambda: None
+    with pytest.raises(SpecError, match="train_epoch was set, which this trainer never calls"):
+        trainer.fit()
+
+
 class Ported(TorchTrainer):
     """As one writes it for itwinai, but for train_step, which leaves gradients to the trainer."""
 

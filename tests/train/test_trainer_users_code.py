@@ -235,6 +235,11 @@ def test_optimizers_that_cannot_be_used_are_refused(tmp_path, optimizer, shown):
         make_trainer(tmp_path, kind=OneGroup, optimizer=optimizer).fit()
 
 
+def test_lbfgs_as_a_class_is_refused_before_it_is_made(tmp_path):
+    with pytest.raises(SpecError, match="LBFGS evaluates the loss several times in a step"):
+        make_trainer(tmp_path, optimizer=torch.optim.LBFGS).fit()
+
+
 def test_several_sets_for_validation_are_refused(tmp_path):
     with pytest.raises(SpecError, match="the data to validate is a dict of a, b"):
         make_trainer(tmp_path, validation={"a": make_data(8), "b": make_data(8)}).fit()
@@ -394,3 +399,92 @@ def test_the_recorder_sees_the_same_losses_with_metrics(tmp_path):
     make_trainer(tmp_path / "plain", recorder=plain).fit()
     make_trainer(tmp_path / "metered", recorder=metered, kind=Metered).fit()
     assert metered.losses == plain.losses
+
+
+# What is set too late, and modules that a subclass keeps.
+
+
+@pytest.mark.parametrize("attribute", ["optimizer", "scheduler", "lr_scheduler", "optimizer_d"])
+def test_an_optimizer_or_scheduler_that_is_set_too_late_is_refused(tmp_path, attribute):
+    class Late(Callback):
+        def on_start(self, trainer):
+            optimizer = torch.optim.SGD(trainer.laid_out.model.parameters(), lr=0.1)
+            is_rate = "scheduler" in attribute
+            made = torch.optim.lr_scheduler.StepLR(optimizer, 1) if is_rate else optimizer
+            setattr(trainer, attribute, made)
+
+    with pytest.raises(SpecError, match=rf"self\.{attribute} was set after TorchTrainer's parts"):
+        make_trainer(tmp_path, callbacks=[Late()]).fit()
+
+
+def test_an_optimizer_that_a_step_makes_is_refused_before_a_checkpoint_lacks_it(tmp_path):
+    class Lazy(TorchTrainer):
+        def train_step(self, batch, batch_idx):
+            self.optimizer_d = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+            return super().train_step(batch, batch_idx)
+
+    with pytest.raises(SpecError, match=r"self\.optimizer_d was set after Lazy's parts"):
+        make_trainer(tmp_path, kind=Lazy).fit()
+
+
+class Keeping(TorchTrainer):
+    """Keeps a module as an attribute."""
+
+    kept: nn.Module | None = None
+
+    def create_model_loss_optimizer(self):
+        super().create_model_loss_optimizer()
+        self.kept = self.make_kept()
+
+
+def test_a_loss_that_is_an_attribute_of_a_subclass_is_warned_of(tmp_path, caplog):
+    class Own(Keeping):
+        make_kept = staticmethod(Scaled)
+
+        def train_step(self, batch, batch_idx):
+            return self.kept(self.model(batch[0]), batch[1])
+
+    make_trainer(tmp_path, kind=Own).fit()
+    assert "Own: self.kept has parameters that get gradients, and no optimizer" in caplog.text
+    assert caplog.text.count("has parameters that get gradients") == 1
+
+
+def test_a_mean_of_the_weights_that_checkpoints_lack_is_warned_of(tmp_path, caplog):
+    class Mean(Keeping):
+        def make_kept(self):
+            return torch.optim.swa_utils.AveragedModel(self.model)
+
+        def train_step(self, batch, batch_idx):
+            if self.progress.step == 3:
+                self.kept.update_parameters(self.model)
+            return super().train_step(batch, batch_idx)
+
+    make_trainer(tmp_path, kind=Mean).fit()
+    assert "Mean: self.kept changes while it trains, and checkpoints do not have" in caplog.text
+
+
+def test_a_teacher_is_not_warned_of(tmp_path, caplog):
+    class Taught(Keeping):
+        make_kept = staticmethod(make_net)
+
+        def train_step(self, batch, batch_idx):
+            with torch.no_grad():
+                self.kept(batch[0])
+            return super().train_step(batch, batch_idx)
+
+    make_trainer(tmp_path, kind=Taught).fit()
+    assert "self.kept" not in caplog.text
+
+
+def test_names_that_spell_the_same_in_a_state_keep_their_own_tensors(tmp_path):
+    class Both(Callback):
+        def state_dict(self):
+            return {"a.b": {"c": torch.ones(1)}, "a": {"b.c": torch.zeros(1)}}
+
+        def load_state_dict(self, state):
+            self.loaded = state
+
+    both = Both()
+    make_trainer(tmp_path, callbacks=[both], steps=4).fit()
+    make_trainer(tmp_path, callbacks=[both]).fit()
+    assert both.loaded == {"a.b": {"c": torch.ones(1)}, "a": {"b.c": torch.zeros(1)}}

@@ -297,6 +297,8 @@ def _take_tensors(value: Any, name: str, tensors: dict[str, Any]) -> Any:
     if is_wrapped(value):
         return take_apart(value, lambda key, part: _take_tensors(part, f"{name}.{key}", tensors))
     if isinstance(value, torch.Tensor):
+        while name in tensors:  # {"a.b": {"c": ...}, "a": {"b.c": ...}} asks for a.b.c twice
+            name += "'"
         tensors[name] = value.detach()
         return TensorAt(name)
     if isinstance(value, dict):

@@ -173,16 +173,19 @@ def translate(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def refuse_overrides(kind: type, base: type) -> None:
     """Refuse a subclass that overrides a method which the trainer never calls."""
-    for owner in kind.__mro__[: kind.__mro__.index(base)]:
-        for name, hint in REFUSED_METHODS.items():
-            if name in vars(owner):
+    for owner in kind.__mro__:
+        for name, hint in REFUSED_METHODS.items() if owner is not base else ():
+            if name in vars(owner) and getattr(kind, name) is not getattr(base, name, None):
                 raise SpecError(
                     f"{owner.__name__} overrides {name}, which this trainer never calls", hint=hint
                 )
 
 
 def refuse_attributes(trainer: object) -> None:
-    """Refuse attributes that were set and that nothing reads."""
+    """Refuse attributes that were set and that nothing reads, and methods that nothing calls."""
+    for name, hint in REFUSED_METHODS.items():
+        if name in vars(trainer):
+            raise SpecError(f"{name} was set, which this trainer never calls", hint=hint)
     for name in _ALWAYS_NONE:
         if getattr(trainer, name, None) is not None:
             raise SpecError(

@@ -270,6 +270,7 @@ class TorchTrainer:
         set_up(self)
         try:
             self._tell("on_start")
+            self.parts.saver.check_parts()
             self.parts.callback_states.deliver()
             if not self._is_patience_over:  # of a run that had stopped early, and is started again
                 self._train()
@@ -279,6 +280,7 @@ class TorchTrainer:
         self.parts.log.flush()
         self.parts.close(ok=True)
         self.parts.saver.tell_safe()
+        self.context.preemption.end_reading()
         result = self._result()
         self._tell("on_end", result)
         return result

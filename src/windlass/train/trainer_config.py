@@ -120,6 +120,13 @@ def read_config(options_type: type[TrainerOptions], config: Config | None) -> di
         return _check_keys(options_type, config)
     if isinstance(config, (str, os.PathLike)):
         return _check_keys(options_type, _read_file(Path(config)))
+    if callable(dump := getattr(config, "model_dump", None)):  # itwinai's, of pydantic
+        return _check_keys(options_type, dump(exclude_unset=True))
+    if not isinstance(config, Sequence):
+        raise SpecError(
+            f"config is a {type(config).__name__}",
+            hint="give a dict, a file or the words of a command line",
+        )
     flags = _read_flags(options_type, list(config))
     file = flags.pop("config", None)
     return {**read_config(options_type, file), **_check_keys(options_type, flags)}

@@ -69,6 +69,7 @@ def make_optimizer(
     groups = group_by_decay(model, options.weight_decay)
     groups += _group_by_decay(of_loss, options.weight_decay)
     if isinstance(choice, type) and issubclass(choice, Optimizer):
+        _refuse_kind(choice)  # before LBFGS refuses the groups
         return choice(groups, lr=options.lr)
     if callable(choice) and not isinstance(choice, str):
         trained = [p for p in model.parameters() if p.requires_grad]
@@ -103,7 +104,11 @@ def make_optimizer(
 
 def check_optimizer(optimizer: Optimizer) -> None:
     """Refuse an optimizer whose step needs what the trainer does not give."""
-    if isinstance(optimizer, LBFGS):
+    _refuse_kind(type(optimizer))
+
+
+def _refuse_kind(kind: type[Optimizer]) -> None:
+    if issubclass(kind, LBFGS):
         raise SpecError(
             "LBFGS evaluates the loss several times in a step, and the trainer does so once",
             hint="take another optimizer, such as adamw, or write the loop with windlass.train's parts",
@@ -186,6 +191,13 @@ def find_further(trainer: object) -> dict[str, Optimizer | LRScheduler]:
                 if isinstance(item, Optimizer | LRScheduler)
             }
     return further
+
+
+def find_steppers(trainer: Any) -> dict[str, Any]:
+    """Return all optimizers and schedulers of a trainer, by attribute."""
+    names = ("optimizer", "scheduler", "lr_scheduler")
+    own = {name: getattr(trainer, name) for name in names if getattr(trainer, name) is not None}
+    return {**own, **find_further(trainer)}
 
 
 def check_further(

@@ -17,7 +17,9 @@ from windlass.errors import SpecError
 from windlass.train.checkpoint_load import FROM_SCRATCH
 from windlass.train.checkpoint_rng import derive_rng
 from windlass.train.checkpoints import Checkpoints
+from windlass.train.own_modules import OwnModules
 from windlass.train.trackers import TrackerGroup
+from windlass.train.trainer_parts import find_steppers
 from windlass.train.trainer_progress import TrainProgress
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ class Saver:
         self._checkpoints = checkpoints
         self._state = {**state, **later}
         self._later = frozenset(later)
+        self._steppers = find_steppers(trainer)
+        self._own_modules = OwnModules(trainer)
         self._saved_step: int | None = None
         self._safe_step: int | None = None
         self._saved_s = time.monotonic()
@@ -54,6 +58,16 @@ class Saver:
     def is_time_up(self) -> bool:
         every_s = self._trainer.options.checkpoint_every_s
         return every_s is not None and time.monotonic() - self._saved_s >= every_s
+
+    def check_parts(self) -> None:
+        """Refuse optimizers and schedulers that were set too late to be used and saved."""
+        for name, value in find_steppers(self._trainer).items():
+            if self._steppers.get(name) is not value:
+                raise SpecError(
+                    f"self.{name} was set after {type(self._trainer).__name__}'s parts were made, "
+                    "so the trainer does not use it and checkpoints do not have it",
+                    hint="set it in create_model_loss_optimizer",
+                )
 
     def load(self) -> int | None:
         """Load the newest checkpoint; its step, or None where there is none."""
@@ -152,6 +166,8 @@ class Saver:
         if not trainer.options.saves:
             return
         if self._saved_step != progress.step:
+            self.check_parts()
+            self._own_modules.warn()
             trainer.parts.log.settle()
             trainer.share_buffers()
             run_ids = self.run_ids if self.trackers is None else self.trackers.run_ids
@@ -188,6 +204,7 @@ class Saver:
 
     def prepare(self) -> None:
         """After the first step: what would make the first save slow, where saves are to come often."""
+        self._own_modules.warn()
         if self._trainer.options.saves and not self._trainer.shape.is_deepspeed:
             self._checkpoints.prepare(self._state)
 
