@@ -43,6 +43,8 @@ def scripts(tmp_path, monkeypatch):
         ("train.py -e local", None),
         ("train.py --engine=kubernetes", None),
         ("train.py --dry-run", None),
+        ("train.py --gpus 2", None),
+        ("--gpus=2 train.py --pretend-gpus", None),
         ("train.py --help", None),
         ("-m train", None),
         ("-- python train.py", None),

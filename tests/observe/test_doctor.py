@@ -37,6 +37,7 @@ def test_everything_is_looked_at(python: Path, home: Path) -> None:
         "home",
         "shared memory",
         "cpus",
+        "gpus",
         "git",
         "open files",
         "engine local",

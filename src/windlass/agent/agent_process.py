@@ -284,6 +284,7 @@ def main(order: StartNode, forks: ForkServer, client: socket.socket) -> NoReturn
     folder = JobFolder(Path(order.plan).parent)
     plan = read_plan(folder.plan.read_text())
     os.environ.update(order.hidden)  # in memory: what is on disk is older
+    _take_gpus(folder, order.node)
     prepare_forks(plan, forks)
     run_dir = Path(order.run_dir)
     context = AgentContext(
@@ -296,6 +297,12 @@ def main(order: StartNode, forks: ForkServer, client: socket.socket) -> NoReturn
     inputs = Inputs(plan, folder)
     inputs.find(folder.path)
     asyncio.run(_run_and_leave(context, forks, inputs, client))
+
+
+def _take_gpus(folder: JobFolder, index: int) -> None:
+    """Show this node's ranks the GPUs that the client chose for it, and no others."""
+    with contextlib.suppress(FileNotFoundError):
+        os.environ[names.CUDA_VISIBLE_DEVICES] = folder.gpus(index).read_text()
 
 
 async def _run_and_leave(

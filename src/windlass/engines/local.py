@@ -26,6 +26,7 @@ from windlass.agent.link.blocking_link import LineBroke
 from windlass.agent.node import processes
 from windlass.engines.local_agents import AgentProcess, make_command, reap_agents, take_head_start
 from windlass.engines.local_call import reach_lead
+from windlass.engines.local_gpus import GpuShare, GpusTaken, assign_gpus, check_gpus, read_share
 from windlass.engines.old_jobs import forget_old_jobs
 from windlass.engines.outcomes import read_outcomes
 from windlass.engines.protocol import JobRef
@@ -73,6 +74,7 @@ class LocalEngine:
         self._home = Path(str(settings.value("home"))).expanduser()
         self._jobs = self._home / "jobs"
         check_own(self._jobs)
+        self._gpus = GpuShare(settings.gpus, settings.pretend_gpus)
         self._files: dict[Path, StatusFile] = {}
         self._births: dict[str, AgentProcess] = {}  # held until a lease is held instead
 
@@ -105,6 +107,7 @@ class LocalEngine:
             raise EngineError(
                 f"there is a job {plan.job_id} already", hint="prepare it anew: an id is used once"
             )
+        gpus = check_gpus(self._gpus, len(plan.nodes), plan.env)
         archive = _find_archive()
         run_dir = make_socket_folder(plan.job_id)
         try:
@@ -113,11 +116,17 @@ class LocalEngine:
             if payload is not None:
                 folder.payload.write_bytes(payload)
             write_atomically(folder.status, render_status(make_first_status(plan)))
-            # last: a folder is a job from the moment its plan is there
-            write_atomically(folder.plan, render_plan(plan).encode())
-            self._start_agents(plan, folder, run_dir, python, archive, hidden)
+            with folder.lead_lock.open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                self._assign_gpus(folder, [node.index for node in plan.nodes], self._gpus, gpus)
+                # last: a folder is a job from the moment its plan is there
+                write_atomically(folder.plan, render_plan(plan).encode())
+                command = make_command(python, archive)
+                self._start_agents(plan, folder, run_dir, command, hidden, lock.fileno())
         except EngineError:
             shutil.rmtree(run_dir, ignore_errors=True)
+            if not folder.plan.exists():
+                shutil.rmtree(folder.path, ignore_errors=True)
             raise
         except OSError as error:
             shutil.rmtree(folder.path, ignore_errors=True)
@@ -126,7 +135,7 @@ class LocalEngine:
                 f"cannot start the job in {folder.path}: {error.strerror or error}",
                 hint=f"{_remedy(error)}, or set {names.HOME} to another folder",
             ) from error
-        forget_old_jobs(self._jobs, lambda path: not _is_lead_alive(JobFolder(path)))
+        forget_old_jobs(self._jobs, lambda path: not is_lead_alive(JobFolder(path)))
         return JobRef(self.name, plan.job_id)
 
     def _start_agents(
@@ -134,24 +143,39 @@ class LocalEngine:
         plan: Plan,
         folder: JobFolder,
         run_dir: Path,
-        python: str,
-        archive: str,
+        command: Sequence[str],
         hidden: Mapping[str, str],
+        lock: int,
     ) -> None:
-        command = make_command(python, archive)
-        with folder.lead_lock.open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            for node in plan.nodes:
-                is_lead = node.index == 0
-                log = str(folder.agent_log(node.index))
-                ahead = take_head_start(python, archive) if is_lead else None
-                agent = ahead or AgentProcess(command, log=log)
-                order = _make_order(folder, node.index, run_dir, hidden)
-                agent.order(order, [lock.fileno()] if is_lead else [])
-                if is_lead and not plan.detach:
-                    self._births[plan.job_id] = agent
-                else:
-                    agent.let_go()
+        for node in plan.nodes:
+            is_lead = node.index == 0
+            log = str(folder.agent_log(node.index))
+            ahead = take_head_start(command[0], command[-1]) if is_lead else None
+            agent = ahead or AgentProcess(command, log=log)
+            agent.order(_make_order(folder, node.index, run_dir, hidden), [lock] if is_lead else [])
+            if is_lead and not plan.detach:
+                self._births[plan.job_id] = agent
+            else:
+                agent.let_go()
+
+    def _assign_gpus(
+        self, folder: JobFolder, indexes: Sequence[int], share: GpuShare, gpus: Sequence[str]
+    ) -> None:
+        """Choose GPUs; those of a job that has ended are free once its lead has tidied up."""
+        taken: list[GpusTaken] = []
+
+        def is_done() -> bool:
+            try:
+                assign_gpus(folder, indexes, share, gpus, home=self._home, is_alive=is_lead_alive)
+            except GpusTaken as error:
+                taken.append(error)
+                return not any(map(_has_ended, error.holders))
+            taken.clear()
+            return True
+
+        wait_until(is_done, timeout_s=_TIDY_S)
+        if taken:
+            raise taken[-1]
 
     def grow(
         self,
@@ -164,7 +188,11 @@ class LocalEngine:
     ) -> None:
         folder = self._folder(ref)
         run_dir = find_socket_folder(folder)
-        command = make_command(_find_python(self.plan(ref).python), _find_archive())
+        plan = self.plan(ref)
+        command = make_command(_find_python(plan.python), _find_archive())
+        share = read_share(folder)
+        gpus = check_gpus(share, len(indexes), plan.env)
+        self._assign_gpus(folder, indexes, share, gpus)
         for index in indexes:
             agent = AgentProcess(command, log=str(folder.agent_log(index)))
             agent.order(_make_order(folder, index, run_dir, check_hidden(hidden)))
@@ -196,7 +224,7 @@ class LocalEngine:
         reap_agents()
         folder = self._folder(ref)
         status = self._read_status(folder)
-        if status.phase.is_final or _is_lead_alive(folder):
+        if status.phase.is_final or is_lead_alive(folder):
             return status
         status = self._read_status(folder)  # it may have ended between the two looks
         return status if status.phase.is_final else self._judge_lost(folder, status)
@@ -207,7 +235,7 @@ class LocalEngine:
         except FileNotFoundError:
             raise self._not_found(folder.path.name) from None
         except (OSError, ProtocolError) as error:
-            if isinstance(error, ProtocolError) and _is_lead_alive(folder):
+            if isinstance(error, ProtocolError) and is_lead_alive(folder):
                 # a rank wrote there: the lead writes it anew with the next change
                 return self._files[folder.path].last or make_first_status(self._plan(folder))
             raise EngineError(
@@ -275,7 +303,7 @@ class LocalEngine:
         if self.status(ref).phase.is_final:
             _kill_marked(ref.job_id)
             return
-        link = reach_lead(folder, lease=False, is_needed=lambda: _is_lead_alive(folder))
+        link = reach_lead(folder, lease=False, is_needed=lambda: is_lead_alive(folder))
         if link is None:
             _kill_marked(ref.job_id)
             return
@@ -285,7 +313,7 @@ class LocalEngine:
     @contextlib.contextmanager
     def hold(self, ref: JobRef) -> Iterator[None]:
         folder = self._folder(ref)
-        link = reach_lead(folder, lease=True, is_needed=lambda: _is_lead_alive(folder))
+        link = reach_lead(folder, lease=True, is_needed=lambda: is_lead_alive(folder))
         with contextlib.closing(link) if link else contextlib.nullcontext():
             if ref.job_id in self._births:
                 self._births.pop(ref.job_id).let_go()
@@ -293,13 +321,13 @@ class LocalEngine:
 
     def remove(self, ref: JobRef) -> None:
         folder = self._folder(ref)
-        if _is_lead_alive(folder) and not self._has_ended(ref):
+        if is_lead_alive(folder) and not self._has_ended(ref):
             raise SpecError(
                 f"{ref.job_id} is still {self.status(ref).phase.value}",
                 hint=f"windlass cancel {ref.job_id}, then windlass rm {ref.job_id}",
             )
         # a lead writes its last status, then tidies up
-        wait_until(lambda: not _is_lead_alive(folder), timeout_s=_TIDY_S)
+        wait_until(lambda: not is_lead_alive(folder), timeout_s=_TIDY_S)
         _kill_marked(ref.job_id)
         remove_socket_folder(folder)
         shutil.rmtree(folder.path)
@@ -374,7 +402,8 @@ def _remedy(error: OSError) -> str:
     return "free some space there" if error.errno == errno.ENOSPC else "make it writable"
 
 
-def _is_lead_alive(folder: JobFolder) -> bool:
+def is_lead_alive(folder: JobFolder) -> bool:
+    """Return whether the lead of a job of this machine runs: it holds its lock."""
     try:
         with folder.lead_lock.open("r") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others may be looking, too
@@ -383,6 +412,14 @@ def _is_lead_alive(folder: JobFolder) -> bool:
     except FileNotFoundError:
         return False
     return False
+
+
+def _has_ended(folder: JobFolder) -> bool:
+    """Return whether a job's status says that it has ended; its lead may still run."""
+    try:
+        return StatusFile(folder.status).read().phase.is_final
+    except (OSError, ProtocolError):
+        return False
 
 
 def _last_line(path: Path) -> str:

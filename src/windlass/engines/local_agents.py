@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Each of these changes what the fork server must be, in ways not worth guessing.
 _NO_GUESS = re.compile(
-    r"--(env|python|preload|start|engine|framework|dry-run|help)(=|\Z)|-(e|h)\b|--?\Z|-m\Z"
+    r"--(env|python|preload|start|engine|framework|gpus|pretend-gpus|dry-run|help)(=|\Z)|-(e|h)\b|--?\Z|-m\Z"
 )
 _MENTIONS_TORCH = re.compile(rb"^[ \t]*(import|from)[ \t][^#\n]*\btorch\b", re.MULTILINE)
 # most likely one that must be set before torch is imported; a guess that is wrong costs only the work

@@ -21,6 +21,8 @@ from typing import Literal
 
 from windlass import __version__, names
 from windlass.client.jobs.find_jobs import list_jobs
+from windlass.engines.local import is_lead_alive
+from windlass.engines.local_gpus import ask_smi, count_devices, list_gpus, read_holders
 from windlass.engines.protocol import engine_names, make_engine
 from windlass.errors import WindlassError
 from windlass.kube.kubeconfig import read_target
@@ -33,9 +35,14 @@ _MIN_FREE_BYTES = 1 << 30
 _MIN_SHM_BYTES = 64 << 20
 _MIN_FILES = 1024
 _IMPORT_TIMEOUT_S = 120.0
-_ASK = (
-    "import platform, sys; print(platform.python_version()); import torch; print(torch.__version__)"
-)
+_ASK = """
+import platform; print(platform.python_version())
+import torch; print(torch.__version__)
+print(torch.version.cuda or "-")
+try: print(*torch.cuda.nccl.version(), sep=".")
+except Exception: print("-")
+"""
+_SMI_FIELDS = "index,name,memory.total,driver_version"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +70,7 @@ def check_all(settings: Settings) -> Iterator[Check]:
     yield _check_home(Path(str(settings.value("home"))))
     yield _check_shared_memory()
     yield Check(name="cpus", state="ok", found=f"{_num_cpus()} usable of {os.cpu_count()}")
+    yield _check_gpus(Path(str(settings.value("home"))).expanduser())
     yield _check_git()
     yield _check_files()
     yield from _check_engines(settings)
@@ -103,12 +111,18 @@ def _check_target(settings: Settings) -> Iterator[Check]:
         return
     versions = done.stdout.split()
     yield _check_version(name, path, versions[0] if versions else "")
-    if len(versions) == 2 and done.returncode == 0:
-        yield Check(name=torch, state="ok", found=f"{versions[1]} imports")
+    if len(versions) == 4 and done.returncode == 0:
+        yield Check(name=torch, state="ok", found=_describe_torch(*versions[1:]))
         return
     why = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
     hint = f"{path} -m pip install torch (only work that uses torch needs it)"
     yield Check(name=torch, state="missing", found=why[0], hint=hint)
+
+
+def _describe_torch(version: str, cuda: str, nccl: str) -> str:
+    if cuda == "-":
+        return f"{version} imports, built without CUDA"
+    return f"{version} imports, CUDA {cuda}" + ("" if nccl == "-" else f", NCCL {nccl}")
 
 
 def _check_version(name: str, path: str, version: str) -> Check:
@@ -169,6 +183,26 @@ def _check_shared_memory() -> Check:
         hint = "DataLoader workers need it: mount -o remount,size=2G /dev/shm, or docker --shm-size"
         return Check(name="shared memory", state="warn", found=text, hint=hint)
     return Check(name="shared memory", state="ok", found=text)
+
+
+def _check_gpus(home: Path) -> Check:
+    """The GPUs that jobs here may use, and which of them are in use by jobs of this user."""
+    usable, count = list_gpus(os.environ), count_devices()
+    if not count:
+        return Check(name="gpus", state="ok", found="none")
+    text = str(count)
+    if names.CUDA_VISIBLE_DEVICES in os.environ:
+        chosen = os.environ[names.CUDA_VISIBLE_DEVICES]
+        text += f", of which {names.CUDA_VISIBLE_DEVICES}={chosen} leaves {len(usable)}"
+    rows = [
+        [word.strip() for word in line.split(",")]
+        for line in ask_smi(f"--query-gpu={_SMI_FIELDS}", "--format=csv,noheader")
+    ]
+    rows = [row for row in rows if len(row) == len(_SMI_FIELDS.split(","))]
+    text += "".join(f"; {index}: {name}, {memory}" for index, name, memory, _ in rows)
+    held = "".join(f"; {job} holds {gpu}" for gpu, job in read_holders(home, is_lead_alive).items())
+    driver = f"; driver {rows[0][3]}" if rows else "; nvidia-smi is missing or fails"
+    return Check(name="gpus", state="ok", found=f"{text}{driver}{held}")
 
 
 def _check_git() -> Check:

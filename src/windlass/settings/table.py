@@ -34,7 +34,7 @@ class Settings:
     procs: int | None = _is("int", None, "ranks per node; none: one per GPU, else one", minimum=1)
     gpus: int = _is("int", 0, "GPUs per node", minimum=0)
     pretend_gpus: bool = _is(
-        "bool", False, "on this machine, have Ray count GPUs that are not there, for tests"
+        "bool", False, "run without the GPUs that are asked for: as many ranks, on the CPU"
     )
     framework: str = _is(
         "str", "", "how the work is spread over ranks; empty: pytorch, or command for a command"

@@ -62,6 +62,10 @@ class JobFolder:
     def agent_log(self, node: int) -> Path:
         return self.path / f"agent-{node}.log"
 
+    def gpus(self, node: int) -> Path:
+        """The GPUs of a node of this machine; no file where none were asked for."""
+        return self.path / f"gpus-{node}"
+
     def attempt(self, attempt: int) -> Path:
         return self.path / f"attempt-{attempt}"
 

@@ -61,7 +61,9 @@ def lines_of(app) -> list[str]:
     return sorted(line.text for line in app.logs())
 
 
-def test_a_bare_torchrun_line_forms_one_world(engine, deploy, tmp_path):
+def test_a_bare_torchrun_line_forms_one_world(engine, deploy, tmp_path, monkeypatch):
+    if engine == "local":
+        monkeypatch.setenv("WINDLASS_PRETEND_GPUS", "1")
     (tmp_path / "train.py").write_text(TRAIN)
     command = "torchrun --nnodes=2 --nproc_per_node=2 train.py"
     app = kt.app(name="ddp-training", cli_command=command, gpus=2, replicas=2)
@@ -176,7 +178,7 @@ def test_any_process_finds_it_by_its_name(deploy):
 @pytest.mark.usefixtures("local")
 def test_variables_of_the_user_s_own_win(deploy):
     own = {"NPROC_PER_NODE": "3", "PET_NNODES": "7"}
-    app = kt.app(name="own", cli_command=SHOW, gpus=2, env=own)
+    app = kt.app(name="own", cli_command=SHOW, gpus=2, env=own, pretend_gpus=True)
     deploy(app).wait(60)
     assert lines_of(app) == ["1 0 7 0 127.0.0.1 3"]
 

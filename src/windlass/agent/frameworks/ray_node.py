@@ -18,6 +18,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from windlass import names
 from windlass.agent.frameworks import python_ranks
 from windlass.agent.frameworks.ray_flags import (
     AGENT_PORT,
@@ -99,7 +100,7 @@ def find_fault(version: str, node: ClusterNode) -> str:
 
 
 def count_gpus() -> int:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = os.environ.get(names.CUDA_VISIBLE_DEVICES)
     if visible is not None:
         return len([one for one in visible.split(",") if one.strip() not in ("", "-1")])
     return len(glob.glob("/dev/nvidia[0-9]*"))
@@ -123,6 +124,8 @@ def make_note(version: str, node: ClusterNode) -> str:
 def _prepare_process(node: ClusterNode) -> None:
     for name in node.forget:
         os.environ.pop(name, None)
+    if node.pretends_gpus:  # Ray counts no more than this shows
+        os.environ.pop(names.CUDA_VISIBLE_DEVICES, None)
     os.environ.update(make_auth(node.secret))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ["PYTHONUNBUFFERED"] = "1"

@@ -75,7 +75,10 @@ class Wanted:
         """What of that no pod shows."""
         settings = self.settings
         python = settings.python if self.has_pods else name_interpreter(settings.python)
-        return {"python": python, "start": settings.start, "windlass": names.VERSION}
+        about = {"python": python, "start": settings.start, "windlass": names.VERSION}
+        if settings.gpus and not self.has_pods:
+            about["gpus"] = f"{settings.gpus}{' pretended' if settings.pretend_gpus else ''}"
+        return about
 
     @property
     def digest(self) -> str:

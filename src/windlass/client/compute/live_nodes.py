@@ -26,6 +26,7 @@ from windlass.client.compute.owners import is_own, split_owner
 from windlass.client.compute.scaling import scale_to
 from windlass.client.compute.start_wait import StartWait
 from windlass.client.compute.wait_line import say, waiting_line
+from windlass.client.jobs.run import describe_pretence
 from windlass.engines.protocol import JobRef
 from windlass.errors import EngineError, JobNotFound, ProtocolError, SpecError, WindlassError
 from windlass.kube.naming import object_name
@@ -171,6 +172,8 @@ class LiveNodes:
         )
         word = f"{num_nodes} node{'s' * (num_nodes > 1)}"
         say(f"{self.name}: starting {word} ({wanted.where.engine}: {wanted.where.why})")
+        for note in describe_pretence(wanted.settings):
+            say(f"{self.name}: {note}")
         ref = wanted.engine.submit(plan, None, None, hidden=wanted.hidden)
         if self._workers and num_nodes > 1:
             wanted.engine.grow(ref, (), num_nodes, workers=self._workers)

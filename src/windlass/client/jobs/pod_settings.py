@@ -65,6 +65,8 @@ def make_pod(settings: Settings) -> PodSpec:
     plain: dict[str, Any] = {name: settings.value(name) for name in _AS_THEY_ARE}
     if not settings.image and not settings.in_image:  # no public image holds the user's code
         plain["image"] = choose_image()
+    if settings.pretend_gpus:
+        plain["gpus"] = 0
     allow = settings.allow_host_path
     if settings.mesh_name:
         plain["labels"] = {**make_mesh_labels(settings.mesh_name), **plain["labels"]}

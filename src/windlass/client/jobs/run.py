@@ -111,7 +111,12 @@ def submit(
     args: what a function is called with; for a script or module, the words of its command line.
     kwargs: what a function is called with by name.
     """
-    return prepare(target, args, kwargs, detach=True, flags=settings).start()
+    from windlass.client.terminal import say
+
+    prepared = prepare(target, args, kwargs, detach=True, flags=settings)
+    for note in describe_pretence(prepared.settings):
+        say(note)
+    return prepared.start()
 
 
 def prepare(
@@ -219,6 +224,7 @@ def prepare_target(
         settings=settings,
         notes=(
             *notes,
+            *describe_pretence(settings),
             *_describe_procs(settings.procs, spec),
             *describe_worlds(work, len(plan.nodes)),
         ),
@@ -249,6 +255,13 @@ def _decide(
         python_minor=packed.python_minor,
     )
     return packed, plan
+
+
+def describe_pretence(settings: Settings) -> tuple[str, ...]:
+    """Return the note on GPUs that are asked for and not used."""
+    if not (settings.pretend_gpus and settings.gpus):
+        return ()
+    return (f"pretend_gpus: {settings.gpus} GPU(s) per node are pretended, ranks use the CPU",)
 
 
 def _describe_procs(asked: int | None, spec: JobSpec) -> tuple[str, ...]:
