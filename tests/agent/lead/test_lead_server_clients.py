@@ -166,6 +166,25 @@ def test_a_client_may_take_longer_to_come_than_it_may_be_gone(tmp_path):
     run_at_door(tmp_path, visit, make_job(detach=False, lease_s=0.02))
 
 
+def test_clients_that_only_look_do_not_keep_an_abandoned_job(tmp_path):
+    """As `windlass ls` in a loop, or a dashboard."""
+
+    async def visit(scene):
+        owner = await scene.visit(None, lease=True)
+        await until(lambda: scene.lead_server._num_leases == 1, "it is held")
+        watching = asyncio.ensure_future(scene.lead_server.watch_lease())
+        await owner.close()
+
+        async def look():
+            while not watching.done():
+                await (await scene.visit(None)).close()
+
+        await asyncio.wait_for(look(), 20)
+        assert scene.lead.stop.verdict.message == "its client has been gone for 1 s"
+
+    run_at_door(tmp_path, visit, make_job(detach=False, lease_s=1.0))
+
+
 # -- the end -------------------------------------------------------------------------------------
 
 

@@ -183,6 +183,8 @@ class LeadServer:
     # -- leases --------------------------------------------------------------------------------
 
     def _change_leases(self, by: int) -> None:
+        if not by:  # a client that only looks, as `ls` does, must not restart the wait for an owner
+            return
         self._num_leases += by
         self._had_lease |= by > 0
         self._lease_changed.set()
