@@ -198,7 +198,24 @@ def test_a_wait_for_shares_says_whose(checkpoints, caplog, monkeypatch):
 def test_sigterm_ends_the_wait_for_a_save(checkpoints, alone, monkeypatch):
     alone.preemption.grace_s = 0.2
     monkeypatch.setattr(checkpoint_commit, "read_share", lambda *_: None)
+    state = make_state()  # which imports for a second
+    checkpoints.claim()
     threading.Timer(0.3, alone.preemption.notice).start()
+    with pytest.raises(EngineError, match="step-1 was not written in time"):
+        checkpoints.save(state, step=1, facts={})
+
+
+def test_sigterm_before_the_wait_for_a_save_ends_it_too(checkpoints, alone, monkeypatch):
+    """As when this rank still waits for the others to save."""
+    alone.preemption.grace_s = 0.2
+    write = Checkpoints._make_commit
+
+    def write_after_notice(*arguments, **keywords):
+        alone.preemption.notice()
+        return write(*arguments, **keywords)
+
+    monkeypatch.setattr(Checkpoints, "_make_commit", write_after_notice)
+    monkeypatch.setattr(checkpoint_commit, "read_share", lambda *_: None)
     with pytest.raises(EngineError, match="step-1 was not written in time"):
         checkpoints.save(make_state(), step=1, facts={})
 

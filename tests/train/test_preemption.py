@@ -135,10 +135,35 @@ sys.exit(7)
 """
 
 
-def start_loop(how, grace_s):
+# Neither reads the notice once it runs: saving checkpoints is no end of a loop, and fit() has returned.
+AFTER = """
+import sys, time, torch
+from windlass.train import Checkpoints, TorchTrainer, get_context
+
+context = get_context()
+if sys.argv[1] == "saves":
+    checkpoints = Checkpoints("run", is_async=False)
+    checkpoints.save({"model": torch.nn.Linear(2, 2)}, step=1, facts={})
+    checkpoints.save({"model": torch.nn.Linear(2, 2)}, step=2, facts={})
+else:
+    data = [(torch.ones(2), 0)] * 4
+    TorchTrainer(
+        model=torch.nn.Linear(2, 2), data=data, loss="cross_entropy", epochs=1, checkpoint_every=0
+    ).fit()
+print("ready", flush=True)
+while not context.preemption.is_announced:
+    time.sleep(0.01)
+print("noticed", flush=True)
+while True:
+    time.sleep(0.01)
+"""
+
+
+def start_loop(how, grace_s, program=LOOP, cwd=None):
     env = {**os.environ, names.GRACE: str(grace_s)}
     return subprocess.Popen(
-        [sys.executable, "-c", LOOP, how],
+        [sys.executable, "-c", program, how],
+        cwd=cwd,
         env=env,
         text=True,
         stdin=subprocess.PIPE,
@@ -147,13 +172,22 @@ def start_loop(how, grace_s):
 
 
 def notice(process):
-    assert process.stdout.readline() == "ready\n"
+    while (line := process.stdout.readline()) != "ready\n":
+        assert line, "it has ended"
     process.send_signal(signal.SIGTERM)
     assert process.stdout.readline() == "noticed\n"
 
 
 def test_a_second_signal_ends_a_loop_that_never_looks():
     with start_loop("never looks", 600) as process:
+        notice(process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("how", ["saves", "fits"])
+def test_a_second_signal_ends_a_loop_that_saves_or_comes_after_a_training(tmp_path, how):
+    with start_loop(how, 600, AFTER, tmp_path) as process:
         notice(process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == -signal.SIGTERM

@@ -179,6 +179,7 @@ class Checkpoints:
         is not in `timeout_s`. The first save of a run, and the first after a restart, is waited for as well:
         until it is whole, a crash loses everything.
         """
+        was_announced = self._context.preemption.is_announced  # before other ranks are waited for
         _check_facts(facts)
         self.claim()
         self._mark_best()
@@ -188,7 +189,7 @@ class Checkpoints:
         if failure:
             self._saving = _Saving(step=step, folder=folder, end=_make_failed(failure))
             if block or not self._is_async:
-                self._wait(end_s)
+                self._wait(end_s, was_announced)
             return
         share = Share(
             root=self._storage.root,
@@ -208,10 +209,10 @@ class Checkpoints:
         if order is not None:
             end.add_done_callback(lambda end: self._note_end(end, step))
         if block or not self._is_async:
-            self._wait(end_s)
+            self._wait(end_s, was_announced)
         elif is_first:  # how it ended is told with the next one, for which the writer starts now
             self._get_writer()
-            self._wait_for_end(end, step, end_s)
+            self._wait_for_end(end, step, end_s, was_announced)
 
     def _note_end(self, end: Future[None], step: int) -> None:
         if not end.cancelled() and end.exception() is None:
@@ -293,12 +294,13 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait until the last save is whole. Raises EngineError on all ranks if it failed on one."""
-        self._wait(time.monotonic() + self._timeout_s)
+        self._wait(time.monotonic() + self._timeout_s, self._context.preemption.is_announced)
 
     def close(self, *, timeout_s: float | None = None) -> None:
         """Wait for the last save and end the writer. A failure is logged: other ranks are not asked."""
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        if error := self._settle(time.monotonic() + limit_s):
+        was_announced = self._context.preemption.is_announced
+        if error := self._settle(time.monotonic() + limit_s, was_announced):
             logger.error("the last checkpoint was not saved: %s", error)
         self._mark_best()
         if self._writer is not None:
@@ -310,20 +312,20 @@ class Checkpoints:
             self._lock = None
         self._is_shared = False
 
-    def _wait(self, end_s: float) -> None:
-        errors = [told for told in self._context.gather(self._settle(end_s)) if told]
+    def _wait(self, end_s: float, was_announced: bool) -> None:
+        errors = [told for told in self._context.gather(self._settle(end_s, was_announced)) if told]
         self._num_failures = 0
         if errors:
             self._remove_failed()
             raise EngineError(f"a checkpoint was not saved: {errors[0]}", hint=self._room_hint)
 
-    def _settle(self, end_s: float) -> str:
+    def _settle(self, end_s: float, was_announced: bool) -> str:
         """Wait for the save under way, if any; why it failed, if it did."""
         saving, self._saving = self._saving, None
         if saving is None:
             return ""
         self._leftovers |= {saving.folder}  # unless it is whole
-        if not self._wait_for_end(saving.end, saving.step, end_s):
+        if not self._wait_for_end(saving.end, saving.step, end_s, was_announced):
             if self._writer is not None:
                 self._writer.kill()
             return f"step-{saving.step} was not written in time"
@@ -336,18 +338,18 @@ class Checkpoints:
         self._damaged -= {saving.step}
         return ""
 
-    def _wait_for_end(self, end: Future[None], step: int, end_s: float) -> bool:
+    def _wait_for_end(
+        self, end: Future[None], step: int, end_s: float, was_announced: bool
+    ) -> bool:
         """Wait until a save has ended, saying so now and then. SIGTERM ends the wait with its grace.
 
-        A save that SIGTERM itself asks for is begun after it, with a limit of its own.
+        was_announced: SIGTERM came before. A save that it asks for has a limit of its own.
         """
         preemption = self._context.preemption
-        was_noticed = preemption.is_noticed
         limit_s = max(0.0, end_s - time.monotonic())
 
         def is_over() -> bool:
-            is_late = preemption.is_noticed and not was_noticed and not preemption.seconds_left
-            return end.done() or is_late
+            return end.done() or (preemption.is_over and not was_announced)
 
         def say(waited_s: float) -> None:
             logger.warning(
@@ -364,7 +366,7 @@ class Checkpoints:
         Not of the first save, for which the writer has to start.
         """
         saving, started_s = self._saving, time.monotonic()
-        error = self._settle(end_s)
+        error = self._settle(end_s, self._context.preemption.is_announced)
         waited_s = time.monotonic() - started_s
         is_slow = waited_s > _LONG_WAIT_S and self._num_written > 1
         if saving is None or error or not is_slow or self._is_wait_told:

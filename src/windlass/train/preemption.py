@@ -43,6 +43,16 @@ class Preemption:
         return self._deadline_s is not None
 
     @property
+    def is_announced(self) -> bool:
+        """True if the end was announced. Asking this is not reading: a loop may still ignore the notice."""
+        return self._deadline_s is not None
+
+    @property
+    def is_over(self) -> bool:
+        """True if the end was announced and the grace has passed; this does not read the notice either."""
+        return self._deadline_s is not None and time.monotonic() >= self._deadline_s
+
+    @property
     def seconds_left(self) -> float | None:
         """Until this process is killed; None while nothing was announced."""
         self._is_read = True
@@ -54,6 +64,10 @@ class Preemption:
     def save_limit_s(self) -> float | None:
         """For a save, after which it is too late; None where nobody has told how long the grace is."""
         return None if self._is_guessed else self.seconds_left
+
+    def end_reading(self) -> None:
+        """Note that the loop that reads the notice has ended: SIGTERM may end this process again."""
+        self._is_read = False
 
     def notice(self) -> None:
         """Take the end as announced now; the first announcement counts."""

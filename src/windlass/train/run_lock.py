@@ -273,7 +273,7 @@ class RunLock:
             )
 
         def is_settled() -> bool:
-            if self._preemption.is_noticed:
+            if self._preemption.is_announced:
                 logger.warning("SIGTERM while waiting for %s: ending", self._storage.root)
                 raise SystemExit(_SIGTERM_EXIT_CODE)
             return is_over()
