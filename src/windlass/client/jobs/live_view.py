@@ -213,15 +213,17 @@ def render_progress(progress: Progress, *, now_s: float | None = None) -> list[s
     """Step, bar, metrics and time left, as far as they are known. `now_s` is None for a job that ended.
 
     All of them are of one rank; where ranks are apart, the range of their steps is all that is shown.
+    The age of a last step comes first, since a narrow terminal shows no more than the first parts.
     """
-    parts = []
+    parts = [] if now_s is None else _render_age(progress, now_s)
+    is_still = bool(parts)
     steps = f"steps {progress.step}-{progress.max_step}" if progress.is_spread else ""
     if progress.step is not None:
         parts.append((steps or f"step {progress.step}") + _render_share(progress))
     if not progress.is_spread:
         parts += [_render_named(name, progress) for name in progress.metrics]
-    if now_s is not None:
-        parts += _render_pace(progress, now_s)
+    if now_s is not None and not is_still and progress.eta_s is not None and progress.eta_s > 0:
+        parts.append(f"{render_seconds(progress.eta_s)} left")
     return parts
 
 
@@ -241,8 +243,8 @@ def _render_named(name: str, progress: Progress) -> str:
     )
 
 
-def _render_pace(progress: Progress, now_s: float) -> list[str]:
-    """The time that is left, or how long ago the last step was if none has come for long."""
+def _render_age(progress: Progress, now_s: float) -> list[str]:
+    """How long ago the last step was, if none has come for long."""
     if progress.step is None or progress.step == progress.total:
         return []
     age_s = now_s - progress.step_at_s
@@ -252,7 +254,7 @@ def _render_pace(progress: Progress, now_s: float) -> list[str]:
         if progress.is_spread:
             return [f"rank {progress.rank} at step {progress.step} for {age}"]
         return [f"last step {age} ago"]
-    return [] if progress.eta_s is None else [f"{render_seconds(progress.eta_s)} left"]
+    return []
 
 
 def render_metric(value: object) -> str:
