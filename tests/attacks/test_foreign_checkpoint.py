@@ -10,6 +10,7 @@ import shutil
 
 import pytest
 import torch
+from toy_training import make_trainer
 
 from windlass.errors import SpecError
 from windlass.train.checkpoints import Checkpoints
@@ -62,6 +63,20 @@ def test_a_prepared_run_is_refused_by_name(shared):
     with pytest.raises(SpecError, match=rf"{run} belongs to .*nothing is saved there"):
         checkpoints.save(state, step=1, facts={})
     assert not mark.exists()
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_training_without_checkpoints_writes_through_no_link_of_a_prepared_run(shared, resume):
+    """Its metrics would go to a file of the victim."""
+    run, victim = shared / "run", shared / "victim"
+    victim.write_text("")
+    run.mkdir()
+    (run / "metrics.jsonl").symlink_to(victim)
+    give_away(run)
+    trainer = make_trainer(shared, checkpoint_every=0, resume=resume)
+    with pytest.raises(SpecError, match=rf"{run} belongs to .*uid 65534(.|\n)*--trust-checkpoint"):
+        trainer.fit()
+    assert not victim.read_text()
 
 
 def test_a_step_that_was_slipped_into_an_own_run_is_refused(shared):

@@ -135,6 +135,14 @@ class Checkpoints:
         check_shared(self._storage, self._context)
         self._is_shared = True
 
+    def refuse_foreign(self) -> None:
+        """Raise SpecError on all ranks if another user owns the run; claim() and load() do so as well."""
+        foreign = ""
+        if self._context.is_main and not self._trust:
+            foreign = find_foreign(self._storage, [""])
+        if foreign := self._context.broadcast(foreign):
+            raise SpecError(f"{foreign}: nothing is written there", hint=TRUST_HINT)
+
     def _take_run(self, *, fresh: bool) -> None:
         self._storage.make_root()
         if not self._trust and (foreign := find_foreign(self._storage, [""])):

@@ -74,6 +74,8 @@ class Saver:
         resume = self._trainer.options.resume or self._is_restart()
         if self._trainer.options.saves:
             self._checkpoints.claim(fresh=not resume)  # now, not after the first hour
+        else:  # trackers write to the folder in any case
+            self._checkpoints.refuse_foreign()
         self._safe_step = self._checkpoints.safe_step
         if not resume:
             return None
