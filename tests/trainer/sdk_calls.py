@@ -9,7 +9,11 @@ import inspect
 import json
 import sys
 
-RECORDS = ("CustomTrainer", "CustomTrainerContainer", "Event", "Runtime", "RuntimeTrainer")
+RECORDS = (
+    *("CustomTrainer", "CustomTrainerContainer", "Event", "Runtime", "RuntimeTrainer"),
+    *("BuiltinTrainer", "TorchTuneConfig", "LoraConfig", "Initializer"),
+    "HuggingFaceModelInitializer",
+)
 METHODS = (
     *("train", "get_job", "list_jobs", "get_job_logs", "get_job_events", "wait_for_job_status"),
     *("list_runtimes", "get_runtime", "delete_job"),

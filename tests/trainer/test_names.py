@@ -21,8 +21,8 @@ def test_all_names_are_there():
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("BuiltinTrainer", "CustomTrainer(func=...)"),
-        ("Initializer", "load data and models in the function"),
+        ("TorchTuneInstructDataset", "a BuiltinTrainer reads JSONL"),
+        ("S3DatasetInitializer", "load data and models in the function"),
         ("ContainerBackendConfig", "TrainerClient(engine='local')"),
         ("TrainingClient", "TrainerClient has its create_job"),
         ("update_trainjob_status", "windlass.report("),

@@ -16,6 +16,8 @@ _WHERE = {
     **dict.fromkeys(("KubernetesBackendConfig", "LocalProcessBackendConfig"), "windlass.trainer.engine_pick"),
     **dict.fromkeys(
         (
+            *("BuiltinTrainer", "TorchTuneConfig", "LoraConfig", "DataType", "Loss"),
+            *("Initializer", "HuggingFaceModelInitializer"),
             *("CustomTrainer", "CustomTrainerContainer", "Event", "Runtime", "RuntimeKind"),
             *("RuntimeTrainer", "Step", "TrainerType", "TrainJob", "TrainJobTemplate"),
         ),
@@ -23,23 +25,20 @@ _WHERE = {
     ),
 }  # fmt: skip
 _TUNE = (
-    "write the fine-tuning as a function: CustomTrainer(func=...); transformers and peft run in it"
+    "a BuiltinTrainer reads JSONL with `text` or `messages`, from a volume: "
+    "TrainerClient(volumes=['CLAIM:/data']) and Initializer(dataset='/data/train.jsonl')"
 )
 _LOAD = (
     "load data and models in the function, or from a volume: TrainerClient(volumes=['CLAIM:/data'])"
 )
 _INSTEAD = {
     **dict.fromkeys(
-        (
-            *("BuiltinTrainer", "TorchTuneConfig", "TorchTuneInstructDataset", "LoraConfig"),
-            *("DataFormat", "DataType", "Loss"),
-        ),
+        ("TorchTuneInstructDataset", "DataFormat", "HuggingFaceDatasetInitializer"),
         _TUNE,
     ),
     **dict.fromkeys(
         (
-            *("Initializer", "DataCacheInitializer", "HuggingFaceDatasetInitializer"),
-            *("HuggingFaceModelInitializer", "S3DatasetInitializer", "S3ModelInitializer"),
+            *("DataCacheInitializer", "S3DatasetInitializer", "S3ModelInitializer"),
             *("DATASET_PATH", "MODEL_PATH"),
         ),
         _LOAD,
@@ -60,13 +59,20 @@ if TYPE_CHECKING:
     from windlass.trainer.client import TrainerClient as TrainerClient
     from windlass.trainer.engine_pick import KubernetesBackendConfig as KubernetesBackendConfig
     from windlass.trainer.engine_pick import LocalProcessBackendConfig as LocalProcessBackendConfig
+    from windlass.trainer.types import BuiltinTrainer as BuiltinTrainer
     from windlass.trainer.types import CustomTrainer as CustomTrainer
     from windlass.trainer.types import CustomTrainerContainer as CustomTrainerContainer
+    from windlass.trainer.types import DataType as DataType
     from windlass.trainer.types import Event as Event
+    from windlass.trainer.types import HuggingFaceModelInitializer as HuggingFaceModelInitializer
+    from windlass.trainer.types import Initializer as Initializer
+    from windlass.trainer.types import LoraConfig as LoraConfig
+    from windlass.trainer.types import Loss as Loss
     from windlass.trainer.types import Runtime as Runtime
     from windlass.trainer.types import RuntimeKind as RuntimeKind
     from windlass.trainer.types import RuntimeTrainer as RuntimeTrainer
     from windlass.trainer.types import Step as Step
+    from windlass.trainer.types import TorchTuneConfig as TorchTuneConfig
     from windlass.trainer.types import TrainerType as TrainerType
     from windlass.trainer.types import TrainJob as TrainJob
     from windlass.trainer.types import TrainJobTemplate as TrainJobTemplate

@@ -29,12 +29,12 @@ from windlass.trainer.statuses import COMPLETE, SUCCEEDED, V1_WORDS, V2_WORDS, n
 from windlass.trainer.train_job import list_events, make_train_job
 from windlass.trainer.translate import (
     JobRequest,
-    check_initializer,
     check_settings,
     check_train_keywords,
     read_trainer,
     read_v1_job,
 )
+from windlass.trainer.tuning import is_for_tuning
 from windlass.trainer.types import Event, Runtime, TrainJob
 from windlass.trainer.v1_job import TrainerJob
 
@@ -189,13 +189,14 @@ class TrainerClient:
         """Start a job, and return its name.
 
         runtime: a runtime, or its name; None: torch-distributed.
-        initializer: not supported; None.
-        trainer: CustomTrainer(func=...) or CustomTrainerContainer(image=...).
+        initializer: the model and the data of a BuiltinTrainer.
+        trainer: CustomTrainer(func=...), CustomTrainerContainer(image=...) or BuiltinTrainer(config=...).
         options: Name, Labels, Annotations, TrainerCommand, TrainerArgs, ActiveDeadlineSeconds.
         """
         check_train_keywords(wrong)
-        check_initializer(initializer)
-        request = read_trainer(trainer, read_options(options))
+        request = read_trainer(trainer, read_options(options), initializer)
+        if type(trainer).__name__ == "BuiltinTrainer" and is_for_tuning(runtime):
+            runtime = None  # the recipe runs in the one that is there by itself
         settings = self._add_runtime(request.settings, runtime)
         if settings.get("in_image") and self._api is None:
             raise WrongArgument(

@@ -18,6 +18,7 @@ from windlass.trainer import explain_missing
 from windlass.trainer.options import ReadOptions
 from windlass.trainer.resources import count_processes, read_resources
 from windlass.trainer.sdk_errors import WrongArgument
+from windlass.trainer.tuning import read_tuning
 
 _PER_GPU = ("auto", "gpu")  # v1's words for a number of processes
 _V1_INSTEAD = {
@@ -83,9 +84,12 @@ def read_v1_job(
     return JobRequest(target=train_func, args=args, name=name, settings=settings)
 
 
-def read_trainer(trainer: Any, options: ReadOptions) -> JobRequest:
+def read_trainer(trainer: Any, options: ReadOptions, initializer: Any = None) -> JobRequest:
     """What `train` asks for."""
     kind = type(trainer).__name__
+    if kind == "BuiltinTrainer":
+        return _read_builtin(trainer, options, initializer)
+    check_initializer(initializer)
     if kind == "CustomTrainer":
         request = _read_function(trainer, options)
     elif kind == "CustomTrainerContainer":
@@ -110,6 +114,23 @@ def read_trainer(trainer: Any, options: ReadOptions) -> JobRequest:
     return JobRequest(
         target=request.target, kwargs=request.kwargs, name=options.name, settings=settings
     )
+
+
+def _read_builtin(trainer: Any, options: ReadOptions, initializer: Any) -> JobRequest:
+    if options.command:
+        raise WrongArgument(
+            "TrainerCommand and TrainerArgs are for a CustomTrainerContainer",
+            hint="BuiltinTrainer runs a recipe, whose settings are in its config",
+        )
+    config = trainer.config
+    words, env = read_tuning(config, initializer)
+    settings = {
+        **read_resources(config.resources_per_node, "resources_per_node"),
+        **({"nodes": config.num_nodes} if config.num_nodes is not None else {}),
+        **options.settings,
+        "env": env,
+    }
+    return JobRequest(target=words, name=options.name, settings=settings)
 
 
 def _read_function(trainer: Any, options: ReadOptions) -> JobRequest:
@@ -148,10 +169,10 @@ def check_train_keywords(wrong: Mapping[str, Any]) -> None:
 
 
 def check_initializer(initializer: Any) -> None:
-    """Refuse what would fetch data or a model before the job."""
+    """Refuse what would fetch data or a model for a function or an image."""
     if initializer is not None:
         kind = type(initializer).__name__
-        hint = explain_missing(kind) or explain_missing("Initializer")
+        hint = explain_missing(kind) or explain_missing("S3ModelInitializer")
         raise WrongArgument("initializers are not run here", hint=hint)
 
 

@@ -57,6 +57,105 @@ class CustomTrainerContainer:
     env: dict[str, str] | None = None
 
 
+class DataType(enum.Enum):
+    """Numbers that a fine-tuning computes with."""
+
+    BF16 = "bf16"
+    FP32 = "fp32"
+
+
+class Loss(enum.Enum):
+    """Loss of a fine-tuning: cross entropy, whose logits the recipe computes in pieces too."""
+
+    CEWithChunkedOutputLoss = "torchtune.modules.loss.CEWithChunkedOutputLoss"
+
+
+@dataclass
+class LoraConfig:
+    """Adapters of a fine-tuning.
+
+    apply_lora_to_mlp: on the layers of MLPs, too.
+    apply_lora_to_output: not supported.
+    lora_attn_modules: the layers of attention: q_proj, k_proj, v_proj, output_proj.
+    lora_rank: their rank; None: 8.
+    lora_alpha: their scale, times their rank; None: 16.
+    lora_dropout: not supported.
+    quantize_base: not supported.
+    use_dora: not supported.
+    """
+
+    apply_lora_to_mlp: bool | None = None
+    apply_lora_to_output: bool | None = None
+    lora_attn_modules: list[str] = field(
+        default_factory=lambda: ["q_proj", "v_proj", "output_proj"]
+    )
+    lora_rank: int | None = None
+    lora_alpha: int | None = None
+    lora_dropout: float | None = None
+    quantize_base: bool | None = None
+    use_dora: bool | None = None
+
+
+@dataclass
+class TorchTuneConfig:
+    """Settings of a fine-tuning; None: the recipe's own.
+
+    dtype: numbers to compute with.
+    batch_size: rows of one optimizer step, over all ranks.
+    epochs: how often the data are read.
+    loss: cross entropy.
+    num_nodes: how many nodes; None: one.
+    peft_config: adapters; None: all weights are trained.
+    dataset_preprocess_config: not supported; None.
+    resources_per_node: such as {"gpu": 4, "cpu": 5, "memory": "10G"}.
+    """
+
+    dtype: DataType | None = None
+    batch_size: int | None = None
+    epochs: int | None = None
+    loss: Loss | None = None
+    num_nodes: int | None = None
+    peft_config: LoraConfig | None = None
+    dataset_preprocess_config: None = None
+    resources_per_node: dict[str, Any] | None = None
+
+
+@dataclass
+class BuiltinTrainer:
+    """The recipe that fine-tunes language models, `windlass.recipes.train_framework`.
+
+    config: its settings.
+    """
+
+    config: TorchTuneConfig
+
+
+@dataclass
+class HuggingFaceModelInitializer:
+    """The model that a BuiltinTrainer trains.
+
+    storage_uri: hf://ID of the hub, or a folder.
+    ignore_patterns: not used: only what is needed is downloaded.
+    access_token: the hub's token.
+    """
+
+    storage_uri: str
+    ignore_patterns: list[str] | None = None
+    access_token: str | None = None
+
+
+@dataclass
+class Initializer:
+    """The data and the model of a BuiltinTrainer.
+
+    dataset: a JSONL file, or a folder of them; None: /data/train.jsonl.
+    model: HuggingFaceModelInitializer.
+    """
+
+    dataset: str | None = None
+    model: HuggingFaceModelInitializer | None = None
+
+
 class TrainerType(enum.Enum):
     """What a runtime is for."""
 
@@ -155,12 +254,12 @@ class TrainJobTemplate:
 
     trainer: the function and its nodes.
     runtime: a runtime, or its name; None: torch-distributed.
-    initializer: not supported; None.
+    initializer: the model and the data of a BuiltinTrainer.
     """
 
-    trainer: CustomTrainer
+    trainer: CustomTrainer | BuiltinTrainer
     runtime: str | Runtime | None = None
-    initializer: None = None
+    initializer: Initializer | None = None
 
     def keys(self) -> list[str]:
         return ["trainer", "runtime", "initializer"]
