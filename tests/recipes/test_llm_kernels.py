@@ -48,6 +48,8 @@ KERNELS = {
 }
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
 def test_kernels_compute_what_plain_pytorch_does():
     pytest.importorskip("triton")
     environ = dict(os.environ)
