@@ -156,6 +156,31 @@ def test_a_launcher_s_flag_is_a_function_s_own_if_it_has_that_parameter(
     assert "write --nodes" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["--image", "a:1"], ["--memory", "1Gi"], ["--volume", "claim:/data"], ["--queue", "q"]],
+)
+def test_flags_of_pods_are_refused_where_there_are_none(
+    folder: Path, words: list[str], capsys: Capture
+) -> None:
+    (folder / "train.py").write_text("def main(): ...\n")
+    for target in ("train.py", "train.py::main"):
+        assert main(["run", target, *words, "--dry-run"]) == 2
+        said = capsys.readouterr().err
+        assert f"{words[0]} is for pods, and the engine local has none" in said
+        assert "-e kubernetes" in said
+
+
+def test_settings_of_pods_in_a_project_s_file_are_no_mistake(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "train.py").write_text("print(1)\n")
+    (folder / "windlass.toml").write_text('image = "a:1"\nmemory = "1Gi"\n')
+    monkeypatch.setenv("WINDLASS_QUEUE", "q")
+    assert main(["run", "train.py", "--dry-run"]) == 0
+    assert main(["run", "train.py", "--framework", "ray", "--cpus", "1", "--dry-run"]) == 0
+
+
 def test_a_launcher_keeps_its_flags(folder: Path, capsys: Capture) -> None:
     (folder / "train.py").write_text("print(1)\n")
     words = ["torchrun", "--nproc-per-node", "2", "--nnodes", "1", "train.py"]

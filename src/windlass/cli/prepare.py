@@ -16,7 +16,7 @@ from windlass.agent.frameworks.framework_table import choose_framework
 from windlass.cli.argv_split import SplitWords
 from windlass.cli.flags import load_settings
 from windlass.client.jobs.launcher_size import is_torchrun
-from windlass.client.jobs.run import Prepared, prepare
+from windlass.client.jobs.run import Prepared, check_honoured, prepare
 from windlass.client.jobs.target import find_script, read_target
 from windlass.client.terminal import say
 from windlass.errors import SpecError
@@ -34,6 +34,13 @@ def prepare_words(words: SplitWords, *, detach: bool, flags: Mapping[str, Any]) 
             "there is nothing to run",
             hint=f"windlass {_verb()} train.py, train.py::function, -m module or any command",
         )
+    prepared = _prepare(words, detach=detach, flags=flags)
+    if _verb() != "export":  # which says itself that it needs another engine
+        check_honoured(prepared)
+    return prepared
+
+
+def _prepare(words: SplitWords, *, detach: bool, flags: Mapping[str, Any]) -> Prepared:
     if words.is_function:
         args, kwargs = _read_blind(words) if _is_in_image(flags) else _read_call(words, flags)
         return prepare(words.target[0], args, kwargs, detach=detach, flags=flags)

@@ -119,3 +119,10 @@ def test_what_is_the_function_s_own_says_where_it_goes(call, hint):
     with pytest.raises(SpecError) as caught:
         call()
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("call", [wl.run, wl.submit])
+def test_settings_of_pods_are_refused_where_there_are_none(call, home):
+    with pytest.raises(wl.SpecError, match="--memory is for pods, and the engine local has none"):
+        call(len, [[1]], memory="1Gi")
+    assert not (home / "jobs").exists()

@@ -31,7 +31,7 @@ from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
 from windlass.plan.plan import Facts, Plan, make_plan
 from windlass.settings import NodeRange, Settings, read_settings
-from windlass.settings.table import BY_NAME
+from windlass.settings.table import BY_NAME, PODS
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.pod_spec import PodSpec
 from windlass.spec.work import Command, Function, Script
@@ -86,6 +86,7 @@ def run(
     from windlass.client.terminal import say
 
     prepared = prepare(target, args, kwargs, detach=False, flags=settings)
+    check_honoured(prepared)
     for note in () if quiet else prepared.notes:
         say(note)
     view = QuietView() if quiet else LiveView()
@@ -114,6 +115,7 @@ def submit(
     from windlass.client.terminal import say
 
     prepared = prepare(target, args, kwargs, detach=True, flags=settings)
+    check_honoured(prepared)
     for note in describe_pretence(prepared.settings):
         say(note)
     return prepared.start()
@@ -168,6 +170,25 @@ def _check_arguments(
                 alike=0.8,
             ),
         )
+
+
+def check_honoured(prepared: Prepared) -> None:
+    """Refuse a setting of pods that was given for this one job, on the engine that has no pods.
+
+    What files and variables say holds for jobs on a cluster as well, and is no mistake.
+    """
+    if prepared.engine.name != "local":
+        return
+    settings = prepared.settings
+    honoured = ("in_image", *(("cpus", "memory") if prepared.plan.sizes is not None else ()))
+    for setting in BY_NAME.values():
+        is_given = settings.origin(setting.name).startswith("flag")
+        if setting.group == PODS and is_given and setting.name not in honoured:
+            raise SpecError(
+                f"{setting.flag} is for pods, and the engine local has none",
+                hint="leave it out, or choose a cluster: -e kubernetes; in windlass.toml it holds "
+                "for clusters only",
+            )
 
 
 def _check_declares(target: WorkTarget, cwd: Path) -> None:
