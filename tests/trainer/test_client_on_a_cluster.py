@@ -196,6 +196,16 @@ def test_runtimes(client):
     assert client.list_jobs() == []
 
 
+def test_the_image_of_a_client_goes_before_that_of_a_runtime(api: Api, space: Space) -> None:
+    client = TrainerClient(engine="trainjob", namespace=api.namespace, image=space.image)
+    options = [Name("mine")]
+    client.train("torch-distributed", trainer=CustomTrainer(func=make_sum()), options=options)
+    wait_for(lambda: api.list(PODS, labels=names.LABEL_JOB), "its pods are there")
+    (pod,) = api.list(PODS, labels=names.LABEL_JOB)
+    client.delete_job("mine")
+    assert {one["image"] for one in pod["spec"]["containers"]} == {space.image}
+
+
 def make_fsdp() -> Any:
     def train_sharded(parameters: dict[str, int]) -> tuple[bool, list[int]]:
         """What each rank has of the model, and whether training helped."""

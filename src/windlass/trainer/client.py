@@ -349,7 +349,8 @@ class TrainerClient:
         chosen = find_runtime(wanted, self.list_runtimes())
         if "runtime" in self._names.engine.can:
             settings["runtime"] = chosen.name
-        if chosen.trainer.image and not settings.get("image"):
+        asked = settings.get("image") or self._given.get("image")  # of the trainer, or of the client
+        if chosen.trainer.image and not asked:
             settings["image"] = chosen.trainer.image
         return settings
 
