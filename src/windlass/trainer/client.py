@@ -349,7 +349,7 @@ class TrainerClient:
         chosen = find_runtime(wanted, self.list_runtimes())
         if "runtime" in self._names.engine.can:
             settings["runtime"] = chosen.name
-        asked = settings.get("image") or self._given.get("image")  # of the trainer, or of the client
+        asked = settings.get("image") or self._given.get("image")  # the trainer's, the client's
         if chosen.trainer.image and not asked:
             settings["image"] = chosen.trainer.image
         return settings
