@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 
 import pytest
@@ -43,9 +44,15 @@ def test_who_is_paced_keeps_memory_small(files):
     assert most < 4 << 20
 
 
-@pytest.mark.parametrize("stood_still_s", [9.0, 11.0])
-def test_old_words_are_no_sign_of_life(files, stood_still_s):
-    """A process that stood still for longer than its fence finds words of a peer that gave it up since."""
+@pytest.mark.parametrize(
+    ("stood_still_s", "stall_s", "counts"),
+    [(9.0, math.inf, True), (11.0, math.inf, False), (4.0, 5.0, True), (6.0, 5.0, False)],
+)
+def test_old_words_are_no_sign_of_life(files, stood_still_s, stall_s, counts):
+    """A process that stood still for long finds words of a peer that gave it up since.
+
+    Without a network it learns nothing else of that.
+    """
     now_s = [100.0]
 
     async def speak(link, _hello, frames):
@@ -54,7 +61,7 @@ def test_old_words_are_no_sign_of_life(files, stood_still_s):
 
     async def visit(listener):
         link = await join(files, listener.port)
-        link.watch(10.0, clock=lambda: now_s[0])
+        link.watch(10.0, clock=lambda: now_s[0], stall_s=stall_s)
         now_s[0] += stood_still_s
         heard = []
         link.send({"type": "ask"})
@@ -62,13 +69,33 @@ def test_old_words_are_no_sign_of_life(files, stood_still_s):
             await asyncio.wait_for(
                 link.listen(lambda f: (heard.append(f.type), f.type == "to ask" and link.cut())), 20
             )
+        assert link.has_stalled == (stood_still_s > stall_s)
         return heard[1:], link.is_silent, link.heard_s
 
     heard, is_silent, heard_s = run_with_lead(files, visit, speak)
-    if stood_still_s < 10:
-        assert (heard, is_silent, heard_s) == (["to ask"], False, 109.0)
+    if counts:
+        assert (heard, is_silent, heard_s) == (["to ask"], False, 100.0 + stood_still_s)
     else:
         assert (heard, is_silent, heard_s) == ([], True, 100.0)
+
+
+def test_a_stall_is_noticed_before_anything_arrives(files):
+    """The loop may look at its timers first, and read what has arrived after that."""
+    now_s = [100.0]
+
+    async def visit(listener):
+        link = await join(files, listener.port)
+        link.watch(10.0, clock=lambda: now_s[0], stall_s=5.0)
+        now_s[0] += 6.0
+        with contextlib.suppress(ProtocolError):
+            await asyncio.wait_for(link.listen(lambda _frame: None), 20)
+        return link.has_stalled, link.is_silent
+
+    async def be_silent(_link, _hello, frames):
+        async for _ in frames:
+            pass
+
+    assert run_with_lead(files, visit, be_silent) == (True, True)
 
 
 def test_a_peer_that_takes_nothing_is_not_waited_for_for_ever(files):

@@ -30,6 +30,7 @@ _READ_BYTES = 64 << 10  # a larger read is taken from the system and given back 
 _UNREAD_BYTES = 512 << 10
 _DRAIN_TIMEOUT_S = 60.0
 _CLOSE_TIMEOUT_S = 1.0
+_AWAKE_EVERY_S = 0.5
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 Send = Callable[[Message], None]
@@ -60,8 +61,11 @@ class Link(asyncio.Protocol):
         self._clock: Callable[[], float] = self._loop.time
         self._heard_s = 0.0
         self._fence_s = math.inf
+        self._stall_s = math.inf
+        self._awake_s = 0.0  # when this process surely ran last
         self._has_left = False  # this end hung up
         self.is_silent = False  # it was hung up on because it said nothing
+        self.has_stalled = False  # because this end stood still for longer than the other bears
         self.is_closed = False  # the other end's machine ended it in order
         self.peer = ""
         self.certificate: dict[str, Any] | None = None  # on one machine
@@ -83,7 +87,8 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         now_s = self._clock()
-        if now_s - self._heard_s > self._fence_s:  # this end stood still: these are old words
+        # this end stood still: these are old words, and the peer has heard nothing meanwhile
+        if self._notice_stall() or now_s - self._heard_s > self._fence_s:
             self._hang_up_on_silence()
             return
         self._heard_s = now_s
@@ -222,16 +227,26 @@ class Link(asyncio.Protocol):
 
     # -- the end -------------------------------------------------------------------------------
 
-    def watch(self, limit_s: float, *, clock: Callable[[], float] | None = None) -> None:
+    def watch(
+        self,
+        limit_s: float,
+        *,
+        clock: Callable[[], float] | None = None,
+        stall_s: float = math.inf,
+    ) -> None:
         """Hang up on a peer that says nothing for so long; `is_silent` tells afterwards.
 
         One look in that time, rather than a timer for every frame. With a `clock`, time counts by that one,
         and what arrives after the limit comes too late: this process may have stood still, and the peer
-        may have given it up since.
+        may have given it up since. After `stall_s` it surely has: it hears nothing from a process that
+        stands still.
         """
         if clock is not None:
             self._clock, self._fence_s = clock, limit_s
         self._heard_s = self._clock()
+        if stall_s < math.inf:
+            self._awake_s, self._stall_s = self._clock(), stall_s
+            self._keep_awake()
 
         def look() -> None:
             left_s = self._heard_s + limit_s - self._clock()
@@ -243,6 +258,20 @@ class Link(asyncio.Protocol):
                 self._loop.call_later(left_s, look)
 
         self._loop.call_later(limit_s, look)
+
+    def _keep_awake(self) -> None:
+        """Look again and again; after a stall the loop may run this before it reads what has arrived."""
+        if self._transport.is_closing():
+            return
+        if self._notice_stall():
+            self._hang_up_on_silence()
+            return
+        self._awake_s = self._clock()
+        self._loop.call_later(min(_AWAKE_EVERY_S, self._stall_s / 4), self._keep_awake)
+
+    def _notice_stall(self) -> bool:
+        self.has_stalled |= self._clock() - self._awake_s > self._stall_s
+        return self.has_stalled
 
     def _hang_up_on_silence(self) -> None:
         self.is_silent = True

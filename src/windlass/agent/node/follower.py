@@ -192,14 +192,20 @@ class Follower:
     async def _serve(self, link: Link) -> int:
         self._link, self._is_led = link, False
         self.node.introduce(self._make_join())
-        fence_s = self._context.sight.fence_s
-        link.watch(fence_s, clock=read_clock if self._context.is_pod else None)
+        sight = self._context.sight
+        fence_s = sight.fence_s
+        if self._context.is_pod:
+            link.watch(fence_s, clock=read_clock, stall_s=sight.silence_s)
+        else:
+            link.watch(fence_s)
         heart = asyncio.ensure_future(beat(link))
         self.node.renew_lease(link.heard_s)  # before any order to start ranks
         lease = asyncio.ensure_future(self._keep_lease(link))
         try:
             await link.listen(self._take)
-            if link.is_silent:
+            if link.has_stalled:
+                logger.error("this agent stood still: its lead may have given it up")
+            elif link.is_silent:
                 logger.error("the lead has said nothing for %g s", fence_s)
         except (ProtocolError, BundleError) as error:
             logger.error("%s", error)
