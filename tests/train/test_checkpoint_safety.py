@@ -24,6 +24,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from windlass.errors import EngineError, SpecError
 from windlass.train import checkpoint_commit
 from windlass.train.checkpoint_json import NeedsTrustError, decode, encode
+from windlass.train.checkpoint_shards import ShareReader
 from windlass.train.checkpoint_unpickle import load_entry, load_metadata
 from windlass.train.checkpoints import Checkpoints
 from windlass.waiting import wait_until
@@ -50,6 +51,30 @@ def test_a_reader_leaves_a_save_under_way_alone(checkpoints, tmp_path, alone):
     reader = Checkpoints(tmp_path / "run", is_async=False, context=alone)
     assert reader.load(make_state()).step == 1
     assert (under_way / "0.distcp").exists()
+
+
+def test_one_that_is_removed_while_it_is_read_gives_way_to_another(
+    checkpoints, tmp_path, alone, monkeypatch
+):
+    """Retention of a training may remove it between any two files; what was read of it is not used."""
+    generators = {}
+    for step in (1, 2):
+        state = fill(make_state(), step)
+        generators[step] = torch.get_rng_state()
+        checkpoints.save(state, step=step, facts={})
+    work = ShareReader.read
+
+    def disturbed(reader, targets):
+        tensors = work(reader, targets)
+        shutil.rmtree(tmp_path / "run/step-2", ignore_errors=True)
+        return tensors
+
+    monkeypatch.setattr(ShareReader, "read", disturbed)
+    state = fill(make_state(), 7)
+    loaded = Checkpoints(tmp_path / "run", is_async=False, context=alone).load(state)
+    assert (loaded.step, loaded.damaged) == (1, frozenset())
+    assert torch.equal(torch.get_rng_state(), generators[1])
+    assert torch.equal(state["model"][0].weight, fill(make_state(), 1)["model"][0].weight)
 
 
 WRITER = """

@@ -51,7 +51,7 @@ def test_nothing_saved_is_nothing_loaded(checkpoints):
 def test_the_layout(checkpoints, tmp_path):
     checkpoints.save(make_state(), step=4, facts={}, epoch=2)
     run = tmp_path / "run"
-    names = [".owner.json", "epoch-2", "latest", "step-4"]
+    names = [".lock", ".owner.json", "epoch-2", "latest", "step-4"]
     assert sorted(path.name for path in run.iterdir()) == names
     assert {path.name for path in (run / "epoch-2" / "rank-0").iterdir()} == {"0.distcp", "rng.pt"}
     manifest = json.loads((run / "latest" / "manifest.json").read_text())

@@ -156,9 +156,9 @@ def _load_first(
     for one in listed:
         reader, faults = _check(storage, context, state, one, check)
         if reader is not None and one.manifest is not None and not faults:
-            faults = _load(storage, context, state, reader, one, trust=trust)
+            faults = _load(storage, context, state, reader, one, one.manifest, trust=trust)
             if not faults:
-                return _restore(storage, context, one, one.manifest, frozenset(damaged)), refused
+                return _describe(storage, context, one, one.manifest, frozenset(damaged)), refused
         if reader is None and one.manifest is not None:
             damaged.add(one.step)
         why = "; ".join(faults[:_FAULTS_TOLD]) + (" ..." if len(faults) > _FAULTS_TOLD else "")
@@ -215,10 +215,12 @@ def _load(
     state: Mapping[str, Any],
     reader: ShareReader,
     one: _Listed,
+    manifest: CheckpointManifest,
     *,
     trust: bool,
 ) -> list[str]:
     """Read everything into the state, once every rank has read it; return why that failed, if it did."""
+    rng = b""
     others: dict[str, Any] = {}
     tensors: dict[str, Any] = {}
     refusal, fault = "", ""
@@ -236,34 +238,39 @@ def _load(
     targets = make_targets(state, others, reader.contents)
     try:
         tensors = reader.read(targets)
+        if manifest.world_size == context.world_size:
+            rng = storage.read(f"{one.folder}/rank-{context.rank}/{RNG}")
     except Exception as error:  # noqa: BLE001 - every rank must hear of it
         fault = f"it cannot be read: {type(error).__name__}: {error}"
     if faults := _merge([[fault] for fault in context.gather(fault) if fault]):
         return faults
     restore_state(state, others, tensors)
+    _restore_generators(context, manifest, rng)
     return []
 
 
-def _restore(
+def _restore_generators(context: Context, manifest: CheckpointManifest, rng: bytes) -> None:
+    """Restore the random generators, or seed them anew if the checkpoint has other ranks' state."""
+    if rng:
+        restore_rng(rng)
+        return
+    seed = int(manifest.facts.get("seed") or 0)
+    derive_rng(seed=seed, step=manifest.step, rank=context.rank, world_size=context.world_size)
+
+
+def _describe(
     storage: Storage,
     context: Context,
     one: _Listed,
     manifest: CheckpointManifest,
     damaged: frozenset[int],
 ) -> LoadedCheckpoint:
-    """Restore the random generators; what was loaded."""
-    is_rng_restored = manifest.world_size == context.world_size
-    if is_rng_restored:
-        restore_rng(storage.read(f"{one.folder}/rank-{context.rank}/{RNG}"))
-    else:
-        seed = int(manifest.facts.get("seed") or 0)
-        derive_rng(seed=seed, step=manifest.step, rank=context.rank, world_size=context.world_size)
     return LoadedCheckpoint(
         step=manifest.step,
         epoch=manifest.epoch,
         facts=manifest.facts,
         folder=f"{storage.root}/{one.folder}",
         world_size=manifest.world_size,
-        is_rng_restored=is_rng_restored,
+        is_rng_restored=manifest.world_size == context.world_size,
         damaged=damaged,
     )
