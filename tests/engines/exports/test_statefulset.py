@@ -127,6 +127,20 @@ def test_an_export_has_no_variable_of_an_archive_that_does_not_travel():
     assert names.TRAIN not in env_of(documents)
 
 
+@pytest.mark.parametrize(
+    "work",
+    [
+        Script(path="/app/k8s-training/k8s/train.py", args=("--epochs", "2")),
+        Module(name="windlass.recipes.train"),
+        Module(name="windlass.recipes.train_framework"),
+    ],
+    ids=lambda work: work.program,
+)
+def test_the_guides_programs_have_its_names(work):
+    names = [document["metadata"]["name"] for document in render(work=work, script=None)]
+    assert names == ["train-rdzv", "train-llm"]
+
+
 def test_the_names_of_the_recipe_are_the_classic_ones():
     documents = render(procs=3, work=RECIPE)
     kinds = [(d["kind"], d["metadata"]["name"]) for d in documents]

@@ -1,8 +1,7 @@
 """Export only: a headless Service, a StatefulSet and torchrun. Needs no Windlass in the cluster or the image.
 
-Objects are called by the job's name or its id, so that two exports do not collide. Those of the
-language-model recipe have the names of its guide. Pods stay when training is finished, since a StatefulSet
-would start them again.
+Objects are called by the job's name or its id, so that two exports do not collide. Those of the recipes have
+the names of their guide. Pods stay when training is finished, since a StatefulSet would start them again.
 """
 
 from __future__ import annotations
@@ -36,7 +35,8 @@ Object = dict[str, Any]
 
 NAME = "train-llm"
 SERVICE = "train-rdzv"
-_RECIPE = "train_framework"  # which guides know by these two names
+# Programs that guides run under these two names, one after the other.
+_RECIPES = ("train_framework", "k8s-training/k8s/train.py", "windlass.recipes.train")
 MODELS = Claim(
     claim="models-pvc", path="/models"
 )  # where the work is told of a model that lies there
@@ -80,7 +80,7 @@ def render(
     """ConfigMap, claims, Service and StatefulSet, in the order in which they can be applied. Pure."""
     pod = _with_claims(pod_of(plan), plan.work)
     has_name = plan.name != plan.job_id
-    is_recipe = not has_name and _RECIPE in plan.work.label
+    is_recipe = not has_name and any(name in plan.work.label for name in _RECIPES)
     name = NAME if is_recipe else choose_plain_name(plan)
     pods = TorchrunPods(
         name=name,
