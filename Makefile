@@ -6,6 +6,8 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 PYTEST_ARGS ?= -n 2
+# most of the time of these tests is spent waiting for pods
+CLUSTER_ARGS ?= -n 3
 CHAOS_ARGS ?=
 BENCH_ARGS ?=
 
@@ -47,7 +49,7 @@ test-long: $(VENV)/.dev  ## examples, pages and programs from start to end, netw
 
 test-cluster: $(VENV)/.dev  ## the tests on the cluster that KUBECONFIG names
 	@[ -n "$$KUBECONFIG" ] || { echo "make $@: KUBECONFIG must name a kubeconfig" >&2; exit 2; }
-	$(BIN)/python -m pytest -m "cluster and not chaos and not thorough" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "cluster and not chaos and not thorough" $(CLUSTER_ARGS)
 
 test-contract: $(VENV)/.dev  ## the whole contract suite on the cluster that KUBECONFIG names, on the tests' own dialect too
 	@[ -n "$$KUBECONFIG" ] || { echo "make $@: KUBECONFIG must name a kubeconfig" >&2; exit 2; }
