@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from windlass import names
 from windlass.agent.agent_context import AgentContext
@@ -49,7 +50,13 @@ def main(about: dict) -> None:
     )
     forks = ForkServer()
     prepare_forks(plan, forks)
-    code = asyncio.run(run_agent(agent_context, forks, Inputs(plan, folder)))
+    asyncio.run(run_and_leave(agent_context, forks))
+
+
+async def run_and_leave(agent_context: AgentContext, forks: ForkServer) -> NoReturn:
+    """Exit from within the loop, as agents do: while a loop closes, a signal prints a traceback."""
+    inputs = Inputs(agent_context.plan, agent_context.folder)
+    code = await run_agent(agent_context, forks, inputs)
     sys.stderr.flush()
     os._exit(code)
 

@@ -131,10 +131,9 @@ def _reset(connection: socket.socket) -> None:
     """End it as the other side's machine did: not in order."""
     import struct
 
-    with contextlib.suppress(OSError):
+    with contextlib.closing(connection), contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.shutdown(socket.SHUT_RD)
-        connection.close()
 
 
 @dataclass
