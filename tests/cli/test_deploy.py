@@ -101,12 +101,12 @@ SPREAD = """
 import os
 import windlass as kt
 
-@kt.compute(name="spread-nodes", inactivity_ttl="5m", engine="local", {each}=2)
+@kt.compute(name="spread-nodes", inactivity_ttl="5m", engine="local", {each})
 @kt.distribute(framework="spmd", workers=2)
 def place():
     return [int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")]
 
-@kt.compute(name="spread-nodes", inactivity_ttl="5m", engine="local", {each}=2)
+@kt.compute(name="spread-nodes", inactivity_ttl="5m", engine="local", {each})
 @kt.distribute(framework="spmd", workers=2)
 class Place:
     def find(self):
@@ -124,7 +124,7 @@ kt.Compute(name="spread-nodes").teardown()
 """
 
 
-@pytest.mark.parametrize("each", ["gpus", "procs"])
+@pytest.mark.parametrize("each", ["gpus=2, pretend_gpus=True", "procs=2"])
 def test_ranks_per_node_are_those_that_were_deployed(local, project, tmp_path, monkeypatch, each):
     """By whatever way it is called, and whatever the settings of the caller are."""
     (project / "my_script.py").write_text(SPREAD.format(each=each))

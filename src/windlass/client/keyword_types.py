@@ -27,7 +27,7 @@ class JobKeywords(TypedDict, total=False):
     gpus: int
     """GPUs per node"""
     pretend_gpus: bool
-    """on this machine, have Ray count GPUs that are not there, for tests"""
+    """run without the GPUs that are asked for: as many ranks, on the CPU"""
     framework: str
     """how the work is spread over ranks; empty: pytorch, or command for a command"""
     name: str
@@ -206,7 +206,7 @@ class ComputeKeywords(TypedDict, total=False):
     procs: int | None
     """ranks per node; none: one per GPU, else one"""
     pretend_gpus: bool
-    """on this machine, have Ray count GPUs that are not there, for tests"""
+    """run without the GPUs that are asked for: as many ranks, on the CPU"""
     mesh_name: str
     """the Monarch mesh that the pods are; empty: the job's id without dashes"""
     open_mesh: bool
@@ -235,7 +235,7 @@ class AppKeywords(TypedDict, total=False):
     launch_timeout: float | str | None
     """how long to wait for all nodes; none: the engine's own"""
     pretend_gpus: bool
-    """on this machine, have Ray count GPUs that are not there, for tests"""
+    """run without the GPUs that are asked for: as many ranks, on the CPU"""
     python: str
     """the nodes' interpreter; empty: this one, in pods the image's python3"""
     restarts: int
