@@ -86,6 +86,15 @@ def test_the_signal_is_given_back(preemption):
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
+def test_the_end_of_the_grace_is_left_to_a_later_handler(preemption):
+    preemption.grace_s = 0
+    preemption.listen()
+    heard = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: heard.append(number))
+    preemption._end_unread()
+    assert heard == []
+
+
 def test_another_thread_cannot_listen(preemption, caplog):
     heard = []
     thread = threading.Thread(target=lambda: heard.append(preemption.listen()))

@@ -92,11 +92,16 @@ class Preemption:
 
     def stop_listening(self) -> None:
         """Give SIGTERM back to what had it before, unless somebody else has taken it meanwhile."""
-        if self._is_listening and signal.getsignal(signal.SIGTERM) == self._on_signal:
+        if self._has_signal:
             signal.signal(
                 signal.SIGTERM, signal.SIG_DFL if self._previous is None else self._previous
             )
         self._is_listening = False
+
+    @property
+    def _has_signal(self) -> bool:
+        """True if SIGTERM is still ours: another handler may have been installed since."""
+        return self._is_listening and signal.getsignal(signal.SIGTERM) == self._on_signal
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         is_first = self._deadline_s is None
@@ -117,7 +122,7 @@ class Preemption:
     def _end_unread(self) -> None:
         """Signal this process again at the end of the grace, unless the notice was read."""
         time.sleep(self.grace_s)
-        if not self._is_read and self._is_listening:
+        if not self._is_read and self._has_signal:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
