@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,6 +73,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if CASES in metafunc.definition.path.parents and "on" in metafunc.fixturenames:
         metafunc.parametrize("on", choose_engines(metafunc.definition), indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def own_context() -> Iterator[None]:
+    """No test sees another's training context, which may have been told to end; SIGTERM is given back.
+
+    A handler that stayed would end the process 30 s after any later test that sends SIGTERM.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    forget_context()
+    yield
+    forget_context()
+    signal.signal(signal.SIGTERM, before)
+
+
+def forget_context() -> None:
+    if (module := sys.modules.get("windlass.train.context")) is not None:
+        vars(module)["_context"] = None
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,6 @@
-"""One process without a launcher, and its SIGTERM given back afterwards."""
+"""One process without a launcher."""
 
 from __future__ import annotations
-
-import signal
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,14 +8,7 @@ from windlass import names
 
 
 @pytest.fixture(autouse=True)
-def one_process(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[None]:
-    from windlass.train import context
-
+def one_process(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     for name in (*names.SET_PER_RANK, names.OUT, "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    before = signal.getsignal(signal.SIGTERM)
-    context._context = None
-    yield
-    context._context = None
-    signal.signal(signal.SIGTERM, before)

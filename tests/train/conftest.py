@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from windlass.train import context as context_module
 from windlass.train.context import Context
 from windlass.train.preemption import Preemption
-
-
-@pytest.fixture(autouse=True)
-def own_context() -> Iterator[None]:
-    """No test sees another's context, which may have been told to end; SIGTERM is given back."""
-    before = signal.getsignal(signal.SIGTERM)
-    context_module._context = None
-    yield
-    context_module._context = None
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture
