@@ -85,7 +85,7 @@ def test_an_override_of_a_class_beside_the_trainer_is_refused_too(tmp_path):
 
 
 class TrainingConfiguration:
-    """What is used of itwinai's, which is a model of pydantic."""
+    """Stand-in for itwinai's configuration, which is a pydantic model."""
 
     def model_dump(self, *, exclude_unset):
         assert exclude_unset  # its other defaults are not the user's

@@ -44,7 +44,7 @@ class GpusTaken(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class GpuShare:
-    """How many GPUs each node of a job has, or is to run without."""
+    """Number of GPUs of each node of a job, real or pretended."""
 
     per_node: int
     is_pretended: bool = False
@@ -100,15 +100,16 @@ def check_gpus(share: GpuShare, num_nodes: int, env: Mapping[str, str]) -> tuple
     if len(gpus) < wanted:
         asked = f"{wanted} GPU(s)" + (f" for {num_nodes} nodes" if num_nodes > 1 else "")
         raise SpecError(
-            f"{asked} were asked for, and this machine has {_describe(len(gpus))}",
+            f"{asked} were asked for, and this machine has {describe_gpus(count_devices(), len(gpus))}",
             hint=f"leave --gpus out{' or ask for fewer' if gpus else ''}, use a cluster with "
             "-e kubernetes, or pretend them: --pretend-gpus starts as many ranks on the CPU",
         )
     return gpus
 
 
-def _describe(num_usable: int) -> str:
-    count, chosen = count_devices(), os.environ.get(names.CUDA_VISIBLE_DEVICES)
+def describe_gpus(count: int, num_usable: int) -> str:
+    """Return the number of GPUs here, and how many of them CUDA_VISIBLE_DEVICES leaves."""
+    chosen = os.environ.get(names.CUDA_VISIBLE_DEVICES)
     if not count:
         return "none"
     if chosen is None:

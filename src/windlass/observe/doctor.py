@@ -22,7 +22,13 @@ from typing import Literal
 from windlass import __version__, names
 from windlass.client.jobs.find_jobs import list_jobs
 from windlass.engines.local import is_lead_alive
-from windlass.engines.local_gpus import ask_smi, count_devices, list_gpus, read_holders
+from windlass.engines.local_gpus import (
+    ask_smi,
+    count_devices,
+    describe_gpus,
+    list_gpus,
+    read_holders,
+)
 from windlass.engines.protocol import engine_names, make_engine
 from windlass.errors import WindlassError
 from windlass.kube.kubeconfig import read_target
@@ -186,14 +192,11 @@ def _check_shared_memory() -> Check:
 
 
 def _check_gpus(home: Path) -> Check:
-    """The GPUs that jobs here may use, and which of them are in use by jobs of this user."""
-    usable, count = list_gpus(os.environ), count_devices()
+    """Return the GPUs that jobs here may use, and which of them jobs of this user hold."""
+    count = count_devices()
     if not count:
         return Check(name="gpus", state="ok", found="none")
-    text = str(count)
-    if names.CUDA_VISIBLE_DEVICES in os.environ:
-        chosen = os.environ[names.CUDA_VISIBLE_DEVICES]
-        text += f", of which {names.CUDA_VISIBLE_DEVICES}={chosen} leaves {len(usable)}"
+    text = describe_gpus(count, len(list_gpus(os.environ)))
     rows = [
         [word.strip() for word in line.split(",")]
         for line in ask_smi(f"--query-gpu={_SMI_FIELDS}", "--format=csv,noheader")

@@ -250,7 +250,7 @@ def _load(
 
 
 def _restore_generators(context: Context, manifest: CheckpointManifest, rng: bytes) -> None:
-    """Restore the random generators, or seed them anew if the checkpoint has other ranks' state."""
+    """Restore the random generators, or derive them from the seed if the world size has changed."""
     if rng:
         restore_rng(rng)
         return

@@ -37,6 +37,9 @@ LOSSES: dict[str, Callable[..., Any]] = {
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adamw": AdamW, "adam": Adam, "sgd": SGD}
 
 
+_OWN_STEPPERS = ("optimizer", "scheduler", "lr_scheduler")  # what the trainer itself steps
+
+
 def make_model(model: Any) -> nn.Module:
     """The model itself, or what a function without arguments makes."""
     made = model if isinstance(model, nn.Module) else model() if callable(model) else None
@@ -179,7 +182,7 @@ def find_further(trainer: object) -> dict[str, Optimizer | LRScheduler]:
     """Return the optimizers and schedulers that a trainer has besides its own, by attribute."""
     further: dict[str, Optimizer | LRScheduler] = {}
     for name, value in vars(trainer).items():
-        if name in ("optimizer", "scheduler", "lr_scheduler"):
+        if name in _OWN_STEPPERS:
             continue
         if isinstance(value, Optimizer | LRScheduler):
             further[name] = value
@@ -195,8 +198,8 @@ def find_further(trainer: object) -> dict[str, Optimizer | LRScheduler]:
 
 def find_steppers(trainer: Any) -> dict[str, Any]:
     """Return all optimizers and schedulers of a trainer, by attribute."""
-    names = ("optimizer", "scheduler", "lr_scheduler")
-    own = {name: getattr(trainer, name) for name in names if getattr(trainer, name) is not None}
+    own = {name: getattr(trainer, name) for name in _OWN_STEPPERS}
+    own = {name: value for name, value in own.items() if value is not None}
     return {**own, **find_further(trainer)}
 
 

@@ -244,7 +244,7 @@ def _render_named(name: str, progress: Progress) -> str:
 
 
 def _render_age(progress: Progress, now_s: float) -> list[str]:
-    """How long ago the last step was, if none has come for long."""
+    """Return the age of the last step, if there has been none for long."""
     if progress.step is None or progress.step == progress.total:
         return []
     age_s = now_s - progress.step_at_s
