@@ -200,10 +200,9 @@ def test_the_image_of_a_client_goes_before_that_of_a_runtime(api: Api, space: Sp
     client = TrainerClient(engine="trainjob", namespace=api.namespace, image=space.image)
     options = [Name("mine")]
     client.train("torch-distributed", trainer=CustomTrainer(func=make_sum()), options=options)
-    wait_for(lambda: api.list(PODS, labels=names.LABEL_JOB), "its pods are there")
-    (pod,) = api.list(PODS, labels=names.LABEL_JOB)
+    pods = wait_for(lambda: api.list(PODS, labels=f"{names.LABEL_JOB}=mine"), "its pods are there")
     client.delete_job("mine")
-    assert {one["image"] for one in pod["spec"]["containers"]} == {space.image}
+    assert {one["image"] for pod in pods for one in pod["spec"]["containers"]} == {space.image}
 
 
 def make_fsdp() -> Any:
