@@ -200,7 +200,9 @@ def test_the_image_of_a_client_goes_before_that_of_a_runtime(api: Api, space: Sp
     client = TrainerClient(engine="trainjob", namespace=api.namespace, image=space.image)
     options = [Name("mine")]
     client.train("torch-distributed", trainer=CustomTrainer(func=make_sum()), options=options)
-    pods = wait_for(lambda: api.list(PODS, labels=f"{names.LABEL_JOB}=mine"), "its pods are there")
+    its_own = f"{names.LABEL_JOB}=mine"
+    wait_for(lambda: bool(api.list(PODS, labels=its_own)), "its pods are there")
+    pods = api.list(PODS, labels=its_own)
     client.delete_job("mine")
     assert {one["image"] for pod in pods for one in pod["spec"]["containers"]} == {space.image}
 
