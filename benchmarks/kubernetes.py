@@ -39,7 +39,7 @@ from kubernetes_contestants import (
 from kubernetes_place import opened
 
 from windlass.errors import WindlassError
-from windlass.kube.api import Api, connect
+from windlass.kube.client.api import Api, connect
 
 RESTART = "restart"
 RESTART_S = 1.0

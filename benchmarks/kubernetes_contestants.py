@@ -23,8 +23,8 @@ from kubernetes_manifests import make_floor, make_pytorch_job, make_train_job
 from kubernetes_place import LIMIT_S, Place, Stamp, read_stamps
 
 from windlass.engines.dialects.dialect_table import load_dialect
-from windlass.kube.fields import name_of
-from windlass.kube.kinds import PYTORCH_JOBS, TRAIN_JOBS
+from windlass.kube.objects.fields import name_of
+from windlass.kube.objects.kinds import PYTORCH_JOBS, TRAIN_JOBS
 
 HERE = Path(__file__).parent
 FIRST, RESTART = "kubernetes_first.py", "kubernetes_restart.py"

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from windlass.kube.api import Api, connect
-from windlass.kube.api_errors import ClusterError, NotFound
-from windlass.kube.fields import name_of
-from windlass.kube.kinds import (
+from windlass.kube.client.api import Api, connect
+from windlass.kube.client.api_errors import ClusterError, NotFound
+from windlass.kube.objects.fields import name_of
+from windlass.kube.objects.kinds import (
     CONFIG_MAPS,
     JOBS,
     NAMESPACES,

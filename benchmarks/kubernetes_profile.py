@@ -31,9 +31,9 @@ from kubernetes_contestants import (
 from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.dialects.dialect_table import load_dialect
 from windlass.engines.dialects.kubernetes import KUBERNETES
-from windlass.kube.api import Api
-from windlass.kube.fields import container_of
-from windlass.kube.kinds import EVENTS, PODS, ObjectKind
+from windlass.kube.client.api import Api
+from windlass.kube.objects.fields import container_of
+from windlass.kube.objects.kinds import EVENTS, PODS, ObjectKind
 
 # name -> seconds since the exec of the command; or of the client's processor time
 Moments = dict[str, float]

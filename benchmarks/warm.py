@@ -56,7 +56,7 @@ def measure(setup: Setup, only: list[str]) -> list[Line]:
 def _measure_cluster(setup: Setup, wanted: set[str]) -> list[Line]:
     from warm_cluster import measure_pod_spread, measure_pods, opened
 
-    from windlass.kube.api import connect
+    from windlass.kube.client.api import connect
 
     lines = []
     with opened(setup, connect(context=setup.context)) as grounds:

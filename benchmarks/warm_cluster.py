@@ -35,7 +35,7 @@ from warm_setup import (
     time_edits,
 )
 
-from windlass.kube.api import Api
+from windlass.kube.client.api import Api
 
 STATEFUL_SET, ECHO = "StatefulSet + torchrun", "bare port-forward"
 _NO_IMAGE = "not here: name an image that has it with `--monarch-image`"

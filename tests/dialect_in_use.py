@@ -12,7 +12,7 @@ from cluster_space import Space
 import windlass as wl
 from windlass.engines.dialects.dialect import Dialect
 from windlass.errors import EngineMissing
-from windlass.kube.needs import check_needs
+from windlass.kube.client.access import check_needs
 
 
 def skip_where_missing(dialect: Dialect, space: Space) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from windlass.kube.api import Api
-from windlass.kube.kinds import ObjectKind
+from windlass.kube.client.api import Api
+from windlass.kube.objects.kinds import ObjectKind
 
 GROUP = "kueue.x-k8s.io"
 

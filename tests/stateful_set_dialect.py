@@ -14,13 +14,12 @@ from typing import Any
 from windlass import names
 from windlass.engines.dialects import dialect_table
 from windlass.engines.dialects.dialect import Dialect, ObjectPhase
-from windlass.kube.fields import labels_of, read_index
-from windlass.kube.job_files import FileNames
-from windlass.kube.kinds import STATEFUL_SETS
-from windlass.kube.manifests import make_metadata
-from windlass.kube.naming import headless_name, make_annotations, make_selector
-from windlass.kube.needs import Need
-from windlass.kube.pod_template import make_template
+from windlass.kube.client.access import Need
+from windlass.kube.objects.fields import labels_of, read_index
+from windlass.kube.objects.kinds import STATEFUL_SETS
+from windlass.kube.objects.manifests import FileNames, make_metadata
+from windlass.kube.objects.naming import headless_name, make_annotations, make_selector
+from windlass.kube.objects.pod_template import make_template
 from windlass.plan.plan import Plan
 
 LABEL_INDEX = "apps.kubernetes.io/pod-index"

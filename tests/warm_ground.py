@@ -18,8 +18,8 @@ import windlass as kt
 from windlass import names
 from windlass.client.compute.connection import ask_at
 from windlass.engines.dialects.kubernetes import KUBERNETES
-from windlass.kube.api import Api
-from windlass.kube.kinds import PODS
+from windlass.kube.client.api import Api
+from windlass.kube.objects.kinds import PODS
 from windlass.wire.message import to_plain
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from waits import wait_for
 
 import windlass as wl
 from windlass import names
-from windlass.kube.kinds import JOBS, PODS
+from windlass.kube.objects.kinds import JOBS, PODS
 
 WORK = """
 import os, time

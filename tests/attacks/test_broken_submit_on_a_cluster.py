@@ -19,9 +19,9 @@ import windlass as wl
 from windlass import names
 from windlass.engines import abandoned
 from windlass.engines.dialects.kubernetes import make_job
-from windlass.kube.fields import created_s
-from windlass.kube.kinds import JOBS, SECRETS
-from windlass.kube.manifests import make_owner, make_secret
+from windlass.kube.objects.fields import created_s
+from windlass.kube.objects.kinds import JOBS, SECRETS
+from windlass.kube.objects.manifests import make_owner, make_secret
 
 pytestmark = pytest.mark.cluster
 

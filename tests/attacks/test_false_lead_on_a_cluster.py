@@ -20,7 +20,7 @@ import windlass as wl
 from windlass import names
 from windlass.engines.dialects.kubernetes import LABEL_INDEX
 from windlass.kube.certificates import make_certificates
-from windlass.kube.kinds import JOBS, PODS
+from windlass.kube.objects.kinds import JOBS, PODS
 
 pytestmark = pytest.mark.cluster
 

@@ -22,7 +22,7 @@ from windlass import names
 from windlass.cli.export import render_manifests
 from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.engines.submit_steps import render_documents
-from windlass.kube.kinds import EVENTS, JOBS, NETWORK_POLICIES, PODS, SECRETS, SERVICES
+from windlass.kube.objects.kinds import EVENTS, JOBS, NETWORK_POLICIES, PODS, SECRETS, SERVICES
 from windlass.spec.work import Command, Function, Module, Script
 
 VALUE = "hunter2-b2c7f1"

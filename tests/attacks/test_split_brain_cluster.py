@@ -17,7 +17,7 @@ from waits import wait_for
 import windlass as wl
 from windlass import names
 from windlass.engines.dialects.kubernetes import LABEL_INDEX
-from windlass.kube.kinds import JOBS, PODS
+from windlass.kube.objects.kinds import JOBS, PODS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(420)]
 RANK = Path(__file__).parent / "noting_rank.py"

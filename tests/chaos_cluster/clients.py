@@ -13,7 +13,7 @@ from typing import Any
 from chaos_cluster.ground import WAIT_S, Ground, wait_for
 
 from windlass import names
-from windlass.kube.api_errors import ClusterError
+from windlass.kube.client.api_errors import ClusterError
 
 WINDLASS = (sys.executable, "-m", "windlass.cli.main")
 

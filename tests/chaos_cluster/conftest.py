@@ -12,8 +12,8 @@ from chaos_cluster.testbed import Testbed, find_trouble, open_testbed
 
 from windlass.engines.dialects.dialect_table import load_dialect
 from windlass.errors import EngineMissing
-from windlass.kube.api import Api
-from windlass.kube.needs import check_needs
+from windlass.kube.client.access import check_needs
+from windlass.kube.client.api import Api
 
 # Read at once: tests run without the WINDLASS_ variables of their surroundings.
 TEST_IMAGE = os.environ.get("WINDLASS_TEST_IMAGE", "localhost/torch:2.13.0-cpu")

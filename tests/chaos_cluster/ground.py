@@ -22,8 +22,8 @@ import windlass as wl
 from windlass import names
 from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.dialects.kubernetes import KUBERNETES
-from windlass.kube.api import Api, connect
-from windlass.kube.kinds import (
+from windlass.kube.client.api import Api, connect
+from windlass.kube.objects.kinds import (
     NAMESPACES,
     NETWORK_POLICIES,
     PODS,

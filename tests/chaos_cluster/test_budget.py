@@ -9,8 +9,8 @@ from chaos_cluster.ground import Ground, wait_for
 from chaos_cluster.trained import check_results, wait_for_step
 
 import windlass as wl
-from windlass.kube.fields import created_s
-from windlass.kube.kinds import JOBS
+from windlass.kube.objects.fields import created_s
+from windlass.kube.objects.kinds import JOBS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(420)]
 TOTAL = 120

@@ -11,7 +11,7 @@ from chaos_cluster.ground import on_every_engine
 from chaos_cluster.trained import check_results, wait_for_step
 
 from windlass import names
-from windlass.kube.kinds import PODS
+from windlass.kube.objects.kinds import PODS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from chaos_cluster.clients import ask, find_job, run_client, watch_births
 
-from windlass.kube.kinds import JOBS
+from windlass.kube.objects.kinds import JOBS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 # The Job, its claim, policy, Secret and two Services; then its two pods.

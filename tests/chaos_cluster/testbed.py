@@ -17,10 +17,10 @@ from pathlib import Path
 
 from chaos_cluster.ground import wait_for
 
-from windlass.kube.api import Api
-from windlass.kube.api_errors import ClusterError
-from windlass.kube.fields import condition_of, is_true
-from windlass.kube.kinds import NODES
+from windlass.kube.client.api import Api
+from windlass.kube.client.api_errors import ClusterError
+from windlass.kube.objects.fields import condition_of, is_true
+from windlass.kube.objects.kinds import NODES
 
 _BESIDE = Path(__file__).parents[3] / "shared" / "testbed" / "testbed"
 # Read at once: tests run without the WINDLASS_ variables of their surroundings.

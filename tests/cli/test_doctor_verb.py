@@ -16,8 +16,8 @@ from windlass.engines.dialects.dialect_table import dialect_names
 from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.engines.dialects.pytorchjob import PYTORCHJOB
 from windlass.engines.dialects.trainjob import TRAINJOB
-from windlass.kube.access import render_reader, render_role
-from windlass.kube.kinds import CLUSTER_TRAINING_RUNTIMES
+from windlass.kube.client.access import render_reader, render_role
+from windlass.kube.objects.kinds import CLUSTER_TRAINING_RUNTIMES
 from windlass.observe.doctor import Check
 
 Cli = Callable[..., Ran]

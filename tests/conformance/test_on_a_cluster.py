@@ -13,7 +13,7 @@ import rank_work as work
 from waits import wait_for
 
 import windlass as wl
-from windlass.kube.kinds import JOBS, NAMESPACES
+from windlass.kube.objects.kinds import JOBS, NAMESPACES
 
 pytestmark = pytest.mark.cluster
 WINDLASS = [sys.executable, "-m", "windlass.cli.main", "conformance", "-e", "kubernetes"]

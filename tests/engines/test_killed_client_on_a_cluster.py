@@ -18,11 +18,11 @@ from windlass import names
 from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.dialects.dialect_table import load_dialect
 from windlass.errors import EngineMissing
-from windlass.kube.api import Api
-from windlass.kube.fields import Object, annotations_of
-from windlass.kube.kinds import NETWORK_POLICIES, PODS, SECRETS, SERVICES
-from windlass.kube.naming import read_job_id
-from windlass.kube.needs import check_needs
+from windlass.kube.client.access import check_needs
+from windlass.kube.client.api import Api
+from windlass.kube.objects.fields import Object, annotations_of
+from windlass.kube.objects.kinds import NETWORK_POLICIES, PODS, SECRETS, SERVICES
+from windlass.kube.objects.naming import read_job_id
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 OPERATORS = ("trainjob", "pytorchjob", "raycluster", "monarchmesh")

@@ -18,7 +18,7 @@ from windlass.agent.lead import lead_server
 from windlass.engines import lead_sync as lines
 from windlass.engines.lead_sync import LeadSync
 from windlass.errors import EngineError
-from windlass.kube.api_errors import Unreachable
+from windlass.kube.client.api_errors import Unreachable
 from windlass.plan.plan import Input
 from windlass.wire.file_sync import find_files
 from windlass.wire.initial_status import render_status

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from windlass.kube.api import Api
-from windlass.kube.kubeconfig import read_target
-from windlass.kube.transport import Transport
+from windlass.kube.client.api import Api
+from windlass.kube.client.kubeconfig import read_target
+from windlass.kube.client.transport import Transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from windlass.kube.job_files import JobFiles
+from windlass.kube.objects.manifests import JobFiles
 from windlass.plan.plan import Facts, Plan, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.placement import read_toleration

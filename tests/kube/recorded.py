@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from windlass.engines.dialects.kubernetes import KUBERNETES
-from windlass.kube import job_pods
-from windlass.kube.blocker import Blocker
+from windlass.kube.diagnosis import pod_endings
+from windlass.kube.diagnosis.blocker import Blocker
 
 find_blockers = KUBERNETES.find_blockers
 _JOB_NAME = "batch.kubernetes.io/job-name"
@@ -36,18 +36,18 @@ def load(name: str) -> Seen:
     return Seen(**json.loads((_FOLDER / f"{name}.json").read_text()))
 
 
-def read_dead_pods(pods: list[dict[str, Any]], events: Any = ()) -> tuple[job_pods.DeadPod, ...]:
+def read_dead_pods(pods: list[dict[str, Any]], events: Any = ()) -> tuple[pod_endings.DeadPod, ...]:
     """The pods of one Indexed Job that ended badly."""
-    return job_pods.read_dead_pods(pods, events, indexes=_find_indexes(pods))
+    return pod_endings.read_dead_pods(pods, events, indexes=_find_indexes(pods))
 
 
 def timeline(pods: list[dict[str, Any]], **more: Any) -> list[Any]:
-    return job_pods.timeline(pods, indexes=_find_indexes(pods), **more)
+    return pod_endings.timeline(pods, indexes=_find_indexes(pods), **more)
 
 
-def _find_indexes(pods: list[dict[str, Any]]) -> job_pods.PodIndexes:
+def _find_indexes(pods: list[dict[str, Any]]) -> pod_endings.PodIndexes:
     jobs = {pod["metadata"].get("labels", {}).get(_JOB_NAME, "") for pod in pods} or {""}
     (job,) = jobs
-    return job_pods.PodIndexes(
+    return pod_endings.PodIndexes(
         of_pod=KUBERNETES.index_of, of_name=lambda name: KUBERNETES.index_in_name(name, job)
     )

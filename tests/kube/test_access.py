@@ -12,9 +12,9 @@ from kube.api_server import Answer, connect_to, refuse, serve
 from kube.users import make_kubeconfig, new_namespace
 
 from windlass.engines.dialects.kubernetes import KUBERNETES
-from windlass.kube.access import check_access, check_needed, render_role
-from windlass.kube.api import Api, connect
-from windlass.kube.api_errors import Forbidden
+from windlass.kube.client.access import check_access, check_needed, render_role
+from windlass.kube.client.api import Api, connect
+from windlass.kube.client.api_errors import Forbidden
 
 RIGHTS = KUBERNETES.rights
 ROLE = Path(__file__).parents[2] / "docs" / "engines" / "role.yaml"

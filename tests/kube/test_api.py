@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from kube.api_server import Answer, connect_to, refuse, serve
 
-from windlass.kube.api_errors import (
+from windlass.kube.client.api_errors import (
     ClusterError,
     ClusterPlace,
     Conflict,
@@ -22,7 +22,7 @@ from windlass.kube.api_errors import (
     Unreachable,
     read_refusal,
 )
-from windlass.kube.kinds import JOBS, NODES, PODS, SECRETS
+from windlass.kube.objects.kinds import JOBS, NODES, PODS, SECRETS
 from windlass.names import ANNOTATION_SUBMIT
 
 BUSY = refuse(503, "ServiceUnavailable", "starting")

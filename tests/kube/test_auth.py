@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from kube.api_server import Answer, connect_to, refuse, serve, write_kubeconfig
 
-from windlass.kube.api import connect
-from windlass.kube.api_errors import Unauthorized
-from windlass.kube.kinds import PODS
-from windlass.kube.kubeconfig import ConfigError
+from windlass.kube.client.api import connect
+from windlass.kube.client.api_errors import Unauthorized
+from windlass.kube.client.kubeconfig import ConfigError
+from windlass.kube.objects.kinds import PODS
 
 OK = Answer(body={"metadata": {"name": "a"}})
 V1 = "client.authentication.k8s.io/v1"

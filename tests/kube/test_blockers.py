@@ -11,10 +11,10 @@ from kube.recorded import find_blockers, load
 from kube.users import new_namespace
 from waits import wait_for
 
-from windlass.kube.api import Api
-from windlass.kube.blocker import Blocker, make_condition
-from windlass.kube.containers import diagnose_container
-from windlass.kube.kinds import EVENTS, JOBS, PODS, RESOURCE_QUOTAS
+from windlass.kube.client.api import Api
+from windlass.kube.diagnosis.blocker import Blocker, make_condition
+from windlass.kube.diagnosis.pod_endings import diagnose_container
+from windlass.kube.objects.kinds import EVENTS, JOBS, PODS, RESOURCE_QUOTAS
 
 IMAGE = os.environ.get("TESTBED_IMAGE", "localhost/python:testbed")
 

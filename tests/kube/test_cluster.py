@@ -18,17 +18,11 @@ import pytest
 from kube.api_server import read_exactly, write_kubeconfig
 from kube.users import make_user, new_namespace
 
-from windlass.kube.api import Api, connect
-from windlass.kube.api_errors import Conflict, Forbidden, NotFound, Rejected, Unreachable
-from windlass.kube.kinds import (
-    CONFIG_MAPS,
-    PODS,
-    RESOURCE_QUOTAS,
-    SECRETS,
-    ObjectKind,
-)
-from windlass.kube.kubeconfig import ClusterTarget, read_target
-from windlass.kube.transport import Transport
+from windlass.kube.client.api import Api, connect
+from windlass.kube.client.api_errors import Conflict, Forbidden, NotFound, Rejected, Unreachable
+from windlass.kube.client.kubeconfig import ClusterTarget, read_target
+from windlass.kube.client.transport import Transport
+from windlass.kube.objects.kinds import CONFIG_MAPS, PODS, RESOURCE_QUOTAS, SECRETS, ObjectKind
 
 pytestmark = pytest.mark.cluster
 

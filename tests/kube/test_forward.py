@@ -21,7 +21,7 @@ from websockets.http11 import Request, Response
 from websockets.sync.server import Server, ServerConnection
 from websockets.sync.server import serve as serve_websocket
 
-from windlass.kube.api_errors import ClusterError, NotFound, Unauthorized, Unreachable
+from windlass.kube.client.api_errors import ClusterError, NotFound, Unauthorized, Unreachable
 
 PORT = (7000).to_bytes(2, "little")
 NUM_BYTES = 32 << 20
@@ -146,7 +146,7 @@ def test_a_refused_port_is_an_end_and_a_line_in_the_log(
         connection.send(b"\1connect: connection refused")
         connection.recv(10.0)
 
-    caplog.set_level(logging.INFO, "windlass.kube.forward")
+    caplog.set_level(logging.INFO, "windlass.kube.client.forward")
     with play_node(complain) as url, connect_to(url, tmp_path).forward("a", 7000) as sock:
         assert read_all(sock) == b""
     assert "forward a port of pods/a in namespace space: connect: connection refused" in caplog.text
@@ -255,7 +255,7 @@ def test_it_does_not_keep_the_interpreter_alive(tmp_path: Path) -> None:
     with play_node(echo) as url:
         connect_to(url, tmp_path)
         code = (
-            "from windlass.kube.api import connect\n"
+            "from windlass.kube.client.api import connect\n"
             "sock = connect().forward('a', 7000)\nsock.sendall(b'x')\nprint(sock.recv(1).decode())"
         )
         ended = subprocess.run(

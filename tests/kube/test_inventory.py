@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from windlass.kube.inventory import (
+from windlass.kube.objects.inventory import (
     count_gpus,
     describe_policies,
     find_default_class,

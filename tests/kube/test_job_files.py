@@ -11,8 +11,13 @@ from kube.plans import make_pod_plan
 
 from windlass import names
 from windlass.engines.job_secret import make_files
-from windlass.kube.job_files import JOIN, MAX_SECRET_BYTES, cut_files
-from windlass.kube.manifests import make_part, make_secret
+from windlass.kube.objects.manifests import (
+    JOIN,
+    MAX_SECRET_BYTES,
+    cut_files,
+    make_part,
+    make_secret,
+)
 
 MAX_ANNOTATIONS = 262_144  # what the API server allows for all annotations of an object
 

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from kube.recorded import load, read_dead_pods, timeline
 
-from windlass.kube.fields import log_container_of, read_time, started_s
-from windlass.kube.job_pods import PodIndexes
-from windlass.kube.pod_endings import read_ending
+from windlass.kube.diagnosis.pod_endings import PodIndexes, read_ending
+from windlass.kube.objects.fields import log_container_of, read_time, started_s
 from windlass.wire.status import FailureKind
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from kube.api_server import write_kubeconfig
 
-from windlass.kube.api import connect
-from windlass.kube.kubeconfig import ClusterTarget, ConfigError, read_target
-from windlass.kube.sockets import find_proxy
+from windlass.kube.client.api import connect
+from windlass.kube.client.kubeconfig import ClusterTarget, ConfigError, read_target
+from windlass.kube.client.transport import find_proxy
 
 
 def write(path: Path, **parts: Any) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from windlass.kube.label_selectors import selects
+from windlass.kube.objects.naming import selects
 
 LABELS = {"app": "train", "team": "a"}
 

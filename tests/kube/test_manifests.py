@@ -22,8 +22,8 @@ from windlass.engines.dialects.raycluster import RAYCLUSTER
 from windlass.engines.dialects.trainjob import RUNTIME, SHIPPED, TRAINJOB
 from windlass.engines.submit_steps import render_documents
 from windlass.errors import SpecError
-from windlass.kube import manifests
-from windlass.kube.kinds import JOBS
+from windlass.kube.objects import manifests
+from windlass.kube.objects.kinds import JOBS
 from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.storage import read_volume

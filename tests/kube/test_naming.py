@@ -10,7 +10,7 @@ from kube.plans import make_pod_plan
 
 from windlass import names
 from windlass.client.jobs.job_ids import MAX_ID
-from windlass.kube.naming import (
+from windlass.kube.objects.naming import (
     claim_name,
     headless_name,
     label_value,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windlass.errors import SpecError
-from windlass.kube.patching import apply_patch
+from windlass.kube.objects.pod_template import apply_patch
 
 TEMPLATE = {
     "metadata": {"labels": {"a": "1"}},

@@ -8,7 +8,7 @@ from kube.plans import FILES, make_pod_plan
 from windlass import names
 from windlass.engines.dialects.kubernetes import make_job
 from windlass.errors import SpecError
-from windlass.kube.pod_template import make_template, pull_policy
+from windlass.kube.objects.pod_template import make_template, pull_policy
 from windlass.spec.placement import read_toleration
 from windlass.spec.pod_spec import PodSize
 from windlass.spec.storage import read_secret, read_volume

@@ -8,7 +8,7 @@ import pytest
 from kube.recorded import find_blockers
 
 from windlass import names
-from windlass.kube.blocker import NOT_ADMITTED, QUEUE_MISSING, QUEUE_TOO_SMALL, Blocker
+from windlass.kube.diagnosis.blocker import NOT_ADMITTED, QUEUE_MISSING, QUEUE_TOO_SMALL, Blocker
 
 HEAD = "couldn't assign flavors to pod set main: "
 OVER = (

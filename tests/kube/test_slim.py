@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kube.recorded import find_blockers, load, read_dead_pods, timeline
 
-from windlass.kube.slim import slim_any, slim_node, slim_pod
+from windlass.kube.objects.fields import slim_any, slim_node, slim_pod
 
 SEEN = sorted(path.stem for path in (Path(__file__).parent / "seen").glob("*.json"))
 NOISE = {"managedFields": [{"manager": "kubelet"}], "annotations": {"a": "b"}}

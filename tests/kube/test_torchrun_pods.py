@@ -12,7 +12,7 @@ import pytest
 from kube.plans import make_pod_plan
 from waits import wait_for
 
-from windlass.kube.torchrun_pods import STATE_FOLDER, Rendezvous, TorchrunPods, make_shell
+from windlass.kube.objects.torchrun_pods import STATE_FOLDER, Rendezvous, TorchrunPods, make_shell
 
 STAYS = "training is finished"
 

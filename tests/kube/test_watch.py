@@ -12,8 +12,8 @@ import pytest
 from kube.api_server import Answer, ApiServer, connect_to, refuse, serve
 from waits import wait_for
 
-from windlass.kube.api_errors import ClusterError, Forbidden, Unreachable
-from windlass.kube.kinds import PODS
+from windlass.kube.client.api_errors import ClusterError, Forbidden, Unreachable
+from windlass.kube.objects.kinds import PODS
 
 Pod = dict[str, Any]
 
@@ -75,7 +75,7 @@ def test_it_goes_on_where_it_was(tmp_path: Path, trouble: Answer) -> None:
 
 
 def test_a_server_that_was_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "windlass.kube.watch")
+    caplog.set_level(logging.INFO, "windlass.kube.client.watch")
     stop = threading.Event()
     found: list[str] = []
     with serve(make_list(5), make_lines(("ADDED", make_pod("a", 6)))) as server:

@@ -14,9 +14,9 @@ from cluster_space import has_account
 from kube.api_server import write_kubeconfig
 from waits import wait_for
 
-from windlass.kube.api import Api, connect
-from windlass.kube.kinds import NAMESPACES, SERVICE_ACCOUNTS, ObjectKind
-from windlass.kube.kubeconfig import read_target
+from windlass.kube.client.api import Api, connect
+from windlass.kube.client.kubeconfig import read_target
+from windlass.kube.objects.kinds import NAMESPACES, SERVICE_ACCOUNTS, ObjectKind
 
 _ROLES = ObjectKind("rbac.authorization.k8s.io/v1", "roles", "Role")
 _BINDINGS = ObjectKind("rbac.authorization.k8s.io/v1", "rolebindings", "RoleBinding")

@@ -12,9 +12,9 @@ import yaml
 from kube.users import make_kubeconfig, new_namespace
 
 from windlass.engines.dialects.kubernetes import KUBERNETES
-from windlass.kube.access import render_role
-from windlass.kube.api import Api
-from windlass.kube.kinds import JOBS, NETWORK_POLICIES, PODS, SERVICES
+from windlass.kube.client.access import render_role
+from windlass.kube.client.api import Api
+from windlass.kube.objects.kinds import JOBS, NETWORK_POLICIES, PODS, SERVICES
 from windlass.observe.doctor import Check
 from windlass.observe.doctor_kubernetes import check_cluster
 from windlass.settings import read_settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from windlass.kube.blocker import Blocker, make_condition
+from windlass.kube.diagnosis.blocker import Blocker, make_condition
 from windlass.observe.why import explain
 from windlass.wire.status import (
     Condition,

@@ -22,8 +22,8 @@ from cluster_space import make_claim, open_namespace, serve_files
 
 import windlass
 from windlass.engines.pyz import list_modules, zip_modules
-from windlass.kube.api import Api, connect
-from windlass.kube.kinds import NODES, PVCS
+from windlass.kube.client.api import Api, connect
+from windlass.kube.objects.kinds import NODES, PVCS
 
 LLM_IMAGE = os.environ.get("WINDLASS_TEST_LLM_IMAGE", "localhost/llm:testbed")
 APP = "app"

@@ -33,7 +33,7 @@ from recipes.tiny_llama import write_model
 
 import windlass as wl
 from windlass import names
-from windlass.kube.kinds import PODS, SECRETS
+from windlass.kube.objects.kinds import PODS, SECRETS
 from windlass.recipes import train, train_framework
 from windlass.waiting import wait_until
 

@@ -20,10 +20,10 @@ from kube.users import make_kubeconfig
 
 from windlass import names
 from windlass.engines.dialects.kubernetes import KUBERNETES
-from windlass.kube.access import check_access
-from windlass.kube.api import Api, connect
-from windlass.kube.api_errors import NotFound
-from windlass.kube.kinds import (
+from windlass.kube.client.access import check_access
+from windlass.kube.client.api import Api, connect
+from windlass.kube.client.api_errors import NotFound
+from windlass.kube.objects.kinds import (
     JOBS,
     LIMIT_RANGES,
     NAMESPACES,

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from foreign_pod import make_foreign_pod
 from strict_cluster.ground import Ground, wait_for
 
-from windlass.kube.api import Api
-from windlass.kube.kinds import PODS
+from windlass.kube.client.api import Api
+from windlass.kube.objects.kinds import PODS
 
 PORT = 8000
 NAME = "stranger"

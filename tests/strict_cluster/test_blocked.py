@@ -15,8 +15,8 @@ from strict_cluster.ground import Ground, wait_for
 
 import windlass as wl
 from windlass import names
-from windlass.kube import blocker as reasons
-from windlass.kube.kinds import PODS
+from windlass.kube.diagnosis import blocker as reasons
+from windlass.kube.objects.kinds import PODS
 from windlass.observe.why import explain
 from windlass.wire.status import Condition
 

@@ -16,7 +16,7 @@ from strict_cluster.conftest import Become
 from strict_cluster.ground import Ground, wait_for
 
 from windlass.engines.exports.plain_table import _PLAIN
-from windlass.kube.kinds import JOBS
+from windlass.kube.objects.kinds import JOBS
 
 pytestmark = pytest.mark.cluster
 

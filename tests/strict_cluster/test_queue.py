@@ -12,7 +12,7 @@ from strict_cluster.conftest import Become
 from strict_cluster.ground import Ground, take_away, wait_for
 
 import windlass as wl
-from windlass.kube import blocker as reasons
+from windlass.kube.diagnosis import blocker as reasons
 from windlass.observe.why import Why, explain
 
 pytestmark = pytest.mark.cluster

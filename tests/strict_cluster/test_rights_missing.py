@@ -10,8 +10,8 @@ from strict_cluster.ground import WAIT_S, Ground, read_rules, take_away, wait_fo
 
 import windlass as wl
 from windlass.engines.dialects.kubernetes import KUBERNETES
-from windlass.kube.api_errors import Forbidden
-from windlass.kube.kinds import JOBS, SECRETS
+from windlass.kube.client.api_errors import Forbidden
+from windlass.kube.objects.kinds import JOBS, SECRETS
 from windlass.waiting import wait_until
 
 pytestmark = pytest.mark.cluster

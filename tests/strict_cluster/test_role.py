@@ -16,7 +16,7 @@ from strict_cluster.ground import WAIT_S, Ground, wait_for
 
 import windlass as wl
 from windlass.engines.dialects.kubernetes import KUBERNETES
-from windlass.kube.kinds import SECRETS
+from windlass.kube.objects.kinds import SECRETS
 
 pytestmark = pytest.mark.cluster
 

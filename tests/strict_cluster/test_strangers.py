@@ -17,7 +17,7 @@ from strict_cluster.stranger import Stranger, open_stranger
 import windlass as wl
 from windlass import names
 from windlass.engines.dialects.kubernetes import LABEL_INDEX
-from windlass.kube.kinds import JOBS, NETWORK_POLICIES, PODS, SECRETS, SERVICES
+from windlass.kube.objects.kinds import JOBS, NETWORK_POLICIES, PODS, SECRETS, SERVICES
 
 pytestmark = pytest.mark.cluster
 

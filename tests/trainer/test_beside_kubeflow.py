@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from windlass.kube.api import connect
-from windlass.kube.kinds import NAMESPACES
+from windlass.kube.client.api import connect
+from windlass.kube.objects.kinds import NAMESPACES
 
 CALLS = Path(__file__).parent / "sdk_calls.py"
 HAS_KUBEFLOW = importlib.util.find_spec("kubeflow") is not None

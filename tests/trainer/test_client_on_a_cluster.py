@@ -20,9 +20,10 @@ from windlass import names
 from windlass.engines.dialects.trainjob import TRAINJOB
 from windlass.engines.exports.torchrun_trainjob import make_plain
 from windlass.errors import EngineMissing
-from windlass.kube.api import Api
-from windlass.kube.fields import is_true, name_of
-from windlass.kube.kinds import (
+from windlass.kube.client.access import check_needs
+from windlass.kube.client.api import Api
+from windlass.kube.objects.fields import is_true, name_of
+from windlass.kube.objects.kinds import (
     CONFIG_MAPS,
     JOBS,
     NETWORK_POLICIES,
@@ -33,8 +34,7 @@ from windlass.kube.kinds import (
     TRAIN_JOBS,
     TRAINING_RUNTIMES,
 )
-from windlass.kube.needs import check_needs
-from windlass.kube.torchrun_pods import Rendezvous
+from windlass.kube.objects.torchrun_pods import Rendezvous
 from windlass.trainer import (
     CustomTrainer,
     CustomTrainerContainer,

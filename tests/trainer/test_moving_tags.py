@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from kube.plans import make_pod_plan
 
-from windlass.kube.job_files import FileNames
-from windlass.kube.pod_template import make_template
+from windlass.kube.objects.manifests import FileNames
+from windlass.kube.objects.pod_template import make_template
 from windlass.trainer.moving_tags import keep_present
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from windlass.kube.blocker import CONDITION, NOT_ADMITTED, PULLING, SUSPENDED
+from windlass.kube.diagnosis.blocker import CONDITION, NOT_ADMITTED, PULLING, SUSPENDED
 from windlass.trainer.statuses import V1_WORDS, V2_WORDS, name_v1, name_v2
 from windlass.wire.status import Condition, FailureKind, JobStatus, Phase, Verdict
 

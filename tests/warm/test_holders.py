@@ -12,9 +12,9 @@ from waits import wait_for
 
 import windlass as kt
 from windlass.client.compute.idle_computes import IdleComputes, remove_by_call, remove_by_command
-from windlass.kube import blocker as reasons
-from windlass.kube.blocker import Blocker, make_condition
-from windlass.kube.kinds import RESOURCE_QUOTAS
+from windlass.kube.diagnosis import blocker as reasons
+from windlass.kube.diagnosis.blocker import Blocker, make_condition
+from windlass.kube.objects.kinds import RESOURCE_QUOTAS
 from windlass.wire.status import JobStatus
 
 FULL = Blocker(reason=reasons.QUOTA, message="the quota is used up", hint="end other jobs")

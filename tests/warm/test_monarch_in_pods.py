@@ -9,7 +9,7 @@ import pytest
 from waits import wait_for
 
 import windlass as kt
-from windlass.kube.kinds import NODES, PODS, SERVICE_ACCOUNTS, ObjectKind
+from windlass.kube.objects.kinds import NODES, PODS, SERVICE_ACCOUNTS, ObjectKind
 
 pytest.importorskip("monarch.actor", reason="Monarch is not installed: pip install torchmonarch")
 import monarch_tasks

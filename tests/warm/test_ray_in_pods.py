@@ -7,7 +7,7 @@ from ray_tasks import look, run_ray_job
 from waits import wait_for
 
 import windlass as kt
-from windlass.kube.kinds import NODES
+from windlass.kube.objects.kinds import NODES
 
 IMAGE = "rayproject/ray:2.32.0-py311"
 WORKER = {"gpus": 4, "cpus": "1", "memory": "2.5Gi"}

@@ -9,7 +9,7 @@ from ray_tasks import run_ray_job
 
 import windlass as kt
 from windlass.engines.dialects.raycluster import RAYCLUSTER
-from windlass.kube.kinds import NODES, RAY_CLUSTERS
+from windlass.kube.objects.kinds import NODES, RAY_CLUSTERS
 
 IMAGE = "rayproject/ray:2.32.0-py311"
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]

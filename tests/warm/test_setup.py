@@ -163,7 +163,7 @@ def test_a_secret_that_is_not_set_is_refused_before_anything_starts(on, monkeypa
 
 @pytest.mark.cluster_only("there are no Secrets of the cluster on one machine")
 def test_a_secret_of_the_cluster(on, make):
-    from windlass.kube.kinds import SECRETS
+    from windlass.kube.objects.kinds import SECRETS
 
     name = f"db-{secrets.token_hex(3)}"
     made = {"metadata": {"name": name}, "stringData": {"PASSWORD": "swordfish"}}

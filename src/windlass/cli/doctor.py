@@ -18,7 +18,7 @@ from windlass.settings import Settings, read_settings_here
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from windlass.kube.access import Right
+    from windlass.kube.client.access import Right
 
 _HERE = ("local",)  # engines that need nothing but this machine
 _COLOURS = {"ok": 32, "warn": 33, "missing": 31}
@@ -76,7 +76,7 @@ def _print_role(settings: Settings, *, as_json: bool) -> None:
     """Print the engines' Role, for an admin who may grant it. Asks no cluster."""
     import yaml
 
-    from windlass.kube.access import render_role
+    from windlass.kube.client.access import render_role
 
     engines = [name.strip() for name in settings.engine.split(",")]
     text = render_role({name: _find_rights(name) for name in engines}, settings.namespace)

@@ -22,7 +22,7 @@ from windlass.client.jobs.run import Prepared
 from windlass.client.terminal import say
 from windlass.engines.protocol import Renderer, engine_names
 from windlass.errors import SpecError
-from windlass.kube.job_files import first_piece
+from windlass.kube.objects.manifests import first_piece
 from windlass.settings import start_folder
 
 
@@ -137,7 +137,7 @@ def render_manifests(documents: Sequence[dict[str, Any]]) -> str:
 def _render_plain(prepared: Prepared, version: str) -> list[dict[str, Any]]:
     from windlass.engines.exports.plain_table import load_plain
     from windlass.engines.exports.single_script import read_solo
-    from windlass.kube.torchrun_pods import Rendezvous, unwrap_plan
+    from windlass.kube.objects.torchrun_pods import Rendezvous, unwrap_plan
 
     if prepared.plan.pod is None:
         raise SpecError(

@@ -17,7 +17,7 @@ import pytest
 from windlass.conformance.case_result import FAILED, PASSED, SKIPPED, CaseResult
 from windlass.conformance.cluster_place import ConformancePlace
 from windlass.engines.dialects.dialect_table import load_dialect
-from windlass.kube.api_errors import ClusterError
+from windlass.kube.client.api_errors import ClusterError
 
 LOCAL = "local"
 _FILES_S = 90.0

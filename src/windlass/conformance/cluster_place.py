@@ -21,12 +21,11 @@ from windlass.client.terminal import say
 from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.dialects.dialect_table import load_dialect
 from windlass.errors import EngineError, SpecError, WaitTimeout
-from windlass.kube.access import check_needed, may
-from windlass.kube.api import Api, connect
-from windlass.kube.api_errors import Forbidden, NotFound
-from windlass.kube.fields import name_of
-from windlass.kube.kinds import NAMESPACES
-from windlass.kube.needs import check_needs
+from windlass.kube.client.access import check_needed, check_needs, may
+from windlass.kube.client.api import Api, connect
+from windlass.kube.client.api_errors import Forbidden, NotFound
+from windlass.kube.objects.fields import name_of
+from windlass.kube.objects.kinds import NAMESPACES
 from windlass.observe.why import explain
 from windlass.settings import Settings
 from windlass.waiting import wait_until

@@ -16,12 +16,12 @@ from typing import Any
 
 from windlass import names
 from windlass.engines.dialects.dialect import Dialect, ObjectPhase
-from windlass.kube.api import Api
-from windlass.kube.api_errors import ClusterError
-from windlass.kube.blocker import make_condition, make_half_submitted
-from windlass.kube.fields import Object, annotations_of, created_s, labels_of, name_of
-from windlass.kube.kinds import ObjectKind
-from windlass.kube.naming import read_job_id
+from windlass.kube.client.api import Api
+from windlass.kube.client.api_errors import ClusterError
+from windlass.kube.diagnosis.blocker import make_condition, make_half_submitted
+from windlass.kube.objects.fields import Object, annotations_of, created_s, labels_of, name_of
+from windlass.kube.objects.kinds import ObjectKind
+from windlass.kube.objects.naming import read_job_id
 from windlass.spec.work import Calls
 from windlass.wire.status import JobStatus
 

@@ -18,10 +18,10 @@ from windlass.engines.adopted_logs import AdoptedLogs
 from windlass.engines.dialects.dialect import Dialect, ObjectEnd, ObjectPhase
 from windlass.engines.job_blockers import JobBlockers
 from windlass.engines.job_watch import JobWatch
-from windlass.kube.api import Api
-from windlass.kube.api_errors import Forbidden, NotFound
-from windlass.kube.fields import Object, created_s, name_of
-from windlass.kube.job_pods import PodIndexes, read_dead_pods, timeline
+from windlass.kube.client.api import Api
+from windlass.kube.client.api_errors import Forbidden, NotFound
+from windlass.kube.diagnosis.pod_endings import PodIndexes, read_dead_pods, timeline
+from windlass.kube.objects.fields import Object, created_s, name_of
 from windlass.wire.log_lines import LogQuery
 from windlass.wire.states import MomentName, NodeState
 from windlass.wire.status import (

@@ -10,9 +10,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from windlass.kube.api import Api
-from windlass.kube.api_errors import ClusterError, Forbidden
-from windlass.kube.fields import Object, log_container_of, name_of
+from windlass.kube.client.api import Api
+from windlass.kube.client.api_errors import ClusterError, Forbidden
+from windlass.kube.objects.fields import Object, log_container_of, name_of
 from windlass.wire.log_lines import LogLine, LogQuery
 from windlass.wire.pod_log import read_line_time
 

@@ -49,13 +49,13 @@ from windlass.engines.submit import create_objects
 from windlass.engines.submit_steps import render_documents
 from windlass.engines.worker_object import resize_nodes
 from windlass.errors import EngineError, JobNotFound, SpecError
-from windlass.kube.access import read_identity
-from windlass.kube.api import Api, connect
-from windlass.kube.api_errors import ClusterError
-from windlass.kube.blocker import HALF_SUBMITTED
-from windlass.kube.fields import Object, annotations_of
-from windlass.kube.job_files import JobFiles
-from windlass.kube.naming import read_job_id
+from windlass.kube.client.access import read_identity
+from windlass.kube.client.api import Api, connect
+from windlass.kube.client.api_errors import ClusterError
+from windlass.kube.diagnosis.blocker import HALF_SUBMITTED
+from windlass.kube.objects.fields import Object, annotations_of
+from windlass.kube.objects.manifests import JobFiles
+from windlass.kube.objects.naming import read_job_id
 from windlass.plan.plan import Facts, Plan, read_plan, render_plan
 from windlass.settings import Settings
 from windlass.spec.pod_spec import PodSize

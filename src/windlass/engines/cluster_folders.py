@@ -8,7 +8,7 @@ from pathlib import Path
 
 from windlass import names
 from windlass.errors import EngineError
-from windlass.kube.api import Api
+from windlass.kube.client.api import Api
 from windlass.plan.plan import Plan, render_plan
 from windlass.trusted import make_own
 from windlass.wire.job_folder import JobFolder, write_atomically

@@ -26,11 +26,11 @@ from windlass.engines.pod_log_recovery import read_leftovers, read_unread
 from windlass.engines.unheard import UNSEEN, add_warning, describe_forgotten, describe_silence
 from windlass.engines.unreachable_pods import UnreachablePods
 from windlass.engines.untold_end import UntoldEnd, show_ending
-from windlass.kube.api import Api
-from windlass.kube.api_errors import ClusterError, Forbidden
-from windlass.kube.fields import created_s, started_s
-from windlass.kube.job_pods import PodIndexes, read_dead_pods, timeline
-from windlass.kube.mounts import pod_of
+from windlass.kube.client.api import Api
+from windlass.kube.client.api_errors import ClusterError, Forbidden
+from windlass.kube.diagnosis.pod_endings import PodIndexes, read_dead_pods, timeline
+from windlass.kube.objects.fields import created_s, started_s
+from windlass.kube.objects.manifests import pod_of
 from windlass.plan.plan import Plan
 from windlass.spec.work import Calls
 from windlass.waiting import wait_until

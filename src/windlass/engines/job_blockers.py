@@ -1,6 +1,6 @@
 """What keeps one job from getting on, asked of the API server no more often than is worth it.
 
-What a blocker is, and in which words, is its dialect's and `kube.blockers`.
+What a blocker is, and in which words, is its dialect's and `kube.diagnosis.pod_blockers`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 
 from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.job_watch import JobWatch
-from windlass.kube.blocker import (
+from windlass.kube.diagnosis.blocker import (
     NOT_ADMITTED,
     OPERATOR_IDLE,
     START_ERROR,
@@ -17,7 +17,7 @@ from windlass.kube.blocker import (
     Blocker,
     make_condition,
 )
-from windlass.kube.operators import IDLE_S
+from windlass.kube.diagnosis.job_admission import IDLE_S
 from windlass.wire.status import Condition
 
 PATIENCE_S = 1.0  # a job that is younger is not called blocked, and none is asked about more often

@@ -18,19 +18,19 @@ from windlass.engines.pyz import build_archive, local_archive
 from windlass.engines.secret_env import NO_HIDDEN
 from windlass.engines.train_archive import build_train_archive, read_train_archive
 from windlass.errors import EngineError, JobNotFound, KeysReplaced
-from windlass.kube.api import Api
-from windlass.kube.api_errors import NotFound
 from windlass.kube.certificates import make_certificates
-from windlass.kube.fields import Object, labels_of
-from windlass.kube.job_files import (
+from windlass.kube.client.api import Api
+from windlass.kube.client.api_errors import NotFound
+from windlass.kube.objects.fields import Object, labels_of
+from windlass.kube.objects.kinds import SECRETS
+from windlass.kube.objects.manifests import (
+    HIDDEN_KEY,
     MAX_APPLIED_BYTES,
     MAX_SECRET_BYTES,
     JobFiles,
     cut_files,
 )
-from windlass.kube.kinds import SECRETS
-from windlass.kube.mounts import HIDDEN_KEY
-from windlass.kube.naming import read_job_id
+from windlass.kube.objects.naming import read_job_id
 from windlass.plan.plan import Plan, read_plan, render_plan
 from windlass.wire.identity import CA_CRT
 from windlass.wire.job_folder import JobFolder, write_atomically

@@ -2,7 +2,8 @@
 
 Pods that are gone are remembered, since why a node was lost is known from them alone. Anybody may give a pod
 the job's labels: only those that belong to its main object are seen. Two threads; they wait out an API server
-that is away. What it all means is its dialect, `kube.job_pods` and `kube.blockers`.
+that is away. What it all means is its dialect, `kube.diagnosis.pod_endings` and
+`kube.diagnosis.pod_blockers`.
 """
 
 from __future__ import annotations
@@ -16,20 +17,22 @@ from typing import Any
 from windlass import names
 from windlass.engines.dialects.dialect import Dialect, ObjectEnd
 from windlass.engines.lead_pods import runs
-from windlass.kube.access import may
-from windlass.kube.api import Api
-from windlass.kube.api_errors import ClusterError, Forbidden, NotFound
-from windlass.kube.fields import (
+from windlass.kube.client.access import may
+from windlass.kube.client.api import Api
+from windlass.kube.client.api_errors import ClusterError, Forbidden, NotFound
+from windlass.kube.objects.fields import (
     container_of,
     created_s,
     events_of,
     log_container_of,
     name_of,
     read_time,
+    slim_any,
+    slim_node,
+    slim_pod,
     uid_of,
 )
-from windlass.kube.kinds import EVENTS, NODES, PODS, PVCS, RESOURCE_QUOTAS, ObjectKind
-from windlass.kube.slim import slim_any, slim_node, slim_pod
+from windlass.kube.objects.kinds import EVENTS, NODES, PODS, PVCS, RESOURCE_QUOTAS, ObjectKind
 from windlass.wire.status import cut_text
 
 logger = logging.getLogger(__name__)

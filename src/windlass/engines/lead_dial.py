@@ -15,10 +15,10 @@ from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.job_watch import JobWatch
 from windlass.engines.lead_pods import LeadPods, runs
 from windlass.engines.lead_sync import Dial, Secure
-from windlass.kube.api import Api
-from windlass.kube.fields import Object, uid_of
-from windlass.kube.forward_blocking import TlsOver
-from windlass.kube.kinds import PODS
+from windlass.kube.client.api import Api
+from windlass.kube.client.forward import TlsOver
+from windlass.kube.objects.fields import Object, uid_of
+from windlass.kube.objects.kinds import PODS
 
 _HANDSHAKE_S = 10.0
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from windlass.errors import EngineError
-from windlass.kube.fields import Object, container_of, name_of, uid_of
+from windlass.kube.objects.fields import Object, container_of, name_of, uid_of
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from windlass.agent.link.blocking_link import BlockingLink
 from windlass.agent.link.tls import client_context_from, server_name
 from windlass.engines.lead_pods import KeysExpired
 from windlass.errors import EngineError, ProtocolError
-from windlass.kube.api_errors import Forbidden, Unreachable
+from windlass.kube.client.api_errors import Forbidden, Unreachable
 from windlass.wire.file_sync import (
     Piece,
     Receiver,

@@ -21,13 +21,12 @@ from typing import Any
 
 from windlass import names
 from windlass.engines.dialects.dialect import Dialect
-from windlass.kube.api import Api
-from windlass.kube.api_errors import ClusterError, NotFound
-from windlass.kube.fields import created_s
-from windlass.kube.kinds import JOBS
-from windlass.kube.manifests import make_metadata
-from windlass.kube.mounts import pod_of
-from windlass.kube.pod_template import CONTAINER_SECURITY, make_pod_security
+from windlass.kube.client.api import Api
+from windlass.kube.client.api_errors import ClusterError, NotFound
+from windlass.kube.objects.fields import created_s
+from windlass.kube.objects.kinds import JOBS
+from windlass.kube.objects.manifests import make_metadata, pod_of
+from windlass.kube.objects.pod_template import CONTAINER_SECURITY, make_pod_security
 from windlass.plan.plan import Plan
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from windlass.kube.job_pods import DeadPod
+from windlass.kube.diagnosis.pod_endings import DeadPod
 from windlass.wire.status import FailureKind, Verdict
 
 _ENDING_S = 120.0  # how far apart a loss and a pod's end may be to be the same

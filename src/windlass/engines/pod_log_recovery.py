@@ -19,9 +19,9 @@ from typing import Any
 
 from windlass import names, records
 from windlass.errors import ProtocolError
-from windlass.kube.api import Api
-from windlass.kube.api_errors import ClusterError, Forbidden, NotFound
-from windlass.kube.fields import container_of, name_of
+from windlass.kube.client.api import Api
+from windlass.kube.client.api_errors import ClusterError, Forbidden, NotFound
+from windlass.kube.objects.fields import container_of, name_of
 from windlass.plan.plan import Plan
 from windlass.trusted import make_own
 from windlass.wire.file_sync import is_from_lead

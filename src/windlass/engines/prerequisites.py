@@ -11,9 +11,9 @@ from typing import Any
 from windlass import names
 from windlass.engines.dialects.dialect import Dialect, Prerequisite
 from windlass.errors import SpecError
-from windlass.kube.api import Api
-from windlass.kube.api_errors import ClusterError, Forbidden, NotFound
-from windlass.kube.fields import labels_of, name_of
+from windlass.kube.client.api import Api
+from windlass.kube.client.api_errors import ClusterError, Forbidden, NotFound
+from windlass.kube.objects.fields import labels_of, name_of
 from windlass.near_names import did_you_mean
 from windlass.plan.plan import Plan
 

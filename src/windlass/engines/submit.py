@@ -16,18 +16,14 @@ from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.lease_object import delete_lease, keeps_lease
 from windlass.engines.prerequisites import read_source
 from windlass.engines.submit_steps import Contents, Object, Step, SubmitSteps, make_steps
-from windlass.kube.access import check_needed
-from windlass.kube.api import Api
-from windlass.kube.api_errors import ClusterError, Forbidden, Rejected
-from windlass.kube.fields import name_of, uid_of
-from windlass.kube.job_files import FileNames, JobFiles
-from windlass.kube.kinds import NETWORK_POLICIES
-from windlass.kube.label_selectors import selects
-from windlass.kube.manifests import make_owner
-from windlass.kube.mounts import pod_of
-from windlass.kube.naming import make_labels
-from windlass.kube.needs import check_needs
-from windlass.kube.patching import apply_patch
+from windlass.kube.client.access import check_needed, check_needs
+from windlass.kube.client.api import Api
+from windlass.kube.client.api_errors import ClusterError, Forbidden, Rejected
+from windlass.kube.objects.fields import name_of, uid_of
+from windlass.kube.objects.kinds import NETWORK_POLICIES
+from windlass.kube.objects.manifests import FileNames, JobFiles, make_owner, pod_of
+from windlass.kube.objects.naming import make_labels, selects
+from windlass.kube.objects.pod_template import apply_patch
 from windlass.plan.plan import Plan
 from windlass.waiting import wait_until
 

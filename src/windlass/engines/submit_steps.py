@@ -14,18 +14,19 @@ from typing import Any
 from windlass import names
 from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.lease_object import is_leased, keeps_lease, make_lease, owns_main
-from windlass.kube.job_files import FileNames, JobFiles
-from windlass.kube.kinds import JOBS, NETWORK_POLICIES, PVCS, SECRETS, SERVICES, ObjectKind
-from windlass.kube.manifests import (
+from windlass.kube.objects.kinds import JOBS, NETWORK_POLICIES, PVCS, SECRETS, SERVICES, ObjectKind
+from windlass.kube.objects.manifests import (
+    FileNames,
+    JobFiles,
     make_claims,
     make_headless,
     make_lead_service,
     make_part,
     make_policy,
     make_secret,
+    pod_of,
 )
-from windlass.kube.mounts import pod_of
-from windlass.kube.patching import apply_patch
+from windlass.kube.objects.pod_template import apply_patch
 from windlass.plan.plan import Plan
 from windlass.spec.work import Calls
 

@@ -12,11 +12,11 @@ import time
 
 from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.job_watch import JobWatch
-from windlass.kube.api import Api
-from windlass.kube.api_errors import ClusterError, Forbidden
-from windlass.kube.fields import Object, condition_of, deleted_s, is_true, name_of, uid_of
-from windlass.kube.kinds import PODS
-from windlass.kube.pod_endings import is_taken_with_its_node
+from windlass.kube.client.api import Api
+from windlass.kube.client.api_errors import ClusterError, Forbidden
+from windlass.kube.diagnosis.pod_endings import is_taken_with_its_node
+from windlass.kube.objects.fields import Object, condition_of, deleted_s, is_true, name_of, uid_of
+from windlass.kube.objects.kinds import PODS
 
 logger = logging.getLogger(__name__)
 

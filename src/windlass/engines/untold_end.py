@@ -13,9 +13,9 @@ from dataclasses import replace
 from windlass import names
 from windlass.agent.lead.failure import make_job_verdict
 from windlass.engines.job_watch import JobWatch
-from windlass.kube.blocker import CONDITION, Blocker
-from windlass.kube.fields import name_of
-from windlass.kube.job_pods import PodIndexes, read_dead_pods
+from windlass.kube.diagnosis.blocker import CONDITION, Blocker
+from windlass.kube.diagnosis.pod_endings import PodIndexes, read_dead_pods
+from windlass.kube.objects.fields import name_of
 from windlass.plan.plan import Plan
 from windlass.wire.status import Condition, FailureKind, JobStatus, Phase
 

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from windlass import names, records
 from windlass.engines.dialects.dialect import Dialect, MakeWorkers, Patch
 from windlass.errors import SpecError
-from windlass.kube.api import Api
-from windlass.kube.api_errors import Conflict, NotFound
-from windlass.kube.fields import Object, annotations_of, uid_of
-from windlass.kube.manifests import make_owner
-from windlass.kube.mounts import pod_of, read_file_names
+from windlass.kube.client.api import Api
+from windlass.kube.client.api_errors import Conflict, NotFound
+from windlass.kube.objects.fields import Object, annotations_of, uid_of
+from windlass.kube.objects.manifests import make_owner, pod_of, read_file_names
 from windlass.plan.plan import Plan
 from windlass.spec.pod_spec import PodSize
 

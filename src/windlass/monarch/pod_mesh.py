@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from windlass import names
 from windlass.errors import EngineError
-from windlass.kube.api import connect
-from windlass.kube.fields import Object, labels_of, name_of, read_index
-from windlass.kube.kinds import PODS
+from windlass.kube.client.api import connect
+from windlass.kube.objects.fields import Object, labels_of, name_of, read_index
+from windlass.kube.objects.kinds import PODS
 
 _WORKER = "monarch-worker"
 # a StatefulSet's, and an Indexed Job's

@@ -31,7 +31,7 @@ from windlass.engines.local_gpus import (
 )
 from windlass.engines.protocol import engine_names, make_engine
 from windlass.errors import WindlassError
-from windlass.kube.kubeconfig import read_target
+from windlass.kube.client.kubeconfig import read_target
 from windlass.settings import Settings
 
 State = Literal["ok", "warn", "missing"]

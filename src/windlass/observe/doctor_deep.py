@@ -19,12 +19,12 @@ from typing import Any
 
 from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.errors import WindlassError
-from windlass.kube.api import Api
-from windlass.kube.api_errors import ClusterError, Forbidden
-from windlass.kube.blocker import IMAGE_PULL, Blocker
-from windlass.kube.fields import name_of
-from windlass.kube.kinds import EVENTS, NETWORK_POLICIES, PODS, SERVICES
-from windlass.kube.manifests import make_owner
+from windlass.kube.client.api import Api
+from windlass.kube.client.api_errors import ClusterError, Forbidden
+from windlass.kube.diagnosis.blocker import IMAGE_PULL, Blocker
+from windlass.kube.objects.fields import name_of
+from windlass.kube.objects.kinds import EVENTS, NETWORK_POLICIES, PODS, SERVICES
+from windlass.kube.objects.manifests import make_owner
 from windlass.observe import probe
 from windlass.observe.deep_findings import describe_findings
 from windlass.observe.deep_pods import LABEL, render_job, render_policies, render_service

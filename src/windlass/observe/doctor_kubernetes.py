@@ -15,7 +15,7 @@ from windlass.engines.dialects.dialect import Dialect, Prerequisite
 from windlass.engines.dialects.dialect_table import dialect_names, load_dialect
 from windlass.engines.prerequisites import list_sources
 from windlass.errors import WindlassError
-from windlass.kube.access import (
+from windlass.kube.client.access import (
     MissingRight,
     Right,
     check_access,
@@ -23,10 +23,10 @@ from windlass.kube.access import (
     render_reader,
     render_role,
 )
-from windlass.kube.api import Api, connect
-from windlass.kube.api_errors import ClusterError, Forbidden, NotFound
-from windlass.kube.fields import Object, labels_of, name_of
-from windlass.kube.inventory import (
+from windlass.kube.client.api import Api, connect
+from windlass.kube.client.api_errors import ClusterError, Forbidden, NotFound
+from windlass.kube.objects.fields import Object, labels_of, name_of
+from windlass.kube.objects.inventory import (
     count_gpus,
     describe_policies,
     find_default_class,
@@ -34,7 +34,7 @@ from windlass.kube.inventory import (
     find_operators,
     shares_volumes,
 )
-from windlass.kube.kinds import (
+from windlass.kube.objects.kinds import (
     CRDS,
     DAEMON_SETS,
     NAMESPACES,

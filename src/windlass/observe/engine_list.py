@@ -12,11 +12,11 @@ from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.dialects.dialect_table import dialect_names, load_dialect
 from windlass.engines.protocol import Renderer, make_renderer, renderer_names
 from windlass.errors import EngineMissing, WindlassError
-from windlass.kube.api import Api, connect
-from windlass.kube.api_errors import ClusterError, Forbidden
-from windlass.kube.inventory import read_release
-from windlass.kube.kinds import CRDS
-from windlass.kube.needs import Need, check_needs
+from windlass.kube.client.access import Need, check_needs
+from windlass.kube.client.api import Api, connect
+from windlass.kube.client.api_errors import ClusterError, Forbidden
+from windlass.kube.objects.inventory import read_release
+from windlass.kube.objects.kinds import CRDS
 from windlass.settings import Settings
 
 # What users would look for of what engines list; the rest of `can` is for programs.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from windlass import names
 from windlass.client.jobs.live_view import render_progress, render_seconds
 from windlass.client.terminal import clean, one_line
-from windlass.kube.blocker import CONDITION
+from windlass.kube.diagnosis.blocker import CONDITION
 from windlass.observe.timeline import make_rows
 from windlass.observe.verdict import render_verdict
 from windlass.wire.states import MomentName, NodeState, RankState

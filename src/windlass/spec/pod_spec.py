@@ -1,7 +1,7 @@
 """PodSpec: what one pod of a job is to be like, checked. What the Plan carries as `pod`.
 
-Only what users ask for; how it becomes a manifest is `kube.pod_template`. Pure, standard library only: the
-agent reads the same record.
+Only what users ask for; how it becomes a manifest is `kube.objects.pod_template`. Pure, standard library
+only: the agent reads the same record.
 """
 
 from __future__ import annotations

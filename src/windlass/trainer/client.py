@@ -16,7 +16,7 @@ from windlass.client.jobs.run import prepare
 from windlass.client.terminal import say
 from windlass.engines.dialects.dialect_table import dialect_names, load_dialect
 from windlass.errors import JobNotFound, ProtocolError
-from windlass.kube.api import Api, connect
+from windlass.kube.client.api import Api, connect
 from windlass.trainer.engine_pick import pick_engine
 from windlass.trainer.job_names import JobNames
 from windlass.trainer.job_removal import remove_job, start_when_gone

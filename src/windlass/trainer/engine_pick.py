@@ -15,8 +15,8 @@ from windlass.client.jobs.run import current_folder
 from windlass.engines.dialects.dialect_table import load_dialect
 from windlass.engines.protocol import check_engine_name
 from windlass.errors import EngineMissing
-from windlass.kube.api import connect
-from windlass.kube.needs import check_needs
+from windlass.kube.client.access import check_needs
+from windlass.kube.client.api import connect
 from windlass.settings import Settings, read_settings
 from windlass.trainer.sdk_errors import WrongArgument
 

@@ -19,7 +19,7 @@ from windlass.client.jobs.job_ids import MAX_ID, is_made_from
 from windlass.engines.cluster_folders import read_place
 from windlass.engines.protocol import Engine, JobRef, make_engine
 from windlass.errors import JobNotFound, WindlassError
-from windlass.kube.naming import object_name
+from windlass.kube.objects.naming import object_name
 from windlass.near_names import did_you_mean
 from windlass.settings import Settings
 from windlass.trainer.sdk_errors import JobExists, JobMissing, WrongArgument

@@ -8,10 +8,10 @@ from windlass.client.jobs.run import Prepared
 from windlass.client.terminal import say
 from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.protocol import Engine, as_engine
-from windlass.kube.api import Api
-from windlass.kube.api_errors import Conflict, NotFound
-from windlass.kube.kinds import PODS, SECRETS, ObjectKind
-from windlass.kube.naming import part_name
+from windlass.kube.client.api import Api
+from windlass.kube.client.api_errors import Conflict, NotFound
+from windlass.kube.objects.kinds import PODS, SECRETS, ObjectKind
+from windlass.kube.objects.naming import part_name
 from windlass.trainer.v1_job import TrainerJob
 from windlass.waiting import wait_until
 

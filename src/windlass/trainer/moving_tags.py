@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from windlass import names
-from windlass.kube.pod_template import pull_policy
+from windlass.kube.objects.pod_template import pull_policy
 
 _IF_MISSING = "IfNotPresent"
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from windlass import names
 from windlass.engines.dialects.trainjob import CONTAINER, LABEL_FRAMEWORK, RUNTIME
-from windlass.kube.api import Api
-from windlass.kube.api_errors import Forbidden
-from windlass.kube.fields import Object, labels_of, name_of
-from windlass.kube.kinds import CLUSTER_TRAINING_RUNTIMES, TRAINING_RUNTIMES
+from windlass.kube.client.api import Api
+from windlass.kube.client.api_errors import Forbidden
+from windlass.kube.objects.fields import Object, labels_of, name_of
+from windlass.kube.objects.kinds import CLUSTER_TRAINING_RUNTIMES, TRAINING_RUNTIMES
 from windlass.near_names import did_you_mean
 from windlass.trainer.sdk_errors import WrongArgument
 from windlass.trainer.types import UNKNOWN, Runtime, RuntimeKind, RuntimeTrainer, TrainerType

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from windlass.kube.blocker import NOT_ADMITTED, QUEUE_MISSING, QUEUE_TOO_SMALL, SUSPENDED
+from windlass.kube.diagnosis.blocker import NOT_ADMITTED, QUEUE_MISSING, QUEUE_TOO_SMALL, SUSPENDED
 from windlass.trainer.types import UNKNOWN
 from windlass.wire.status import JobStatus, Phase
 

@@ -11,9 +11,9 @@ from datetime import datetime, timezone
 from windlass import names
 from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.dialects.trainjob import RUNTIME
-from windlass.kube.api import Api
-from windlass.kube.fields import Object, event_first_s, name_of
-from windlass.kube.kinds import EVENTS, PODS
+from windlass.kube.client.api import Api
+from windlass.kube.objects.fields import Object, event_first_s, name_of
+from windlass.kube.objects.kinds import EVENTS, PODS
 from windlass.plan.plan import Plan
 from windlass.trainer.runtimes import make_runtime, read_device
 from windlass.trainer.statuses import name_v2

@@ -11,7 +11,7 @@ import windlass as kt
 from windlass.client.compute.image import Image
 from windlass.client.compute.secret import Secret
 from windlass.client.compute.volume import Volume
-from windlass.kube.kinds import PVCS
+from windlass.kube.objects.kinds import PVCS
 
 TRAIN = """
 import os, torch, torch.distributed as dist

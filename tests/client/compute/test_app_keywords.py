@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from windlass.client.compute.app_keywords import speak_python
-from windlass.kube.unschedulable import diagnose
+from windlass.kube.diagnosis.pod_scheduling import diagnose
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 import windlass as wl
 from windlass.distributed import volume_path
-from windlass.kube.kinds import PVCS
+from windlass.kube.objects.kinds import PVCS
 from windlass.spec.storage import Claim
 
 

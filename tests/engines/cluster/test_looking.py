@@ -14,7 +14,7 @@ from windlass.engines.dialects.monarchmesh import MONARCHMESH
 from windlass.engines.dialects.pytorchjob import PYTORCHJOB
 from windlass.engines.protocol import JobRef
 from windlass.errors import JobNotFound
-from windlass.kube.fields import name_of
+from windlass.kube.objects.fields import name_of
 from windlass.spec.work import Calls
 from windlass.wire.status import Phase
 

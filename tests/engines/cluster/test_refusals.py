@@ -13,7 +13,7 @@ from windlass.engines.dialects.monarchmesh import MONARCHMESH
 from windlass.engines.dialects.pytorchjob import PYTORCHJOB
 from windlass.engines.dialects.trainjob import RUNTIME, TRAINJOB
 from windlass.errors import SpecError
-from windlass.kube.api_errors import Forbidden
+from windlass.kube.client.api_errors import Forbidden
 from windlass.observe.doctor_kubernetes import check_cluster
 from windlass.settings import Settings, read_settings
 

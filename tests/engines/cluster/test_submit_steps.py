@@ -17,9 +17,9 @@ from windlass.engines.dialects.trainjob import TRAINJOB
 from windlass.engines.lease_object import lease_name
 from windlass.engines.protocol import check_capabilities
 from windlass.errors import EngineMissing, SpecError, WindlassError
-from windlass.kube.blocker import HALF_SUBMITTED
-from windlass.kube.kinds import TRAIN_JOBS
-from windlass.kube.needs import Need
+from windlass.kube.client.access import Need
+from windlass.kube.diagnosis.blocker import HALF_SUBMITTED
+from windlass.kube.objects.kinds import TRAIN_JOBS
 from windlass.wire.status import Phase
 
 

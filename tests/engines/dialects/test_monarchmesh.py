@@ -21,7 +21,7 @@ from windlass.engines.dialects.monarchmesh import (
 )
 from windlass.engines.submit_steps import render_documents
 from windlass.errors import SpecError
-from windlass.kube.blocker import OPERATOR_IDLE
+from windlass.kube.diagnosis.blocker import OPERATOR_IDLE
 
 AT = "1970-01-01T00:01:40Z"
 

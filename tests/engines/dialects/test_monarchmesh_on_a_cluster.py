@@ -15,8 +15,8 @@ from waits import wait_for
 import windlass as wl
 from windlass import names
 from windlass.engines.dialects.monarchmesh import MONARCHMESH, make_name
-from windlass.kube.api import Api
-from windlass.kube.kinds import MONARCH_MESHES, PODS, SECRETS
+from windlass.kube.client.api import Api
+from windlass.kube.objects.kinds import MONARCH_MESHES, PODS, SECRETS
 from windlass.wire.status import Phase
 
 pytestmark = pytest.mark.cluster

@@ -20,7 +20,7 @@ from windlass.engines.dialects.pytorchjob import (
     read_phase,
 )
 from windlass.engines.submit_steps import render_documents
-from windlass.kube.blocker import HALF_SUBMITTED, NOT_ADMITTED, OPERATOR_IDLE
+from windlass.kube.diagnosis.blocker import HALF_SUBMITTED, NOT_ADMITTED, OPERATOR_IDLE
 
 AT = "1970-01-01T00:01:40Z"
 

@@ -21,9 +21,9 @@ from windlass import names
 from windlass.engines.dialects.pytorchjob import LABEL_JOB_NAME, PYTORCHJOB, read_end
 from windlass.engines.exports.torchrun_pytorchjob import make_plain
 from windlass.errors import WindlassError
-from windlass.kube.api import Api, connect
-from windlass.kube.kinds import CONFIG_MAPS, NAMESPACES, PODS, PYTORCH_JOBS
-from windlass.kube.torchrun_pods import Rendezvous
+from windlass.kube.client.api import Api, connect
+from windlass.kube.objects.kinds import CONFIG_MAPS, NAMESPACES, PODS, PYTORCH_JOBS
+from windlass.kube.objects.torchrun_pods import Rendezvous
 from windlass.wire.status import Phase
 
 pytestmark = pytest.mark.cluster

@@ -17,7 +17,7 @@ from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.dialects.pytorchjob import PYTORCHJOB
 from windlass.engines.dialects.raycluster import RAYCLUSTER
 from windlass.engines.dialects.trainjob import TRAINJOB
-from windlass.kube.blocker import NOT_ADMITTED, QUEUE_TOO_SMALL
+from windlass.kube.diagnosis.blocker import NOT_ADMITTED, QUEUE_TOO_SMALL
 from windlass.observe.why import Why, explain
 
 pytestmark = pytest.mark.cluster

@@ -21,7 +21,7 @@ from windlass.engines.dialects.raycluster import (
     regroup,
 )
 from windlass.engines.submit_steps import render_documents
-from windlass.kube.blocker import HALF_SUBMITTED, NOT_ADMITTED
+from windlass.kube.diagnosis.blocker import HALF_SUBMITTED, NOT_ADMITTED
 from windlass.spec.pod_spec import PodSize
 from windlass.spec.work import Calls
 

@@ -14,8 +14,8 @@ from waits import wait_for
 
 import windlass as wl
 from windlass.engines.dialects.raycluster import LABEL_CLUSTER, LABEL_TYPE, RAYCLUSTER
-from windlass.kube.api import Api
-from windlass.kube.kinds import NODES, PODS, RAY_CLUSTERS
+from windlass.kube.client.api import Api
+from windlass.kube.objects.kinds import NODES, PODS, RAY_CLUSTERS
 from windlass.wire.status import Phase
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]

@@ -20,10 +20,10 @@ from windlass.engines.dialects.monarchmesh import MONARCHMESH
 from windlass.engines.dialects.pytorchjob import PYTORCHJOB
 from windlass.engines.dialects.raycluster import RAYCLUSTER
 from windlass.engines.dialects.trainjob import RUNTIME, SHIPPED, TRAINJOB
-from windlass.kube.access import check_access, render_role
-from windlass.kube.api import connect
-from windlass.kube.api_errors import Forbidden
-from windlass.kube.kinds import TRAINING_RUNTIMES
+from windlass.kube.client.access import check_access, render_role
+from windlass.kube.client.api import connect
+from windlass.kube.client.api_errors import Forbidden
+from windlass.kube.objects.kinds import TRAINING_RUNTIMES
 from windlass.wire.status import Phase
 
 pytestmark = pytest.mark.cluster

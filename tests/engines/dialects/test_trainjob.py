@@ -25,7 +25,7 @@ from windlass.engines.dialects.trainjob import (
     render_runtime,
 )
 from windlass.errors import SpecError
-from windlass.kube.blocker import DENIED, HALF_SUBMITTED, NOT_ADMITTED, OPERATOR_IDLE
+from windlass.kube.diagnosis.blocker import DENIED, HALF_SUBMITTED, NOT_ADMITTED, OPERATOR_IDLE
 from windlass.spec.storage import read_secret
 
 AT = "1970-01-01T00:01:40Z"

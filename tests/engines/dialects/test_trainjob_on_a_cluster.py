@@ -21,10 +21,10 @@ from windlass import names
 from windlass.engines.dialects.trainjob import LABEL_INDEX, LABEL_JOBSET, SHIPPED, TRAINJOB
 from windlass.engines.exports.torchrun_trainjob import make_plain
 from windlass.errors import SpecError, WindlassError
-from windlass.kube.api import Api
-from windlass.kube.blocker import OPERATOR_IDLE, QUEUE_MISSING
-from windlass.kube.kinds import CONFIG_MAPS, PODS, TRAIN_JOBS, TRAINING_RUNTIMES
-from windlass.kube.torchrun_pods import Rendezvous
+from windlass.kube.client.api import Api
+from windlass.kube.diagnosis.blocker import OPERATOR_IDLE, QUEUE_MISSING
+from windlass.kube.objects.kinds import CONFIG_MAPS, PODS, TRAIN_JOBS, TRAINING_RUNTIMES
+from windlass.kube.objects.torchrun_pods import Rendezvous
 from windlass.wire.status import Phase
 
 pytestmark = pytest.mark.cluster

@@ -16,8 +16,8 @@ from waits import wait_for
 
 from windlass.engines.dialects.monarchmesh import MONARCHMESH
 from windlass.errors import EngineMissing
-from windlass.kube.kinds import PODS
-from windlass.kube.needs import check_needs
+from windlass.kube.client.access import check_needs
+from windlass.kube.objects.kinds import PODS
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 MANIFEST = EXAMPLES / "manifests/ddp_mesh.yaml"

@@ -12,7 +12,7 @@ from windlass.cli.export import render_manifests
 from windlass.engines.exports.monarch_workers import make_plain
 from windlass.engines.exports.plain_table import load_plain
 from windlass.errors import SpecError
-from windlass.kube.torchrun_pods import Rendezvous
+from windlass.kube.objects.torchrun_pods import Rendezvous
 from windlass.spec.storage import read_volume
 
 PLANS = {

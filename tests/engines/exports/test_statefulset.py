@@ -22,7 +22,7 @@ from windlass.engines.protocol import (
     make_renderer,
 )
 from windlass.errors import SpecError
-from windlass.kube.torchrun_pods import Rendezvous, unwrap_plan
+from windlass.kube.objects.torchrun_pods import Rendezvous, unwrap_plan
 from windlass.settings import read_settings
 from windlass.spec.storage import read_secret, read_volume
 from windlass.spec.work import Command, Function, Module, Script

@@ -10,7 +10,7 @@ from windlass.cli.export import render_manifests
 from windlass.engines.exports.plain_table import load_plain
 from windlass.engines.exports.torchrun_pytorchjob import make_plain
 from windlass.errors import SpecError
-from windlass.kube.torchrun_pods import Rendezvous
+from windlass.kube.objects.torchrun_pods import Rendezvous
 from windlass.spec.work import Script
 
 PLANS = {

@@ -280,7 +280,7 @@ def ensure_volumes(wanted: Wanted, num_nodes: int) -> None:
     """Make the claims that are missing, and say what was made."""
     if not wanted.volumes or not wanted.has_pods:
         return
-    from windlass.kube.api import connect
+    from windlass.kube.client.api import connect
 
     api = connect(context=wanted.settings.context, namespace=wanted.settings.namespace)
     for volume in wanted.volumes:

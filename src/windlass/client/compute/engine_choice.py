@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from windlass.kube.kubeconfig import ConfigError, read_target
+from windlass.kube.client.kubeconfig import ConfigError, read_target
 from windlass.settings import Settings
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from windlass.client.user import name_user
 from windlass.engines.protocol import ComputeEngine, JobRef, make_compute_engine, make_engine
 from windlass.errors import WindlassError
-from windlass.kube.blocker import needs_room
+from windlass.kube.diagnosis.blocker import needs_room
 from windlass.plan.plan import Plan
 from windlass.settings import Settings
 from windlass.spec.work import Calls

@@ -16,7 +16,7 @@ from windlass.client.compute.find_computes import find_computes, read_owner
 from windlass.client.compute.owners import is_meant, join_owner, make_refusal, name_for, split_owner
 from windlass.engines.protocol import JobRef
 from windlass.errors import JobNotFound, SpecError, WindlassError
-from windlass.kube.blocker import CONDITION
+from windlass.kube.diagnosis.blocker import CONDITION
 from windlass.near_names import did_you_mean
 from windlass.plan.plan import Plan
 from windlass.settings import Settings, read_settings_here

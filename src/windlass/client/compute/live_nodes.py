@@ -29,7 +29,7 @@ from windlass.client.compute.wait_line import say, waiting_line
 from windlass.client.jobs.run import describe_pretence
 from windlass.engines.protocol import JobRef
 from windlass.errors import EngineError, JobNotFound, ProtocolError, SpecError, WindlassError
-from windlass.kube.naming import object_name
+from windlass.kube.objects.naming import object_name
 from windlass.plan.plan import Plan
 from windlass.spec.pod_spec import PodSize
 from windlass.spec.work import Calls
@@ -183,7 +183,7 @@ class LiveNodes:
     def _make_volumes(self, num_nodes: int) -> None:
         if not self.wanted.volumes or not self.is_remote:
             return
-        from windlass.kube.api import connect
+        from windlass.kube.client.api import connect
 
         settings = self.wanted.settings
         api = connect(context=settings.context, namespace=settings.namespace)

@@ -15,7 +15,7 @@ from windlass.client.compute.idle_computes import IdleComputes, remove_by_call
 from windlass.client.compute.wait_line import waiting_line
 from windlass.engines.protocol import JobRef
 from windlass.errors import EngineError, WindlassError
-from windlass.kube.blocker import CONDITION
+from windlass.kube.diagnosis.blocker import CONDITION
 from windlass.waiting import wait_until
 from windlass.wire.status import JobStatus, Phase
 

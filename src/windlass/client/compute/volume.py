@@ -20,7 +20,7 @@ from windlass.spec.storage import ACCESS_MODES, Claim, read_volume
 from windlass.trusted import make_own
 
 if TYPE_CHECKING:
-    from windlass.kube.api import Api
+    from windlass.kube.client.api import Api
 
 _HINT = 'Volume(name="shared-data", size="1Ti", mount_path="/data", access_mode="ReadWriteMany")'
 _ONE_POD = "ReadWriteOncePod"
@@ -117,8 +117,8 @@ class Volume:
 
     def ensure(self, api: Api, num_nodes: int) -> list[str]:
         """Make the claim if it is missing; sentences for the user about what was made or is not as asked."""
-        from windlass.kube.api_errors import Conflict
-        from windlass.kube.kinds import PVCS
+        from windlass.kube.client.api_errors import Conflict
+        from windlass.kube.objects.kinds import PVCS
 
         claim = self._find(api)
         if claim is None:
@@ -138,7 +138,7 @@ class Volume:
 
     def _find(self, api: Api) -> dict[str, Any] | None:
         """The claim of this name; by a list, which the documented Role allows, as `get` is not in it."""
-        from windlass.kube.kinds import PVCS
+        from windlass.kube.objects.kinds import PVCS
 
         return next(iter(api.list(PVCS, fields=f"metadata.name={self.name}")), None)
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from cluster_files import PORT, ROOT, SERVER, Files
 
-from windlass.kube.access import may
-from windlass.kube.api import Api, connect
-from windlass.kube.kinds import (
+from windlass.kube.client.access import may
+from windlass.kube.client.api import Api, connect
+from windlass.kube.objects.kinds import (
     JOBS,
     NAMESPACES,
     NETWORK_POLICIES,
@@ -28,7 +28,7 @@ from windlass.kube.kinds import (
     SERVICES,
     ObjectKind,
 )
-from windlass.kube.naming import read_job_id
+from windlass.kube.objects.naming import read_job_id
 from windlass.waiting import wait_until
 
 _KINDS = (PODS, SECRETS, SERVICES, NETWORK_POLICIES, PVCS)

@@ -28,8 +28,8 @@ from windlass.bundle.root import find_root
 from windlass.engines.dialects import dialect_table
 from windlass.engines.dialects.dialect import Dialect
 from windlass.errors import EngineMissing
-from windlass.kube.kinds import ObjectKind
-from windlass.kube.needs import check_needs
+from windlass.kube.client.access import check_needs
+from windlass.kube.objects.kinds import ObjectKind
 
 if TYPE_CHECKING:
     from cluster_space import Space

@@ -8,7 +8,7 @@ from waits import wait_for
 
 import windlass as wl
 from windlass import names
-from windlass.kube.kinds import PODS
+from windlass.kube.objects.kinds import PODS
 
 pytestmark = [
     pytest.mark.cluster_only("a local job's folder stays"),

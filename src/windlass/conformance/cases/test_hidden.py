@@ -14,7 +14,7 @@ import windlass as wl
 from windlass import names, records
 from windlass.client.jobs.job import Job
 from windlass.client.jobs.run import prepare
-from windlass.kube.kinds import PODS
+from windlass.kube.objects.kinds import PODS
 from windlass.plan.plan import render_plan
 
 

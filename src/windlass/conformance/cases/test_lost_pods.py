@@ -8,7 +8,7 @@ import pytest
 from waits import wait_for
 
 from windlass import names
-from windlass.kube.kinds import PODS
+from windlass.kube.objects.kinds import PODS
 
 pytestmark = [
     pytest.mark.cluster_only("a process of this machine has no pod"),

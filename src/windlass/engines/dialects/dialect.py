@@ -12,8 +12,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from windlass import names
-from windlass.kube.access import Right, make_rights
-from windlass.kube.fields import (
+from windlass.kube.client.access import Need, Right, make_rights
+from windlass.kube.objects.fields import (
     Object,
     condition_of,
     created_s,
@@ -23,13 +23,12 @@ from windlass.kube.fields import (
     name_of,
     read_time,
 )
-from windlass.kube.job_files import FileNames
-from windlass.kube.kinds import ObjectKind
-from windlass.kube.needs import Need
+from windlass.kube.objects.kinds import ObjectKind
+from windlass.kube.objects.manifests import FileNames
 from windlass.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from windlass.kube.blocker import Blocker
+    from windlass.kube.diagnosis.blocker import Blocker
     from windlass.spec.pod_spec import PodSize
 
 Patch = dict[str, Any]
@@ -99,7 +98,7 @@ def make_hold_reader(prefix: str, is_held: Callable[[Object], bool] = is_suspend
     ) -> Blocker | None:
         if not is_held(job):
             return None
-        from windlass.kube.queues import read_suspension
+        from windlass.kube.diagnosis.job_admission import read_suspension
 
         return read_suspension(job, events, queues, prefix=prefix)
 
@@ -243,7 +242,7 @@ class Dialect:
         if hold is not None:
             return [hold]
         # imported only now: nothing that starts a job needs it
-        from windlass.kube.blockers import PodMaker, find_pod_blockers
+        from windlass.kube.diagnosis.pod_blockers import PodMaker, find_pod_blockers
 
         kind, name = self.find_pod_maker(body)
         maker = PodMaker(
@@ -274,7 +273,7 @@ class Dialect:
     def _find_idle(
         self, body: Object, events: Sequence[Object], *, num_pods: tuple[int, int]
     ) -> Blocker:
-        from windlass.kube.operators import find_idle_operator
+        from windlass.kube.diagnosis.job_admission import find_idle_operator
 
         pods = [
             one
@@ -290,7 +289,7 @@ class Dialect:
 
     def _advise(self, blocker: Blocker) -> Blocker:
         """The same, with what helps against a lost machine where Kubernetes alone does not."""
-        from windlass.kube.blocker import NODE_LOST
+        from windlass.kube.diagnosis.blocker import NODE_LOST
 
         if blocker.reason != NODE_LOST:
             return blocker

@@ -20,19 +20,17 @@ from windlass.engines.dialects.dialect import (
     make_hold_reader,
     read_condition_end,
 )
-from windlass.kube.fields import (
+from windlass.kube.objects.fields import (
     Object,
     controller_name_of,
     is_controlled_by,
     labels_of,
     read_index,
 )
-from windlass.kube.job_files import FileNames
-from windlass.kube.kinds import JOBS
-from windlass.kube.manifests import make_metadata
-from windlass.kube.mounts import pod_of
-from windlass.kube.naming import make_annotations
-from windlass.kube.pod_template import make_template
+from windlass.kube.objects.kinds import JOBS
+from windlass.kube.objects.manifests import FileNames, make_metadata, pod_of
+from windlass.kube.objects.naming import make_annotations
+from windlass.kube.objects.pod_template import make_template
 from windlass.plan.plan import Plan
 from windlass.spec.pod_spec import PodSize
 

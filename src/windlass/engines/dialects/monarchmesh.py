@@ -13,15 +13,12 @@ from typing import Any
 from windlass import names
 from windlass.engines.dialects.dialect import Adoption, Dialect, ObjectPhase
 from windlass.errors import SpecError
-from windlass.kube.access import END_LOST_PODS
-from windlass.kube.fields import Object, controller_name_of, labels_of, name_of, read_index
-from windlass.kube.job_files import FileNames
-from windlass.kube.kinds import MONARCH_MESHES, STATEFUL_SETS
-from windlass.kube.manifests import make_metadata
-from windlass.kube.mounts import pod_of
-from windlass.kube.naming import make_annotations
-from windlass.kube.needs import Need
-from windlass.kube.pod_template import make_template
+from windlass.kube.client.access import END_LOST_PODS, Need
+from windlass.kube.objects.fields import Object, controller_name_of, labels_of, name_of, read_index
+from windlass.kube.objects.kinds import MONARCH_MESHES, STATEFUL_SETS
+from windlass.kube.objects.manifests import FileNames, make_metadata, pod_of
+from windlass.kube.objects.naming import make_annotations
+from windlass.kube.objects.pod_template import make_template
 from windlass.plan.plan import Plan
 
 LABEL_INDEX = "apps.kubernetes.io/pod-index"

@@ -22,8 +22,8 @@ from windlass.engines.dialects.dialect import (
     make_hold_reader,
     read_condition_end,
 )
-from windlass.kube.access import END_LOST_PODS
-from windlass.kube.fields import (
+from windlass.kube.client.access import END_LOST_PODS, Need
+from windlass.kube.objects.fields import (
     Object,
     annotations_of,
     condition_of,
@@ -31,13 +31,10 @@ from windlass.kube.fields import (
     labels_of,
     read_index,
 )
-from windlass.kube.job_files import FileNames
-from windlass.kube.kinds import PYTORCH_JOBS
-from windlass.kube.manifests import make_metadata
-from windlass.kube.mounts import pod_of
-from windlass.kube.naming import make_annotations
-from windlass.kube.needs import Need
-from windlass.kube.pod_template import make_template
+from windlass.kube.objects.kinds import PYTORCH_JOBS
+from windlass.kube.objects.manifests import FileNames, make_metadata, pod_of
+from windlass.kube.objects.naming import make_annotations
+from windlass.kube.objects.pod_template import make_template
 from windlass.plan.plan import Plan
 
 CONTAINER = "pytorch"  # the operator wants one of this name

@@ -21,8 +21,8 @@ from windlass.engines.dialects.dialect import (
     is_suspended,
     make_hold_reader,
 )
-from windlass.kube.access import END_LOST_PODS, Right
-from windlass.kube.fields import (
+from windlass.kube.client.access import END_LOST_PODS, Need, Right
+from windlass.kube.objects.fields import (
     Object,
     condition_of,
     controller_name_of,
@@ -31,14 +31,10 @@ from windlass.kube.fields import (
     name_of,
     read_time,
 )
-from windlass.kube.job_files import FileNames
-from windlass.kube.kinds import RAY_CLUSTERS, RAY_JOBS
-from windlass.kube.manifests import make_metadata
-from windlass.kube.mounts import pod_of, read_file_names
-from windlass.kube.naming import make_annotations
-from windlass.kube.needs import Need
-from windlass.kube.patching import apply_patch
-from windlass.kube.pod_template import make_template
+from windlass.kube.objects.kinds import RAY_CLUSTERS, RAY_JOBS
+from windlass.kube.objects.manifests import FileNames, make_metadata, pod_of, read_file_names
+from windlass.kube.objects.naming import make_annotations
+from windlass.kube.objects.pod_template import apply_patch, make_template
 from windlass.plan.plan import Plan
 from windlass.spec.pod_spec import PodSize
 

@@ -24,16 +24,12 @@ from windlass.engines.dialects.dialect import (
     read_condition_end,
 )
 from windlass.errors import SpecError
-from windlass.kube.access import END_LOST_PODS, Right
-from windlass.kube.fields import Object, controller_name_of, labels_of, name_of, read_index
-from windlass.kube.job_files import FileNames
-from windlass.kube.kinds import CLUSTER_TRAINING_RUNTIMES, TRAIN_JOBS, TRAINING_RUNTIMES
-from windlass.kube.manifests import make_metadata
-from windlass.kube.mounts import pod_of
-from windlass.kube.naming import make_annotations
-from windlass.kube.needs import Need
-from windlass.kube.patching import apply_patch
-from windlass.kube.pod_template import make_template
+from windlass.kube.client.access import END_LOST_PODS, Need, Right
+from windlass.kube.objects.fields import Object, controller_name_of, labels_of, name_of, read_index
+from windlass.kube.objects.kinds import CLUSTER_TRAINING_RUNTIMES, TRAIN_JOBS, TRAINING_RUNTIMES
+from windlass.kube.objects.manifests import FileNames, make_metadata, pod_of
+from windlass.kube.objects.naming import make_annotations
+from windlass.kube.objects.pod_template import apply_patch, make_template
 from windlass.plan.plan import Plan
 from windlass.spec.storage import SecretVariable
 

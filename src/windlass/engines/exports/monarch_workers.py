@@ -12,10 +12,10 @@ from typing import Any
 
 from windlass import names
 from windlass.errors import SpecError
-from windlass.kube.kinds import MONARCH_MESHES
-from windlass.kube.mounts import pod_of
-from windlass.kube.naming import object_name
-from windlass.kube.torchrun_pods import (
+from windlass.kube.objects.kinds import MONARCH_MESHES
+from windlass.kube.objects.manifests import pod_of
+from windlass.kube.objects.naming import object_name
+from windlass.kube.objects.torchrun_pods import (
     Rendezvous,
     TorchrunPods,
     make_torchrun_claims,

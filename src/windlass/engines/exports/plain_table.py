@@ -6,7 +6,7 @@ import importlib
 from typing import Any, Protocol
 
 from windlass.errors import SpecError
-from windlass.kube.torchrun_pods import Rendezvous
+from windlass.kube.objects.torchrun_pods import Rendezvous
 from windlass.plan.plan import Plan
 
 _PLAIN = {

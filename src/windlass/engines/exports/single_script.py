@@ -9,7 +9,7 @@ import ast
 from pathlib import Path
 
 from windlass.errors import SpecError
-from windlass.kube.torchrun_pods import MAX_SCRIPT_BYTES
+from windlass.kube.objects.torchrun_pods import MAX_SCRIPT_BYTES
 from windlass.plan.plan import Plan
 from windlass.spec.work import Module, Script
 

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from windlass.engines.exports.single_script import read_solo
-from windlass.kube.access import Right
-from windlass.kube.mounts import pod_of
-from windlass.kube.naming import headless_name
-from windlass.kube.torchrun_pods import (
+from windlass.kube.client.access import Right
+from windlass.kube.objects.manifests import pod_of
+from windlass.kube.objects.naming import headless_name
+from windlass.kube.objects.torchrun_pods import (
     Rendezvous,
     TorchrunPods,
     choose_plain_name,

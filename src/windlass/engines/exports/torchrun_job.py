@@ -9,9 +9,9 @@ import math
 from typing import Any
 
 from windlass import names
-from windlass.kube.mounts import pod_of
-from windlass.kube.naming import headless_name
-from windlass.kube.torchrun_pods import (
+from windlass.kube.objects.manifests import pod_of
+from windlass.kube.objects.naming import headless_name
+from windlass.kube.objects.torchrun_pods import (
     CONTAINER,
     Rendezvous,
     TorchrunPods,

@@ -11,9 +11,9 @@ from typing import Any
 
 from windlass import names
 from windlass.errors import SpecError
-from windlass.kube.kinds import PYTORCH_JOBS
-from windlass.kube.mounts import pod_of
-from windlass.kube.torchrun_pods import (
+from windlass.kube.objects.kinds import PYTORCH_JOBS
+from windlass.kube.objects.manifests import pod_of
+from windlass.kube.objects.torchrun_pods import (
     Rendezvous,
     TorchrunPods,
     make_operator_pods,

@@ -12,10 +12,10 @@ from typing import Any
 
 from windlass import names
 from windlass.errors import SpecError
-from windlass.kube.kinds import CLUSTER_TRAINING_RUNTIMES, TRAIN_JOBS
-from windlass.kube.mounts import pod_of
-from windlass.kube.pod_template import make_env_from
-from windlass.kube.torchrun_pods import (
+from windlass.kube.objects.kinds import CLUSTER_TRAINING_RUNTIMES, TRAIN_JOBS
+from windlass.kube.objects.manifests import pod_of
+from windlass.kube.objects.pod_template import make_env_from
+from windlass.kube.objects.torchrun_pods import (
     Rendezvous,
     TorchrunPods,
     make_operator_pods,

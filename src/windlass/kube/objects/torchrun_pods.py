@@ -18,21 +18,21 @@ from typing import Any
 
 from windlass import names
 from windlass.errors import SpecError
-from windlass.kube.manifests import make_claim_spec
-from windlass.kube.mounts import (
+from windlass.kube.objects.manifests import (
     CODE,
     SHM,
     SHM_PATH,
     STATE,
     make_asked_mounts,
     make_asked_volumes,
+    make_claim_spec,
     make_shm,
     named_mounts,
 )
-from windlass.kube.naming import claim_name, object_name
-from windlass.kube.patching import apply_patch
-from windlass.kube.pod_template import (
+from windlass.kube.objects.naming import claim_name, object_name
+from windlass.kube.objects.pod_template import (
     CONTAINER_SECURITY,
+    apply_patch,
     make_env_from,
     make_placement,
     make_pod_security,

@@ -1,14 +1,12 @@
-"""A port in a pod as a local socket: port-forward over one websocket (`v4.channel.k8s.io`).
+"""Port-forward to a pod over one websocket (`v4.channel.k8s.io`).
 
-Each frame starts with its channel: 0 is data, 1 is the node's complaint; both open with the port number.
-One thread a forward carries both ways over sockets that never block, holding little and reading no more
-than the other side takes: a slow reader slows the writer down, however much there is to send. The protocol
-cannot say "I have sent all": a half-closed socket stays open the other way, and the pod sees no end.
-The only user of websockets.
+`open_forward` gives a local socket, which a thread serves. `Forward` is for speaking and listening
+in turn, without a thread or a socket pair; `TlsOver` adds TLS inside it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import select
 import socket
@@ -16,6 +14,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from typing import Any
 from urllib.parse import urlencode
 
 from websockets.client import ClientProtocol
@@ -25,9 +24,8 @@ from websockets.protocol import State
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
-from windlass.kube.api_errors import Unauthorized, make_unreachable, read_refusal
-from windlass.kube.sockets import make_tls_context, open_socket
-from windlass.kube.transport import Transport
+from windlass.kube.client.api_errors import Unauthorized, make_unreachable, read_refusal
+from windlass.kube.client.transport import Transport, make_tls_context, open_socket
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +35,7 @@ _CHUNK_BYTES = 64 << 10
 _HELD_BYTES = 256 << 10
 _FLUSH_S = 5.0
 _LOOK_S = 60.0
+_CLOSE_S = 1.0
 
 
 def open_forward(
@@ -53,7 +52,7 @@ def open_forward(
 def open_wire(
     transport: Transport, path: str, port: int, *, asked: str, timeout_s: float
 ) -> Websocket:
-    """The websocket itself, for reading and writing in turn without a thread: `kube.forward_blocking`."""
+    """The websocket itself, for reading and writing in turn without a thread: `kube.client.forward`."""
     end_s = time.monotonic() + timeout_s
     url = f"{transport.target.server}{path}?{urlencode({'ports': port})}"
     login = transport.login.current()
@@ -297,3 +296,143 @@ class _Pump:
         wire.sock.settimeout(_FLUSH_S)
         if wire.out:
             wire.sock.sendall(wire.out)
+
+
+class Forward:
+    """The bytes of a websocket, as a stream."""
+
+    def __init__(self, wire: Websocket) -> None:
+        self._wire = wire
+        self._come = bytearray()
+        self._timeout_s: float | None = None
+        self._is_ended = False
+        self._take(wire.early)
+
+    def settimeout(self, timeout_s: float | None) -> None:
+        self._timeout_s = timeout_s
+
+    def fileno(self) -> int:
+        return self._wire.sock.fileno()
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether something has come that the socket will not announce."""
+        return bool(self._come) or self._wire.has_kept()
+
+    def sendall(self, data: bytes) -> None:
+        end_s = self._end_s()
+        self._wire.send(bytes(data))
+        while True:
+            self._wire.flush()
+            if not self._wire.out:
+                return
+            self._wait(end_s, write=True)
+
+    def recv(self, size: int) -> bytes:
+        """What has come, at most so much; nothing at the end; TimeoutError when nothing comes in time."""
+        end_s = self._end_s()
+        while not self._come and not self._is_ended:
+            if not self._wire.has_kept():
+                self._wait(end_s)
+            self._wire.receive()
+            self._take(self._wire.frames())
+            self._wire.flush()  # answers to pings
+            self._is_ended = self._is_ended or self._wire.is_ended
+        data = bytes(self._come[:size])
+        del self._come[:size]
+        return data
+
+    def _take(self, frames: object) -> None:
+        for channel, data in frames:  # type: ignore[attr-defined]
+            if channel == DATA:
+                self._come += data
+            else:  # what the node complains of ends it
+                self._is_ended = True
+
+    def _end_s(self) -> float | None:
+        return None if self._timeout_s is None else time.monotonic() + self._timeout_s
+
+    def _wait(self, end_s: float | None, *, write: bool = False) -> None:
+        if self._wire.sock.fileno() < 0:
+            raise ConnectionResetError("the line was closed")
+        poll = select.poll()
+        poll.register(self._wire.sock, select.POLLOUT if write else select.POLLIN)
+        left_ms = None if end_s is None else max(0.0, end_s - time.monotonic()) * 1000
+        if not poll.poll(left_ms):
+            raise TimeoutError("nothing came in time")
+
+    def close(self) -> None:
+        """Hang up; the server may take it as it likes."""
+        with contextlib.suppress(OSError, ssl.SSLError):
+            if not self._wire.is_ended:
+                self._wire.protocol.send_close(1000)
+            self._wire.take()
+            self._wire.flush()
+        self._wire.sock.close()
+
+
+class TlsOver:
+    """TLS over any stream."""
+
+    def __init__(self, stream: Forward, context: ssl.SSLContext, *, server_hostname: str) -> None:
+        self._stream = stream
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._in, self._out, server_hostname=server_hostname)
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                self._exchange()
+                continue
+            self._flush()
+            return
+
+    def settimeout(self, timeout_s: float | None) -> None:
+        self._stream.settimeout(timeout_s)
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def pending(self) -> bool:
+        return self._tls.pending() > 0 or self._in.pending > 0 or self._stream.has_kept
+
+    def sendall(self, data: bytes | bytearray | memoryview) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[self._tls.write(view[:_CHUNK_BYTES]) :]
+            self._flush()
+
+    def recv(self, size: int) -> bytes:
+        return self._read(size) or b""
+
+    def recv_into(self, buffer: memoryview) -> int:
+        return self._read(len(buffer), buffer) or 0
+
+    def _read(self, size: int, *buffer: memoryview) -> Any:
+        while True:
+            try:
+                return self._tls.read(size, *buffer)
+            except ssl.SSLWantReadError:
+                self._exchange()
+            except ssl.SSLZeroReturnError:
+                return None
+
+    def _exchange(self) -> None:
+        self._flush()
+        data = self._stream.recv(_CHUNK_BYTES)
+        if not data:
+            raise ConnectionResetError("the pod hung up")
+        self._in.write(data)
+
+    def _flush(self) -> None:
+        if data := self._out.read():
+            self._stream.sendall(data)
+
+    def close(self) -> None:
+        """Say goodbye, and do not wait to hear it."""
+        with contextlib.suppress(OSError, ssl.SSLError):
+            self._stream.settimeout(_CLOSE_S)
+            with contextlib.suppress(ssl.SSLWantReadError):
+                self._tls.unwrap()
+            self._flush()
+        self._stream.close()

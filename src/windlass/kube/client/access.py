@@ -1,22 +1,26 @@
-"""What a user must be allowed to do in a namespace: the table, the Role made from it, and the asking.
+"""What an engine needs of a cluster: rights of the user in a namespace, and kinds that are served.
 
-What every engine needs is here; what one needs for its own kind of object is added by `make_rights`. The Role
-in the docs is what `render_role` prints for the engine `kubernetes`, and a test compares them. A verb that
-some code needs and that is not here is a bug there or here. Nothing cluster-wide is ever needed.
+The table of rights, the Role that is made from it, and the access reviews. The table has what every
+engine needs; `make_rights` adds what one needs for its own kind of object. The Role in the docs is
+what `render_role` prints for the engine `kubernetes`, and a test compares them. A verb that some
+code needs and that is not here is a bug there or here. Nothing cluster-wide is ever needed. Kinds
+that an operator brings are checked by API version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from windlass.kube.api_errors import ClusterError, Forbidden, make_role_hint
-from windlass.kube.kinds import JOBS, ObjectKind
+from windlass.errors import EngineMissing
+from windlass.kube.client.api_errors import ClusterError, Forbidden, NotFound, make_role_hint
+from windlass.kube.objects.kinds import JOBS, ObjectKind
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from windlass.kube.api import Api
+    from windlass.kube.client.api import Api
 
 _ROLE = "windlass"
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
@@ -265,3 +269,45 @@ def read_identity(api: Api) -> str:
         return ""
     user = (answer.get("status") or {}).get("userInfo") or {} if isinstance(answer, dict) else {}
     return str(user.get("username", ""))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """A kind of one API version, and what brings it into a cluster: `Kubeflow Trainer 2`."""
+
+    kind: ObjectKind
+    product: str
+
+
+def check_needs(api: Api, needs: Iterable[Need]) -> None:
+    """Raise `EngineMissing` for the first kind that the cluster does not serve in that version."""
+    served: dict[str, set[str]] = {}
+    for need in needs:
+        version = need.kind.api_version
+        if version not in served:
+            served[version] = _list_served(api, version)
+        if need.kind.plural not in served[version]:
+            raise _make_missing(api, need)
+
+
+def _list_served(api: Api, api_version: str) -> set[str]:
+    root = "apis" if "/" in api_version else "api"
+    try:
+        served = api.request("GET", f"/{root}/{api_version}")
+    except NotFound:
+        return set()
+    return {str(resource.get("name")) for resource in served.get("resources") or ()}
+
+
+def _make_missing(api: Api, need: Need) -> EngineMissing:
+    kind = need.kind
+    try:
+        versions = api.request("GET", f"/apis/{kind.group}").get("versions") or ()
+    except NotFound:
+        versions = ()
+    there = ", ".join(str(version.get("groupVersion")) for version in versions)
+    return EngineMissing(
+        f"this cluster does not serve {kind.name} ({kind.api_version})"
+        f"{f'; it has {there}' if there else ''}",
+        hint=f"install {need.product}, or use `--engine kubernetes`; `windlass engines` shows what is there",
+    )

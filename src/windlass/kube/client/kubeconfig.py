@@ -2,7 +2,7 @@
 
 The rules are kubectl's: $KUBECONFIG may name several files and the first to name a thing wins, else
 ~/.kube/config, else the service account of the pod we are in. Reads files, opens no connection and
-starts nothing; credentials that must be fetched are `kube.auth`'s.
+starts nothing; credentials that must be fetched are `kube.client.auth`'s.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from windlass.errors import SpecError
-from windlass.kube.fields import Object, condition_of, is_true, labels_of, name_of
+from windlass.kube.objects.fields import Object, condition_of, is_true, labels_of, name_of
 from windlass.spec.quantity import BILLION, read_quantity
 
 # Operators we can use: what serves their kinds, the resource that tells groups of one name apart, and a word

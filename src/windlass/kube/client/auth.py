@@ -20,8 +20,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from windlass.kube.api_errors import Unauthorized
-from windlass.kube.kubeconfig import ClusterTarget, ConfigError
+from windlass.kube.client.api_errors import Unauthorized
+from windlass.kube.client.kubeconfig import ClusterTarget, ConfigError
 
 _TOKEN_FILE_AGE_S = 60.0  # service account tokens are renewed in place
 _EXPIRES_EARLY_S = 10.0

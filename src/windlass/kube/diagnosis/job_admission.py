@@ -1,8 +1,8 @@
-"""Why a Job that waits in a Kueue queue has not been let in: its turn, its size, or there is no such queue.
+"""Why a job's object has no pods yet: its Kueue queue has not admitted it, or its operator is idle.
 
-Pure: the JSON of the Job, of Kueue's Workloads and events, and the names of the namespace's queues in; one
-blocker out. What Kueue says is read from its own sentences, which have changed over the years; those that
-nobody knows are passed on as they are.
+Pure. Takes the JSON of the object, of Kueue's Workloads and of events, and the names of the
+namespace's queues; returns one blocker. Kueue's reasons are read from its own sentences, which have
+changed over the years; unknown ones are passed on as they are.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import re
 from collections.abc import Sequence
 
 from windlass import names
-from windlass.kube.blocker import (
+from windlass.kube.diagnosis.blocker import (
     NOT_ADMITTED,
+    OPERATOR_IDLE,
     QUEUE_MISSING,
     QUEUE_TOO_SMALL,
     SUSPENDED,
     Blocker,
     make_half_submitted,
 )
-from windlass.kube.fields import (
+from windlass.kube.objects.fields import (
     Object,
     annotations_of,
     condition_of,
@@ -41,6 +42,7 @@ _OVER = re.compile(
 )
 _BUSY = re.compile(r"insufficient unused quota for \S+ in flavor ([^\s,]+)")
 _UNSERVED = re.compile(r"resource (\S+) unavailable in ClusterQueue")
+IDLE_S = 15.0  # it takes a moment to make pods
 
 
 def read_suspension(
@@ -139,3 +141,34 @@ def _last_word_of_kueue(prefix: str, events: Sequence[Object]) -> str:
     ]
     last = max(said, key=event_last_s, default={})
     return " ".join(str(last.get("message", "")).split())
+
+
+def find_idle_operator(
+    body: Object,
+    kind: str,
+    operator: str,
+    events: Sequence[Object],
+    *,
+    num_pods: tuple[int, int],
+    since_s: float,
+) -> Blocker:
+    """That an object may run and lacks pods: its operator's own last warning, or that it may be down.
+
+    `num_pods` are those that are there, and all; `since_s` is when one was heard of last.
+    """
+    num_here, num_wanted = num_pods
+    missing = f"{num_wanted - num_here} of {num_wanted} pods" if num_here else "the pods"
+    resumed_s = read_time(condition_of(body, "Suspended").get("lastTransitionTime")) or 0.0
+    # what it makes on the way to pods bears the object's name
+    about = [one for one in events if one.get("involvedObject", {}).get("name") == name_of(body)]
+    warnings = sorted((one for one in about if one.get("type") == "Warning"), key=event_last_s)
+    said = " ".join(str(warnings[-1].get("message", "")).split()) if warnings else ""
+    object_name = f"{kind} {name_of(body)}"
+    return Blocker(
+        reason=OPERATOR_IDLE,
+        message=f"{operator} has not made {missing} of {object_name}"
+        f"{f', and says: {said}' if said else ': is its controller running?'}",
+        hint=f"kubectl describe {kind.lower()} {name_of(body)} shows what it did; "
+        "ask an admin of the cluster to look at it, or use --engine kubernetes",
+        since_s=max(created_s(body), resumed_s, since_s),
+    )

@@ -9,10 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from windlass.kube import blocker as reasons
-from windlass.kube.blocker import Blocker
-from windlass.kube.containers import describe_exit, diagnose_container, diagnose_start, image_of
-from windlass.kube.fields import (
+from windlass.kube.diagnosis import blocker as reasons
+from windlass.kube.diagnosis.blocker import Blocker
+from windlass.kube.diagnosis.pod_endings import (
+    NODE_LOST,
+    describe_exit,
+    diagnose_container,
+    diagnose_start,
+    image_of,
+    read_ending,
+)
+from windlass.kube.diagnosis.pod_scheduling import Diagnosis, diagnose, diagnose_create
+from windlass.kube.objects.fields import (
     Object,
     condition_of,
     container_of,
@@ -26,9 +34,6 @@ from windlass.kube.fields import (
     name_of,
     read_time,
 )
-from windlass.kube.pod_endings import NODE_LOST, read_ending
-from windlass.kube.uncreated import diagnose_create
-from windlass.kube.unschedulable import Diagnosis, diagnose
 
 IndexOf = Callable[[Object], int | None]
 

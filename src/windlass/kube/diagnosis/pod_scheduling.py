@@ -1,8 +1,9 @@
-"""Why the scheduler found no node for a pod: its one long sentence, taken apart and said in plain words.
+"""Why a pod was not scheduled or not created, from the scheduler's or the API server's sentence.
 
-Pure. The sentence is `0/5 nodes are available: 3 Insufficient nvidia.com/gpu, 2 node(s) had untolerated
-taint {a: b}. preemption: ...`; its words have changed over the years, so what is not known is passed on as
-it is. Knows nothing of other blockers.
+Pure: text in, plain words out. The scheduler's sentence is `0/5 nodes are available: 3 Insufficient
+nvidia.com/gpu, 2 node(s) had untolerated taint {a: b}. preemption: ...`. A FailedCreate event names
+quota, Pod Security, limits, webhooks or accounts. The words have changed over the years; unknown
+ones are passed on as they are.
 """
 
 from __future__ import annotations
@@ -12,8 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from windlass.errors import SpecError
-from windlass.kube.blocker import UNSCHEDULABLE, VOLUME, WHEN_OTHERS_END
-from windlass.kube.fields import Object, container_spec_of
+from windlass.kube.diagnosis.blocker import (
+    CREATE_FAILED,
+    DENIED,
+    POD_SECURITY,
+    QUOTA,
+    SERVICE_ACCOUNT,
+    UNSCHEDULABLE,
+    VOLUME,
+    WHEN_OTHERS_END,
+)
+from windlass.kube.objects.fields import Object, container_spec_of
 from windlass.spec.quantity import BILLION, read_quantity
 
 _SENTENCE = re.compile(r"\d+/(?P<num_nodes>\d+) nodes are available: (?P<causes>.*)", re.DOTALL)
@@ -21,6 +31,28 @@ _TAIL = re.compile(r"\. (?:no new claims to deallocate|preemption: |not found$)|
 _MAX_TAINTS = 3
 _TOO_BIG = "Preemption is not helpful"
 _FLAGS = {"cpu": "--cpus", "memory": "--memory", "ephemeral-storage": "--ephemeral-storage"}
+_PREFIX = re.compile(r'^Error creating: (?:pods "[^"]*" is forbidden: )?')
+_QUOTA = re.compile(
+    r"exceeded quota: (?P<name>[^,]+), requested: (?P<requested>.*?), "
+    r"used: (?P<used>.*?), limited: (?P<limited>.*)"
+)
+_UNSAID = re.compile(r"failed quota: (?P<name>[^:]+): must specify (?P<what>.*?)(?: for: .*)?$")
+_ACCOUNT = re.compile(r'serviceaccount "(?P<name>[^"]+)" not found')
+_SECURITY = re.compile(r'violates PodSecurity "(?P<level>[^"]+)": (?P<why>.*)', re.DOTALL)
+_LIMIT = re.compile(r"(?:maximum|minimum|max limit)\b.*\bper (?:Container|Pod)\b", re.DOTALL)
+_WEBHOOK = re.compile(
+    r'admission webhook "(?P<name>[^"]+)" denied the request: (?P<why>.*)', re.DOTALL
+)
+_POLICY = re.compile(
+    r"ValidatingAdmissionPolicy '(?P<name>[^']+)'.* denied request: (?P<why>.*)", re.DOTALL
+)
+_CALL = re.compile(r'failed calling webhook "(?P<name>[^"]+)": (?P<why>.*)', re.DOTALL)
+_FLAGS_IN_SENTENCE = {
+    "cpu": "--cpus",
+    "memory": "--memory",
+    "nvidia.com/gpu": "--gpus",
+    "pods": "--nodes",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,3 +243,95 @@ def _diagnose_place(
         f"change {' and '.join(dict.fromkeys(flags))}" if flags else "ask an admin of the cluster"
     )
     return Diagnosis(reason=UNSCHEDULABLE, message=message, hint=hint)
+
+
+def diagnose_create(text: str) -> Diagnosis:
+    """What the API server objected to, and whom to ask."""
+    plain = _PREFIX.sub("", " ".join(text.split()))
+    for read in (_read_quota, _read_unsaid, _read_security, _read_account, _read_denial):
+        if blocker := read(plain):
+            return blocker
+    if _LIMIT.search(plain):
+        message = f"the namespace's LimitRange forbids these pods: {plain}"
+        return Diagnosis(reason=DENIED, message=message, hint=f"change {_flags_in(plain)}")
+    message = f"Kubernetes could not create the pods: {plain}"
+    return Diagnosis(reason=CREATE_FAILED, message=message, hint="ask an admin of the cluster")
+
+
+def _read_quota(text: str) -> Diagnosis | None:
+    match = _QUOTA.search(text)
+    if match is None:
+        return None
+    requested, used, limited = (
+        _read_amounts(match[key]) for key in ("requested", "used", "limited")
+    )
+    parts = [
+        f"a pod wants {amount} {name}, {used.get(name, '?')} of {limited.get(name, '?')} are used"
+        for name, amount in requested.items()
+    ]
+    return Diagnosis(
+        reason=QUOTA,
+        message=f'the namespace\'s quota "{match["name"]}" leaves too little: {"; ".join(parts)}',
+        hint=f"ask for less with {_flags_in(match['requested'])} or --nodes, end other jobs "
+        "(windlass ls), or ask for more quota",
+    )
+
+
+def _read_amounts(text: str) -> dict[str, str]:
+    pairs = (part.partition("=") for part in text.split(","))
+    return {name.strip(): amount.strip() for name, _, amount in pairs}
+
+
+def _read_unsaid(text: str) -> Diagnosis | None:
+    match = _UNSAID.search(text)
+    if match is None:
+        return None
+    return Diagnosis(
+        reason=QUOTA,
+        message=f'the namespace\'s quota "{match["name"]}" wants every pod to say its {match["what"]}',
+        hint=f"say it with {_flags_in(match['what'])}",
+    )
+
+
+def _read_security(text: str) -> Diagnosis | None:
+    match = _SECURITY.search(text)
+    if match is None:
+        return None
+    return Diagnosis(
+        reason=POD_SECURITY,
+        message=f'the namespace\'s Pod Security level "{match["level"]}" forbids these pods: {match["why"]}',
+        hint="leave out --run-as and --patch, which are restricted without them; or use another --namespace",
+    )
+
+
+def _read_account(text: str) -> Diagnosis | None:
+    match = _ACCOUNT.search(text)
+    if match is None:
+        return None
+    return Diagnosis(
+        reason=SERVICE_ACCOUNT,
+        message=f'there is no service account "{match["name"]}" in the job\'s namespace',
+        hint="correct --service-account, or leave it out",
+    )
+
+
+def _read_denial(text: str) -> Diagnosis | None:
+    """A webhook or a policy said no; its own words are all that anybody knows."""
+    for pattern, kind in ((_WEBHOOK, "webhook"), (_POLICY, "policy")):
+        if match := pattern.search(text):
+            return Diagnosis(
+                reason=DENIED,
+                message=f'the cluster\'s {kind} "{match["name"]}" denied the pods: {match["why"]}',
+                hint="do what it asks (--label, --annotation or --patch), or ask who runs it",
+            )
+    if match := _CALL.search(text):
+        return Diagnosis(
+            reason=DENIED,
+            message=f'the cluster\'s webhook "{match["name"]}" does not answer: {match["why"]}',
+            hint="ask an admin of the cluster: pods cannot be created until it does",
+        )
+    return None
+
+
+def _flags_in(text: str) -> str:
+    return ", ".join(flag for word, flag in _FLAGS_IN_SENTENCE.items() if word in text) or "--patch"

@@ -1,17 +1,18 @@
-"""Names and labels of a job's objects. Pure; the job's id is a valid name already.
+"""Names and labels of a job's objects, and label selectors. Pure.
 
-Every object is found by `windlass.dev/job=ID`, and every name starts with the id, so that nothing of one
-job can be taken for another's.
+Every object is found by `windlass.dev/job=ID`, and every name starts with the id, which is a valid
+name already: nothing of one job can be taken for another's.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from windlass import names
-from windlass.kube.fields import Object, labels_of, name_of
+from windlass.kube.objects.fields import Object, labels_of, name_of
 from windlass.plan.plan import Plan
 from windlass.spec.storage import SecretFiles, Volume
 from windlass.spec.work import Calls
@@ -20,6 +21,25 @@ _MAX_LABEL = 63
 _MAX_VOLUME = 40
 _MAX_WORK = 1000
 _MANAGER = "windlass"
+
+
+def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Whether an object with these labels is meant; an empty selector means all."""
+    named = selector.get("matchLabels") or {}
+    if any(labels.get(name) != value for name, value in named.items()):
+        return False
+    return all(_holds(rule, labels) for rule in selector.get("matchExpressions") or ())
+
+
+def _holds(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    name, values = rule["key"], rule.get("values") or ()
+    is_there = name in labels
+    return {
+        "In": is_there and labels.get(name) in values,
+        "NotIn": not is_there or labels[name] not in values,
+        "Exists": is_there,
+        "DoesNotExist": not is_there,
+    }.get(rule["operator"], True)  # one that is not known may mean it
 
 
 def headless_name(job_id: str) -> str:

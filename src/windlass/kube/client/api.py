@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from windlass import names
-from windlass.kube.api_errors import DEFAULT_ENGINE, ClusterError, Conflict, NotFound
-from windlass.kube.kinds import FIELD_MANAGER, PODS, ObjectKind
-from windlass.kube.kubeconfig import read_target
-from windlass.kube.transport import HttpAnswer, HttpRequest, Transport
-from windlass.kube.watch import Told, watch_objects
+from windlass.kube.client.api_errors import DEFAULT_ENGINE, ClusterError, Conflict, NotFound
+from windlass.kube.client.kubeconfig import read_target
+from windlass.kube.client.transport import HttpAnswer, HttpRequest, Transport
+from windlass.kube.client.watch import Told, watch_objects
+from windlass.kube.objects.kinds import FIELD_MANAGER, PODS, ObjectKind
 
 if TYPE_CHECKING:
-    from windlass.kube.forward_blocking import Forward
+    from windlass.kube.client.forward import Forward
 
 Object = dict[str, Any]
 Objects = list[Object]
@@ -296,7 +296,7 @@ class Api:
 
         Nobody listening there shows as the end of the stream, and in the log.
         """
-        from windlass.kube.forward import open_forward
+        from windlass.kube.client.forward import open_forward
 
         path = PODS.path(namespace=self.namespace, name=pod, part="portforward")
         asked = self._words("forward a port of", PODS, pod)
@@ -304,8 +304,7 @@ class Api:
 
     def forward_in_turns(self, pod: str, port: int) -> Forward:
         """The same for a caller that speaks and listens in turn: faster, since no thread carries it."""
-        from windlass.kube.forward import open_wire
-        from windlass.kube.forward_blocking import Forward
+        from windlass.kube.client.forward import Forward, open_wire
 
         path = PODS.path(namespace=self.namespace, name=pod, part="portforward")
         asked = self._words("forward a port of", PODS, pod)

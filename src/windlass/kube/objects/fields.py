@@ -1,7 +1,9 @@
-"""Fields of pods, jobs and events, read from an API server's JSON: times, conditions, container states.
+"""Fields of pods, jobs and events in an API server's JSON, and which of them watches keep.
 
-Pure, and tolerant: what is missing is None or empty, since a cluster of any age may have written it. Says
-nothing about what a field means; that is for endings.py, pods.py and blockers.py.
+Reads times, conditions and container states. The `slim_*` functions keep what this package and the
+engines read, a third of what an API server sends: a job may have a thousand pods, and each lists at
+length who set which of its fields. Whoever reads another field of a pod or a node adds it there.
+Pure.
 """
 
 from __future__ import annotations
@@ -13,6 +15,20 @@ from typing import Any
 from windlass import names
 
 Object = Mapping[str, Any]
+WatchedObject = dict[str, Any]
+
+_METADATA = (
+    *("name", "namespace", "uid", "resourceVersion", "labels", "creationTimestamp"),
+    *("deletionTimestamp", "ownerReferences"),
+)
+_POD_SPEC = ("nodeName", "nodeSelector")
+_CONTAINER = ("name", "image", "resources")
+_POD_STATUS = (
+    *("phase", "reason", "message", "conditions", "startTime"),
+    *("containerStatuses", "initContainerStatuses"),
+)
+_NODE_SPEC = ("taints", "unschedulable")
+_NODE_STATUS = ("allocatable", "conditions")
 
 
 def read_time(text: str | None) -> float | None:
@@ -147,3 +163,45 @@ def group_events(events: Iterable[Object], kind: str) -> Mapping[str, Sequence[O
         if involved.get("kind") == kind:
             by_name.setdefault(str(involved.get("name", "")), []).append(event)
     return by_name
+
+
+def slim_pod(pod: WatchedObject) -> WatchedObject:
+    """A pod without what nobody reads."""
+    spec = pod.get("spec") or {}
+    containers = {
+        key: [_pick(container, _CONTAINER) for container in spec.get(key) or ()]
+        for key in ("containers", "initContainers")
+        if spec.get(key)
+    }
+    claims = [v for v in spec.get("volumes") or () if v.get("persistentVolumeClaim")]
+    kept = {**_pick(spec, _POD_SPEC), **containers, **({"volumes": claims} if claims else {})}
+    head = _head(pod)
+    if marks := _pick(annotations_of(pod), (names.ANNOTATION_CONTAINER,)):
+        head["metadata"]["annotations"] = marks
+    return {**head, "spec": kept, "status": _pick(pod.get("status") or {}, _POD_STATUS)}
+
+
+def slim_node(node: WatchedObject) -> WatchedObject:
+    """A node's size, taints and state."""
+    return {
+        **_head(node),
+        "spec": _pick(node.get("spec") or {}, _NODE_SPEC),
+        "status": _pick(node.get("status") or {}, _NODE_STATUS),
+    }
+
+
+def slim_any(thing: WatchedObject) -> WatchedObject:
+    """Anything without its account of who set which field."""
+    metadata = thing.get("metadata") or {}
+    return {**thing, "metadata": {k: v for k, v in metadata.items() if k != "managedFields"}}
+
+
+def _head(thing: WatchedObject) -> WatchedObject:
+    return {
+        **_pick(thing, ("apiVersion", "kind")),
+        "metadata": _pick(thing.get("metadata") or {}, _METADATA),
+    }
+
+
+def _pick(body: Mapping[str, Any], keys: Sequence[str]) -> WatchedObject:
+    return {key: body[key] for key in keys if key in body}

@@ -19,8 +19,8 @@ from typing import Any
 
 import urllib3
 
-from windlass.kube.api_errors import ClusterError
-from windlass.kube.transport import HttpRequest, Transport, make_pause_s
+from windlass.kube.client.api_errors import ClusterError
+from windlass.kube.client.transport import HttpRequest, Transport, make_pause_s
 
 logger = logging.getLogger(__name__)
 

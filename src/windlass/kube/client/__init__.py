@@ -1,0 +1,1 @@
+"""Client of an API server: kubeconfig, authentication, HTTP, watches, port-forward and access checks."""

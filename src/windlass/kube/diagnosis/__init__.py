@@ -1,0 +1,1 @@
+"""Why pods of a job wait, are not made, fail to start, or have ended. Pure."""

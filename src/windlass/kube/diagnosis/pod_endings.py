@@ -1,0 +1,483 @@
+"""Why a pod did not start or how it ended, and a job's dead pods as records.
+
+Pure: a pod's JSON in, one reason and one plain sentence out. Containers do not start for want of an
+image, a Secret, a user or a program. Pods end out of memory, evicted, preempted, drained, with
+their node, or by exiting. A pod that is being deleted has an ending as soon as Kubernetes says so,
+which is before its processes are gone. Nothing here decides about a restart.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from windlass import names
+from windlass.kube.diagnosis.blocker import (
+    CONTAINER_CONFIG,
+    CRASH_LOOP,
+    IMAGE_NAME,
+    IMAGE_PULL,
+    RUNTIME_REFUSED,
+    START_ERROR,
+)
+from windlass.kube.diagnosis.pod_scheduling import Diagnosis
+from windlass.kube.objects.fields import (
+    Object,
+    condition_of,
+    container_of,
+    container_spec_of,
+    container_states,
+    created_s,
+    deleted_s,
+    event_last_s,
+    is_true,
+    labels_of,
+    name_of,
+    read_time,
+    started_s,
+)
+from windlass.kube.objects.pod_template import pull_policy
+from windlass.wire.states import MomentName
+from windlass.wire.status import FailureKind, Moment
+
+_PULL = ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "RegistryUnavailable")
+_NAMES = ("InvalidImageName", "ImageInspectError")
+_CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+# What the pull said before the registry's own words.
+_PREAMBLE = re.compile(
+    r'^(?:Back-off pulling image "[^"]*":? ?|ErrImagePull: |'
+    r'(?:rpc error: code = \w+ desc = )|failed to pull and unpack image "[^"]*": |'
+    r'failed to resolve reference "[^"]*": |failed to do request: )+'
+)
+_PORTS = re.compile(r"read \w+ \S+->\S+: ")  # of this one try: no use to anybody
+_NAME_PREAMBLE = re.compile(
+    r'^(?:Failed to \w+ [^"]*"[^"]*": |couldn\'t parse image name "[^"]*": )+'
+)
+_PULL_HINTS = (
+    (
+        ("unauthorized", "denied", "forbidden", "authorization", "401", "403"),
+        "the registry wants a login: name the Secret that holds it with --pull-secret",
+    ),
+    (
+        ("not found", "manifest unknown", "does not exist"),
+        "there is no such image or tag: correct --image",
+    ),
+    (
+        ("toomanyrequests", "429"),
+        "the registry's rate limit: it is tried again, or use --pull-secret",
+    ),
+    (
+        ("no such host", "timeout", "refused", "unreachable", "lookup", "x509", "tls"),
+        "the nodes cannot reach that registry: check the host in --image, or ask an admin for one they can",
+    ),
+    (("no space left",), "the node's disk is full: ask an admin of the cluster"),
+)
+OUT_OF_MEMORY = "OutOfMemory"
+EVICTED = "Evicted"
+PREEMPTED = "Preempted"
+DRAINED = "Drained"
+NODE_LOST = "NodeLost"
+NODE_STOPPED = "NodeStopped"
+DELETED = "Deleted"
+REFUSED = "RefusedByNode"
+START_FAILED = "StartError"
+KILLED = "Killed"
+EXITED = "Exited"
+COMPLETED = "Completed"
+
+# Conditions of type DisruptionTarget: why a pod that did nothing wrong had to go.
+_DISRUPTIONS: Mapping[str, tuple[str, str]] = {
+    "PreemptionByScheduler": (PREEMPTED, "was preempted: a pod of higher priority took its place"),
+    "DeletionByTaintManager": (NODE_LOST, "was removed: its node does not answer or is tainted"),
+    "EvictionByEvictionAPI": (DRAINED, "was evicted: its node is being drained"),
+    "DeletionByPodGC": (NODE_LOST, "was removed: its node is gone"),
+    "TerminationByKubelet": (NODE_STOPPED, "was stopped by its node"),
+}
+_KINDS: Mapping[str, FailureKind] = {
+    OUT_OF_MEMORY: FailureKind.OUT_OF_MEMORY,
+    START_FAILED: FailureKind.START_FAILED,
+    KILLED: FailureKind.KILLED,
+    EXITED: FailureKind.USER_ERROR,
+}
+_START_ERRORS = ("StartError", "ContainerCannotRun", "RunContainerError")
+_REFUSALS = re.compile(r"(OutOf.+|UnexpectedAdmissionError|NodeAffinity|TopologyAffinityError)")
+_RESOURCE = re.compile(
+    r"low on resource: ([^\s.]+)|(EmptyDir volume|ephemeral local storage|limit)"
+)
+# Events that tell how a pod ended which is no longer there.
+_LAST_WORDS: Mapping[str, tuple[str, str]] = {
+    "Preempted": (PREEMPTED, "was preempted"),
+    "Evicted": (EVICTED, "was evicted"),
+    "TaintManagerEviction": (NODE_LOST, "was removed from its node"),
+    "NodeNotReady": (NODE_LOST, "was lost: its node does not answer"),
+}
+
+
+def diagnose_container(pod: Object) -> Diagnosis | None:
+    """What holds a container of this pod up; None when nothing does, or nothing is known yet."""
+    for status in container_states(pod):
+        waiting = status.get("state", {}).get("waiting") or {}
+        reason, text = str(waiting.get("reason", "")), _flat(waiting.get("message"))
+        image = _asked_image(pod, str(status.get("name", ""))) or str(status.get("image", ""))
+        if reason in _PULL:
+            return _diagnose_pull(image, text, reason)
+        if reason in _NAMES:
+            message = f'"{image}" is not the name of an image: {_NAME_PREAMBLE.sub("", text)}'
+            hint = "write --image as HOST/NAME:TAG, the name in small letters"
+            return Diagnosis(reason=IMAGE_NAME, message=message, hint=hint)
+        if reason in _CONFIG:
+            return diagnose_start(image, text) or _diagnose_config(text, reason)
+        if reason == "CrashLoopBackOff":
+            return _diagnose_crash(status)
+    return None
+
+
+def diagnose_start(image: str, text: str) -> Diagnosis | None:
+    """The program is not in the image, or may not be run."""
+    if match := re.search(r'exec: "([^"]+)": (.*?)(?:: unknown)?$', text):
+        program, why = match.groups()
+        return Diagnosis(
+            reason=START_ERROR,
+            message=f'the image {image} has no "{program}" that can be run: {why}',
+            hint="use an image with Python 3.10 or newer in it, or say where it is with --python",
+        )
+    if "OCI runtime" in text or "shim task" in text:
+        message = f"the container of {image} cannot be started: {text}"
+        hint = "ask an admin of the cluster: the node's container runtime refused it"
+        return Diagnosis(reason=RUNTIME_REFUSED, message=message, hint=hint)
+    return None
+
+
+def _diagnose_pull(image: str, text: str, reason: str) -> Diagnosis:
+    words = _PORTS.sub("", _PREAMBLE.sub("", text))
+    lower = words.lower()
+    hint = next((h for marks, h in _PULL_HINTS if any(m in lower for m in marks)), "")
+    if reason == "ErrImageNeverPull":
+        words, hint = "it is not on the node, and may not be pulled", "correct --image"
+    elif pull_policy(image) == "Always":
+        hint = (
+            f"{hint or 'check --image'}; its tag may move, so it is looked up in the registry each time: "
+            "name a version, and nodes use the image that they have"
+        )
+    message = f"the image {image} cannot be pulled{f': {words}' if words else ''}"
+    return Diagnosis(reason=IMAGE_PULL, message=message, hint=hint or "check --image")
+
+
+def _diagnose_config(text: str, reason: str) -> Diagnosis:
+    hint = "correct it with --secret, --env or --patch"
+    if match := re.search(r'(secret|configmap) "([^"]+)" not found', text):
+        kind, name = match.groups()
+        message = f'there is no {kind} "{name}" in the job\'s namespace'
+        hint = f"make it (kubectl create {kind} ...), or correct its name in --secret"
+    elif match := re.search(r"couldn't find key (\S+) in (Secret|ConfigMap) (\S+)", text):
+        key, kind, name = match.groups()
+        message = f'the {kind.lower()} {name} has no key "{key}"'
+        hint = f"kubectl describe {kind.lower()} {name.split('/')[-1]} shows its keys; correct --secret"
+    elif "runAsNonRoot" in text:
+        message = "the image runs as root, which the pod's rules forbid"
+        hint = "give a user id with --run-as 1000"
+    else:
+        message = f"the container cannot be created: {text or reason}"
+    return Diagnosis(reason=CONTAINER_CONFIG, message=message, hint=hint)
+
+
+def _diagnose_crash(status: Object) -> Diagnosis:
+    last = (status.get("lastState") or {}).get("terminated") or {}
+    words = describe_exit(last)
+    message = (
+        f"the container ends as soon as it starts, {status.get('restartCount', 0)} times: {words}"
+    )
+    return Diagnosis(
+        reason=CRASH_LOOP, message=message, hint="windlass logs JOB shows its last words"
+    )
+
+
+def describe_exit(terminated: Object) -> str:
+    """`exit code 1`, and the container's last line where Kubernetes kept it."""
+    lines = str(terminated.get("message") or "").strip().splitlines()
+    code = f"exit code {terminated.get('exitCode', '?')}"
+    return f"{code}, {lines[-1].strip()}" if lines else code
+
+
+def image_of(pod: Object) -> str:
+    """The image that was asked for: a node reports any of the names it knows the same image by."""
+    return str(container_spec_of(pod).get("image") or container_of(pod).get("image", ""))
+
+
+def _asked_image(pod: Object, container: str) -> str:
+    spec = pod.get("spec", {})
+    asked = (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
+    return next((str(one.get("image", "")) for one in asked if one.get("name") == container), "")
+
+
+def _flat(text: object) -> str:
+    return " ".join(str(text or "").split())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """Why a pod is no more. `reason` is for programs, `message` is one sentence with the node's name."""
+
+    reason: str
+    message: str
+    exit_code: int | None = None
+    at_s: float | None = None
+
+    @property
+    def is_good(self) -> bool:
+        return self.reason == COMPLETED
+
+    @property
+    def kind(self) -> FailureKind:
+        """Whose fault it was; whatever took a healthy pod away counts as a lost node."""
+        return _KINDS.get(self.reason, FailureKind.LOST_NODE)
+
+
+def read_ending(pod: Object) -> Ending | None:
+    """How this pod ended or is being ended; None for one that waits or runs undisturbed."""
+    terminated = container_of(pod).get("state", {}).get("terminated") or {}
+    phase = pod.get("status", {}).get("phase")
+    cause = _read_disruption(pod) or _read_status(pod) or _read_terminated(pod, terminated)
+    if cause is None and deleted_s(pod) is not None and phase not in ("Succeeded", "Failed"):
+        cause = (DELETED, "was deleted")
+    if cause is None and phase == "Failed":
+        cause = (
+            NODE_STOPPED,
+            f"failed: {pod['status'].get('message') or 'no reason is given'}",
+        )
+    if cause is None:
+        return None
+    code = terminated.get("exitCode")
+    at_s = read_time(terminated.get("finishedAt")) or _disrupted_s(pod) or deleted_s(pod)
+    message = f"pod {name_of(pod)}{on_node(pod)} {cause[1]}"
+    return Ending(reason=cause[0], message=message, exit_code=code, at_s=at_s)
+
+
+def is_taken_with_its_node(pod: Object) -> bool:
+    """Whether it was asked to go because of its node, and has not said that it has gone."""
+    ending = read_ending(pod)
+    has_gone = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    is_asked = ending is not None and ending.reason == NODE_LOST and deleted_s(pod) is not None
+    return is_asked and not has_gone
+
+
+def on_node(pod: Object) -> str:
+    """`` on node n1``, or nothing for a pod that never had one."""
+    node = pod.get("spec", {}).get("nodeName")
+    return f" on node {node}" if node else ""
+
+
+def _read_disruption(pod: Object) -> tuple[str, str] | None:
+    """What Kubernetes says it did to the pod; more to the point than the exit code that followed."""
+    condition = condition_of(pod, "DisruptionTarget")
+    if not is_true(condition) or pod.get("status", {}).get("phase") == "Succeeded":
+        return None
+    if _is_evicted(pod):
+        return _describe_eviction(pod)
+    reason = str(condition.get("reason", ""))
+    known = _DISRUPTIONS.get(reason)
+    return known or (NODE_STOPPED, f"was taken away: {condition.get('message') or reason}")
+
+
+def _disrupted_s(pod: Object) -> float | None:
+    return read_time(condition_of(pod, "DisruptionTarget").get("lastTransitionTime"))
+
+
+def _is_evicted(pod: Object) -> bool:
+    return bool(pod.get("status", {}).get("reason") == "Evicted")
+
+
+def _describe_eviction(pod: Object) -> tuple[str, str]:
+    why = " ".join(str(pod["status"].get("message", "")).split()).rstrip(".")
+    return EVICTED, f"was evicted: {_name_resource(why)}{why or 'the node gave no reason'}"
+
+
+def _name_resource(why: str) -> str:
+    match = _RESOURCE.search(why)
+    if match is None:
+        return ""
+    if match[1]:
+        return f"its node ran out of {match[1]}. "
+    return "it wrote more than it may. "
+
+
+def _read_status(pod: Object) -> tuple[str, str] | None:
+    """What the pod's own status says, apart from its container."""
+    status = pod.get("status", {})
+    reason = str(status.get("reason") or "")
+    if _is_evicted(pod):
+        return _describe_eviction(pod)
+    if reason in ("NodeLost", "NodeShutdown", "Terminated", "Shutdown"):
+        return NODE_LOST, f"was lost with its node: {status.get('message') or reason}"
+    if status.get("phase") == "Unknown":
+        return NODE_LOST, "is out of sight: its node does not answer"
+    if status.get("phase") == "Failed" and _REFUSALS.fullmatch(reason):
+        return REFUSED, f"was refused by the node: {status.get('message') or reason}"
+    if reason == "DeadlineExceeded":
+        return DELETED, "was stopped: the Job's deadline passed"
+    return None
+
+
+def _read_terminated(pod: Object, terminated: Object) -> tuple[str, str] | None:
+    if not terminated:
+        return None
+    reason, code = str(terminated.get("reason", "")), int(terminated.get("exitCode", 0))
+    text = " ".join(str(terminated.get("message", "")).split())
+    if reason == "OOMKilled":
+        return OUT_OF_MEMORY, f"ran out of memory{_memory_limit(pod)}"
+    if reason in _START_ERRORS:
+        said = diagnose_start(image_of(pod), text)
+        words = said.message if said else text or reason
+        return START_FAILED, f"could not be started: {words}"
+    is_ours = names.LABEL_JOB in labels_of(pod)
+    if code == 0 or (is_ours and code == names.EXIT_FAILED_WORK):
+        return COMPLETED, "completed"
+    if code > 128 or terminated.get("signal"):
+        name = _signal_name(int(terminated.get("signal") or code - 128))
+        return KILLED, f"was killed by {name}"
+    return EXITED, f"exited with code {code}{f': {text}' if text else ''}"
+
+
+def _memory_limit(pod: Object) -> str:
+    limit = container_spec_of(pod).get("resources", {}).get("limits", {}).get("memory")
+    return f": its limit is {limit}" if limit else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadPod:
+    """One pod of a job that ended badly."""
+
+    index: int
+    name: str
+    ending: Ending
+    created_s: float | None = None  # not of one that is gone
+
+    @property
+    def ended_s(self) -> float | None:
+        return self.ending.at_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodIndexes:
+    """Which node a pod of one job is: by the pod itself, or by its name once it is gone."""
+
+    of_pod: Callable[[Object], int | None]
+    of_name: Callable[[str], int | None]
+
+    def or_told(self, told: Mapping[str, int]) -> PodIndexes:
+        """The same; where that is nothing, what was told of pods by their names, also later."""
+
+        def of_pod(pod: Object) -> int | None:
+            index = self.of_pod(pod)
+            return told.get(name_of(pod)) if index is None else index
+
+        def of_name(name: str) -> int | None:
+            index = self.of_name(name)
+            return told.get(name) if index is None else index
+
+        return PodIndexes(of_pod=of_pod, of_name=of_name)
+
+
+def read_dead_pods(
+    pods: Sequence[Object], events: Sequence[Object] = (), *, indexes: PodIndexes
+) -> tuple[DeadPod, ...]:
+    """The pods of a job that ended badly, oldest first. `events` may be those of the whole namespace."""
+    dead = [
+        DeadPod(index=index, name=name_of(pod), ending=ending, created_s=created_s(pod) or None)
+        for pod in pods
+        if (index := indexes.of_pod(pod)) is not None
+        and (ending := read_ending(pod)) is not None
+        and not ending.is_good
+    ]
+    dead.sort(key=lambda pod: (pod.created_s or 0.0, pod.name))
+    dead += _read_gone(pods, events, indexes)
+    dead.sort(key=lambda pod: pod.ended_s or pod.created_s or 0.0)
+    return tuple(dead)
+
+
+_CLOCKS_DIFFER_S = 2.0  # times of the API server are whole seconds of another clock
+
+
+def timeline(
+    pods: Sequence[Object],
+    *,
+    indexes: PodIndexes,
+    num_nodes: int = 0,
+    joined_at_s: float | None = None,
+) -> list[Moment]:
+    """When the last needed pod was queued, scheduled, had its image, and had its container running.
+
+    A moment that some node has not passed is left out. A node that lost its pod keeps the time of its first
+    one. `num_nodes` is how many nodes are needed; 0: as many as there are pods. What came after all nodes had
+    joined, at `joined_at_s`, belongs to pods that replaced others, and is left out.
+    """
+    passed: dict[MomentName, dict[int, float]] = {moment: {} for moment in _MOMENTS}
+    for pod in pods:
+        if (index := indexes.of_pod(pod)) is None:
+            continue
+        for moment, read in _MOMENTS.items():
+            if at_s := read(pod):
+                passed[moment][index] = min(at_s, passed[moment].get(index, at_s))
+    needed = num_nodes or len(passed[MomentName.QUEUED])
+    moments: list[Moment] = []
+    for moment, times in passed.items():
+        if not times or len(times) < needed:
+            break
+        # The kubelet's clock is not the API server's: no step goes back.
+        at_s = max((*times.values(), *(before.at_s for before in moments)))
+        if joined_at_s is not None and at_s > joined_at_s + _CLOCKS_DIFFER_S:
+            break
+        moments.append(Moment(name=moment, at_s=at_s))
+    return moments
+
+
+def _scheduled_s(pod: Object) -> float | None:
+    condition = condition_of(pod, "PodScheduled")
+    return read_time(condition.get("lastTransitionTime")) if is_true(condition) else None
+
+
+# An image is there by the start of its container at the latest.
+_MOMENTS: Mapping[MomentName, Callable[[Object], float | None]] = {
+    MomentName.QUEUED: created_s,
+    MomentName.SCHEDULED: _scheduled_s,
+    MomentName.IMAGE: started_s,
+    MomentName.CONTAINER: started_s,
+}
+
+
+def _read_gone(
+    pods: Sequence[Object], events: Sequence[Object], indexes: PodIndexes
+) -> Iterator[DeadPod]:
+    """Pods that are no longer there, from what events say of their end."""
+    there = {name_of(pod) for pod in pods}
+    told: dict[str, tuple[Object, int]] = {}
+    for event, index in _events_of_pods(pods, events, indexes):
+        if event["involvedObject"]["name"] not in there and event.get("reason") in _LAST_WORDS:
+            told[event["involvedObject"]["name"]] = (event, index)
+    for name, (event, index) in told.items():
+        reason, words = _LAST_WORDS[event["reason"]]
+        message = f"pod {name} {words}: {' '.join(str(event.get('message', '')).split())}"
+        ending = Ending(reason=reason, message=message, at_s=event_last_s(event))
+        yield DeadPod(index=index, name=name, ending=ending)
+
+
+def _events_of_pods(
+    pods: Sequence[Object], events: Iterable[Object], indexes: PodIndexes
+) -> Iterator[tuple[Object, int]]:
+    """Events of this job's pods, also of those that are gone, as long as it has any."""
+    if not pods:
+        return
+    for event in events:
+        involved = event.get("involvedObject", {})
+        index = indexes.of_name(str(involved.get("name", "")))
+        if involved.get("kind") == "Pod" and index is not None:
+            yield event, index
