@@ -34,13 +34,17 @@ def _request_words(_self: Any, request: Any, *_args: Any) -> str:
 TIMED: dict[str, dict[str, Words]] = {
     "windlass.cli.prepare": {"prepare_words": lambda *_a, **_k: "prepare"},
     "windlass.client.jobs.packing": {"pack": lambda *_a, **_k: "pack the project"},
-    "windlass.engines.pyz": {"build_archive": lambda *_a, **_k: "build the agent's archive"},
+    "windlass.engines.archives": {"build_archive": lambda *_a, **_k: "build the agent's archive"},
     "windlass.kube.client.kubeconfig": {"read_target": lambda *_a, **_k: "read the kubeconfig"},
-    "windlass.kube.certificates": {"make_certificates": lambda *_a, **_k: "make certificates"},
+    "windlass.engines.cluster.job_secret": {
+        "make_certificates": lambda *_a, **_k: "make certificates"
+    },
     "windlass.kube.client.transport": {"Transport._send": _request_words},
-    "windlass.engines.submit": {"create_objects": lambda *_a, **_k: "create objects"},
+    "windlass.engines.cluster.submit": {"create_objects": lambda *_a, **_k: "create objects"},
     "windlass.kube.client.forward": {"open_forward": lambda *_a, **_k: "open a port-forward"},
-    "windlass.engines.lead_sync": {"LeadSync._serve": lambda *_a, **_k: "talk with the lead"},
+    "windlass.engines.cluster.lead_sync": {
+        "LeadSync._serve": lambda *_a, **_k: "talk with the lead"
+    },
     "windlass.client.jobs.follow": {"follow": lambda *_a, **_k: "follow"},
 }
 

@@ -14,7 +14,7 @@ from stateful_set_dialect import STATEFUL_SET
 from waits import wait_for
 
 from windlass import names
-from windlass.engines.cluster import ClusterEngine
+from windlass.engines.cluster.cluster_engine import ClusterEngine
 from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.engines.dialects.monarchmesh import MONARCHMESH

@@ -23,7 +23,7 @@ from windlass.agent.link.agent_link import Link
 from windlass.agent.link.tcp import TlsPlace
 from windlass.agent.node.inputs import Inputs
 from windlass.agent.silence_limits import SIGHT, SilenceLimits
-from windlass.engines.pyz import local_archive
+from windlass.engines.archives import local_archive
 from windlass.plan.plan import Facts, Input, Plan, make_plan, render_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Command

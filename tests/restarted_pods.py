@@ -13,8 +13,8 @@ from pod_places import make_job
 from tls_peers import JOB, write_certificates
 from waits import wait_for
 
-from windlass.engines.lead_sync import LeadSync
-from windlass.engines.pyz import local_archive
+from windlass.engines.archives import local_archive
+from windlass.engines.cluster.lead_sync import LeadSync
 from windlass.plan.plan import render_plan
 from windlass.spec.pod_spec import PodSpec
 from windlass.spec.work import Command

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import windlass as kt
-from windlass.engines.pyz import build_archive
+from windlass.engines.archives import build_archive
 
 MODULE = """
 import windlass as kt

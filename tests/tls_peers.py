@@ -12,7 +12,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from windlass.agent.link import endpoints, tls
 from windlass.agent.link.tcp import TlsPlace
-from windlass.kube import certificates
+from windlass.engines.cluster import job_secret
 
 JOB = "train-ab12c"
 DAY_S = 86_400
@@ -21,7 +21,7 @@ DAY_S = 86_400
 def write_certificates(folder: Path, job_id: str = JOB, *, age_days: float = 0.0) -> Path:
     """A job's files, valid for ten days from the time they were made."""
     made_at_s = time.time() - age_days * DAY_S
-    files = certificates.make_certificates(job_id, now_s=made_at_s, valid_s=10 * DAY_S)
+    files = job_secret.make_certificates(job_id, now_s=made_at_s, valid_s=10 * DAY_S)
     return write_files(folder, files)
 
 
@@ -37,24 +37,24 @@ def write_with_expired_client(folder: Path) -> Path:
     now = datetime.now(tz=timezone.utc).replace(microsecond=0)
     day = timedelta(days=1)
     ca_key, client_key, node_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
-    ca = certificates._sign_ca(JOB, ca_key, (now - day, now + day))
-    old_ca = certificates._sign_ca(JOB, ca_key, (now - 9 * day, now - day))
+    ca = job_secret._sign_ca(JOB, ca_key, (now - day, now + day))
+    old_ca = job_secret._sign_ca(JOB, ca_key, (now - 9 * day, now - day))
     uses = ExtendedKeyUsageOID
-    client = certificates._sign(
+    client = job_secret._sign(
         *(JOB, client_key, old_ca, ca_key), uri=f"windlass://{JOB}/client", uses=[uses.CLIENT_AUTH]
     )
-    node = certificates._sign(
+    node = job_secret._sign(
         *(JOB, node_key, ca, ca_key),
         uri=f"windlass://{JOB}/node",
         dns=tls.server_name(JOB),
         uses=[uses.SERVER_AUTH, uses.CLIENT_AUTH],
     )
     files = {
-        "ca.crt": certificates._pem(ca),
-        "client.crt": certificates._pem(client),
-        "client.key": certificates._key_pem(client_key),
-        "node.crt": certificates._pem(node),
-        "node.key": certificates._key_pem(node_key),
+        "ca.crt": job_secret._pem(ca),
+        "client.crt": job_secret._pem(client),
+        "client.key": job_secret._key_pem(client_key),
+        "node.crt": job_secret._pem(node),
+        "node.key": job_secret._key_pem(node_key),
     }
     return write_files(folder, files)
 

@@ -29,7 +29,7 @@ import windlass as wl
 from windlass import records
 from windlass.agent.node.exit_codes import read_error_file
 from windlass.agent.rank.rank_outcome import describe
-from windlass.engines.lead_sync import LeadSync
+from windlass.engines.cluster.lead_sync import LeadSync
 from windlass.errors import ProtocolError
 from windlass.wire.initial_status import make_first_status, render_status
 from windlass.wire.job_folder import JobFolder, write_atomically

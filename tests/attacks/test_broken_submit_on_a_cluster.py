@@ -17,7 +17,7 @@ from waits import wait_for
 
 import windlass as wl
 from windlass import names
-from windlass.engines import abandoned
+from windlass.engines.cluster import abandoned_jobs
 from windlass.engines.dialects.kubernetes import make_job
 from windlass.kube.objects.fields import created_s
 from windlass.kube.objects.kinds import JOBS, SECRETS
@@ -52,10 +52,10 @@ def test_the_next_one_removes_it_and_its_secret(
     wl.jobs()
     assert ground.api.get(JOBS, "broken-ab2cd"), "it is young: its submit may be under way"
     made_s = created_s(ground.api.get(JOBS, "broken-ab2cd"))
-    monkeypatch.setattr(abandoned, "HALF_SUBMITTED_S", 5.0)
+    monkeypatch.setattr(abandoned_jobs, "HALF_SUBMITTED_S", 5.0)
     wait_for(lambda: time.time() - made_s > 6.0, "it is old")
     if how == "submit":
-        monkeypatch.setattr("windlass.engines.cluster.ClusterEngine.jobs", None)
+        monkeypatch.setattr("windlass.engines.cluster.cluster_engine.ClusterEngine.jobs", None)
         wl.submit("work.py::stay")
     else:
         wl.jobs()

@@ -13,7 +13,7 @@ import zipfile
 import pytest
 
 from windlass.agent.forkserver import import_snapshot
-from windlass.engines import pyz
+from windlass.engines import archives
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def cache(tmp_path, monkeypatch):
     shared.chmod(0o1777)
     monkeypatch.setenv("XDG_CACHE_HOME", str(shared))
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
-    pyz._said.clear()
+    archives._said.clear()
     return shared
 
 
@@ -55,7 +55,7 @@ def test_an_archive_in_a_cache_folder_of_somebody_else_is_not_run(victim, strang
 
 
 def test_a_cache_folder_is_made_for_us_alone(cache):
-    path = pyz.local_archive()
+    path = archives.local_archive()
     assert path.startswith(str(cache))
     assert stat.S_IMODE((cache / "windlass").stat().st_mode) == 0o700
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
@@ -64,20 +64,20 @@ def test_a_cache_folder_is_made_for_us_alone(cache):
 def test_a_cache_folder_of_ours_that_others_may_write_to_is_closed(cache):
     (cache / "windlass").mkdir()
     (cache / "windlass").chmod(0o777)
-    assert pyz.local_archive().startswith(str(cache))
+    assert archives.local_archive().startswith(str(cache))
     assert stat.S_IMODE((cache / "windlass").stat().st_mode) == 0o700
 
 
 def test_an_archive_of_somebody_else_in_a_folder_of_ours_is_made_anew(cache, stranger, caplog):
     """It was put there while the folder was open."""
-    path = pyz.local_archive()
+    path = archives.local_archive()
     os.unlink(path)
     _evil(path, cache / "mark")
     os.chown(path, stranger.uid, stranger.uid)
-    assert pyz.find_archive() is None
-    assert pyz.local_archive() == path
+    assert archives.find_archive() is None
+    assert archives.local_archive() == path
     assert os.stat(path).st_uid == os.geteuid()
-    assert pyz.find_archive() == path
+    assert archives.find_archive() == path
     assert f"{path} belongs to somebody else" in caplog.text
 
 
@@ -85,7 +85,7 @@ def test_a_link_of_somebody_else_is_not_followed(cache, stranger, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (cache / "windlass").symlink_to(tmp_path / "elsewhere")
     stranger.give(cache / "windlass")
-    assert pyz.local_archive().startswith(str(tmp_path / "user" / ".cache" / "windlass"))
+    assert archives.local_archive().startswith(str(tmp_path / "user" / ".cache" / "windlass"))
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 

@@ -24,9 +24,9 @@ from tls_peers import (
 
 from windlass.agent.link import endpoints, tls
 from windlass.agent.link.tcp import TlsPlace
-from windlass.engines.job_secret import make_job_certificates
-from windlass.engines.lead_pods import KeysExpired, LeadPods
-from windlass.engines.lead_sync import LeadSync
+from windlass.engines.cluster.job_secret import make_job_certificates
+from windlass.engines.cluster.lead_pods import KeysExpired, LeadPods
+from windlass.engines.cluster.lead_sync import LeadSync
 from windlass.errors import ProtocolError
 from windlass.spec.work import Calls
 from windlass.wire.job_folder import JobFolder

@@ -23,8 +23,8 @@ import windlass as wl
 from windlass import names
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.node.streams import RankStreams, share_room
-from windlass.engines.lead_sync import LeadSync
-from windlass.engines.old_jobs import forget_old_jobs
+from windlass.engines.cluster.lead_sync import LeadSync
+from windlass.engines.finished_jobs import forget_old_jobs
 from windlass.wire.file_sync import Piece, Receiver, is_from_lead
 from windlass.wire.initial_status import make_first_status, render_status
 from windlass.wire.job_folder import JobFolder, write_atomically

@@ -18,8 +18,8 @@ from waits import wait_for
 
 import windlass as wl
 from windlass import names
+from windlass.engines.cluster.job_secret import make_certificates
 from windlass.engines.dialects.kubernetes import LABEL_INDEX
-from windlass.kube.certificates import make_certificates
 from windlass.kube.objects.kinds import JOBS, PODS
 
 pytestmark = pytest.mark.cluster

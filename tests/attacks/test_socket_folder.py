@@ -18,7 +18,7 @@ import pytest
 from waits import wait_for
 
 from windlass import EngineError
-from windlass.engines.socket_folder import dial_lead, find_socket_folder, keep_place
+from windlass.engines.local.lead_socket import dial_lead, find_socket_folder, record_socket_folder
 from windlass.trusted import find_peer_fault, make_own
 from windlass.wire.job_folder import JobFolder
 
@@ -58,7 +58,7 @@ def job(tmp_path):
     folder.path.mkdir()
     with tempfile.TemporaryDirectory(prefix="wl") as made:
         (Path(made) / "job").mkdir(mode=0o700)
-        keep_place(folder, Path(made) / "job")
+        record_socket_folder(folder, Path(made) / "job")
         yield folder
 
 

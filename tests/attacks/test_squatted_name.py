@@ -23,11 +23,11 @@ from kube.plans import make_pod_plan
 import windlass as wl
 from windlass.client.compute.owners import is_meant, is_own, name_for
 from windlass.client.user import name_user
-from windlass.engines.cluster import ClusterEngine
+from windlass.engines.cluster.cluster_engine import ClusterEngine
+from windlass.engines.cluster.job_secret import make_certificates
 from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.engines.protocol import JobRef
 from windlass.errors import JobNotFound, KeysReplaced, SpecError
-from windlass.kube.certificates import make_certificates
 from windlass.plan.plan import Plan, render_plan
 from windlass.settings import read_settings
 from windlass.spec.work import Calls

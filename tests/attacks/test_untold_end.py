@@ -21,10 +21,10 @@ from waits import wait_for
 
 from windlass import names, records
 from windlass.agent.lead import owed_results
-from windlass.engines.cluster_job import ClusterJob
+from windlass.engines.cluster.cluster_job import ClusterJob
+from windlass.engines.cluster.job_secret import make_certificates
 from windlass.engines.dialects.kubernetes import KUBERNETES
-from windlass.engines.outcomes import read_outcomes
-from windlass.kube.certificates import make_certificates
+from windlass.engines.finished_jobs import read_outcomes
 from windlass.spec.work import Function
 from windlass.wire.initial_status import make_first_status, render_status
 from windlass.wire.job_folder import JobFolder

@@ -14,7 +14,7 @@ import pytest
 from wheels import make_python
 
 from windlass.conformance import case_run
-from windlass.engines.pyz import _sources
+from windlass.engines.archives import _sources
 
 ROOT = Path(__file__).parents[2]
 CASES = ROOT / "src/windlass/conformance/cases"

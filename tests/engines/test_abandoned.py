@@ -11,7 +11,7 @@ from kube.fake_cluster import fake_cluster, make_fake_job
 from kube.plans import FILES, make_pod_plan
 
 from windlass import names
-from windlass.engines.abandoned import (
+from windlass.engines.cluster.abandoned_jobs import (
     HALF_SUBMITTED_S,
     is_abandoned,
     is_expired,

@@ -14,10 +14,10 @@ from kube.storing_cluster import StoringCluster, storing_cluster
 from waits import wait_for
 
 from windlass.client.jobs.find_jobs import find_job
-from windlass.engines.cluster import ClusterEngine
+from windlass.engines.cluster.cluster_engine import ClusterEngine
+from windlass.engines.cluster.job_secret import NotOurs
 from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.engines.dialects.pytorchjob import PYTORCHJOB
-from windlass.engines.job_secret import NotOurs
 from windlass.engines.protocol import JobRef
 from windlass.observe.why import explain
 from windlass.settings import Settings, read_settings

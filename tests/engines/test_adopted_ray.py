@@ -12,7 +12,7 @@ from kube.fake_cluster import make_fake_pod
 from kube.storing_cluster import StoringCluster, storing_cluster
 from waits import wait_for
 
-from windlass.engines.cluster import ClusterEngine
+from windlass.engines.cluster.cluster_engine import ClusterEngine
 from windlass.engines.dialects.raycluster import RAYCLUSTER
 from windlass.engines.protocol import JobRef
 from windlass.errors import JobNotFound

@@ -15,8 +15,8 @@ from tls_peers import JOB, until
 
 from windlass import names
 from windlass.agent.lead import lead_server
-from windlass.engines import lead_sync as lines
-from windlass.engines.lead_sync import LeadSync
+from windlass.engines.cluster import lead_sync as lines
+from windlass.engines.cluster.lead_sync import LeadSync
 from windlass.errors import EngineError
 from windlass.kube.client.api_errors import Unreachable
 from windlass.plan.plan import Input

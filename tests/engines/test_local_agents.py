@@ -9,7 +9,7 @@ import pytest
 from waits import find_left_over, wait_for
 
 import windlass as wl
-from windlass.engines.local_agents import make_guess
+from windlass.engines.local.local_agents import make_guess
 
 
 @pytest.fixture(autouse=True)

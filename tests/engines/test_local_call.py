@@ -8,9 +8,13 @@ import pytest
 
 from windlass import names
 from windlass.client.jobs.job_ids import make_letters
-from windlass.engines import local_call
-from windlass.engines.local_call import reach_lead
-from windlass.engines.socket_folder import keep_place, make_socket_folder, remove_socket_folder
+from windlass.engines.local import lead_socket
+from windlass.engines.local.lead_socket import (
+    make_socket_folder,
+    reach_lead,
+    record_socket_folder,
+    remove_socket_folder,
+)
 from windlass.wire.frames import FrameDecoder
 from windlass.wire.job_folder import JobFolder
 
@@ -18,11 +22,11 @@ from windlass.wire.job_folder import JobFolder
 @pytest.fixture
 def lead(tmp_path, monkeypatch):
     """A socket where a lead should answer, which says nothing by itself."""
-    monkeypatch.setattr(local_call, "_CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(lead_socket, "_CONNECT_TIMEOUT_S", 0.2)
     folder = JobFolder(tmp_path / f"job-{make_letters(10)}")
     folder.path.mkdir()
     place = make_socket_folder(folder.path.name)
-    keep_place(folder, place)
+    record_socket_folder(folder, place)
     with socket.socket(socket.AF_UNIX) as here:
         here.bind(str(place / names.LEAD_SOCKET))
         here.listen()

@@ -12,8 +12,8 @@ import pytest
 from waits import wait_for
 
 import windlass as wl
-from windlass.engines import local_gpus
-from windlass.engines.local import is_lead_alive
+from windlass.engines.local import local_gpus
+from windlass.engines.local.local_engine import is_lead_alive
 from windlass.observe.doctor import check_all
 from windlass.settings import read_settings
 

@@ -13,8 +13,8 @@ from kube.plans import make_pod_plan
 from waits import wait_for
 
 from windlass import names
+from windlass.engines.cluster.job_recovery import has_unread, read_leftovers, read_unread
 from windlass.engines.dialects.kubernetes import KUBERNETES, LABEL_INDEX
-from windlass.engines.pod_log_recovery import has_unread, read_leftovers, read_unread
 from windlass.kube.client.api_errors import Forbidden
 from windlass.names import OMITTED_FILE
 from windlass.wire.file_sync import find_files

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from windlass.engines.pyz import _sources, build_archive, find_archive, local_archive
+from windlass.engines.archives import _sources, build_archive, find_archive, local_archive
 
 
 def test_it_is_small():
@@ -60,7 +60,7 @@ def test_builders_at_once_never_replace_each_others_archive(tmp_path, monkeypatc
     """Agents go on reading the file they were started from: it must stay the same one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     code = (
-        "import os; from windlass.engines.pyz import local_archive; input();"
+        "import os; from windlass.engines.archives import local_archive; input();"
         "path = local_archive(); print(os.stat(path).st_ino)"
     )
     builders = [

@@ -17,8 +17,7 @@ import pytest
 import torch
 
 from windlass import names
-from windlass.engines.pyz import build_archive
-from windlass.engines.train_archive import build_train_archive, read_train_archive
+from windlass.engines.archives import build_archive, build_train_archive, read_train_archive
 from windlass.plan.plan import Facts, make_plan, render_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Module, Script

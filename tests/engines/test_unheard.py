@@ -11,9 +11,9 @@ from kube.api_server import Answer, connect_to, serve
 from kube.plans import make_pod_plan
 
 from windlass import names
-from windlass.engines.cluster_job import ClusterJob
+from windlass.engines.cluster.cluster_job import ClusterJob
+from windlass.engines.cluster.job_secret import make_certificates
 from windlass.engines.dialects.kubernetes import KUBERNETES
-from windlass.kube.certificates import make_certificates
 from windlass.wire.job_folder import JobFolder
 
 PLAN = make_pod_plan(nodes=2)

@@ -15,11 +15,11 @@ from waits import wait_for
 from windlass import names
 from windlass.client.jobs.live_view import LiveView
 from windlass.client.jobs.load_values import make_failure
-from windlass.engines import cluster_job
-from windlass.engines.cluster_job import ClusterJob
+from windlass.engines.cluster import cluster_job
+from windlass.engines.cluster.cluster_job import ClusterJob
+from windlass.engines.cluster.job_secret import make_certificates
 from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.errors import EngineError
-from windlass.kube.certificates import make_certificates
 from windlass.observe.verdict import exit_code_of, render_verdict
 from windlass.observe.why import explain
 from windlass.wire.initial_status import make_first_status, render_status

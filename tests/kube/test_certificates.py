@@ -12,8 +12,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from windlass.engines.cluster.job_secret import make_certificates
 from windlass.errors import SpecError
-from windlass.kube.certificates import make_certificates
 
 NOW_S = 1_800_000_000.25
 DAY_S = 86_400
@@ -129,6 +129,6 @@ def test_serial_numbers_differ():
 
 
 def test_the_library_is_loaded_on_use_only():
-    code = "import sys, windlass.kube.certificates; print('cryptography' in sys.modules)"
+    code = "import sys, windlass.engines.cluster.job_secret; print('cryptography' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -10,7 +10,7 @@ import pytest
 from kube.plans import make_pod_plan
 
 from windlass import names
-from windlass.engines.job_secret import make_files
+from windlass.engines.cluster.job_secret import make_files
 from windlass.kube.objects.manifests import (
     JOIN,
     MAX_SECRET_BYTES,

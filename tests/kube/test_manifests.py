@@ -15,12 +15,12 @@ from goldens import check_golden
 from kube.plans import FILES, PLANS, make_pod_plan
 
 from windlass import names
+from windlass.engines.cluster.submit import render_documents
 from windlass.engines.dialects.kubernetes import KUBERNETES, make_job
 from windlass.engines.dialects.monarchmesh import MONARCHMESH
 from windlass.engines.dialects.pytorchjob import PYTORCHJOB
 from windlass.engines.dialects.raycluster import RAYCLUSTER
 from windlass.engines.dialects.trainjob import RUNTIME, SHIPPED, TRAINJOB
-from windlass.engines.submit_steps import render_documents
 from windlass.errors import SpecError
 from windlass.kube.objects import manifests
 from windlass.kube.objects.kinds import JOBS

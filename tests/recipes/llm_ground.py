@@ -21,7 +21,7 @@ from cluster_files import ROOT, Files
 from cluster_space import make_claim, open_namespace, serve_files
 
 import windlass
-from windlass.engines.pyz import list_modules, zip_modules
+from windlass.engines.archives import list_modules, zip_modules
 from windlass.kube.client.api import Api, connect
 from windlass.kube.objects.kinds import NODES, PVCS
 

@@ -15,7 +15,7 @@ from kube.users import make_kubeconfig
 from strict_cluster.conftest import Become
 from strict_cluster.ground import Ground, wait_for
 
-from windlass.engines.exports.plain_table import _PLAIN
+from windlass.engines.exports.plain_export import _PLAIN
 from windlass.kube.objects.kinds import JOBS
 
 pytestmark = pytest.mark.cluster

@@ -18,7 +18,7 @@ from waits import wait_for
 import windlass as wl
 from windlass import names
 from windlass.engines.dialects.trainjob import TRAINJOB
-from windlass.engines.exports.torchrun_trainjob import make_plain
+from windlass.engines.exports.torchrun_exports import make_plain_trainjob
 from windlass.errors import EngineMissing
 from windlass.kube.client.access import check_needs
 from windlass.kube.client.api import Api
@@ -170,7 +170,7 @@ def test_a_container_that_fails_is_failed(client):
 
 def test_a_trainjob_that_others_made_is_known_by_its_name(api, space, client):
     plan = make_pod_plan(job_id="theirs", nodes=1, procs=2, image=space.image)
-    code, exported = make_plain(plan, script=ALL_REDUCE, rendezvous=Rendezvous())
+    code, exported = make_plain_trainjob(plan, script=ALL_REDUCE, rendezvous=Rendezvous())
     api.create(CONFIG_MAPS, code)
     api.create(TRAIN_JOBS, exported)
     with pytest.raises(RuntimeError, match="there is a job theirs already"):

@@ -135,8 +135,7 @@ def render_manifests(documents: Sequence[dict[str, Any]]) -> str:
 
 
 def _render_plain(prepared: Prepared, version: str) -> list[dict[str, Any]]:
-    from windlass.engines.exports.plain_table import load_plain
-    from windlass.engines.exports.single_script import read_solo
+    from windlass.engines.exports.plain_export import load_plain, read_solo
     from windlass.kube.objects.torchrun_pods import Rendezvous, unwrap_plan
 
     if prepared.plan.pod is None:

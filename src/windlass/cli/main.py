@@ -43,7 +43,7 @@ def _begin_head_start(words: list[str]) -> None:
     import contextlib
 
     with contextlib.suppress(Exception):
-        from windlass.engines.local_agents import begin_head_start
+        from windlass.engines.local.local_agents import begin_head_start
 
         begin_head_start(words)
 

@@ -1,13 +1,15 @@
-"""The engine protocols: what it takes to give a job its nodes. And the tables of engines by name.
+"""Engine protocols: what an engine must offer to give a job its nodes, and the engines by name.
 
-A `Renderer` only writes documents, an `Engine` runs jobs, a `ComputeEngine` also keeps computes: what a name
-cannot do is a type it is not, and is refused when it is asked for. Smaller differences are in `can`, and are
-refused before submit. An engine knows nothing of other engines, of frameworks, or of how anything is shown.
+A `Renderer` only writes documents, an `Engine` runs jobs, a `ComputeEngine` also keeps computes. An
+engine that cannot do something does not have the type, and is refused when it is asked for. Smaller
+differences are in `can`, and are refused before submit, as are hidden variables that a job may not
+have. An engine knows nothing of other engines, of frameworks, or of how anything is shown.
 """
 
 from __future__ import annotations
 
 import importlib
+import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from windlass import names
 from windlass.engines.dialects.dialect_table import dialect_names, load_dialect
-from windlass.engines.secret_env import NO_HIDDEN
 from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
 from windlass.plan.plan import Facts, Plan
@@ -28,6 +30,32 @@ from windlass.wire.status import JobStatus
 if TYPE_CHECKING:
     from windlass.agent.link.blocking_link import Stream
     from windlass.spec.pod_spec import PodSize
+
+
+NO_HIDDEN: Mapping[str, str] = {}
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_OURS = "WINDLASS_"
+
+
+def check_hidden(hidden: Mapping[str, str]) -> dict[str, str]:
+    """The same variables, if they can be set for ranks."""
+    for name, value in hidden.items():
+        if not _NAME.match(name):
+            raise SpecError(
+                f"{name!r} is not a name for an environment variable",
+                hint="letters, digits and _, not starting with a digit",
+            )
+        if name in names.SET_PER_RANK or name.startswith(_OURS):
+            raise SpecError(
+                f"{name} is set by Windlass, so a secret cannot set it",
+                hint="give the variable another name",
+            )
+        if "\0" in value:
+            raise SpecError(
+                f"the value of {name} holds a NUL character, which no environment can carry",
+                hint="a secret that is not text can be mounted as a file",
+            )
+    return dict(hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +212,7 @@ def check_capabilities(engine: Renderer, plan: Plan) -> None:
         )
 
 
-_ENGINES = {"local": "windlass.engines.local:LocalEngine"}
+_ENGINES = {"local": "windlass.engines.local.local_engine:LocalEngine"}
 # where each is, and what it makes, in an error
 _EXPORTS = {
     "statefulset": ("windlass.engines.exports.statefulset:StatefulSetExport", "a StatefulSet")
@@ -213,7 +241,7 @@ def make_renderer(name: str, settings: Settings) -> Renderer:
     """The engine of that name, imported on use; maybe one that only exports."""
     check_engine_name(name)
     if name in dialect_names():
-        from windlass.engines.cluster import ClusterEngine
+        from windlass.engines.cluster.cluster_engine import ClusterEngine
 
         return ClusterEngine(load_dialect(name), settings)
     place = _EXPORTS[name][0] if name in _EXPORTS else _ENGINES[name]

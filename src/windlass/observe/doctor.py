@@ -21,8 +21,8 @@ from typing import Literal
 
 from windlass import __version__, names
 from windlass.client.jobs.find_jobs import list_jobs
-from windlass.engines.local import is_lead_alive
-from windlass.engines.local_gpus import (
+from windlass.engines.local.local_engine import is_lead_alive
+from windlass.engines.local.local_gpus import (
     ask_smi,
     count_devices,
     describe_gpus,

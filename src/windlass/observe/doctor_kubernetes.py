@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from windlass.engines.cluster.submit import list_sources
 from windlass.engines.dialects.dialect import Dialect, Prerequisite
 from windlass.engines.dialects.dialect_table import dialect_names, load_dialect
-from windlass.engines.prerequisites import list_sources
 from windlass.errors import WindlassError
 from windlass.kube.client.access import (
     MissingRight,

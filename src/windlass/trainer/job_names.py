@@ -16,7 +16,7 @@ from pathlib import Path
 from windlass import names
 from windlass.client.jobs.job import Job
 from windlass.client.jobs.job_ids import MAX_ID, is_made_from
-from windlass.engines.cluster_folders import read_place
+from windlass.engines.cluster.job_secret import read_cluster
 from windlass.engines.protocol import Engine, JobRef, make_engine
 from windlass.errors import JobNotFound, WindlassError
 from windlass.kube.objects.naming import object_name
@@ -121,7 +121,7 @@ class JobNames:
 
     def _is_free(self, job_id: str) -> bool:
         """Whether no job in another place has that id here."""
-        return not self._has_folder(job_id) or read_place(self._home, job_id) == self._place
+        return not self._has_folder(job_id) or read_cluster(self._home, job_id) == self._place
 
     def _has_folder(self, job_id: str) -> bool:
         return self._has_pods and (self._home / job_id).exists()

@@ -16,7 +16,7 @@ import pytest
 from waits import wait_for
 
 from windlass.agent.node import processes
-from windlass.engines.pyz import local_archive
+from windlass.engines.archives import local_archive
 from windlass.plan.plan import Facts, make_plan, render_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Command

@@ -11,7 +11,7 @@ from tls_peers import until
 
 from windlass import records
 from windlass.agent.lead import owed_results
-from windlass.engines.outcomes import read_outcomes
+from windlass.engines.finished_jobs import read_outcomes
 from windlass.spec.work import Function
 from windlass.wire.messages.jobs import NODE_TO_LEAD
 from windlass.wire.results import MISSING, ResultHeader

@@ -14,7 +14,7 @@ from waits import wait_for
 
 from windlass.agent.node import processes
 from windlass.agent.node.forkserver_client import ForkServer, read_request, send_event
-from windlass.engines.pyz import local_archive
+from windlass.engines.archives import local_archive
 from windlass.plan.plan import Facts, make_plan, render_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Command

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from windlass.engines.pyz import build_archive
+from windlass.engines.archives import build_archive
 
 LEND = """
 import os, sys

@@ -13,7 +13,7 @@ from cluster_engines import DIALECTS, closing_engine
 from kube.api_server import write_kubeconfig
 from kube.storing_cluster import StoringCluster, storing_cluster
 
-from windlass.engines.cluster import ClusterEngine
+from windlass.engines.cluster.cluster_engine import ClusterEngine
 from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.dialects.trainjob import RUNTIME, SHIPPED
 

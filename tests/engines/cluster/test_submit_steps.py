@@ -13,8 +13,8 @@ from kube.storing_cluster import merge
 from waits import wait_for
 
 from windlass import names
+from windlass.engines.cluster.lease_object import lease_name
 from windlass.engines.dialects.trainjob import TRAINJOB
-from windlass.engines.lease_object import lease_name
 from windlass.engines.protocol import check_capabilities
 from windlass.errors import EngineMissing, SpecError, WindlassError
 from windlass.kube.client.access import Need

@@ -10,7 +10,7 @@ from kube.api_server import Answer, refuse
 from kube.storing_cluster import StoringCluster
 from waits import wait_for
 
-from windlass.engines.cluster import ClusterEngine
+from windlass.engines.cluster.cluster_engine import ClusterEngine
 from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.engines.dialects.monarchmesh import MONARCHMESH

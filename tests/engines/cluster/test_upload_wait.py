@@ -8,9 +8,9 @@ import pytest
 from cluster_engines import make_job_plan
 
 from windlass import names, waiting
+from windlass.engines.cluster.job_secret import MAX_INPUT_BYTES
 from windlass.engines.dialects.pytorchjob import PYTORCHJOB
 from windlass.engines.dialects.trainjob import TRAINJOB
-from windlass.engines.job_secret import MAX_INPUT_BYTES
 from windlass.plan.plan import Input
 from windlass.settings import read_settings
 

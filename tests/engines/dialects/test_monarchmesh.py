@@ -10,6 +10,7 @@ from kube.plans import FILES, make_pod_plan
 from kube.storing_cluster import merge
 
 from windlass import names
+from windlass.engines.cluster.submit import render_documents
 from windlass.engines.dialects.dialect import ObjectPhase
 from windlass.engines.dialects.monarchmesh import (
     LABEL_INDEX,
@@ -19,7 +20,6 @@ from windlass.engines.dialects.monarchmesh import (
     owns,
     read_phase,
 )
-from windlass.engines.submit_steps import render_documents
 from windlass.errors import SpecError
 from windlass.kube.diagnosis.blocker import OPERATOR_IDLE
 

@@ -9,6 +9,7 @@ from kube.plans import FILES, make_pod_plan
 from kube.storing_cluster import merge
 
 from windlass import names
+from windlass.engines.cluster.submit import render_documents
 from windlass.engines.dialects.dialect import ObjectEnd, ObjectPhase
 from windlass.engines.dialects.pytorchjob import (
     LABEL_INDEX,
@@ -19,7 +20,6 @@ from windlass.engines.dialects.pytorchjob import (
     read_end,
     read_phase,
 )
-from windlass.engines.submit_steps import render_documents
 from windlass.kube.diagnosis.blocker import HALF_SUBMITTED, NOT_ADMITTED, OPERATOR_IDLE
 
 AT = "1970-01-01T00:01:40Z"

@@ -19,7 +19,7 @@ from waits import wait_for
 import windlass as wl
 from windlass import names
 from windlass.engines.dialects.pytorchjob import LABEL_JOB_NAME, PYTORCHJOB, read_end
-from windlass.engines.exports.torchrun_pytorchjob import make_plain
+from windlass.engines.exports.torchrun_exports import make_plain_pytorchjob
 from windlass.errors import WindlassError
 from windlass.kube.client.api import Api, connect
 from windlass.kube.objects.kinds import CONFIG_MAPS, NAMESPACES, PODS, PYTORCH_JOBS
@@ -117,7 +117,7 @@ def make_guide_job() -> dict[str, Any]:
 
 def test_the_guides_manifest_and_a_plain_export_run_and_are_looked_at(plain, space):
     plan = make_pod_plan(job_id="plain-ab2cd", nodes=2, procs=2, image=space.image)
-    code, exported = make_plain(plan, script=ALL_REDUCE, rendezvous=Rendezvous())
+    code, exported = make_plain_pytorchjob(plan, script=ALL_REDUCE, rendezvous=Rendezvous())
     plain.create(CONFIG_MAPS, {"metadata": {"name": "app"}, "data": {"main.py": ALL_REDUCE}})
     plain.create(CONFIG_MAPS, code)
     jobs = {}

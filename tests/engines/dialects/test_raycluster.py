@@ -10,6 +10,7 @@ from kube.plans import FILES, make_pod_plan
 from kube.storing_cluster import merge
 
 from windlass import names
+from windlass.engines.cluster.submit import render_documents
 from windlass.engines.dialects.dialect import ObjectPhase
 from windlass.engines.dialects.raycluster import (
     NO_WAIT,
@@ -20,7 +21,6 @@ from windlass.engines.dialects.raycluster import (
     read_phase,
     regroup,
 )
-from windlass.engines.submit_steps import render_documents
 from windlass.kube.diagnosis.blocker import HALF_SUBMITTED, NOT_ADMITTED
 from windlass.spec.pod_spec import PodSize
 from windlass.spec.work import Calls

@@ -19,7 +19,7 @@ from waits import wait_for
 import windlass as wl
 from windlass import names
 from windlass.engines.dialects.trainjob import LABEL_INDEX, LABEL_JOBSET, SHIPPED, TRAINJOB
-from windlass.engines.exports.torchrun_trainjob import make_plain
+from windlass.engines.exports.torchrun_exports import make_plain_trainjob
 from windlass.errors import SpecError, WindlassError
 from windlass.kube.client.api import Api
 from windlass.kube.diagnosis.blocker import OPERATOR_IDLE, QUEUE_MISSING
@@ -134,7 +134,7 @@ def test_one_that_is_not_there_is_refused_with_those_that_are(api):
 
 def test_a_plain_export_runs_and_is_looked_at(api, space):
     plan = make_pod_plan(job_id="plain-ab2cd", nodes=2, procs=2, image=space.image)
-    code, exported = make_plain(plan, script=ALL_REDUCE, rendezvous=Rendezvous())
+    code, exported = make_plain_trainjob(plan, script=ALL_REDUCE, rendezvous=Rendezvous())
     api.create(CONFIG_MAPS, code)
     api.create(TRAIN_JOBS, exported)
     job = wl.attach("plain-ab2cd")

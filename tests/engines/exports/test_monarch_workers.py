@@ -10,7 +10,7 @@ from kube.plans import make_pod_plan
 
 from windlass.cli.export import render_manifests
 from windlass.engines.exports.monarch_workers import make_plain
-from windlass.engines.exports.plain_table import load_plain
+from windlass.engines.exports.plain_export import load_plain
 from windlass.errors import SpecError
 from windlass.kube.objects.torchrun_pods import Rendezvous
 from windlass.spec.storage import read_volume

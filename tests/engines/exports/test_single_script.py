@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kube.plans import make_pod_plan
 
-from windlass.engines.exports.single_script import read_solo
+from windlass.engines.exports.plain_export import read_solo
 from windlass.errors import SpecError
 from windlass.spec.work import Command, Script
 

@@ -14,7 +14,7 @@ from waits import wait_for
 from windlass import names
 from windlass.cli.export import render_manifests
 from windlass.engines.exports import statefulset
-from windlass.engines.exports.torchrun_job import make_plain
+from windlass.engines.exports.torchrun_exports import make_plain_job
 from windlass.engines.protocol import (
     as_engine,
     make_compute_engine,
@@ -302,7 +302,7 @@ def test_the_recipe_trains_and_its_pods_stay_finished(space):
 @pytest.mark.cluster
 def test_a_plain_job_trains_and_ends(space):
     plan = make_pod_plan(job_id="plain-ends2", nodes=2, image=space.image, **SIZE)
-    text = render_manifests(make_plain(plan, script=ALL_REDUCE, rendezvous=Rendezvous()))
+    text = render_manifests(make_plain_job(plan, script=ALL_REDUCE, rendezvous=Rendezvous()))
     kubectl(space.namespace, "apply", "-f", "-", given=text)
     try:
         path = "jsonpath={.status.conditions[?(@.type=='Complete')].status}"
@@ -320,7 +320,9 @@ def test_a_plain_job_trains_and_ends(space):
 @pytest.mark.cluster
 def test_a_failed_training_ends_a_plain_job_at_once(space):
     plan = make_pod_plan(job_id="plain-bad22", nodes=1, image=space.image, **SIZE)
-    text = render_manifests(make_plain(plan, script="raise SystemExit(3)", rendezvous=Rendezvous()))
+    text = render_manifests(
+        make_plain_job(plan, script="raise SystemExit(3)", rendezvous=Rendezvous())
+    )
     kubectl(space.namespace, "apply", "-f", "-", given=text)
     try:
         path = "jsonpath={.status.conditions[?(@.type=='Failed')].reason}"
@@ -340,12 +342,12 @@ def test_a_failed_training_ends_a_plain_job_at_once(space):
 
 def test_plain_jobs_are_these():
     plan = make_pod_plan(nodes=2, procs=2, timeout_s=60.0, queue="q", **SIZE)
-    documents = make_plain(plan, script="print(1)\n", rendezvous=Rendezvous())
+    documents = make_plain_job(plan, script="print(1)\n", rendezvous=Rendezvous())
     check_golden("plain/script.yaml", documents)
     plan = make_pod_plan(
         work=Script(path="/app/train.py"), in_image=True, volumes=(read_volume("new:1Gi:/out"),)
     )
-    documents = make_plain(plan, script=None, rendezvous=Rendezvous())
+    documents = make_plain_job(plan, script=None, rendezvous=Rendezvous())
     check_golden("plain/in-image.yaml", documents)
     assert "windlass" not in render_manifests(documents).lower()
 

@@ -7,8 +7,8 @@ from goldens import check_golden
 from kube.plans import make_pod_plan
 
 from windlass.cli.export import render_manifests
-from windlass.engines.exports.plain_table import load_plain
-from windlass.engines.exports.torchrun_pytorchjob import make_plain
+from windlass.engines.exports.plain_export import load_plain
+from windlass.engines.exports.torchrun_exports import make_plain_pytorchjob
 from windlass.errors import SpecError
 from windlass.kube.objects.torchrun_pods import Rendezvous
 from windlass.spec.work import Script
@@ -26,7 +26,7 @@ PLANS = {
 def render(name: str) -> list[dict]:
     plan = PLANS[name]
     script = None if plan.pod.in_image else "print(1)\n"
-    return make_plain(plan, script=script, rendezvous=Rendezvous())
+    return make_plain_pytorchjob(plan, script=script, rendezvous=Rendezvous())
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -38,7 +38,7 @@ def test_it_is_this(name):
 
 def test_it_is_called_as_the_user_says():
     """Else by the job's id: two exports without a name are two jobs."""
-    named = make_plain(
+    named = make_plain_pytorchjob(
         make_pod_plan(name="torchrun-cpu", nodes=2),
         script="print(1)\n",
         rendezvous=Rendezvous(),
@@ -56,7 +56,7 @@ def test_an_engine_without_a_launcher_of_its_own_says_so():
 
 
 def test_the_engine_prints_it():
-    assert load_plain("pytorchjob") is make_plain
+    assert load_plain("pytorchjob") is make_plain_pytorchjob
 
 
 def test_there_are_a_master_and_workers_and_torchrun_is_told_nothing_by_us():
@@ -78,6 +78,6 @@ def test_fewer_nodes_are_the_operators_elastic_policy():
 
 def test_where_ranks_meet_is_not_for_us_to_say():
     with pytest.raises(SpecError, match="is for its operator to say"):
-        make_plain(
+        make_plain_pytorchjob(
             PLANS["cpu"], script=None, rendezvous=Rendezvous(backend="etcd", endpoint="e:2379")
         )

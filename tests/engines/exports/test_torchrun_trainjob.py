@@ -9,8 +9,8 @@ from goldens import check_golden
 from kube.plans import make_pod_plan
 
 from windlass.cli.export import render_manifests
-from windlass.engines.exports.plain_table import load_plain
-from windlass.engines.exports.torchrun_trainjob import make_plain
+from windlass.engines.exports.plain_export import load_plain
+from windlass.engines.exports.torchrun_exports import make_plain_trainjob
 from windlass.errors import SpecError
 from windlass.kube.objects.torchrun_pods import Rendezvous
 from windlass.spec.storage import read_secret
@@ -26,7 +26,7 @@ PLANS = {
 
 def render(plan: Any) -> list[dict[str, Any]]:
     script = None if plan.pod.in_image else "print(1)\n"
-    return make_plain(plan, script=script, rendezvous=Rendezvous())
+    return make_plain_trainjob(plan, script=script, rendezvous=Rendezvous())
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -49,8 +49,8 @@ def test_older_operators_have_other_fields(version):
 
 
 def test_the_engine_prints_it():
-    assert load_plain("trainjob") is make_plain
-    assert load_plain("trainjob", "2.2") is load_plain("trainjob", "3.0") is make_plain
+    assert load_plain("trainjob") is make_plain_trainjob
+    assert load_plain("trainjob", "2.2") is load_plain("trainjob", "3.0") is make_plain_trainjob
     with pytest.raises(SpecError, match="no version of an operator"):
         load_plain("trainjob", "new")
 
@@ -85,4 +85,4 @@ def test_what_a_trainjob_cannot_say_is_refused(asked, why):
 def test_where_ranks_meet_is_not_for_us_to_say():
     elsewhere = Rendezvous(backend="etcd", endpoint="e:2379")
     with pytest.raises(SpecError, match="is for its operator to say"):
-        make_plain(PLANS["cpu"], script=None, rendezvous=elsewhere)
+        make_plain_trainjob(PLANS["cpu"], script=None, rendezvous=elsewhere)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from windlass.engines.exports.single_script import read_solo
+from windlass.engines.exports.plain_export import read_solo
 from windlass.kube.client.access import Right
 from windlass.kube.objects.manifests import pod_of
 from windlass.kube.objects.naming import headless_name

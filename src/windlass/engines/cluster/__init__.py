@@ -1,0 +1,1 @@
+"""What all engines on Kubernetes share: submitting, following, resizing and ending a job."""

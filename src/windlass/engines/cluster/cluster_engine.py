@@ -1,0 +1,493 @@
+"""Engine on Kubernetes: submit, status, cancel, attach, resize, remove. A kind is only a dialect.
+
+Asks the cluster for nothing before it is needed. A job that was submitted or seen from here has a
+folder under the home, to which its files are copied; keys stay in the job's Secret and in memory. A
+compute gets more or fewer nodes by a patch of its object, by a second object, or by a group of the
+first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import shutil
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from windlass import names, records
+from windlass.agent.link.blocking_link import Stream
+from windlass.engines.cluster.abandoned_jobs import (
+    list_main,
+    make_half_status,
+    may_be_live_compute,
+    remove_abandoned,
+)
+from windlass.engines.cluster.job_recovery import has_unread, read_unread
+from windlass.engines.cluster.job_secret import (
+    BrokenSubmit,
+    NotOurs,
+    fetch,
+    is_pinned,
+    list_folders,
+    make_cluster_folder,
+    make_files,
+    make_job_certificates,
+    pin,
+    read_cluster,
+    record_cluster,
+)
+from windlass.engines.cluster.lead_sync import LeadDial
+from windlass.engines.cluster.submit import create_objects, find_source, render_documents
+from windlass.engines.dialects.dialect import Dialect, MakeWorkers, Patch
+from windlass.engines.finished_jobs import forget_old_jobs, read_outcomes
+from windlass.engines.protocol import NO_HIDDEN, JobRef, LogReader, check_hidden
+from windlass.errors import EngineError, JobNotFound, SpecError
+from windlass.kube.client.access import read_identity
+from windlass.kube.client.api import Api, connect
+from windlass.kube.client.api_errors import ClusterError, Conflict, NotFound
+from windlass.kube.diagnosis.blocker import HALF_SUBMITTED
+from windlass.kube.objects.fields import Object, annotations_of, uid_of
+from windlass.kube.objects.manifests import JobFiles, make_owner, pod_of, read_file_names
+from windlass.kube.objects.naming import read_job_id
+from windlass.plan.plan import Facts, Plan, read_plan, render_plan
+from windlass.settings import Settings
+from windlass.spec.pod_spec import PodSize
+from windlass.spec.work import Calls
+from windlass.trusted import check_own, make_own
+from windlass.wire.identity import CERTIFICATES
+from windlass.wire.job_folder import JobFolder, write_atomically
+from windlass.wire.log_files import LogFiles
+from windlass.wire.log_lines import LogQuery
+from windlass.wire.results import ResultHeader
+from windlass.wire.status import JobStatus
+from windlass.wire.status_file import StatusFile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from windlass.engines.cluster.adopted_job import AdoptedJob
+    from windlass.engines.cluster.cluster_job import ClusterJob
+
+
+_UPLOAD_S = 1800.0
+
+
+def resize_nodes(
+    api: Api, dialect: Dialect, plan: Plan, num_nodes: int, workers: PodSize | None
+) -> None:
+    """Have so many nodes in all; those from 1 on of a size of their own, or None: as they are."""
+    if dialect.regroup is not None:
+        name = dialect.make_name(plan.job_id)
+        patch = dialect.regroup(plan, api.get(dialect.kind, name), num_nodes, workers)
+        api.patch(dialect.kind, name, patch, brief=True)
+        return
+    if dialect.resize is None:
+        raise SpecError(
+            f"the nodes of a {dialect.kind.name} cannot become more or fewer",
+            hint="end the compute and make another one, or use engine kubernetes",
+        )
+    if dialect.make_workers is None:
+        name = dialect.make_name(plan.job_id)
+        api.patch(dialect.kind, name, dialect.resize(num_nodes), brief=True)
+    else:
+        _TwoObjects(api, dialect, plan, dialect.resize, dialect.make_workers).resize(
+            num_nodes, workers
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _TwoObjects:
+    """One compute's, whether the second is there or not."""
+
+    api: Api
+    dialect: Dialect
+    plan: Plan
+    make_patch: Callable[[int], Patch]
+    make_workers: MakeWorkers
+
+    def resize(self, num_nodes: int, size: PodSize | None) -> None:
+        if size is not None and pod_of(self.plan).queue:
+            raise SpecError(
+                "a queue lets all nodes of a compute in at once, and workers of a size of their own "
+                "are a Job beside it",
+                hint="give the compute what workers need, and leave out worker_node_options; or queue=",
+            )
+        there = self._find()
+        if there is None and size is None:
+            self._patch(self.plan.job_id, num_nodes)
+            return
+        if there is not None and (num_nodes == 1 or size not in (None, _read_size(there))):
+            self.api.delete(self.dialect.kind, self._name, uid=uid_of(there))
+            there = None
+        self._patch(self.plan.job_id, 1)
+        if there is None and size is not None and num_nodes > 1:
+            self._make(size, num_nodes - 1)
+        elif there is not None:
+            self._patch(self._name, num_nodes - 1)
+
+    @property
+    def _name(self) -> str:
+        return names.WORKERS.format(job_id=self.plan.job_id)
+
+    def _find(self) -> Object | None:
+        try:
+            return self.api.get(self.dialect.kind, self._name)
+        except NotFound:
+            return None
+
+    def _patch(self, name: str, num_pods: int) -> None:
+        self.api.patch(self.dialect.kind, name, self.make_patch(num_pods), brief=True)
+
+    def _make(self, size: PodSize, num_pods: int) -> None:
+        main = self.api.get(self.dialect.kind, self.plan.job_id)
+        body = self.make_workers(
+            self.plan,
+            read_file_names(main["spec"]["template"]["spec"], self.plan.job_id),
+            size=size,
+            num_nodes=num_pods,
+            owner=make_owner(self.dialect.kind, main),
+        )
+        with contextlib.suppress(Conflict):  # another client has just made it
+            self.api.create(self.dialect.kind, body, brief=True)
+
+
+def _read_size(body: Object) -> PodSize:
+    text = annotations_of(body).get(names.ANNOTATION_SIZE, "{}")
+    return records.read(PodSize, json.loads(text))
+
+
+def _make_view(
+    api: Api,
+    dialect: Dialect,
+    plan: Plan,
+    folder: JobFolder,
+    certificates: Mapping[str, bytes],
+    *,
+    start_timeout_s: float | None = None,
+) -> ClusterJob:
+    # imported only now: the pods are on their way by the time it is needed
+    from windlass.engines.cluster.cluster_job import ClusterJob
+
+    return ClusterJob(api, dialect, plan, folder, certificates, start_timeout_s=start_timeout_s)
+
+
+def _was_seen_to_end(folder: Path) -> bool:
+    status = StatusFile(JobFolder(folder).status).read_known()
+    return status is not None and status.phase.is_final
+
+
+class ClusterEngine:
+    """Nodes are pods, of whatever kind of object the dialect knows."""
+
+    def __init__(self, dialect: Dialect, settings: Settings) -> None:
+        self.name = dialect.name
+        self.can = dialect.can
+        self._dialect = dialect
+        self._settings = settings
+        self._home = Path(str(settings.value("home"))).expanduser() / self.name
+        check_own(self._home)
+        self._apis: dict[tuple[str, str], Api] = {}
+        self._views: dict[str, ClusterJob] = {}
+        self._adopted: dict[str, AdoptedJob] = {}  # what others made
+        self._identity: str | None = None
+        self._reached: dict[str, LeadDial] = {}  # computes that are called from here
+
+    def facts(self) -> Facts:
+        has_own_hosts = self._dialect.host_name != names.POD_HOST
+        return Facts(
+            environ={},
+            env={names.POD_HOSTS: self._dialect.host_name} if has_own_hosts else {},
+            master_port=names.POD_MASTER_PORT,
+            replaces_nodes=True,
+            lease_s=300.0,
+            join_timeout_s=1800.0,
+            code_folder=names.CODE_FOLDER,
+        )
+
+    def render(
+        self,
+        plan: Plan,
+        *,
+        payload: bytes | None = None,
+        bundle: Path | None = None,
+        with_keys: bool = False,
+    ) -> list[dict[str, Any]]:
+        """All that `kubectl apply` needs; with keys it runs, without them it is for reading."""
+        files = make_files(plan, payload, bundle, is_export=True)
+        if with_keys:
+            files = files.add_own(make_job_certificates(plan))
+        source = find_source(self._api, self._dialect, plan)
+        return render_documents(self._dialect, plan, files, source=source)
+
+    # -- starting ------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        plan: Plan,
+        payload: bytes | None,
+        bundle: Path | None = None,
+        *,
+        hidden: Mapping[str, str] = NO_HIDDEN,
+    ) -> JobRef:
+        hidden = check_hidden(hidden)
+        api = self._api()
+        files = make_files(plan, payload, bundle, hidden=hidden)
+        folder = make_cluster_folder(self._home, api, plan, payload, bundle)
+        certificates: dict[str, bytes] = {}
+
+        def add_certificates() -> JobFiles:
+            certificates.update(make_job_certificates(plan))
+            pin(folder, certificates)
+            return files.add_own(certificates)
+
+        try:
+            create_objects(
+                api,
+                self._dialect,
+                plan,
+                file_names=files.add_own(dict.fromkeys(CERTIFICATES, b"")).names,
+                make_files=add_certificates,
+                submit=secrets.token_hex(8),
+            )
+        except BaseException:
+            shutil.rmtree(folder.path, ignore_errors=True)
+            raise
+        try:
+            # queues may take days, unless somebody minds
+            limit_s = self._settings.join_timeout_s
+            view = _make_view(
+                api, self._dialect, plan, folder, certificates, start_timeout_s=limit_s
+            )
+        except BaseException:
+            api.delete(self._dialect.kind, self._dialect.make_name(plan.job_id))
+            raise
+        self._views[plan.job_id] = view
+        if isinstance(plan.work, Calls):
+            self._reached[plan.job_id] = LeadDial(api, self._dialect, plan.job_id, certificates)
+        if plan.detach and any(not files.holds(wanted.name) for wanted in plan.inputs):
+            self._wait_for_upload(view, plan)
+        forget_old_jobs(self._home, _was_seen_to_end)
+        return JobRef(self.name, plan.job_id, api.namespace)
+
+    def _wait_for_upload(self, view: ClusterJob, plan: Plan) -> None:
+        """What does not fit the Secret goes over the link, and only this process has it."""
+        if not view.wait_for_inputs(_UPLOAD_S):
+            raise EngineError(
+                f"{plan.job_id} waits for its code, but its first pod did not start in {_UPLOAD_S:g} s",
+                hint=f"windlass why {plan.job_id}; then submit it again, or use --in-image",
+            )
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def status(self, ref: JobRef) -> JobStatus:
+        try:
+            return self._know(ref)
+        except BrokenSubmit as broken:
+            if names.ANNOTATION_SUBMIT not in annotations_of(broken.body):
+                raise  # it was complete once
+            return make_half_status(self._dialect, broken.body)
+
+    def _know(self, ref: JobRef) -> JobStatus:
+        """Return the status of a job whose submit was complete."""
+        kept = self._kept(ref)
+        return kept if kept is not None else self._find(ref).status()
+
+    def _kept(self, ref: JobRef) -> JobStatus | None:
+        """The last status of a job that was seen to end: it needs no cluster any more."""
+        if ref.job_id in self._views:  # which reads it itself, and is asked often
+            return None
+        status = StatusFile(JobFolder(self._home / ref.job_id).status).read_known()
+        return status if status is not None and status.phase.is_final else None
+
+    def logs(self, ref: JobRef, query: LogQuery) -> LogReader:
+        self._know(ref)
+        if ref.job_id in self._adopted:
+            return self._adopted[ref.job_id].logs(query)
+        folder = JobFolder(self._home / ref.job_id)
+        if ref.job_id in self._views:
+            self._views[ref.job_id].wants_lines = True
+        if has_unread(folder):
+            read_unread(self._api_of(ref), folder, container=self._dialect.container)
+        return LogFiles(folder, read_plan(folder.plan.read_text()), query)
+
+    def results(
+        self, ref: JobRef, *, with_values: bool = True
+    ) -> list[tuple[ResultHeader, bytes] | None]:
+        status, folder = self._know(ref), JobFolder(self._home / ref.job_id)
+        return read_outcomes(folder, self.plan(ref), status, with_values=with_values)
+
+    def _list_jobs(self, api: Api) -> Sequence[Object]:
+        bodies = remove_abandoned(api, self._dialect, list_main(api, self._dialect))
+        if self._dialect.stays_up:
+            bodies = [body for body in bodies if not self._remove_ended(api, read_job_id(body))]
+        return sorted(bodies, key=lambda body: str(body["metadata"]["creationTimestamp"]))[::-1]
+
+    def _remove_ended(self, api: Api, job_id: str) -> bool:
+        """Whether a job was seen to end from here, and what never ends by itself could be removed."""
+        if self._kept(JobRef(self.name, job_id, api.namespace)) is None:
+            return False
+        with contextlib.suppress(ClusterError):
+            return api.delete(self._dialect.kind, self._dialect.make_name(job_id))
+        return False
+
+    def computes(self) -> list[JobRef]:
+        api = self._api()
+        jobs = [job for job in self._list_jobs(api) if may_be_live_compute(self._dialect, job)]
+        return [JobRef(self.name, read_job_id(job), api.namespace) for job in jobs]
+
+    def jobs(self) -> list[JobRef]:
+        api = self._api()
+        here = [JobRef(self.name, read_job_id(job), api.namespace) for job in self._list_jobs(api)]
+        known = {ref.job_id for ref in here}
+        # one that was not seen to end is only there if it is in the cluster's own list
+        return here + [
+            ref
+            for ref in self.jobs_here()
+            if ref.job_id not in known and (ref.place != api.namespace or self._kept(ref))
+        ]
+
+    def jobs_here(self) -> list[JobRef]:
+        places = ((name, read_cluster(self._home, name)) for name in list_folders(self._home))
+        return [JobRef(self.name, name, place["namespace"]) for name, place in places]
+
+    def open_port(self, ref: JobRef, port: int) -> socket.socket:
+        if self._kept(ref) is None and (pod := self._find(ref).find_lead()):
+            return self._api_of(ref).forward(pod, port)
+        raise ConnectionRefusedError(f"node 0 of {ref.job_id} does not run")
+
+    # -- computes ------------------------------------------------------------------------------
+
+    def plan(self, ref: JobRef) -> Plan:
+        kept = JobFolder(self._home / ref.job_id).plan
+        if kept.exists():
+            return read_plan(kept.read_text())
+        return self._fetch(ref)[0]
+
+    def dial(self, ref: JobRef) -> Stream:
+        if ref.job_id not in self._reached:
+            keys = self._fetch(ref)[1]
+            self._reached[ref.job_id] = LeadDial(self._api_of(ref), self._dialect, ref.job_id, keys)
+        return self._reached[ref.job_id].dial()
+
+    def grow(
+        self,
+        ref: JobRef,
+        indexes: Sequence[int],  # noqa: ARG002 - Kubernetes starts those that are missing
+        num_nodes: int,
+        *,
+        hidden: Mapping[str, str] = NO_HIDDEN,  # noqa: ARG002 - in the Secret since the start
+        workers: PodSize | None = None,
+    ) -> None:
+        resize_nodes(self._api_of(ref), self._dialect, self.plan(ref), num_nodes, workers)
+
+    def keep_place(self, ref: JobRef, until_s: float | None) -> None:
+        until = None if until_s is None else f"{until_s:.0f}"
+        body = {"metadata": {"annotations": {names.ANNOTATION_KEEP_PLACE: until}}}
+        name = self._dialect.make_name(ref.job_id)
+        self._api_of(ref).patch(self._dialect.kind, name, body, brief=True)
+
+    def is_made_here(self, ref: JobRef) -> bool:
+        return is_pinned(JobFolder(self._home / ref.job_id))
+
+    def identity(self) -> str:
+        if self._identity is None:
+            self._identity = read_identity(self._api())
+        return self._identity
+
+    def let_go(self, ref: JobRef) -> None:
+        if ref.job_id in self._views:
+            self._views.pop(ref.job_id).let_go()
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def cancel(
+        self, ref: JobRef, *, now: bool = False, why: str = "", interrupt: bool = False
+    ) -> None:
+        if self._kept(ref) is not None:
+            return
+        try:
+            self._find(ref).cancel(now=now, why=why, interrupt=interrupt)
+        except BrokenSubmit:
+            self.remove(ref)
+
+    @contextlib.contextmanager
+    def hold(self, ref: JobRef) -> Iterator[None]:
+        if self._kept(ref) is not None:
+            yield
+            return
+        view = self._find(ref)
+        view.hold_lease(True)
+        try:
+            yield
+        finally:
+            view.hold_lease(False)
+
+    def remove(self, ref: JobRef) -> None:
+        nothing_to_end: tuple[type[EngineError], ...] = (BrokenSubmit,)
+        if (self._home / ref.job_id).exists():  # somebody removed its object: its folder goes, too
+            nothing_to_end = (BrokenSubmit, JobNotFound)
+        with contextlib.suppress(*nothing_to_end):
+            status = self.status(ref)
+            is_half = any(c.reason == HALF_SUBMITTED for c in status.conditions)
+            if not status.phase.is_final and not is_half:
+                raise SpecError(
+                    f"{ref.job_id} is still {status.phase.value}",
+                    hint=f"windlass cancel {ref.job_id}, then windlass rm {ref.job_id}",
+                )
+        if (adopted := self._adopted.pop(ref.job_id, None)) is not None:
+            adopted.remove()
+            return
+        if ref.job_id in self._views:
+            self._views.pop(ref.job_id).close()
+        self._api_of(ref).delete(self._dialect.kind, self._dialect.make_name(ref.job_id))
+        shutil.rmtree(self._home / ref.job_id, ignore_errors=True)
+
+    # -- below ---------------------------------------------------------------------------------
+
+    def _api(self, context: str = "", namespace: str = "") -> Api:
+        key = (context or self._settings.context, namespace or self._settings.namespace)
+        if key not in self._apis:
+            self._apis[key] = connect(context=key[0], namespace=key[1], engine=self.name)
+        return self._apis[key]
+
+    def _api_of(self, ref: JobRef) -> Api:
+        place = read_cluster(self._home, ref.job_id)
+        return self._api(place["context"], ref.place or place["namespace"])
+
+    def _fetch(self, ref: JobRef) -> tuple[Plan, Mapping[str, bytes]]:
+        folder = JobFolder(self._home / ref.job_id)
+        return fetch(self._api_of(ref), self._dialect, ref, folder)
+
+    def _find(self, ref: JobRef) -> ClusterJob | AdoptedJob:
+        """A job of ours, or what others made of the same kind, or of another one of its product."""
+        if ref.job_id in self._adopted:
+            return self._adopted[ref.job_id]
+        try:
+            return self._view(ref)
+        except (NotOurs, JobNotFound) as error:
+            is_other = isinstance(error, NotOurs) and self._dialect.adoption is not None
+            kinds = (self._dialect,) if is_other else self._dialect.also_adopts
+            if not kinds:
+                raise
+            from windlass.engines.cluster.adopted_job import find_adopted
+
+            job = find_adopted(self._api_of(ref), kinds, ref.job_id)
+            if job is None:
+                raise
+        self._adopted[ref.job_id] = job
+        return job
+
+    def _view(self, ref: JobRef) -> ClusterJob:
+        if ref.job_id not in self._views:
+            api = self._api_of(ref)
+            plan, certificates = self._fetch(ref)
+            folder = JobFolder(self._home / ref.job_id)
+            make_own(folder.path, below=self._home.parent)
+            record_cluster(api, folder)
+            write_atomically(folder.plan, render_plan(plan).encode())
+            self._views[ref.job_id] = _make_view(api, self._dialect, plan, folder, certificates)
+            self._views[ref.job_id].settle()
+        return self._views[ref.job_id]

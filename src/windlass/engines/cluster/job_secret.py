@@ -1,0 +1,379 @@
+"""Secrets of a job on a cluster: its certificates, its files, and their copies in a folder here.
+
+A job has a certificate authority of its own, and one certificate each for its nodes and its client.
+Clients that did not make a job read its Secrets back. For a job that was submitted from here, its
+folder keeps the authority: a Secret that holds another one was replaced by somebody, and is not
+used. The folder also records the cluster and the namespace. Imports `cryptography` only to make
+certificates.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from windlass import names
+from windlass.engines.archives import (
+    build_archive,
+    build_train_archive,
+    local_archive,
+    read_train_archive,
+)
+from windlass.engines.cluster.lead_sync import keeping
+from windlass.engines.dialects.dialect import Dialect
+from windlass.engines.protocol import NO_HIDDEN, JobRef
+from windlass.errors import EngineError, JobNotFound, KeysReplaced, SpecError
+from windlass.kube.client.api import Api
+from windlass.kube.client.api_errors import NotFound
+from windlass.kube.objects.fields import Object, labels_of
+from windlass.kube.objects.kinds import SECRETS
+from windlass.kube.objects.manifests import (
+    HIDDEN_KEY,
+    MAX_APPLIED_BYTES,
+    MAX_SECRET_BYTES,
+    JobFiles,
+    cut_files,
+)
+from windlass.kube.objects.naming import read_job_id
+from windlass.plan.plan import Plan, read_plan, render_plan
+from windlass.trusted import make_own
+from windlass.wire import identity
+from windlass.wire.identity import CA_CRT
+from windlass.wire.job_folder import JobFolder, write_atomically
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.x509.oid import ObjectIdentifier
+
+
+_BACKDATED_S = 86_400.0  # a node whose clock is behind must not find them "not yet valid"
+_CLUSTER_FILE = "where.json"
+MAX_INPUT_BYTES = 750_000  # payload and bundle; what is larger goes over the link
+_QUEUE_S = 30 * 86400.0  # how long a job may wait for its pods before its certificates end
+_NO_LIMIT_S = 10 * 365 * 86400.0  # of what may run for ever: its keys live and die with its Secret
+
+
+def make_certificates(job_id: str, *, now_s: float, valid_s: float) -> dict[str, bytes]:
+    """PEM files by name: ca.crt, node.crt, node.key, client.crt, client.key."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID as Use
+
+    names = {role: identity.role_uri(job_id, role) for role in identity.ROLES}
+    span = _span(now_s, valid_s)
+    ca_key, node_key, client_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
+    ca = _sign_ca(job_id, ca_key, span)
+    node = _sign(
+        *(job_id, node_key, ca, ca_key),
+        uri=names[identity.NODE],
+        dns=identity.server_name(job_id),
+        uses=[Use.SERVER_AUTH, Use.CLIENT_AUTH],
+    )
+    client = _sign(
+        *(job_id, client_key, ca, ca_key), uri=names[identity.CLIENT], uses=[Use.CLIENT_AUTH]
+    )
+    return {
+        identity.CA_CRT: _pem(ca),
+        identity.NODE_CRT: _pem(node),
+        identity.NODE_KEY: _key_pem(node_key),
+        identity.CLIENT_CRT: _pem(client),
+        identity.CLIENT_KEY: _key_pem(client_key),
+    }
+
+
+def _span(now_s: float, valid_s: float) -> tuple[datetime, datetime]:
+    if not valid_s > 0:
+        raise SpecError(
+            f"certificates cannot be valid for {valid_s:g} s",
+            hint="give the job a time limit above zero, or none",
+        )
+    try:
+        # whole seconds are all that a certificate holds
+        first = datetime.fromtimestamp(int(now_s - _BACKDATED_S), tz=timezone.utc)
+        last = datetime.fromtimestamp(int(now_s + valid_s), tz=timezone.utc)
+    except (OverflowError, ValueError, OSError) as error:
+        raise SpecError(
+            f"certificates cannot be valid for {valid_s:g} s: that is beyond the calendar",
+            hint="give the job a shorter time limit",
+        ) from error
+    return first, last
+
+
+def _sign_ca(
+    job_id: str, key: EllipticCurvePrivateKey, span: tuple[datetime, datetime]
+) -> x509.Certificate:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
+    name = _name(job_id, "windlass CA")
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    builder = (
+        _start(name, name, key, span)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(is_ca=True), critical=True)
+        .add_extension(identifier, critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier),
+            critical=False,
+        )
+    )
+    return builder.sign(key, hashes.SHA256())
+
+
+def _sign(
+    job_id: str,
+    key: EllipticCurvePrivateKey,
+    ca: x509.Certificate,
+    ca_key: EllipticCurvePrivateKey,
+    *,
+    uri: str,
+    uses: list[ObjectIdentifier],
+    dns: str | None = None,
+) -> x509.Certificate:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
+    role = uri.rpartition("/")[2]
+    known_as: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri)]
+    if dns is not None:
+        known_as.append(x509.DNSName(dns))
+    span = (ca.not_valid_before_utc, ca.not_valid_after_utc)
+    authority = ca.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    builder = (
+        _start(_name(job_id, f"windlass {role}"), ca.subject, key, span)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(is_ca=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+        .add_extension(x509.SubjectAlternativeName(known_as), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(authority),
+            critical=False,
+        )
+    )
+    return builder.sign(ca_key, hashes.SHA256())
+
+
+def _start(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: EllipticCurvePrivateKey,
+    span: tuple[datetime, datetime],
+) -> x509.CertificateBuilder:
+    from cryptography import x509
+
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(span[0])
+        .not_valid_after(span[1])
+    )
+
+
+def _name(job_id: str, what: str) -> x509.Name:
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    return x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, job_id),
+            x509.NameAttribute(NameOID.COMMON_NAME, what),
+        ]
+    )
+
+
+def _key_usage(*, is_ca: bool) -> x509.KeyUsage:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not is_ca,
+        key_cert_sign=is_ca,
+        crl_sign=is_ca,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def _key_pem(key: EllipticCurvePrivateKey) -> bytes:
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+    )
+
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def make_cluster_folder(
+    home: Path, api: Api, plan: Plan, payload: bytes | None, bundle: Path | None
+) -> JobFolder:
+    """A job's folder below `home`, with its inputs; its plan last, since with that it is a job."""
+    folder = JobFolder(home / plan.job_id)
+    try:
+        make_own(folder.path, below=home.parent, is_new=True)
+        if payload is not None:
+            folder.payload.write_bytes(payload)
+        if bundle is not None:
+            os.link(bundle, folder.bundle)
+        record_cluster(api, folder)
+        write_atomically(folder.plan, render_plan(plan).encode())
+    except FileExistsError as error:  # another process was faster
+        raise EngineError(
+            f"there is a job {plan.job_id} already", hint="prepare it anew: an id is used once"
+        ) from error
+    except OSError as error:
+        raise EngineError(
+            f"cannot keep the job in {folder.path}: {error.strerror or error}",
+            hint=f"make it writable, or set {names.HOME} to another folder",
+        ) from error
+    return folder
+
+
+def record_cluster(api: Api, folder: JobFolder) -> None:
+    """Note where a job is."""
+    place = {"context": api.context, "namespace": api.namespace}
+    (folder.path / _CLUSTER_FILE).write_text(json.dumps(place))
+
+
+def read_cluster(home: Path, job_id: str) -> dict[str, str]:
+    """Where a job is; empty texts for one that has no folder here."""
+    try:
+        place: dict[str, str] = json.loads((home / job_id / _CLUSTER_FILE).read_text())
+    except (OSError, ValueError):
+        return {"context": "", "namespace": ""}
+    return place
+
+
+def list_folders(home: Path) -> list[str]:
+    """The ids of jobs that have a folder here, newest first."""
+    places = sorted(home.glob(f"*/{_CLUSTER_FILE}"), key=lambda path: -path.stat().st_mtime)
+    return [path.parent.name for path in places]
+
+
+class NotOurs(EngineError):
+    """An object of a dialect's kind that something else than Windlass made."""
+
+
+class BrokenSubmit(EngineError):
+    """A job whose client went away before all its objects were made: it will never start."""
+
+    def __init__(self, message: str, *, hint: str, body: Object) -> None:
+        super().__init__(message, hint=hint)
+        self.body = body  # the main object
+
+
+def make_files(
+    plan: Plan,
+    payload: bytes | None,
+    bundle: Path | None,
+    *,
+    is_export: bool = False,
+    hidden: Mapping[str, str] = NO_HIDDEN,
+) -> JobFiles:
+    """Return what the Secrets hold: plan, agent, training library, and the inputs if they are small.
+
+    An export has no byte code, and Secrets that `kubectl apply` can copy into an annotation.
+    """
+    own = {
+        names.PLAN_FILE: render_plan(plan).encode(),
+        **{f"{HIDDEN_KEY}{name}": value.encode() for name, value in hidden.items()},
+    }
+    large = {names.AGENT_FILE: build_archive() if is_export else _read_agent()}
+    if names.TRAIN in plan.env:
+        large[names.TRAIN_FILE] = build_train_archive() if is_export else read_train_archive()
+    room = MAX_INPUT_BYTES
+    if payload is not None and len(payload) <= room:
+        large[names.PAYLOAD_FILE] = payload
+        room -= len(payload)
+    if bundle is not None and bundle.stat().st_size <= room:
+        large[names.BUNDLE_FILE] = bundle.read_bytes()
+    most_bytes = MAX_APPLIED_BYTES if is_export else MAX_SECRET_BYTES
+    return JobFiles(own=own, parts=cut_files(large, most_bytes))
+
+
+def _read_agent() -> bytes:
+    """Return the agent with byte code, so that pods of this Python need not compile it."""
+    return Path(local_archive()).read_bytes()
+
+
+def make_job_certificates(plan: Plan) -> dict[str, bytes]:
+    """A CA for this job alone, whose own key nobody keeps, and what it signed."""
+    valid_s = _NO_LIMIT_S if plan.timeout_s is None else _QUEUE_S + plan.timeout_s
+    return make_certificates(plan.job_id, now_s=plan.created_at_s, valid_s=valid_s)
+
+
+def pin(folder: JobFolder, certificates: Mapping[str, bytes]) -> None:
+    """Remember by what a job that is submitted from here will be known."""
+    with keeping(folder):
+        write_atomically(folder.path / CA_CRT, certificates[CA_CRT])
+
+
+def is_pinned(folder: JobFolder) -> bool:
+    """Whether the job was submitted from here."""
+    return (folder.path / CA_CRT).exists()
+
+
+def fetch(
+    api: Api, dialect: Dialect, ref: JobRef, folder: JobFolder
+) -> tuple[Plan, Mapping[str, bytes]]:
+    """Plan and certificates of a job that somebody submitted, here or elsewhere, as a dialect's object."""
+    try:
+        data = api.get(SECRETS, ref.job_id).get("data") or {}
+    except NotFound:
+        raise _not_found(api, dialect, ref) from None
+    files = {
+        name: base64.b64decode(content)
+        for name, content in data.items()
+        if not name.startswith(HIDDEN_KEY)  # for pods alone
+    }
+    if names.PLAN_FILE not in files:
+        raise _not_found(api, dialect, ref)
+    if is_pinned(folder) and (folder.path / CA_CRT).read_bytes() != files.get(CA_CRT):
+        raise KeysReplaced(
+            f"the keys of {ref.job_id} are not those that it was submitted with from here",
+            hint=f"somebody has replaced its Secret: kubectl describe secret {ref.job_id}; "
+            "do not use it, and submit it again",
+        )
+    return read_plan(files[names.PLAN_FILE].decode()), files
+
+
+def _not_found(api: Api, dialect: Dialect, ref: JobRef) -> EngineError:
+    kind = dialect.kind
+    try:
+        body = api.get(kind, dialect.make_name(ref.job_id))
+    except NotFound:
+        body = {}
+    # of two jobs' ids one name may be made
+    if not body or read_job_id(body) != ref.job_id:
+        return JobNotFound(
+            f"there is no job {ref.job_id!r} in namespace {api.namespace}",
+            hint=f"windlass ls -e {ref.engine} shows what is there",
+        )
+    if names.LABEL_JOB not in labels_of(body):
+        return NotOurs(
+            f"the {kind.name} {ref.job_id} was not made by Windlass: there is no plan of it, and no result",
+            hint=f"kubectl describe {kind.plural} {ref.job_id} shows what it is",
+        )
+    return BrokenSubmit(
+        f"the submit of {ref.job_id} broke off before it was complete",
+        hint=f"windlass rm {ref.job_id} removes what there is; then submit it again",
+        body=body,
+    )

@@ -1,0 +1,400 @@
+"""Submitting a job to a cluster: the steps, and carrying them out.
+
+What a submit does is one list of steps, which is pure: `create_objects` carries them out so that
+nothing is left when it breaks off, and an export prints them. A job's main object may be made from
+a prerequisite, which is read from the cluster first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+from windlass import names
+from windlass.engines.cluster.abandoned_jobs import sweep
+from windlass.engines.cluster.lease_object import (
+    delete_lease,
+    is_leased,
+    keeps_lease,
+    make_lease,
+    owns_main,
+)
+from windlass.engines.dialects.dialect import Dialect, Prerequisite
+from windlass.errors import SpecError
+from windlass.kube.client.access import check_needed, check_needs
+from windlass.kube.client.api import Api
+from windlass.kube.client.api_errors import ClusterError, Forbidden, NotFound, Rejected
+from windlass.kube.objects.fields import labels_of, name_of, uid_of
+from windlass.kube.objects.kinds import JOBS, NETWORK_POLICIES, PVCS, SECRETS, SERVICES, ObjectKind
+from windlass.kube.objects.manifests import (
+    FileNames,
+    JobFiles,
+    make_claims,
+    make_headless,
+    make_lead_service,
+    make_owner,
+    make_part,
+    make_policy,
+    make_secret,
+    pod_of,
+)
+from windlass.kube.objects.naming import make_labels, selects
+from windlass.kube.objects.pod_template import apply_patch
+from windlass.near_names import did_you_mean
+from windlass.plan.plan import Plan
+from windlass.spec.work import Calls
+from windlass.waiting import wait_until
+
+Object = dict[str, Any]
+
+_UNMARKED = {"annotations": {names.ANNOTATION_SUBMIT: None}}  # what is complete is marked no more
+logger = logging.getLogger(__name__)
+
+_KNOWN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What objects hold that may come later than the first of them is made."""
+
+    files: Callable[[], JobFiles]
+    has_egress_policy: Callable[
+        [], bool
+    ]  # whether going out is forbidden to somebody in the namespace
+    source: Callable[[], Mapping[str, Any]] = dict  # what the prerequisite is made from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One request: an object that is created, or a patch of one that is there."""
+
+    kind: ObjectKind
+    make: Callable[[Contents, Object | None], Object]
+    """The body, from the contents and a reference to its owner: the main object, once there is one, else
+    the lease."""
+    patches: str = ""  # the name of the object; empty: one is created
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitSteps:
+    """One after another; those of one stage may go at once."""
+
+    lease: Step | None
+    before: tuple[Step, ...]
+    main: Step
+    companions: tuple[Step, ...]
+    start: tuple[Step, ...]
+
+
+def make_steps(dialect: Dialect, plan: Plan, file_names: FileNames, submit: str) -> SubmitSteps:
+    """What must be there first, the main object, what belongs to it, its start."""
+    is_owned = owns_main(dialect, plan)
+    main = Step(
+        kind=dialect.kind,
+        make=lambda _contents, owner: _own(
+            dialect.render(plan, file_names, submit), owner if is_owned else None
+        ),
+    )
+    is_queued = bool(pod_of(plan).queue and dialect.start)  # Kueue starts its own
+    started = {} if is_queued else dialect.start or {}
+    is_let_go = is_owned and not keeps_lease(dialect, plan)
+    metadata = {**_UNMARKED, "ownerReferences": None} if is_let_go else _UNMARKED
+    start = Step(
+        kind=dialect.kind,
+        make=lambda _contents, _owner: {**started, "metadata": metadata},
+        patches=dialect.make_name(plan.job_id),
+    )
+    lease = Step(kind=JOBS, make=lambda _contents, _owner: make_lease(plan, submit))
+    before, adopt = _make_prerequisite(dialect, plan, file_names, submit)
+    return SubmitSteps(
+        lease=lease if is_leased(dialect, plan) else None,
+        before=before,
+        main=main,
+        companions=(*_make_companions(dialect, plan, file_names.num_parts), *adopt),
+        start=(start,),
+    )
+
+
+def _own(body: Object, owner: Object | None) -> Object:
+    """Return the object with its owner, if it has one."""
+    if owner is None:
+        return body
+    return {**body, "metadata": {**body["metadata"], "ownerReferences": [owner]}}
+
+
+def _make_prerequisite(
+    dialect: Dialect, plan: Plan, file_names: FileNames, submit: str
+) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+    """What makes it, and what gives it to the main object once that is there."""
+    needed = dialect.prerequisite
+    if needed is None:
+        return (), ()
+    make = Step(
+        kind=needed.kind,
+        make=lambda contents, owner: _own(
+            needed.render(plan, file_names, submit, contents.source()), owner
+        ),
+    )
+    adopt = Step(
+        kind=needed.kind,
+        make=lambda _contents, owner: {"metadata": {"ownerReferences": [owner], **_UNMARKED}},
+        patches=plan.job_id,
+    )
+    return (make,), (adopt,)
+
+
+def _make_companions(dialect: Dialect, plan: Plan, num_parts: int) -> list[Step]:
+    """In an order in which they can be applied: what others need first."""
+    lead = dialect.lead_labels
+    if isinstance(plan.work, Calls):
+        lead = {**lead, **dialect.compute_lead_labels(plan.job_id)}
+    return [
+        *(_make_claim_step(plan, at) for at in range(len(make_claims(plan)))),
+        Step(kind=SERVICES, make=lambda _contents, owner: make_headless(plan, owner)),
+        Step(
+            kind=SERVICES,
+            make=lambda _contents, owner: make_lead_service(plan, lead, owner),
+        ),
+        Step(
+            kind=NETWORK_POLICIES,
+            make=lambda contents, owner: make_policy(
+                plan, with_egress=contents.has_egress_policy(), owner=owner
+            ),
+        ),
+        Step(
+            kind=SECRETS,
+            make=lambda contents, owner: make_secret(plan, contents.files().own, owner),
+        ),
+        *(_make_part_step(plan, at) for at in range(num_parts)),
+    ]
+
+
+def _make_claim_step(plan: Plan, at: int) -> Step:
+    return Step(kind=PVCS, make=lambda _contents, owner: make_claims(plan, owner)[at])
+
+
+def _make_part_step(plan: Plan, at: int) -> Step:
+    def make(contents: Contents, owner: Object | None) -> Object:
+        return make_part(plan, at, contents.files().parts[at], owner)
+
+    return Step(kind=SECRETS, make=make)
+
+
+def render_documents(
+    dialect: Dialect,
+    plan: Plan,
+    files: JobFiles,
+    *,
+    submit: str = "",
+    with_egress: bool = False,
+    source: Mapping[str, Any] | None = None,
+) -> list[Object]:
+    """All that a submit creates, without owners, in the order to apply: what pods need comes first."""
+    contents = Contents(
+        files=lambda: files,
+        has_egress_policy=lambda: with_egress,
+        source=lambda: source or {},
+    )
+    steps = make_steps(dialect, plan, files.names, submit)
+    needed = [step for step in (*steps.before, *steps.companions) if not step.patches]
+    return [
+        *(step.make(contents, None) for step in needed),
+        apply_patch(steps.main.make(contents, None), dialect.start or {}),
+    ]
+
+
+def read_source(api: Api, dialect: Dialect, plan: Plan) -> dict[str, Any]:
+    """The object that the plan's prerequisite is made from; nothing where the dialect has none."""
+    needed = dialect.prerequisite
+    if needed is None:
+        return {}
+    name = needed.source_name(plan)
+    for kind in needed.sources:
+        try:
+            return api.get(kind, name)
+        except NotFound:
+            continue
+        except Forbidden as error:
+            if kind.namespaced:
+                raise
+            own = needed.sources[0].name
+            error.hint = (
+                f"name a {own} of namespace {api.namespace} with --runtime, or ask an admin for a "
+                f"ClusterRole that may get {kind.plural}: `windlass doctor -e {dialect.name}` prints it"
+            )
+            raise
+    kinds = " or ".join(kind.name for kind in needed.sources)
+    known = list_sources(api, needed)
+    there = (
+        f"there is: {', '.join(known)}" if known else f"ask an admin of the cluster for a {kinds}"
+    )
+    raise SpecError(
+        f"there is no {kinds} {name!r} for namespace {api.namespace}",
+        hint=did_you_mean(name, known, there),
+    )
+
+
+def list_sources(api: Api, needed: Prerequisite) -> list[str]:
+    """The names of all there are, as far as they may be listed; copies that jobs have are not among them."""
+    known: list[str] = []
+    for kind in needed.sources:
+        try:
+            bodies = api.list(kind)
+        except ClusterError:
+            continue
+        known += [name_of(body) for body in bodies if names.LABEL_JOB not in labels_of(body)]
+    return list(dict.fromkeys(known))
+
+
+def find_source(connect: Callable[[], Api], dialect: Dialect, plan: Plan) -> Mapping[str, Any]:
+    """The same for a document: the cluster is asked only for what its product does not ship."""
+    needed = dialect.prerequisite
+    name = needed.source_name(plan) if needed else ""
+    if needed is None or name in needed.shipped:
+        return needed.shipped[name] if needed else {}
+    return read_source(connect(), dialect, plan)
+
+
+def create_objects(
+    api: Api,
+    dialect: Dialect,
+    plan: Plan,
+    *,
+    file_names: FileNames,
+    make_files: Callable[[], JobFiles],
+    submit: str,
+) -> None:
+    """Everything the job needs; on an error, nothing. What the cluster or the user lacks is told first.
+
+    `make_files` makes what the Secrets hold, `file_names`, while the first requests are on their way.
+    """
+    steps = make_steps(dialect, plan, file_names, submit)
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        labels = {**make_labels(plan), **pod_of(plan).labels}
+        egress = pool.submit(has_egress_policy, api, labels)
+        pool.submit(sweep, api, dialect)
+        files = pool.submit(make_files)
+        contents = Contents(
+            files=files.result,
+            has_egress_policy=egress.result,
+            source=lambda: read_source(api, dialect, plan),
+        )
+        created = pool.submit(_create_main, api, dialect, plan, steps, contents)
+        try:
+            files.result()
+            owner = make_owner(dialect.kind, created.result())
+            for stage in (steps.companions, steps.start):
+                requests = [pool.submit(_send, api, step, contents, owner) for step in stage]
+                wait(
+                    requests
+                )  # what comes after the main object is taken back would stay for a while
+                for request in requests:
+                    request.result()
+            if steps.lease is not None and not keeps_lease(dialect, plan):
+                delete_lease(api, plan)
+        except BaseException as error:
+            if created.exception() is None:
+                _take_back(api, dialect, plan.job_id, error)
+                if steps.lease is not None:
+                    delete_lease(api, plan)
+            raise
+
+
+def _create_main(
+    api: Api, dialect: Dialect, plan: Plan, steps: SubmitSteps, contents: Contents
+) -> Object:
+    check_needs(api, dialect.needs)
+    check_needed(api, rights=dialect.rights)
+    lease = _create_lease(api, steps.lease, contents)
+    made: list[tuple[Step, Object]] = []
+    try:
+        for step in steps.before:
+            body = step.make(contents, lease)
+            made.append((step, api.create(step.kind, body, brief=True)))
+        main = steps.main.make(contents, lease)
+        return _create_when_known(api, dialect, main, is_named=bool(made))
+    except BaseException:
+        for step, body in made:
+            with contextlib.suppress(ClusterError):
+                api.delete(step.kind, name_of(body), uid=uid_of(body))
+        if lease is not None:
+            delete_lease(api, plan)
+        raise
+
+
+def _create_lease(api: Api, step: Step | None, contents: Contents) -> Object | None:
+    """Create what ends the rest if this client is killed. Return the reference to it.
+
+    A job whose user may not create it goes without.
+    """
+    if step is None:
+        return None
+    try:
+        return make_owner(step.kind, api.create(step.kind, step.make(contents, None), brief=True))
+    except (Forbidden, Rejected) as error:  # by its Role, a quota or a policy
+        logger.debug("the job has no lease in the cluster: %s", error)
+        return None
+
+
+def _create_when_known(api: Api, dialect: Dialect, body: Object, *, is_named: bool) -> Object:
+    """Create it; where it names what was just made, whoever checks it may learn of that a moment later.
+
+    What an older operator does not know of it, and it can do without, is left out.
+    """
+    created: list[Object] = []
+    refusals: list[Rejected] = []
+    bodies = [body]
+
+    def is_created() -> bool:
+        try:
+            created.append(api.create(dialect.kind, bodies[-1], brief=True))
+        except Rejected as error:
+            newer = dialect.newer_fields
+            unknown = [newer[name] for name in newer if f'unknown field "{name}"' in error.message]
+            if not unknown and not (is_named and "not found" in error.message):
+                raise
+            refusals.append(error)
+            bodies.extend(apply_patch(bodies[-1], without) for without in unknown)
+        return bool(created)
+
+    if not wait_until(is_created, timeout_s=_KNOWN_S, every_s=0.1):
+        raise refusals[-1]
+    return created[0]
+
+
+def _send(api: Api, step: Step, contents: Contents, owner: Object) -> None:
+    body = step.make(contents, owner)
+    if step.patches:
+        api.patch(step.kind, step.patches, body, brief=True)
+    else:
+        api.create(step.kind, body, brief=True)
+
+
+def _take_back(api: Api, dialect: Dialect, job_id: str, error: BaseException) -> None:
+    name = dialect.make_name(job_id)
+    try:
+        api.delete(dialect.kind, name)
+        if dialect.prerequisite is not None:  # which may not be the main object's yet
+            api.delete(dialect.prerequisite.kind, job_id)
+    except ClusterError as left:
+        if isinstance(error, ClusterError):
+            held = ", suspended" if dialect.start else ""
+            rest = f"{dialect.kind.name} {name} is left there{held}: {left.message}"
+            error.hint = f"{error.hint}; {rest}" if error.hint else rest
+
+
+def has_egress_policy(api: Api, labels: Mapping[str, str]) -> bool:
+    """Whether pods with these labels may not go out: then they need to be let out to each other.
+
+    A policy that is for other pods means nothing here: one of ours for it would keep our pods in.
+    """
+    specs = [policy["spec"] for policy in api.list(NETWORK_POLICIES)]
+    return any(
+        "Egress" in (spec.get("policyTypes") or ())
+        and selects(spec.get("podSelector") or {}, labels)
+        for spec in specs
+    )

@@ -1,0 +1,1 @@
+"""The engine `local`: nodes are agent processes on this machine."""

@@ -1,0 +1,146 @@
+"""Unix socket of a local job's lead: the folder it is in, and a client's connection to it.
+
+The folder is chosen when the job starts and its path is kept in the job's folder. A client connects
+only if the socket has the right owner. Holding the connection open holds the job's lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from windlass import names
+from windlass.agent.link.blocking_link import BlockingLink, LineBroke, Unanswered
+from windlass.errors import EngineError
+from windlass.trusted import find_peer_fault, find_private_fault, make_private
+from windlass.waiting import wait_until
+from windlass.wire.frames import make_hello
+from windlass.wire.job_folder import JobFolder
+from windlass.wire.messages.jobs import LEAD_TO_CLIENT
+
+_MAX_SOCKET_PATH = 103  # of macOS; Linux takes 107
+_LONGEST = "node-9999.sock"
+_MAX_PLACE_BYTES = 4096
+_HINT = "set TMPDIR to a folder of your own"
+_CONNECT_TIMEOUT_S = 60.0
+
+
+def make_socket_folder(job_id: str) -> Path:
+    """A folder with a short path, which sockets need, that nobody else may enter."""
+    path = _find_place(job_id)
+    try:
+        make_private(path.parent, hint=_advise(path.parent))
+        shutil.rmtree(path, ignore_errors=True)  # of a lead that could not clear up behind itself
+        make_private(path)
+    except OSError as error:
+        raise EngineError(
+            f"cannot start the job: {path.parent}: {error.strerror}",
+            hint=f"remove what is there, or {_HINT}",
+        ) from error
+    return path
+
+
+def _advise(place: Path) -> str:
+    """No chmod of a link: it would change what that leads to, which is what somebody else chose."""
+    is_folder = place.is_dir() and not place.is_symlink()
+    return f"{f'chmod 700 {place}, or ' if is_folder else ''}remove it, or {_HINT}"
+
+
+def _find_place(job_id: str) -> Path:
+    for folder in _temporary_folders():
+        path = folder / f"windlass-{os.geteuid()}" / job_id
+        if len(os.fsencode(path / _LONGEST)) <= _MAX_SOCKET_PATH:
+            return path
+    raise EngineError(
+        f"{tempfile.gettempdir()} is too long for a socket's name",
+        hint="set TMPDIR to a shorter one",
+    )
+
+
+def _temporary_folders() -> Iterator[Path]:
+    """The user's choice first; those after it are short, and only for when that one is too long."""
+    yield Path(tempfile.gettempdir())
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(runtime) and not find_private_fault(runtime):
+        yield Path(runtime)
+    yield Path("/tmp")  # noqa: S108 - a private folder is made in it
+
+
+def record_socket_folder(folder: JobFolder, sockets: Path) -> None:
+    """Write down where a job's sockets are, in its own folder, which is closed to others."""
+    folder.sockets.write_bytes(os.fsencode(sockets))
+
+
+def find_socket_folder(folder: JobFolder) -> Path:
+    """Where a job's sockets are; OSError when they are gone, refused by name when they are not ours."""
+    with folder.sockets.open("rb") as file:
+        path = Path(os.fsdecode(file.read(_MAX_PLACE_BYTES)))
+    path.lstat()
+    for place in (path.parent, path):
+        if fault := find_private_fault(place):
+            raise EngineError(
+                fault,
+                hint=f"the sockets of {folder.path.name} were there; windlass rm {folder.path.name} "
+                "forgets it",
+            )
+    return path
+
+
+def remove_socket_folder(folder: JobFolder) -> None:
+    """Remove what a lead left there, if it is still ours."""
+    try:
+        shutil.rmtree(find_socket_folder(folder), ignore_errors=True)
+    except (OSError, EngineError):
+        return
+
+
+def dial_lead(folder: JobFolder, *, timeout_s: float | None = None) -> socket.socket:
+    """A connection to the lead, which is a process of ours: looked at before anything is said."""
+    path = find_socket_folder(folder) / names.LEAD_SOCKET
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(timeout_s)
+        connection.connect(str(path))
+        if fault := find_peer_fault(connection):
+            raise EngineError(f"{fault} at {path}", hint=f"remove {path.parent}, and start again")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def reach_lead(
+    folder: JobFolder, *, lease: bool, is_needed: Callable[[], bool]
+) -> BlockingLink | None:
+    """A link to the lead, which may still be starting; None once it is no longer needed, or has ended."""
+    job_id = folder.path.name
+    sockets: list[socket.socket] = []
+
+    def is_reached() -> bool:
+        with contextlib.suppress(OSError):
+            sockets.append(dial_lead(folder, timeout_s=_CONNECT_TIMEOUT_S))
+        return bool(sockets) or not is_needed()
+
+    if not wait_until(is_reached, timeout_s=_CONNECT_TIMEOUT_S, every_s=0.01):
+        raise EngineError(
+            f"the lead of {job_id} did not answer in {_CONNECT_TIMEOUT_S:g} s",
+            hint="windlass doctor; the job's agent-0.log says what it is doing",
+        )
+    hello = make_hello(role="client", job_id=job_id).replaced(lease=lease)
+    if not sockets:
+        return None
+    link = BlockingLink(sockets[0], LEAD_TO_CLIENT)
+    try:
+        link.greet(hello, timeout_s=_CONNECT_TIMEOUT_S)
+    except Unanswered:
+        if not lease:
+            link.close()
+            return None  # a lease holds from the moment when a lead that is slow hears of it
+    except LineBroke:
+        return None
+    return link

@@ -1,0 +1,139 @@
+"""Starting agent processes on this machine, and the head start that hides their start-up.
+
+An agent is started first and told who it is afterwards. So `windlass run` can start the lead's agent before
+anything about the job is known, with a guess at what its fork server should import: while the command line
+is still being read, torch is already loading. A wrong guess costs nothing but the work: the agent starts its
+fork server anew. Imports little on purpose.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+
+from windlass import names
+from windlass.agent.bootstrap import send_order
+from windlass.engines.archives import find_archive
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from windlass.wire.messages.agents import StartNode
+
+# Each of these changes what the fork server must be, in ways not worth guessing.
+_NO_GUESS = re.compile(
+    r"--(env|python|preload|start|engine|framework|gpus|pretend-gpus|dry-run|help)(=|\Z)|-(e|h)\b|--?\Z|-m\Z"
+)
+_MENTIONS_TORCH = re.compile(rb"^[ \t]*(import|from)[ \t][^#\n]*\btorch\b", re.MULTILINE)
+# most likely one that must be set before torch is imported; a guess that is wrong costs only the work
+_SETS_VARIABLE = re.compile(
+    rb"environ(\[[^\]\n]+\][ \t]*=[^=]|\.(setdefault|update|pop)\()|\bputenv\(|load_dotenv\("
+)
+_MAX_SCRIPT_BYTES = 1 << 20
+
+
+_started: list[int] = []  # agents are children of the process that started them until they end
+
+
+def reap_agents() -> None:
+    """Let go of agents that have ended; called whenever a client looks at its jobs."""
+    for pid in _started[:]:
+        try:
+            has_ended = os.waitpid(pid, os.WNOHANG)[0] != 0
+        except ChildProcessError:
+            has_ended = True
+        if has_ended and pid in _started:
+            _started.remove(pid)
+
+
+class AgentProcess:
+    """An agent that waits for its order."""
+
+    def __init__(
+        self, command: Sequence[str], *, log: str = os.devnull, guess: Sequence[str] = ()
+    ) -> None:
+        self._control, theirs = socket.socketpair()
+        inherited = [theirs, *(socket.socketpair() if guess else ())]
+        fds = [end.fileno() for end in inherited]
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, log, flags, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+            # onto itself: inherited by this child alone, whatever other threads spawn meanwhile
+            *((os.POSIX_SPAWN_DUP2, fd, fd) for fd in fds),
+        ]
+        argv = [*command, "agent", *(str(fd) for fd in fds), *guess]
+        env = {names.IMPORT_CACHE: os.path.dirname(command[-1]), **os.environ}
+        self.pid = os.posix_spawn(argv[0], argv, env, file_actions=actions, setsid=True)
+        for end in inherited:
+            end.close()
+        _started.append(self.pid)
+
+    def order(self, order: StartNode, fds: Sequence[int] = ()) -> None:
+        """Tell it who it is."""
+        send_order(self._control, order, list(fds))
+
+    def let_go(self) -> None:
+        """Close our end: an agent without an order ends, a lead loses this lease."""
+        self._control.close()
+
+
+def make_command(python: str, archive: str) -> list[str]:
+    """How an agent is started: isolated, without site-packages, which it does not need."""
+    return [python, "-I", "-S", archive]
+
+
+_head_start: AgentProcess | None = None
+
+
+def begin_head_start(argv: Sequence[str]) -> None:
+    """For `windlass run ARGV`: start the lead's agent now if the guess is a safe one."""
+    global _head_start
+    archive = find_archive()
+    guess = make_guess(argv)
+    if archive is not None and guess is not None:
+        _head_start = AgentProcess(make_command(sys.executable, archive), guess=guess)
+
+
+def take_head_start(python: str, archive: str) -> AgentProcess | None:
+    """The agent that was started ahead, if it is the one wanted."""
+    global _head_start
+    started, _head_start = _head_start, None
+    if started is not None and (python != sys.executable or archive != find_archive()):
+        started.let_go()
+        return None
+    return started
+
+
+def make_guess(argv: Sequence[str]) -> list[str] | None:
+    """What the fork server will most likely be: its preload and its variables; None when nobody can tell."""
+    before = argv[: argv.index("--")] if "--" in argv else argv
+    script = next((word for word in before if word.partition("::")[0].endswith(".py")), None)
+    if (
+        script is None
+        or any(_NO_GUESS.match(word) for word in before)
+        or not _mentions_torch(script)
+    ):
+        return None
+    many = _num_procs(before) > 1 and names.OMP_NUM_THREADS not in os.environ
+    return ["torch", *([f"{names.OMP_NUM_THREADS}=1"] if many else [])]
+
+
+def _num_procs(argv: Sequence[str]) -> int:
+    text = " ".join(argv)
+    procs = re.search(r"--procs[= ](\d+)", text)
+    return int(procs[1] if procs else os.environ.get("WINDLASS_PROCS") or 1)
+
+
+def _mentions_torch(script: str) -> bool:
+    try:
+        with open(script.partition("::")[0], "rb") as file:
+            source = file.read(_MAX_SCRIPT_BYTES)
+    except OSError:
+        return False
+    mention = _MENTIONS_TORCH.search(source)
+    return mention is not None and _SETS_VARIABLE.search(source, 0, mention.start()) is None

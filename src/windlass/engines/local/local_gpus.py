@@ -1,0 +1,233 @@
+"""GPUs of this machine: which there are, and which of the user's jobs holds which.
+
+A ledger in the user's state folder says which job was given which GPU. An entry counts as long as the lead
+of that job holds its lock, so no job keeps a GPU for longer than it lives, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import TextIO
+
+from windlass import names
+from windlass.errors import EngineError, SpecError
+from windlass.settings.xdg import state_home
+from windlass.trusted import make_own
+from windlass.wire.job_folder import JobFolder, write_atomically
+
+_DEVICES = "/dev/nvidia[0-9]*"
+_AMD_NODES = "/sys/class/kfd/kfd/topology/nodes/*/gpu_id"
+_SMI_TIMEOUT_S = 20.0
+
+IsAlive = Callable[[JobFolder], bool]
+Held = dict[str, tuple[str, int]]  # by GPU: the folder of the job that has it, and the node
+
+
+class GpusTaken(EngineError):
+    """Too few GPUs are free. `holders` are the folders of the jobs that have the others."""
+
+    def __init__(self, message: str, *, hint: str, holders: Sequence[JobFolder]) -> None:
+        super().__init__(message, hint=hint)
+        self.holders = holders
+
+
+@dataclass(frozen=True, slots=True)
+class GpuShare:
+    """Number of GPUs of each node of a job, real or pretended."""
+
+    per_node: int
+    is_pretended: bool = False
+
+
+def list_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the GPUs that processes here may use, as CUDA_VISIBLE_DEVICES names them."""
+    count = count_devices()
+    chosen = environ.get(names.CUDA_VISIBLE_DEVICES)
+    if chosen is None:
+        return tuple(map(str, range(count)))
+    # CUDA ignores what follows the first one that is not valid
+    words = takewhile(lambda word: word not in ("", "-1"), map(str.strip, chosen.split(",")))
+    usable = (word for word in words if count and not (word.isdecimal() and int(word) >= count))
+    return tuple(dict.fromkeys(usable))
+
+
+def count_devices() -> int:
+    """Count the GPUs that the system shows to this process."""
+    if devices := glob.glob(_DEVICES):
+        return len(devices)
+    if listed := ask_smi("-L"):
+        return sum(line.startswith("GPU ") for line in listed)
+    return sum(_read(Path(path)) not in (None, "", "0") for path in glob.glob(_AMD_NODES))
+
+
+def ask_smi(*words: str) -> list[str]:
+    """Return the lines that nvidia-smi prints; none where it is missing or fails."""
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return []
+    try:
+        done = subprocess.run(
+            [smi, *words], capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.splitlines() if done.returncode == 0 else []
+
+
+def check_gpus(share: GpuShare, num_nodes: int, env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the GPUs of this machine; SpecError if a job could never get as many as it asks for."""
+    if not share.per_node or share.is_pretended:
+        return ()
+    if names.CUDA_VISIBLE_DEVICES in env:
+        chosen = f"{names.CUDA_VISIBLE_DEVICES}={env[names.CUDA_VISIBLE_DEVICES]}"
+        raise SpecError(
+            f"--gpus {share.per_node} chooses GPUs, and {chosen} in the job's environment does, too",
+            hint=f"leave one of them out; to choose from some, export {chosen} in the shell",
+        )
+    gpus = list_gpus(os.environ)
+    wanted = num_nodes * share.per_node
+    if len(gpus) < wanted:
+        asked = f"{wanted} GPU(s)" + (f" for {num_nodes} nodes" if num_nodes > 1 else "")
+        raise SpecError(
+            f"{asked} were asked for, and this machine has {describe_gpus(count_devices(), len(gpus))}",
+            hint=f"leave --gpus out{' or ask for fewer' if gpus else ''}, use a cluster with "
+            "-e kubernetes, or pretend them: --pretend-gpus starts as many ranks on the CPU",
+        )
+    return gpus
+
+
+def describe_gpus(count: int, num_usable: int) -> str:
+    """Return the number of GPUs here, and how many of them CUDA_VISIBLE_DEVICES leaves."""
+    chosen = os.environ.get(names.CUDA_VISIBLE_DEVICES)
+    if not count:
+        return "none"
+    if chosen is None:
+        return str(count)
+    return f"{count}, of which {names.CUDA_VISIBLE_DEVICES}={chosen} leaves {num_usable}"
+
+
+def assign_gpus(
+    folder: JobFolder,
+    indexes: Sequence[int],
+    share: GpuShare,
+    gpus: Sequence[str],
+    *,
+    home: Path,
+    is_alive: IsAlive,
+) -> None:
+    """Write down which GPUs nodes of a job have: none that another node or job of the user has.
+
+    The job's lead, or the caller for it, holds the lead's lock.
+    """
+    if not share.per_node:
+        return
+    if share.is_pretended:
+        for index in indexes:
+            write_atomically(folder.gpus(index), b"")
+        return
+    ours = str(folder.path.absolute())
+    with _ledger(home) as held:
+        new = [index for index in indexes if (ours, index) not in held.values()]
+        alive = {path: is_alive(JobFolder(Path(path))) for path, _ in held.values()}
+        for gpu in [gpu for gpu, (path, _) in held.items() if not alive[path]]:
+            del held[gpu]
+        wanted = len(new) * share.per_node
+        free = [gpu for gpu in gpus if gpu not in held]
+        if len(free) < wanted:
+            raise _make_shortage(wanted, len(free), gpus, held)
+        for number, index in enumerate(new):
+            mine = free[number * share.per_node : (number + 1) * share.per_node]
+            held.update(dict.fromkeys(mine, (ours, index)))
+            write_atomically(folder.gpus(index), ",".join(mine).encode())
+
+
+def _make_shortage(wanted: int, num_free: int, gpus: Sequence[str], held: Held) -> GpusTaken:
+    """Return the error that names the jobs that hold GPUs."""
+    by_job: dict[Path, list[str]] = {}
+    for gpu in gpus:
+        if gpu in held:
+            by_job.setdefault(Path(held[gpu][0]), []).append(gpu)
+    holders = ", ".join(f"{job.name} holds {','.join(ids)}" for job, ids in by_job.items())
+    return GpusTaken(
+        f"{wanted} GPU(s) were asked for, and {num_free} of {len(gpus)} here are free: {holders}",
+        hint=f"windlass wait {next(iter(by_job)).name}, then start this again; or ask for fewer",
+        holders=[JobFolder(job) for job in by_job],
+    )
+
+
+def read_share(folder: JobFolder) -> GpuShare:
+    """Return what node 0 of a job has, which its other nodes have as well."""
+    text = _read(folder.gpus(0))
+    if text is None:
+        return GpuShare(0)
+    return GpuShare(len(text.split(",")), is_pretended=not text)
+
+
+def read_holders(home: Path, is_alive: IsAlive) -> dict[str, str]:
+    """Return the job that holds each GPU, of those that are held. Changes nothing."""
+    text = next(filter(None, (_read(folder / _name_ledger()) for folder in _places(home))), "")
+    folders = {gpu: JobFolder(Path(path)) for gpu, (path, _) in _parse(text).items()}
+    return {gpu: folder.path.name for gpu, folder in folders.items() if is_alive(folder)}
+
+
+@contextlib.contextmanager
+def _ledger(home: Path) -> Iterator[Held]:
+    """Hold the ledger, which is written back unless the body raises."""
+    with _open_ledger(home) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        held = _parse(file.read())
+        yield held
+        file.seek(0)
+        file.truncate()
+        json.dump(held, file)
+
+
+def _open_ledger(home: Path) -> TextIO:
+    """Open the user's ledger for this machine, in the engine's home if the state folder is closed."""
+    fault: Exception | None = None
+    for folder in _places(home):
+        try:
+            make_own(folder, below=folder.parent)
+            return (folder / _name_ledger()).open("a+", encoding="utf-8")
+        except (OSError, EngineError) as error:
+            fault = error
+    raise EngineError(
+        f"cannot note which GPUs are in use: {fault}",
+        hint="set XDG_STATE_HOME to a folder of your own",
+    )
+
+
+def _places(home: Path) -> tuple[Path, Path]:
+    return Path(state_home(os.environ)), home
+
+
+def _name_ledger() -> str:
+    return f"gpus-{platform.node() or 'here'}.json"  # homes may be shared by machines
+
+
+def _parse(text: str) -> Held:
+    """Read a ledger; one that is new or damaged is empty."""
+    try:
+        return {gpu: (str(path), int(node)) for gpu, (path, node) in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _read(path: Path) -> str | None:
+    """Return what a small file says; None if it cannot be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
