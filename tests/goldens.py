@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from windlass.cli.export import render_manifests
+from windlass.cli.verbs.export import render_manifests
 
 _FOLDER = Path(__file__).parent / "golden"
 _RENEW = os.environ.get("RENEW_GOLDEN") == "1"

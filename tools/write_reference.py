@@ -25,7 +25,7 @@ from public_names import (
 
 import windlass
 import windlass.distributed
-from windlass.cli.verbs import cli
+from windlass.cli.verb_table import cli
 from windlass.settings import SETTINGS, Setting
 
 FOLDER = Path(__file__).parents[1] / "docs/reference"

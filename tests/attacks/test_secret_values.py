@@ -19,7 +19,7 @@ from waits import wait_for
 
 import windlass as wl
 from windlass import names
-from windlass.cli.export import render_manifests
+from windlass.cli.verbs.export import render_manifests
 from windlass.engines.cluster.submit import render_documents
 from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.kube.objects.kinds import EVENTS, JOBS, NETWORK_POLICIES, PODS, SECRETS, SERVICES

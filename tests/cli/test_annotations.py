@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.cli.annotations import make_type, read_literal, read_value, read_values
+from windlass.cli.argument_values import make_type, read_literal, read_value, read_values
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 import pytest
 
-from windlass.cli.argv_split import SplitWords, TargetCommand, sort_words
-from windlass.cli.run import run
+from windlass.cli.prepare import SplitWords, TargetCommand, sort_words
+from windlass.cli.verbs.run import run
 
 assert isinstance(run, TargetCommand)
 OPTIONS = run.options(click.Context(run, info_name="run"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from windlass.cli.docstrings import read_parameter_help, read_summary
+from windlass.cli.function_flags import read_parameter_help, read_summary
 
 GOOGLE = """Train a model.
 

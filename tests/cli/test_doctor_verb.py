@@ -11,7 +11,7 @@ import yaml
 from cli.process import Ran
 from kube.users import make_kubeconfig, new_namespace
 
-from windlass.cli.doctor import _show_more
+from windlass.cli.verbs.doctor import _show_more
 from windlass.engines.dialects.dialect_table import dialect_names
 from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.engines.dialects.pytorchjob import PYTORCHJOB

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from cli.process import Ran
 
-from windlass.cli.export import leave_out_keys, render_manifests
+from windlass.cli.verbs.export import leave_out_keys, render_manifests
 
 Cli = Callable[..., Ran]
 IMAGE = ("--image", "torch:1")

@@ -8,8 +8,8 @@ from datetime import datetime, timezone
 
 import pytest
 
-from windlass.cli.logs import read_since
 from windlass.cli.show import print_json, print_pairs, print_table, render_age, shorten
+from windlass.cli.verbs.logs import read_since
 from windlass.client.terminal import one_line
 from windlass.errors import SpecError
 

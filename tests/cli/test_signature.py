@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.cli.signature import Signature, read_flags, read_signature, render_help
+from windlass.cli.function_flags import Signature, read_flags, read_signature, render_help
 from windlass.errors import SpecError
 
 TRAIN = '''

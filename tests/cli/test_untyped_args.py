@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.cli.untyped_args import read_blind
+from windlass.cli.argument_values import read_blind
 from windlass.errors import SpecError
 
 

@@ -9,7 +9,7 @@ import pytest
 import write_reference
 
 import windlass
-from windlass.cli.verbs import VERBS
+from windlass.cli.verb_table import VERBS
 from windlass.settings import SETTINGS
 
 PAGES = write_reference.render_pages()

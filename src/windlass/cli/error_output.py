@@ -13,7 +13,7 @@ import traceback
 import click
 
 from windlass import names
-from windlass.cli.lazy_group import close_stdout
+from windlass.cli.verb_table import close_stdout
 from windlass.client.terminal import clean, say
 from windlass.errors import WindlassError
 from windlass.near_names import did_you_mean

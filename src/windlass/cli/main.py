@@ -1,7 +1,7 @@
-"""The entry point: runs one command, and is the end of every exception.
+"""Entry point of `windlass`: runs one command and handles every exception.
 
-Imports next to nothing itself, so that a Ctrl-C while Python is still loading ends as quietly as any other.
-The verbs are in cli.verbs; how an error is told is in cli.error_output.
+Imports almost nothing at the top, so that a Ctrl-C while Python is still loading ends quietly. The verbs
+are listed in `cli.verb_table`; `cli.error_output` reports errors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _run(argv: list[str] | None) -> int:
     import click
 
     from windlass import names
-    from windlass.cli.verbs import cli
+    from windlass.cli.verb_table import cli
 
     _forgive_streams()
     try:

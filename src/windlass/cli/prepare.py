@@ -1,30 +1,256 @@
-"""From the words of a command line to a prepared job: `run` and `export` share it.
+"""From the words of a command line to a prepared job, for `run` and `export`.
 
-A function's own parameters are read here as flags; scripts, modules and commands get their words as they
-are. Everything else is `client.jobs.run.prepare`.
+`sort_words` separates our flags, the target and the target's own words. Our flags count anywhere before
+`--`, and all words after `--` belong to the target. A flag of ours that the target's source declares too
+is refused, as are flags of launchers such as torchrun. The source is parsed for this and never run.
+
+Parameters of a function become flags here (`cli.function_flags`). Scripts, modules and commands get their
+words unchanged. `client.jobs.run.prepare` does the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from windlass.agent.frameworks.framework_table import choose_framework
-from windlass.cli.argv_split import SplitWords
 from windlass.cli.flags import load_settings
 from windlass.client.jobs.launcher_size import is_torchrun
+from windlass.client.jobs.project_imports import find_imported, list_imports, read_tree
 from windlass.client.jobs.run import Prepared, check_honoured, prepare
 from windlass.client.jobs.target import find_script, read_target
 from windlass.client.terminal import say
 from windlass.errors import SpecError
+from windlass.near_names import nearest
 from windlass.spec.launchers import find_launcher, translate_flag
 from windlass.spec.work import Command
 
-if TYPE_CHECKING:  # reading functions takes parsers that no other target needs
-    from windlass.cli.signature import Signature
+if TYPE_CHECKING:
+    from windlass.cli.function_flags import Signature
+
+
+_ALIKE = 0.8
+_MAX_FILES = 50
+# libraries and classes that make flags of the names of parameters and fields
+_BY_NAME = frozenset(
+    {
+        *("typer", "fire", "tyro", "jsonargparse", "simple_parsing", "HfArgumentParser"),
+        *("TrlParser", "pyrallis", "draccus", "chz", "datargs", "pydantic_settings"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitWords:
+    """The words of one command line. `target` is empty when none was given."""
+
+    ours: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()  # those of ours behind the target, where no `--` says whose is what
+    target: tuple[str, ...] = ()  # one word, or `-m` and a module
+    loose: tuple[str, ...] = ()  # before `--`: passed on because they are not ours
+    verbatim: tuple[str, ...] = ()  # after `--`
+    near: Mapping[str, str] = field(
+        default_factory=dict
+    )  # loose words that look much like a flag of ours
+
+    @property
+    def rest(self) -> tuple[str, ...]:
+        return (*self.loose, *self.verbatim)
+
+    @property
+    def is_function(self) -> bool:
+        return len(self.target) == 1 and "::" in self.target[0]
+
+
+def sort_words(options: Mapping[str, click.Option], argv: Sequence[str]) -> SplitWords:
+    """Return which word is whose. An unknown flag before the target is an error."""
+    cut = argv.index("--") if "--" in argv else len(argv)
+    queue, verbatim = list(reversed(argv[:cut])), tuple(argv[cut + 1 :])
+    ours: list[str] = []
+    target: list[str] = []
+    loose: list[str] = []
+    late: list[str] = []
+    while queue:
+        word = queue.pop()
+        name, equals, _ = word.partition("=")
+        if word in options or (equals and name.startswith("--") and name in options):
+            ours.append(word if equals else _take(options[word], word, queue))
+            late += [name] if target else []
+        elif target:
+            loose.append(word)
+        elif word == "-m":
+            target = [word, *([queue.pop()] if queue else [])]
+        elif word.startswith("-") and word != "-":
+            raise translate_flag(word, queue[-1] if queue else "") or click.NoSuchOption(name)
+        else:
+            target = [word]
+    if not target:
+        size = 2 if verbatim[:1] == ("-m",) else 1
+        target, verbatim = list(verbatim[:size]), verbatim[size:]
+    return SplitWords(
+        ours=tuple(ours),
+        late=tuple(late) if cut == len(argv) else (),
+        target=tuple(target),
+        loose=tuple(loose),
+        verbatim=verbatim,
+        near=_find_near(options, loose),
+    )
+
+
+def _take(option: click.Option, word: str, queue: list[str]) -> str:
+    """An option and its value as one word, so that no value is ever taken for an option."""
+    if option.is_flag:
+        return word
+    if not queue:
+        raise click.BadOptionUsage(word, f"{word} needs a value: {option.metavar}")
+    return f"{max(option.opts, key=len)}={queue.pop()}"
+
+
+def _find_near(options: Mapping[str, click.Option], loose: Sequence[str]) -> dict[str, str]:
+    flags = [name for name in options if name.startswith("--")]
+    names = [word.partition("=")[0] for word in loose if word.startswith("--")]
+    near = {name: nearest(name, flags, alike=_ALIKE) for name in names}
+    return {name: flag for name, flag in near.items() if flag}
+
+
+class TargetCommand(click.Command):
+    """A command whose words are sorted before click sees them; they arrive as `words`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # completing: half a line is no mistake
+            ctx.params["words"] = SplitWords()
+            return super().parse_args(ctx, [])
+        try:
+            words = sort_words(self.options(ctx), args)
+        except click.UsageError as error:
+            error.ctx = ctx
+            raise
+        ctx.params["words"] = words
+        return super().parse_args(ctx, list(words.ours))
+
+    def options(self, ctx: click.Context) -> dict[str, click.Option]:
+        """Every spelling of every option of ours."""
+        params = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
+        return {name: p for p in params for name in (*p.opts, *p.secondary_opts)}
+
+    def collect_usage_pieces(self, _ctx: click.Context) -> list[str]:
+        return ["[OPTIONS]", "TARGET", "[ARGS]..."]
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [CompletionItem(incomplete, type="file")]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Options under their headings; those without one come first."""
+        groups: dict[str, list[tuple[str, str]]] = {"": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                groups.setdefault(getattr(param, "group", ""), []).append(record)
+        for heading, rows in groups.items():
+            with formatter.section(heading or "Options"):
+                formatter.write_dl(rows)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        words = ctx.params.get("words", SplitWords())
+        if not words.is_function:
+            super().format_help(ctx, formatter)
+            return
+
+        flags = sorted({max(p.opts, key=len) for p in self.options(ctx).values()} - {"--help"})
+        formatter.write(render_function_help(words, flags, width=formatter.width))
+
+
+def check_clash(late: Sequence[str], source: Path, target: str, *, verb: str = "run") -> None:
+    """Refuse a flag of ours that stands behind the target, and that the target's source declares."""
+    wanted = {word.partition("=")[0] for word in late}
+    if not wanted:
+        return
+    clash = sorted(wanted & find_flags(source))
+    if clash:
+        flag = clash[0]
+        raise SpecError(
+            f"{flag} is a flag of Windlass and of {target} too",
+            hint=f"Windlass's: windlass {verb} {flag} ... {target}; its own: {target} -- {flag} ...",
+        )
+
+
+def check_launcher_flags(loose: Sequence[str], declared: frozenset[str], target: str) -> None:
+    """Refuse a launcher's flag behind the target, unless the target's source declares it."""
+    own = {flag.replace("-", "_") for flag in declared}
+    for word, following in zip(loose, (*loose[1:], ""), strict=True):
+        name = word.partition("=")[0]
+        translation = translate_flag(word, following)
+        if translation is not None and name.replace("-", "_") not in own:
+            hint = f"{translation.hint}; if it is {target}'s own, write: {target} -- {name} ..."
+            raise SpecError(translation.message, hint=hint)
+
+
+def find_flags(source: Path) -> frozenset[str]:
+    """Return what the source, and the files of the project that it imports, declare."""
+    todo, seen = [source], {source}
+    texts: set[str] = set()
+    fields: set[str] = set()
+    is_by_name = False
+    while todo and len(seen) < _MAX_FILES:
+        path = todo.pop()
+        tree = read_tree(path)
+        if tree is None:
+            continue
+        nodes = list(ast.walk(tree))
+        texts.update(_find_texts(nodes))
+        fields.update(_find_fields(nodes))
+        imported = [module for node in nodes for module in list_imports(node)]
+        if _makes_flags_of_names(nodes, [name for name, _ in imported]):
+            is_by_name = True
+            texts.update(_find_parameters(nodes))
+        for name, level in imported:
+            new = [f for f in find_imported(name, level, path, source.parent) if f not in seen]
+            seen.update(new)
+            todo += new
+    return frozenset(texts | fields if is_by_name else texts)
+
+
+def _makes_flags_of_names(nodes: Sequence[ast.AST], imported: Sequence[str]) -> bool:
+    """Return whether a file imports such a library, or uses such a class: `transformers.HfArgumentParser`."""
+    if any(part in _BY_NAME for name in imported for part in name.split(".")):
+        return True
+    return any(isinstance(node, ast.Attribute) and node.attr in _BY_NAME for node in nodes)
+
+
+def _find_texts(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if node.value.startswith("-"):
+                yield from node.value.partition("=")[0].split("/")
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if called.startswith("DEFINE_"):
+                yield f"--{node.args[0].value!s}"
+
+
+def _find_parameters(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.arg):
+            yield from _spell(node.arg)
+
+
+def _find_fields(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    """Fields of dataclasses, which may be declared in another file than their parser."""
+    for node in nodes:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield from _spell(node.target.id)
+
+
+def _spell(name: str) -> tuple[str, str]:
+    return f"--{name}", f"--{name.replace('_', '-')}"
 
 
 def prepare_words(words: SplitWords, *, detach: bool, flags: Mapping[str, Any]) -> Prepared:
@@ -62,7 +288,7 @@ def _is_in_image(flags: Mapping[str, Any]) -> bool:
 
 
 def _read_blind(words: SplitWords) -> tuple[Sequence[object], Mapping[str, object]]:
-    from windlass.cli.untyped_args import read_blind
+    from windlass.cli.argument_values import read_blind
 
     return read_blind(words.rest)
 
@@ -84,7 +310,6 @@ def _check_late(words: SplitWords, sources: Sequence[Path]) -> None:
     """Check flags of ours behind a script, a module, or a command that names a script."""
     if not words.late:
         return
-    from windlass.cli.flag_clash import check_clash
 
     for source in sources:
         check_clash(words.late, source, _name_target(words, source), verb=_verb())
@@ -95,7 +320,6 @@ def _check_loose(words: SplitWords, sources: Sequence[Path]) -> None:
     suspects = [word for word in words.loose if translate_flag(word)]
     if not suspects and not words.near:
         return
-    from windlass.cli.flag_clash import check_launcher_flags, find_flags
 
     declared = frozenset(flag for source in sources for flag in find_flags(source))
     is_script = words.target[0] == "-m" or words.target[0].endswith(".py") or bool(sources)
@@ -131,7 +355,7 @@ def _doubt(word: str, flag: str, target: str) -> None:
 def _read_call(
     words: SplitWords, flags: Mapping[str, Any]
 ) -> tuple[Sequence[object], Mapping[str, object]]:
-    from windlass.cli.signature import read_flags
+    from windlass.cli.function_flags import read_flags
 
     framework = flags.get("framework") or load_settings().framework
     given = choose_framework(framework, is_command=False).gives
@@ -163,7 +387,7 @@ def _read_call(
 
 
 def _find_signature(words: SplitWords) -> Signature:
-    from windlass.cli.signature import read_signature
+    from windlass.cli.function_flags import read_signature
 
     file, _, name = words.target[0].partition("::")
     if not name.isidentifier():
@@ -173,7 +397,7 @@ def _find_signature(words: SplitWords) -> Signature:
 
 def render_function_help(words: SplitWords, flags: Sequence[str], *, width: int) -> str:
     """The function's own parameters in full, our flags by name."""
-    from windlass.cli.signature import render_help
+    from windlass.cli.function_flags import render_help
 
     text = render_help(_find_signature(words), f"windlass run {words.target[0]}", width=width)
     ours = click.formatting.wrap_text(

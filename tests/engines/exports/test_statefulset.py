@@ -12,7 +12,7 @@ from kube.plans import make_pod_plan
 from waits import wait_for
 
 from windlass import names
-from windlass.cli.export import render_manifests
+from windlass.cli.verbs.export import render_manifests
 from windlass.engines.exports import statefulset
 from windlass.engines.exports.torchrun_exports import make_plain_job
 from windlass.engines.protocol import (

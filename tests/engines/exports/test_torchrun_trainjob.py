@@ -8,7 +8,7 @@ import pytest
 from goldens import check_golden
 from kube.plans import make_pod_plan
 
-from windlass.cli.export import render_manifests
+from windlass.cli.verbs.export import render_manifests
 from windlass.engines.exports.plain_export import load_plain
 from windlass.engines.exports.torchrun_exports import make_plain_trainjob
 from windlass.errors import SpecError

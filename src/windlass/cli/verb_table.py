@@ -1,0 +1,209 @@
+"""Table of verbs with modules and help lines, and the click groups that import them on use.
+
+`windlass --help` is drawn from the table alone, so it imports no verb. Mistyped verbs get a suggestion.
+Imports click and nothing that a verb needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+
+import click
+from click.shell_completion import CompletionItem
+
+from windlass import __version__
+from windlass.near_names import did_you_mean
+
+# verbs of other tools, and ours for the same
+MEANINGS = {
+    **dict.fromkeys(("kill", "stop", "abort", "terminate"), "cancel"),
+    **dict.fromkeys(("submit", "launch", "start", "exec", "torchrun"), "run"),
+    **dict.fromkeys(("delete", "del", "remove", "clean", "prune"), "rm"),
+    **dict.fromkeys(("tail", "follow"), "logs -f"),
+    **dict.fromkeys(("ps", "list", "jobs", "get", "queue"), "ls"),
+    **dict.fromkeys(("describe", "show", "info", "inspect"), "status"),
+    **dict.fromkeys(("apply", "serve"), "deploy"),
+    **dict.fromkeys(("output", "fetch"), "result"),
+    **dict.fromkeys(("explain",), "why"),
+    **dict.fromkeys(("settings",), "config"),
+}
+VERBS = {
+    "run": (
+        "windlass.cli.verbs.run:run",
+        "Run a script, function, module or command on every rank.",
+    ),
+    "deploy": (
+        "windlass.cli.verbs.deploy:deploy",
+        "Bring up a script's decorated functions and apps.",
+    ),
+    "call": ("windlass.cli.verbs.call:call", "Call a deployed function or method by its name."),
+    "compute": ("windlass.cli.verbs.compute:compute", "List, end and resize computes: warm nodes."),
+    "ls": ("windlass.cli.verbs.ls:ls", "List jobs, newest first."),
+    "status": ("windlass.cli.verbs.status:status", "Show a job's state: ranks, progress, verdict."),
+    "why": (
+        "windlass.cli.verbs.status:why",
+        "Say why a job waits, runs or failed, in one sentence.",
+    ),
+    "logs": ("windlass.cli.verbs.logs:logs", "Print the ranks' output, or follow it."),
+    "wait": ("windlass.cli.verbs.attach:wait", "Wait until a job has ended; exits as the job did."),
+    "result": ("windlass.cli.verbs.result:result", "Print what each rank returned or raised."),
+    "report": (
+        "windlass.cli.verbs.report:report",
+        "Compare trainings: throughput, efficiency, waits, lost time.",
+    ),
+    "attach": ("windlass.cli.verbs.attach:attach", "Watch a running job from any terminal."),
+    "port-forward": (
+        "windlass.cli.verbs.attach:port_forward",
+        "Lead a port of this machine to one of a job's node 0.",
+    ),
+    "cancel": ("windlass.cli.verbs.cancel:cancel", "End jobs, and wait until they have ended."),
+    "rm": ("windlass.cli.verbs.cancel:rm", "Remove ended jobs with their logs and results."),
+    "export": ("windlass.cli.verbs.export:export", "Print what would be started, as YAML."),
+    "image": ("windlass.cli.verbs.image:image", "Print the Dockerfile of an Image's steps."),
+    "doctor": (
+        "windlass.cli.verbs.doctor:doctor",
+        "Show what is here, what is missing, how to get it.",
+    ),
+    "engines": (
+        "windlass.cli.verbs.engines:engines",
+        "List engines: needs, version found, abilities.",
+    ),
+    "conformance": (
+        "windlass.cli.verbs.conformance:conformance",
+        "Run the contract suite on an engine: a table of cases.",
+    ),
+    "config": ("windlass.cli.verbs.config:config", "Show each setting and where it came from."),
+    "completion": (
+        "windlass.cli.verbs.completion:completion",
+        "Print a shell's completion script.",
+    ),
+    "version": ("windlass.cli.verbs.config:version", "Print the version."),
+}
+
+
+class LazyGroup(click.Group):
+    """Commands by name: where each lives (`module:attribute`), and its line of help."""
+
+    def __init__(self, *, verbs: Mapping[str, tuple[str, str]], **attributes: object) -> None:
+        super().__init__(**attributes)  # type: ignore[arg-type]
+        self._verbs = verbs
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return list(self._verbs)
+
+    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._verbs:
+            return None
+        module, _, attribute = self._verbs[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in self._verbs.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name in self._verbs or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        raise _refuse(name, tuple(self._verbs), ctx)
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            code = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:  # caught here since click would exit 1: `| head` is no failure
+            close_stdout()
+            return 0
+        return code
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        if incomplete.startswith("-"):
+            return click.Command.shell_complete(self, ctx, incomplete)
+        return [
+            CompletionItem(name, help=text)
+            for name, (_, text) in self._verbs.items()
+            if name.startswith(incomplete)
+        ]
+
+
+class NearGroup(click.Group):
+    """A verb with verbs of its own, which are all in its file."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in self.commands or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        raise _refuse(args[0], tuple(self.commands), ctx)
+
+
+def _refuse(name: str, known: tuple[str, ...], ctx: click.Context) -> click.UsageError:
+    if name.startswith("-"):
+        return click.NoSuchOption(name, ctx=ctx)
+    return UnknownCommand(name, known, ctx)
+
+
+def close_stdout() -> None:
+    """Nobody reads on: what is still buffered must not raise when Python ends."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+class UnknownCommand(click.UsageError):
+    """A verb that is not there, with the nearest that is."""
+
+    def __init__(self, name: str, known: tuple[str, ...], ctx: click.Context) -> None:
+        super().__init__(f"there is no command {name!r}", ctx)
+        path = ctx.command_path
+        is_target = name.endswith(".py") or "::" in name
+        otherwise = (
+            f"did you mean windlass run {name}?" if is_target else f"{path} --help lists them"
+        )
+        meant = MEANINGS.get(name, "")
+        if meant.partition(" ")[0] in known:
+            self.hint = f"did you mean {path} {meant}?"
+            return
+        self.hint = did_you_mean(
+            name, known, otherwise, show=lambda verb: f"{path} {verb}", alike=0.5
+        )
+
+
+def _show_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        click.echo(f"windlass {__version__}")
+        ctx.exit()
+
+
+def _show_help(ctx: click.Context) -> None:
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+cli = LazyGroup(
+    name="windlass",
+    verbs=VERBS,
+    help="Run a PyTorch function or script on any number of machines, unchanged.",
+    epilog="windlass VERB --help shows more. Data goes to stdout, messages to stderr.",
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    callback=click.pass_context(_show_help),
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_version,
+            help="Print the version and exit.",
+        )
+    ],
+)

@@ -1,0 +1,99 @@
+"""`windlass cancel` and `windlass rm`: end jobs and wait for their end; remove ended jobs."""
+
+from __future__ import annotations
+
+import click
+
+from windlass import names
+from windlass.cli.flags import jobs_argument, json_option, load_settings
+from windlass.cli.show import print_json
+from windlass.client.jobs.find_jobs import find_job, list_jobs_here
+from windlass.client.jobs.job import Job
+from windlass.client.terminal import say
+from windlass.errors import EngineError, SpecError, WaitTimeout
+from windlass.wire.states import RankState
+from windlass.wire.status import JobStatus
+
+_TIMEOUT_S = 120.0
+
+
+@click.command()
+@jobs_argument(required=True)
+@click.option("--now", is_flag=True, help="SIGKILL at once, without asking first")
+@json_option
+def cancel(job_texts: tuple[str, ...], now: bool, as_json: bool) -> int:
+    """End each JOB: its ranks get SIGTERM, and SIGKILL after the job's grace.
+
+    Returns when all have ended. Cancelling a job that has ended already is not an error.
+    """
+    settings = load_settings()
+    jobs = [find_job(text, settings) for text in job_texts]  # an unknown one ends nothing
+    before = {job.id: job.status().phase for job in jobs}
+    for job in jobs:
+        job.cancel(now=now, why="windlass cancel")
+    try:
+        ended = [_wait(job) for job in jobs]
+    except KeyboardInterrupt:
+        say("no longer waiting; the ranks are still being stopped")
+        return names.EXIT_INTERRUPTED
+    for job, status in zip(jobs, ended, strict=True):
+        already = " already" if before[job.id].is_final else ""
+        say(f"{job.id} is{already} {status.phase.value}")
+    if as_json:
+        print_json([{"job_id": status.job_id, "phase": status.phase} for status in ended])
+    return names.EXIT_OK
+
+
+def _wait(job: Job) -> JobStatus:
+    try:
+        return job.wait(_TIMEOUT_S, say=lambda waited_s: _say_waiting(job, waited_s))
+    except WaitTimeout as error:
+        raise WaitTimeout(error.message, hint=f"windlass cancel --now {job.id}") from error
+
+
+def _say_waiting(job: Job, waited_s: float) -> None:
+    left = job.status().count(RankState.RUNNING)
+    say(f"waiting {waited_s:.0f} s for {left} rank(s) of {job.id} to stop; --now kills them")
+
+
+@click.command()
+@jobs_argument(required=False)
+@click.option("--ended", is_flag=True, help="all jobs of this machine that have ended")
+@json_option
+def rm(job_texts: tuple[str, ...], ended: bool, as_json: bool) -> None:
+    """Remove each JOB with its logs and results; the ids that are gone are printed."""
+    settings = load_settings()
+    if not job_texts and not ended:
+        raise SpecError(
+            "which job?", hint="windlass rm JOB..., or windlass rm --ended for all ended"
+        )
+    jobs = {job.id: job for job in (find_job(text, settings) for text in job_texts)}
+    _check_ended(list(jobs.values()))
+    if ended:
+        jobs |= {job.id: job for job in list_jobs_here(settings) if _has_ended(job)}
+    for job in jobs.values():
+        job.remove()
+    if as_json:
+        print_json(list(jobs))
+    else:
+        for job_id in jobs:
+            click.echo(job_id)
+    if not jobs:
+        say("no ended job is here")
+
+
+def _has_ended(job: Job) -> bool:
+    """Whether it can go; of one that cannot be read, `remove` itself finds out whether it is alive."""
+    try:
+        return job.done()
+    except EngineError:
+        return True
+
+
+def _check_ended(jobs: list[Job]) -> None:
+    """Nothing is removed unless everything can be."""
+    alive = [job for job in jobs if not _has_ended(job)]
+    if alive:
+        phases = ", ".join(f"{job.id} is still {job.status().phase.value}" for job in alive)
+        named = " ".join(job.id for job in alive)
+        raise SpecError(phases, hint=f"windlass cancel {named}, then rm again")

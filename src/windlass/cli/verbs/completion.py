@@ -1,0 +1,42 @@
+"""`windlass completion`: a script for the shell, which asks `windlass` itself what may follow.
+
+Verbs and flags come from the command line as it is, job ids from the jobs that are there.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
+
+from windlass.client.terminal import is_terminal, say
+
+_VARIABLE = "_WINDLASS_COMPLETE"
+_SHELLS: dict[str, type[ShellComplete]] = {
+    "bash": BashComplete,
+    "zsh": ZshComplete,
+    "fish": FishComplete,
+}
+_WHERE = {
+    "bash": 'eval "$(windlass completion bash)"    # in ~/.bashrc',
+    "zsh": 'eval "$(windlass completion zsh)"    # in ~/.zshrc, after compinit',
+    "fish": "windlass completion fish | source    # in ~/.config/fish/config.fish",
+}
+
+
+@click.command()
+@click.argument("shell", metavar="SHELL", type=click.Choice(list(_SHELLS)))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the completion script of a SHELL: bash, zsh or fish.
+
+    \b
+    eval "$(windlass completion bash)"      # in ~/.bashrc
+    eval "$(windlass completion zsh)"       # in ~/.zshrc, after compinit
+    windlass completion fish | source       # in ~/.config/fish/config.fish
+    """
+    script = _SHELLS[shell](ctx.find_root().command, {}, "windlass", _VARIABLE).source()
+    click.echo(script)
+    if is_terminal(sys.stdout):
+        say(f"to use it: {_WHERE[shell]}")

@@ -1,0 +1,176 @@
+"""`windlass compute`: list computes and their calls, give them more or fewer nodes, end them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from windlass import records
+from windlass.cli.flags import json_option, place_flags, place_options
+from windlass.cli.show import print_json, print_table, render_short, shorten
+from windlass.cli.verb_table import NearGroup
+from windlass.client.compute.find_computes import end_job
+from windlass.client.compute.live_computes import (
+    FoundCompute,
+    LiveCompute,
+    find_living,
+    list_living,
+    look,
+    places,
+)
+from windlass.client.compute.live_nodes import LiveNodes
+from windlass.client.terminal import one_line, say
+from windlass.errors import SpecError
+
+_WIDEST = 40
+_LAUNCH_TIMEOUT_S = 900.0
+
+
+@click.group(cls=NearGroup, invoke_without_command=True)
+@click.pass_context
+def compute(ctx: click.Context) -> None:
+    """List, end and resize computes: the warm nodes that `Compute` brings up and calls run on."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@compute.command(short_help="List the computes that are up.")
+@place_options
+@json_option
+def ls(as_json: bool) -> None:
+    """List the computes that are up: here, and where a Compute would start now."""
+    computes = [living for where in places(place_flags()) for living in list_living(where)]
+    if as_json:
+        print_json([_make_record(living) for living in computes])
+        return
+    header = ("NAME", "ENGINE", "NODES", "STATE", "IDLE", "TTL", "CALLS", "DEPLOYED", "ID")
+    print_table(header, [_make_row(living) for living in computes])
+    for living in computes:
+        if living.why:
+            say(f"{living.asked_as}: {living.why}")
+    if not computes:
+        say("no compute is up; windlass.Compute(...) in Python or windlass deploy brings one up")
+
+
+def _make_row(living: LiveCompute) -> tuple[str, ...]:
+    here = "?" if living.num_here is None else living.num_here
+    place = f"{living.ref.engine}/{living.ref.place}" if living.ref.place else living.ref.engine
+    waiting = f", {living.num_waiting} waiting" if living.num_waiting else ""
+    return (
+        shorten(one_line(living.asked_as), _WIDEST),
+        place,
+        f"{here}/{living.num_nodes}",
+        f"{living.state}{waiting}",
+        render_short(living.idle_s) if living.state == "idle" else "-",
+        _render_ttl(living),
+        "-" if living.num_calls is None else str(living.num_calls),
+        shorten(one_line(", ".join(living.deployed)), _WIDEST) or "-",
+        living.ref.job_id,
+    )
+
+
+def _render_ttl(living: LiveCompute) -> str:
+    if living.num_calls is None:  # nobody could be asked
+        return "-"
+    return "none" if living.ttl_s is None else render_short(living.ttl_s)
+
+
+def _make_record(living: LiveCompute) -> dict[str, Any]:
+    plain: dict[str, Any] = records.to_json(living)
+    engine = {"engine": living.ref.engine, "namespace": living.ref.place}
+    return {**plain, "ref": str(living.ref), "job_id": living.ref.job_id, **engine}
+
+
+@compute.command(short_help="List the last calls on a compute.")
+@click.argument("text", metavar="NAME")
+@place_options
+@json_option
+def calls(text: str, as_json: bool) -> None:
+    """List the last calls on the compute NAME, newest first: windlass logs ID, result ID, cancel ID."""
+    living = look(find_living(text, places(place_flags())))
+    newest = list(reversed(living.calls))
+    if as_json:
+        print_json(newest)
+        return
+    print_table(
+        ("ID", "FUNCTION", "STATE"),
+        [(call["id"], shorten(one_line(call["name"]), _WIDEST), call["state"]) for call in newest],
+    )
+    if not newest:
+        say(living.why or f"nothing was called on {living.name} yet")
+
+
+@compute.command(short_help="End computes: their calls, their ranks, their nodes.")
+@click.argument("texts", metavar="NAME...", nargs=-1)
+@click.option(
+    "--all", "-a", "is_all", is_flag=True, help="all of your own that `windlass compute ls` shows"
+)
+@click.option("--yes", "-y", is_flag=True, help="do not ask")
+@place_options
+@json_option
+def rm(texts: tuple[str, ...], is_all: bool, yes: bool, as_json: bool) -> None:
+    """End each compute NAME: its calls, its ranks, its nodes. The ids that are gone are printed."""
+    wheres = places(place_flags())
+    if is_all == bool(texts):
+        raise SpecError("which compute?", hint="windlass compute rm NAME..., or --all")
+    if is_all:
+        there = [(where, living) for where in wheres for living in list_living(where)]
+        computes = [
+            FoundCompute(where=where, ref=living.ref, name=living.name)
+            for where, living in there
+            if not living.owner
+        ]
+        for _, living in there:
+            if living.owner:
+                say(
+                    f"{living.asked_as} is not yours, and stays: windlass compute rm {living.asked_as}"
+                )
+    else:  # an unknown one ends nothing
+        computes = [find_living(text, wheres) for text in texts]
+    if is_all and computes and not yes:
+        _ask(computes)
+    for one in {str(one.ref): one for one in computes}.values():
+        end_job(one.where, one.ref)
+        if not as_json:
+            click.echo(one.ref.job_id)
+    if as_json:
+        print_json(sorted({one.ref.job_id for one in computes}))
+    if not computes:
+        say("no compute is up")
+
+
+def _ask(computes: list[FoundCompute]) -> None:
+    names = ", ".join(f"{one.name} ({one.ref})" for one in computes)
+    if not sys.stdin.isatty():
+        raise SpecError(f"this would end {names}", hint="--yes does it without asking")
+    if not click.confirm(f"end {names}?", err=True):
+        raise click.Abort
+
+
+@compute.command(short_help="Give a compute more nodes, or fewer.")
+@click.argument("text", metavar="NAME")
+@click.argument("num_nodes", metavar="N", type=click.IntRange(min=1))
+@place_options
+@json_option
+def scale(text: str, num_nodes: int, as_json: bool) -> None:
+    """Resize the compute NAME to N nodes. Node 0 stays; the last ones go first.
+
+    New nodes are on their way when this returns, and join while calls run. On this machine they have no
+    secrets, since those were never written down: if there are any, call .distribute(workers=N) in Python.
+    """
+    living = find_living(text, places(place_flags()))
+    before = look(living)
+    if num_nodes < before.num_nodes and before.state == "at work":
+        raise SpecError(
+            f"{living.name} is at work, and its calls would lose nodes",
+            hint=f"wait for them (windlass compute ls), or windlass compute rm {living.name}",
+        )
+    nodes = LiveNodes(living.name, living.where, launch_timeout_s=_LAUNCH_TIMEOUT_S)
+    nodes.adopt(living.ref)
+    nodes.scale(num_nodes)
+    if as_json:
+        print_json({"ref": str(living.ref), "num_nodes": num_nodes, "before": before.num_nodes})
+    elif before.num_nodes == num_nodes:
+        say(f"{living.name} has {num_nodes} node{'s' * (num_nodes > 1)} already")

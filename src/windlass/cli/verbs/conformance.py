@@ -1,0 +1,103 @@
+"""`windlass conformance`: does all that Windlass promises hold here? A table of cases, on one engine."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+import click
+
+from windlass import names
+from windlass.cli.flags import json_option
+from windlass.cli.show import print_json, shorten
+from windlass.client.terminal import clean, one_line, paint, say, wants_colour
+from windlass.conformance.case_result import FAILED, PASSED, SKIPPED, CaseResult
+from windlass.settings import read_settings_here
+
+_COLOURS = {PASSED: 32, FAILED: 31, SKIPPED: 33}
+_MAX_REASON = 160
+
+
+class _Table:
+    """Rows as they come: a case takes seconds, all of them minutes."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.rows: list[CaseResult] = []
+        self._as_json = as_json
+        self._out = sys.stdout  # pytest has it meanwhile
+        self._width = 0
+
+    def begin(self, cases: list[str]) -> None:
+        self._width = max(map(len, cases), default=0)
+        say(f"{len(cases)} cases")
+        if not self._as_json and cases:
+            header = f"{'CASE':<{self._width}}  RESULT   SECONDS  REASON"
+            self._echo(paint(header, 1, colour=wants_colour(self._out)))
+
+    def add(self, row: CaseResult) -> None:
+        self.rows.append(row)
+        if not self._as_json:
+            word = paint(f"{row.result:<7}", _COLOURS[row.result], colour=wants_colour(self._out))
+            reason = shorten(one_line(row.reason), _MAX_REASON)
+            line = f"{row.case:<{self._width}}  {word}  {row.seconds:>7.1f}  {reason}"
+            self._echo(line.rstrip())
+
+    def _echo(self, line: str) -> None:
+        click.echo(line, file=self._out, color=True)
+        self._out.flush()
+
+
+@click.command()
+@click.option("-e", "--engine", metavar="NAME", help="the engine to look at")
+@click.option("--image", metavar="TEXT", help="the pods' image, with Python and torch in it")
+@click.option(
+    "--namespace", metavar="NAME", help="a namespace without jobs; empty: one is made for the run"
+)
+@click.option("--context", metavar="NAME", help="the kubeconfig context; empty: the current one")
+@click.option(
+    "--shared-claim",
+    "claim",
+    metavar="NAME",
+    default="",
+    help="a ReadWriteMany claim in the namespace; empty: one of the default class, for the run",
+)
+@click.option("-k", "keyword", metavar="EXPR", default="", help="only cases whose name matches")
+@click.option("--all", "runs_all", is_flag=True, help="also cases that hardly depend on the engine")
+@json_option
+def conformance(
+    claim: str, keyword: str, runs_all: bool, as_json: bool, **flags: str | None
+) -> int:
+    """Run the contract suite on an engine: what Windlass promises, case by case, on your own cluster.
+
+    Needs pytest: pip install 'windlass[conformance]'. Exits 1 if a case failed.
+    """
+    from windlass.conformance.case_run import check_pytest, run_cases
+
+    check_pytest()
+    table = _Table(as_json=as_json)
+    try:
+        run_cases(
+            read_settings_here(flags),
+            keyword=keyword,
+            runs_all=runs_all,
+            claim=claim,
+            begin=table.begin,
+            tell=table.add,
+        )
+    finally:
+        if as_json:
+            print_json(table.rows)
+        _sum_up(table.rows)
+    has_failed = any(row.result == FAILED for row in table.rows)
+    return names.EXIT_JOB_FAILED if has_failed else names.EXIT_OK
+
+
+def _sum_up(rows: list[CaseResult]) -> None:
+    """The whole story of what failed, then the numbers."""
+    for row in rows:
+        if row.detail:
+            sys.stderr.write(f"\n--- {row.case}\n{clean(row.detail, colour=False)}\n")
+    if rows:
+        counts = Counter(row.result for row in rows)
+        words = [f"{counts[result]} {result}" for result in _COLOURS if counts[result]]
+        say(f"{', '.join(words)} in {sum(row.seconds for row in rows):.0f} s")

@@ -1,0 +1,115 @@
+"""`windlass doctor`: what is here, what is missing, how to get it. Of this machine, or of a cluster."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+
+import click
+
+from windlass import names, records
+from windlass.cli.flags import json_option
+from windlass.cli.show import print_json
+from windlass.client.terminal import clean, one_line, paint, say, wants_colour
+from windlass.engines.protocol import check_engine_name
+from windlass.errors import SpecError
+from windlass.observe.doctor import Check, check_all
+from windlass.settings import Settings, read_settings_here
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from windlass.kube.client.access import Right
+
+_HERE = ("local",)  # engines that need nothing but this machine
+_COLOURS = {"ok": 32, "warn": 33, "missing": 31}
+
+
+@click.command()
+@click.option(
+    "-e", "--engine", metavar="NAME", help="look at what this engine runs on; with --role also A,B"
+)
+@click.option("--context", metavar="NAME", help="the kubeconfig context; empty: the current one")
+@click.option("--namespace", metavar="NAME", help="the namespace; empty: the context's own")
+@click.option("--image", metavar="NAME:TAG", help="the image for --deep")
+@click.option("--deep", is_flag=True, help="run two small pods: DNS, ports, bandwidth, versions")
+@click.option("--role", is_flag=True, help="print the Role that users of the engines need, as YAML")
+@json_option
+def doctor(as_json: bool, deep: bool, role: bool, **flags: str | None) -> int:
+    """Look at this machine and the ranks' Python, or with -e kubernetes at a cluster and your rights in it.
+
+    Exits 3 if something is missing that all jobs need.
+    """
+    settings = read_settings_here(flags)
+    if role:
+        _print_role(settings, as_json=as_json)
+        return names.EXIT_OK
+    checks = []
+    for check in _look(settings, deep=deep, only_engine=flags["engine"] is not None):
+        checks.append(check)
+        if not as_json:
+            _show(check)
+    if as_json:
+        print_json([records.to_json(check) for check in checks])
+    else:
+        _show_more(checks)
+    fatal = [check.name for check in checks if check.is_fatal]
+    if fatal:
+        say(f"nothing can run without: {', '.join(fatal)}")
+    return names.EXIT_ENGINE if fatal else names.EXIT_OK
+
+
+def _look(settings: Settings, *, deep: bool, only_engine: bool) -> Iterator[Check]:
+    """This machine, and the cluster where the engine is elsewhere; by the flag only one of them."""
+    check_engine_name(settings.engine)
+    is_here = settings.engine in _HERE
+    if deep and is_here:
+        raise SpecError("--deep needs a cluster", hint="windlass doctor -e kubernetes --deep")
+    if is_here or not only_engine:
+        yield from check_all(settings)
+    if not is_here:
+        from windlass.observe.doctor_kubernetes import check_cluster
+
+        yield from check_cluster(settings, deep=deep)
+
+
+def _print_role(settings: Settings, *, as_json: bool) -> None:
+    """Print the engines' Role, for an admin who may grant it. Asks no cluster."""
+    import yaml
+
+    from windlass.kube.client.access import render_role
+
+    engines = [name.strip() for name in settings.engine.split(",")]
+    text = render_role({name: _find_rights(name) for name in engines}, settings.namespace)
+    if as_json:
+        print_json(yaml.safe_load(text))
+    else:
+        click.echo(text, nl=False)
+
+
+def _find_rights(engine: str) -> Sequence[Right]:
+    from windlass.engines.dialects.dialect_table import dialect_names, load_dialect
+    from windlass.engines.exports.statefulset import RIGHTS, StatefulSetExport
+
+    check_engine_name(engine)
+    if engine == StatefulSetExport.name:
+        return RIGHTS
+    if engine not in dialect_names():
+        raise SpecError(
+            f"the engine {engine} needs no Role", hint="windlass doctor -e kubernetes --role"
+        )
+    return load_dialect(engine).rights
+
+
+def _show(check: Check) -> None:
+    state = paint(f"{check.state:<7}", _COLOURS[check.state], colour=wants_colour(sys.stdout))
+    click.echo(f"{state}  {check.name:<15}  {one_line(check.found)}", color=True)
+    if check.hint:
+        click.echo(f"{'':<7}  {'':<15}  -> {one_line(check.hint)}")
+    sys.stdout.flush()
+
+
+def _show_more(checks: list[Check]) -> None:
+    """What is to be handed on, below all checks so that it can be copied: documents of one YAML stream."""
+    documents = [clean(check.more, colour=False) for check in checks if check.more]
+    if documents:
+        click.echo("\n" + "---\n".join(documents), nl=False)

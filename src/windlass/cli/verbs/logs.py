@@ -1,0 +1,141 @@
+"""`windlass logs`: the ranks' output, all of it or the lines that are asked for.
+
+Everything a rank wrote is data here and goes to stdout, its stderr too.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+
+import click
+
+from windlass.cli.flags import job_argument, json_option, load_settings
+from windlass.cli.show import print_json_line
+from windlass.client.jobs.find_jobs import find_job
+from windlass.client.jobs.job import Job
+from windlass.client.jobs.live_view import render_line
+from windlass.client.terminal import clean, say, wants_colour
+from windlass.errors import SpecError
+from windlass.settings import read_duration
+from windlass.wire.log_lines import LogLine
+from windlass.wire.status import JobStatus, Phase
+
+_FIRST_UNIX_S = 1e9  # a number this large is a point in time, not a span
+
+
+@click.command()
+@job_argument
+@click.option("--follow", "-f", is_flag=True, help="go on until the job has ended")
+@click.option("--rank", type=int, metavar="N", help="of one rank only, without its prefix")
+@click.option("--node", type=int, metavar="N", help="of one node's ranks only")
+@click.option("--attempt", type=int, metavar="N", help="of one attempt only")
+@click.option("--since", metavar="TIME", help="5m ago or later; or 2026-01-31T12:00, or Unix time")
+@click.option("--grep", metavar="RE", help="lines in which the regular expression is found")
+@json_option
+def logs(
+    job_text: str,
+    follow: bool,
+    rank: int | None,
+    node: int | None,
+    attempt: int | None,
+    since: str | None,
+    grep: str | None,
+    as_json: bool,
+) -> None:
+    """Print what the ranks of JOB wrote, in order of time."""
+    _check_grep(grep)
+    since_s = None if since is None else read_since(since, now_s=time.time())
+    job = find_job(job_text, load_settings())
+    _check_bounds(job.status(), rank=rank, node=node, attempt=attempt)
+    lines = job.logs(follow=follow, rank=rank, node=node, attempt=attempt, since=since_s, grep=grep)
+    num_lines = _print_json(lines) if as_json else _print(lines, prefix=rank is None)
+    if not num_lines:
+        _say_nothing(job, filtered=any(x is not None for x in (rank, node, attempt, since, grep)))
+
+
+def read_since(text: str, *, now_s: float) -> float:
+    """Unix time of `5m` (ago), of a date and time (local unless it says otherwise), or of itself."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if number >= _FIRST_UNIX_S:
+        return number
+    try:
+        # fromisoformat takes a Z only from Python 3.11 on
+        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        pass
+    try:
+        return now_s - read_duration(text)
+    except SpecError as error:
+        raise SpecError(
+            f"--since {text!r:.60} is neither a span nor a point in time",
+            hint="write it like 90s, 5m, 2h or 2026-01-31T12:00",
+        ) from error
+
+
+def _check_grep(pattern: str | None) -> None:
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        raise SpecError(
+            f"--grep {pattern!r:.60} is not a regular expression: {error}",
+            hint="put a backslash before characters meant as they are: \\[ \\( \\*",
+        ) from error
+
+
+def _check_bounds(status: JobStatus, **wanted: int | None) -> None:
+    sizes = {"rank": status.num_ranks, "node": status.num_nodes, "attempt": status.attempt + 1}
+    for what, number in wanted.items():
+        if number is not None and not 0 <= number < sizes[what]:
+            there = f"0 to {sizes[what] - 1}" if sizes[what] > 1 else "0 only"
+            raise SpecError(
+                f"there is no {what} {number}", hint=f"{status.job_id} has {what} {there}"
+            )
+
+
+def _print_json(lines: Iterable[LogLine]) -> int:
+    num_lines = 0
+    for line in lines:
+        print_json_line(line)
+        num_lines += 1
+    return num_lines
+
+
+def _print(lines: Iterable[LogLine], *, prefix: bool) -> int:
+    colour = wants_colour(sys.stdout)
+    num_lines = 0
+    for line in _settled(lines):
+        text = render_line(line, colour=colour) if prefix else clean(line.text, colour=colour)
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+        num_lines += 1
+    return num_lines
+
+
+def _settled(lines: Iterable[LogLine]) -> Iterator[LogLine]:
+    """Of a progress bar only the last drawing, and only when nothing took its place."""
+    bars: dict[int, LogLine] = {}
+    for line in lines:
+        if line.replaced:
+            bars[line.rank] = line
+            continue
+        bars.pop(line.rank, None)
+        yield line
+    yield from bars.values()
+
+
+def _say_nothing(job: Job, *, filtered: bool) -> None:
+    if filtered:
+        say(f"no line of {job.id} is like that")
+        return
+    phase = job.status().phase
+    if phase is Phase.ENDED:
+        say(f"nothing that {job.id} wrote can be read now; windlass why {job.id}")
+    else:
+        say(f"{job.id} has written nothing{'' if phase.is_final else ' yet; -f waits for more'}")
