@@ -19,7 +19,7 @@ from windlass.engines.cluster.job_secret import NotOurs
 from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.engines.dialects.pytorchjob import PYTORCHJOB
 from windlass.engines.protocol import JobRef
-from windlass.observe.why import explain
+from windlass.observe.explain import explain
 from windlass.settings import Settings, read_settings
 from windlass.wire.log_lines import LogQuery
 from windlass.wire.status import FailureKind, JobStatus, Phase

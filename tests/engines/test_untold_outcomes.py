@@ -20,8 +20,7 @@ from windlass.engines.cluster.cluster_job import ClusterJob
 from windlass.engines.cluster.job_secret import make_certificates
 from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.errors import EngineError
-from windlass.observe.verdict import exit_code_of, render_verdict
-from windlass.observe.why import explain
+from windlass.observe.explain import exit_code_of, explain, render_verdict
 from windlass.wire.initial_status import make_first_status, render_status
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.last_word import render_last_word

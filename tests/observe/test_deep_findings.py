@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from windlass.observe import probe
-from windlass.observe.deep_findings import describe_findings
-from windlass.observe.deep_pods import render_job, render_policies
 from windlass.observe.doctor import Check
+from windlass.observe.doctor_deep import describe_findings, render_job, render_policies
 
 FOUND: dict[str, Any] = {
     "python": "3.11.7",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from windlass.observe.timeline import make_rows, render_timeline
+from windlass.observe.explain import make_timeline_rows, render_timeline
 from windlass.wire.status import JobStatus, Moment, Phase
 
 STATUS = JobStatus(
@@ -24,7 +24,7 @@ STATUS = JobStatus(
 
 
 def test_rows_are_in_order_of_time_and_end_with_the_job() -> None:
-    rows = [(row.name, row.took_s, row.since_submit_s) for row in make_rows(STATUS)]
+    rows = [(row.name, row.took_s, row.since_submit_s) for row in make_timeline_rows(STATUS)]
     assert rows == [
         ("submitted", 0.0, 0.0),
         ("agent up", 0.5, 0.5),
@@ -46,7 +46,7 @@ def test_a_clock_that_went_back_makes_nothing_negative() -> None:
     status = JobStatus(
         job_id="a", name="a", engine="local", work="a", ended_at_s=99.0, timeline=STATUS.timeline
     )
-    assert all(row.took_s >= 0 and row.since_submit_s >= 0 for row in make_rows(status))
+    assert all(row.took_s >= 0 and row.since_submit_s >= 0 for row in make_timeline_rows(status))
 
 
 def test_rows_never_go_back_whatever_the_clocks_say() -> None:
@@ -56,7 +56,7 @@ def test_rows_never_go_back_whatever_the_clocks_say() -> None:
         ended_at_s=102.0,
         timeline=(Moment(name="agent up", at_s=99.0), *STATUS.timeline[:2]),
     )
-    rows = make_rows(status)
+    rows = make_timeline_rows(status)
     assert [row.name for row in rows] == ["submitted", "agent up", "first step", "succeeded"]
     times = [row.since_submit_s for row in rows]
     assert times == sorted(times) == [0.0, 0.0, 2.25, 2.25]
@@ -66,5 +66,5 @@ def test_rows_never_go_back_whatever_the_clocks_say() -> None:
 
 def test_nothing_seen_yet() -> None:
     status = JobStatus(job_id="a", name="a", engine="local", work="a")
-    assert make_rows(status) == ()
+    assert make_timeline_rows(status) == ()
     assert render_timeline(status) == ""

@@ -9,9 +9,14 @@ import pytest
 from observe.metrics_lines import MetricsLines
 
 from windlass.errors import SpecError
-from windlass.observe.metrics_file import read_sessions
-from windlass.observe.training_chart import check_can_draw, write_chart
-from windlass.observe.training_report import TrainingRow, compare, make_rows
+from windlass.observe.training_report import (
+    TrainingRow,
+    check_can_draw,
+    compare,
+    make_rows,
+    read_sessions,
+    write_chart,
+)
 
 
 def rows_of(folder: Path, *, unit: str, sizes: tuple[int, ...]) -> list[TrainingRow]:

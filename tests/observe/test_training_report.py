@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 from observe.metrics_lines import MetricsLines
 
-from windlass.observe.metrics_file import find_metrics_files, read_sessions
-from windlass.observe.training_report import compare, find_remarks, make_rows
+from windlass.observe.training_report import (
+    compare,
+    find_metrics_files,
+    find_remarks,
+    make_rows,
+    read_sessions,
+)
 
 
 def write_run(

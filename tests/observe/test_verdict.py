@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from windlass.observe.verdict import exit_code_of, render_verdict
+from windlass.observe.explain import exit_code_of, render_verdict
 from windlass.wire.status import FailureKind, JobStatus, Phase, Verdict
 
 VERDICT = Verdict(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from windlass.kube.diagnosis.blocker import Blocker, make_condition
-from windlass.observe.why import explain
+from windlass.observe.explain import explain
 from windlass.wire.status import (
     Condition,
     FailureKind,

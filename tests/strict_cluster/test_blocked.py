@@ -17,7 +17,7 @@ import windlass as wl
 from windlass import names
 from windlass.kube.diagnosis import blocker as reasons
 from windlass.kube.objects.kinds import PODS
-from windlass.observe.why import explain
+from windlass.observe.explain import explain
 from windlass.wire.status import Condition
 
 pytestmark = pytest.mark.cluster

@@ -13,7 +13,7 @@ from strict_cluster.ground import Ground, take_away, wait_for
 
 import windlass as wl
 from windlass.kube.diagnosis import blocker as reasons
-from windlass.observe.why import Why, explain
+from windlass.observe.explain import Why, explain
 
 pytestmark = pytest.mark.cluster
 

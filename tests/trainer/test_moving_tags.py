@@ -7,7 +7,7 @@ from kube.plans import make_pod_plan
 
 from windlass.kube.objects.manifests import FileNames
 from windlass.kube.objects.pod_template import make_template
-from windlass.trainer.moving_tags import keep_present
+from windlass.trainer.translate import keep_present
 
 
 @pytest.mark.parametrize("image", ["docker.io/a/b:latest", "a/b", "host:5000/b"])

@@ -2,8 +2,8 @@
 
 import pytest
 
-from windlass.trainer.resources import count_processes, read_resources
 from windlass.trainer.sdk_errors import WrongArgument
+from windlass.trainer.translate import count_processes, read_resources
 
 
 @pytest.mark.parametrize(

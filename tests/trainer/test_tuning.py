@@ -22,8 +22,7 @@ from windlass.trainer import (
 )
 from windlass.trainer.options import Name, TrainerCommand, read_options
 from windlass.trainer.sdk_errors import WrongArgument
-from windlass.trainer.translate import JobRequest, read_trainer
-from windlass.trainer.tuning import RECIPE, is_for_tuning
+from windlass.trainer.translate import RECIPE, JobRequest, is_for_tuning, read_trainer
 
 MODEL = Initializer(model=HuggingFaceModelInitializer("hf://org/name", access_token="secret"))
 

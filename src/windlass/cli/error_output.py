@@ -55,7 +55,7 @@ def say_error(message: str, hint: str = "") -> None:
 
 def say_verdict(status: JobStatus) -> None:
     """Why a job failed, on stderr."""
-    from windlass.observe.verdict import render_verdict
+    from windlass.observe.explain import render_verdict
 
     sys.stderr.write(render_verdict(status, folder=str(start_folder())) + "\n")
 

@@ -26,7 +26,7 @@ from windlass.kube.client.api import Api, connect
 from windlass.kube.client.api_errors import Forbidden, NotFound
 from windlass.kube.objects.fields import name_of
 from windlass.kube.objects.kinds import NAMESPACES
-from windlass.observe.why import explain
+from windlass.observe.explain import explain
 from windlass.settings import Settings
 from windlass.waiting import wait_until
 

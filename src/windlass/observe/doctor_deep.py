@@ -1,7 +1,12 @@
-"""Two small pods that try the cluster out. Deleted at the end, whatever happens.
+"""Deep check of a cluster: two small pods try it out, and their findings become checks.
 
-Makes the objects of deep_pods.py, waits for them with a deadline, asks the first pod's clock through
-port-forward, and hands what the pods printed to deep_findings.py. Needs no more rights than a job does.
+The objects are a suspended Indexed Job of two pods, a headless Service and a NetworkPolicy. The pods are
+as restricted as those of our jobs and need no more rights. They run `probe.py`, which prints its findings
+as JSON. The policy closes one port on purpose: if the port can be reached, the cluster does not enforce
+policies.
+
+`check_deep` waits with a deadline, reads the first pod's clock through port-forward, and always deletes
+the objects. `describe_findings` and the functions that render objects are pure.
 """
 
 from __future__ import annotations
@@ -13,11 +18,13 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from windlass.engines.dialects.kubernetes import KUBERNETES
+from windlass import names
+from windlass.engines.dialects.kubernetes import INDEX_VARIABLE, KUBERNETES
 from windlass.errors import WindlassError
 from windlass.kube.client.api import Api
 from windlass.kube.client.api_errors import ClusterError, Forbidden
@@ -26,16 +33,243 @@ from windlass.kube.objects.fields import name_of
 from windlass.kube.objects.kinds import EVENTS, NETWORK_POLICIES, PODS, SERVICES
 from windlass.kube.objects.manifests import make_owner
 from windlass.observe import probe
-from windlass.observe.deep_findings import describe_findings
-from windlass.observe.deep_pods import LABEL, render_job, render_policies, render_service
 from windlass.observe.doctor import Check
 from windlass.waiting import wait_until
 
+LABEL = "windlass.dev/doctor"
+_DEADLINE_S = 180
+_KEPT_S = 60
+_USER = 1000
+_RESOURCES = {"cpu": "500m", "memory": "1Gi"}
+
+Object = dict[str, Any]
+Finding = Mapping[str, Any]
+
+_SLOW_DNS_S = 5.0
+_MAX_SKEW_S = 1.0
 _TIMEOUT_S = 150.0
 _CLOCK_TIMEOUT_S = 10.0
 _PULL_TRIES_S = 15.0
 _NUM_PINGS = 5
-_MAX_SKEW_S = 1.0
+
+
+def render_job(name: str, image: str) -> Object:
+    """Suspended: what the pods need is made before they are. Deletes itself in any case."""
+    pod = _render_pod(name, image)
+    return {
+        "apiVersion": KUBERNETES.kind.api_version,
+        "kind": KUBERNETES.kind.name,
+        "metadata": _metadata(name),
+        "spec": {
+            "suspend": True,
+            "completions": 2,
+            "parallelism": 2,
+            "completionMode": "Indexed",
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": _DEADLINE_S,
+            "ttlSecondsAfterFinished": _KEPT_S,
+            "template": {"metadata": {"labels": _labels(name)}, "spec": pod},
+        },
+    }
+
+
+def _render_pod(name: str, image: str) -> Object:
+    hosts = [f"{name}-{index}.{name}" for index in (0, 1)]
+    source = Path(probe.__file__).read_text()
+    container = {
+        "name": names.CONTAINER,
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["python3", "-c", source, f"$({INDEX_VARIABLE})", *hosts],
+        "env": [{"name": "HOME", "value": "/tmp"}, {"name": "PYTHONUNBUFFERED", "value": "1"}],  # noqa: S108
+        "resources": {"requests": _RESOURCES, "limits": _RESOURCES},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+    return {
+        "restartPolicy": "Never",
+        "subdomain": name,
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": 1,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": {LABEL: name}},
+            }
+        ],
+        "containers": [container],
+    }
+
+
+def render_service(name: str, owner: Object) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(name, owner),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {LABEL: name},
+            "ports": [{"name": "probe", "port": probe.PORT}],
+        },
+    }
+
+
+def render_policies(name: str, owner: Object, *, egress: bool) -> list[Object]:
+    """The two reach each other, but not on one port; rules for going out only where there are some.
+
+    Two objects: some firewalls take what one policy lets out as let in, too.
+    """
+    peers = [{"podSelector": {"matchLabels": {LABEL: name}}}]
+    ports = [{"protocol": "TCP", "port": probe.CLOSED_PORT + 1, "endPort": 65535}]
+    into = {"policyTypes": ["Ingress"], "ingress": [{"from": peers, "ports": ports}]}
+    policies = [_render_policy(name, name, owner, into)]
+    if egress:
+        dns = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
+        out = {"policyTypes": ["Egress"], "egress": [{"to": peers}, {"ports": dns}]}
+        policies.append(_render_policy(f"{name}-out", name, owner, out))
+    return policies
+
+
+def _render_policy(policy: str, name: str, owner: Object, rules: Object) -> Object:
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {**_metadata(name, owner), "name": policy},
+        "spec": {"podSelector": {"matchLabels": {LABEL: name}}, **rules},
+    }
+
+
+def _labels(name: str) -> dict[str, str]:
+    return {LABEL: name, names.LABEL_MANAGED_BY: "windlass"}
+
+
+def _metadata(name: str, owner: Object | None = None) -> Object:
+    owners = {"ownerReferences": [owner]} if owner else {}
+    return {"name": name, "labels": _labels(name), **owners}
+
+
+def describe_findings(
+    findings: Mapping[int, Finding], *, python: str, torch: str
+) -> Iterator[Check]:
+    """One check per thing; `python` and `torch` are the client's own versions."""
+    if errors := [str(finding["error"]) for finding in findings.values() if finding.get("error")]:
+        yield Check(
+            name="between pods",
+            state="missing",
+            found=errors[0],
+            hint="pods must find each other by name and reach each other's ports: a NetworkPolicy "
+            "of the namespace, or the cluster's DNS, is in the way",
+        )
+    both = [finding for finding in findings.values() if "trip_s" in finding]
+    if both:
+        yield _check_dns(both)
+        yield _check_port(both)
+        yield _check_clocks(both)
+        yield from _check_policy(both)
+    yield from _check_python(findings, python)
+    yield from _check_torch(findings, torch)
+
+
+def _check_dns(both: list[Finding]) -> Check:
+    wait_s = max(float(finding["dns_wait_s"]) for finding in both)
+    once_s = max(float(finding["dns_s"]) for finding in both)
+    text = f"names known {wait_s:.1f} s after the pods' start; {once_s * 1000:.1f} ms per lookup"
+    if wait_s > _SLOW_DNS_S:
+        hint = (
+            "the cluster's DNS is slow to learn names; Windlass does not wait for it, torchrun does"
+        )
+        return Check(name="pods' dns", state="warn", found=text, hint=hint)
+    return Check(name="pods' dns", state="ok", found=text)
+
+
+def _check_port(both: list[Finding]) -> Check:
+    trip_s = min(float(finding["trip_s"]) for finding in both)
+    text = f"open between the pods, {trip_s * 1e6:.0f} µs per round trip"
+    return Check(name=f"port {probe.PORT}", state="ok", found=text)
+
+
+def _check_clocks(both: list[Finding]) -> Check:
+    skew_s = max(abs(float(finding["skew_s"])) for finding in both)
+    text = f"{skew_s * 1000:.1f} ms apart"
+    if skew_s > _MAX_SKEW_S:
+        hint = "certificates and log times rely on clocks: ask an admin to set the nodes' by NTP"
+        return Check(name="pods' clocks", state="warn", found=text, hint=hint)
+    return Check(name="pods' clocks", state="ok", found=text)
+
+
+def _check_policy(both: list[Finding]) -> Iterator[Check]:
+    name = "policy enforced"
+    seen = [f["is_enforced"] for f in both if f.get("is_enforced") is not None]
+    if not seen:
+        return
+    if not all(seen):
+        hint = "other pods can reach a job's ports; they are authenticated, but ask for a network plugin"
+        text = "no: a port that no rule opens could be reached"
+        yield Check(name=name, state="warn", found=text, hint=hint)
+        return
+    yield Check(name=name, state="ok", found="yes: a port that no rule opens was closed")
+
+
+def _check_python(findings: Mapping[int, Finding], python: str) -> Iterator[Check]:
+    theirs = next((str(f["python"]) for f in findings.values() if f.get("python")), "")
+    if not theirs:
+        return
+    text = f"{theirs}, here {python}"
+    if _minor(theirs) == _minor(python):
+        yield Check(name="image's python", state="ok", found=text)
+        return
+    yield Check(
+        name="image's python",
+        state="warn",
+        found=text,
+        hint="functions that travel by value will be refused: run scripts, put functions in files, or "
+        f"use Python {'.'.join(theirs.split('.')[:2])} here",
+    )
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]
+
+
+def _check_torch(findings: Mapping[int, Finding], torch: str) -> Iterator[Check]:
+    name = "image's torch"
+    finding = next((f for f in findings.values() if "torch" in f), None)
+    if finding is None:
+        return
+    if not finding["torch"]:
+        hint = "only work that uses torch needs it; choose an image that has it"
+        yield Check(name=name, state="warn", found=f"none: {finding['torch_error']}", hint=hint)
+        return
+    here = f", here {torch}" if torch else ", none here"
+    yield Check(
+        name=name,
+        state="ok",
+        found=f"{finding['torch']}{here}; imported in {finding['import_s']:.1f} s",
+    )
+    yield _check_reduce([f for f in findings.values() if f.get("torch")])
+
+
+def _check_reduce(findings: list[Finding]) -> Check:
+    errors = [str(f["reduce_error"]) for f in findings if f.get("reduce_error")]
+    rates = [float(f["bytes_per_s"]) for f in findings if f.get("bytes_per_s")]
+    if errors or not rates:
+        text = errors[0] if errors else "not measured"
+        hint = (
+            "torch's gloo opens ports of its own choosing between pods: is there a rule against it?"
+        )
+        return Check(name="all-reduce", state="missing", found=text, hint=hint)
+    text = f"{min(rates) / 1e9:.2f} GB/s (gloo, {probe.NUM_BYTES >> 20} MiB, 2 pods)"
+    return Check(name="all-reduce", state="ok", found=text)
 
 
 def check_deep(api: Api, image: str) -> Iterator[Check]:

@@ -1,22 +1,149 @@
-"""What trainings achieved: throughput and how it grows with ranks, waits, and how much time was of use.
+"""What trainings achieved: throughput and how it scales with ranks, waits, and lost time.
 
-Pure over the sessions that metrics_file reads; `windlass report` draws it. A row is a run on one number of
-ranks, so a run that went on with fewer has two. Ideal is the throughput of the fewest ranks, times the
-ranks.
+Reads the metrics.jsonl of a run as sessions, each with its timed stretches of steps. A session lies
+between two starts: an attempt, or a job that resumed the run. Broken lines (from a kill in mid-write) and
+lines of unknown kind are skipped. Imports no torch and nothing of windlass.train.
+
+A row is a run on one number of ranks, so a run that continued with fewer ranks has two. Ideal throughput
+is that of the fewest ranks, scaled by the number of ranks. `write_chart` draws throughput and efficiency
+for `windlass report --png`; matplotlib is imported only there.
 """
 
 from __future__ import annotations
 
+import importlib
+import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import median
+from typing import Any, BinaryIO
 
-from windlass.observe.metrics_file import Session, Stretch
+from windlass import names
+from windlass.errors import SpecError
 
+_MAX_LINE_BYTES = 1 << 20  # a line has some kilobytes; a longer one is not read into memory
+_DEEPEST = 3  # folders below the one that was named: <jobs>/<job>/out/<run>
 _MUCH_WAITING = 0.2
 _MUCH_LOST = 0.1
 _SAME_BATCH = 0.02  # a last step of an epoch may be smaller
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Steps since the line before, with their sums: what one line with meters says."""
+
+    last_step: int
+    num_steps: int
+    elapsed_s: float
+    tokens: float
+    samples: float
+    data_wait_s: float
+    mfu: float | None
+    step_p50_s: float
+    memory_peak_bytes: float
+
+    @property
+    def first_step(self) -> int:
+        return self.last_step - self.num_steps + 1
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """One start of a run, on some number of ranks."""
+
+    world_size: int
+    started_s: float
+    ended_s: float
+    is_ok: bool | None = None  # None: it did not say how it ended
+    stretches: list[Stretch] = field(default_factory=list)
+
+
+def find_metrics_files(place: Path) -> list[Path]:
+    """The file itself, or those of the runs in a folder, by name."""
+    if place.is_file():
+        return [place]
+    files = []
+    for folder, subfolders, inside in os.walk(place):
+        depth = len(Path(folder).relative_to(place).parts)
+        subfolders[:] = [] if depth >= _DEEPEST else sorted(subfolders)
+        if names.METRICS_FILE in inside:
+            subfolders.clear()
+            files.append(Path(folder) / names.METRICS_FILE)
+    return sorted(files)
+
+
+def read_sessions(path: Path) -> list[Session]:
+    """In the order in which they were written."""
+    sessions: list[Session] = []
+    last_attempt: object = None
+    for line in _read_lines(path):
+        time_s, world_size = _number(line.get("time")), int(_number(line.get("world_size"))) or 1
+        if not sessions or line["event"] == "start" or line.get("attempt") != last_attempt:
+            sessions.append(Session(world_size=world_size, started_s=time_s, ended_s=time_s))
+        last_attempt = line.get("attempt")
+        session = sessions[-1]
+        session.ended_s = max(session.ended_s, time_s)
+        if line["event"] == "end":
+            session.is_ok = bool(line.get("ok"))
+        stretch = _read_stretch(line) if line["event"] == "metrics" else None
+        if stretch is not None and not _is_told_already(stretch, session):
+            session.stretches.append(stretch)
+    return sessions
+
+
+def _is_told_already(stretch: Stretch, session: Session) -> bool:
+    """Meters that are read twice without a step between say the same twice."""
+    return bool(session.stretches) and stretch.last_step <= session.stretches[-1].last_step
+
+
+def _read_lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    with path.open("rb") as file:
+        while text := file.readline(_MAX_LINE_BYTES):
+            if len(text) == _MAX_LINE_BYTES:
+                _skip_line(file, text)
+                continue
+            try:
+                line = json.loads(text.decode(errors="replace"))
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(line, dict) and line.get("event") in ("start", "metrics", "end"):
+                yield line
+
+
+def _skip_line(file: BinaryIO, text: bytes) -> None:
+    """Read to the end of a line that is too long to be one of ours, a piece at a time."""
+    while text and not text.endswith(b"\n"):
+        text = file.readline(_MAX_LINE_BYTES)
+
+
+def _read_stretch(line: Mapping[str, Any]) -> Stretch | None:
+    metrics = line.get("metrics")
+    if not isinstance(metrics, dict):
+        return None
+    num_steps, elapsed_s = int(_number(metrics.get("num_steps"))), _number(metrics.get("elapsed_s"))
+    if num_steps < 1 or elapsed_s <= 0:
+        return None
+    return Stretch(
+        last_step=int(_number(line.get("step"))),
+        num_steps=num_steps,
+        elapsed_s=elapsed_s,
+        tokens=_number(metrics.get("tokens_per_s")) * elapsed_s,
+        samples=_number(metrics.get("samples_per_s")) * elapsed_s,
+        data_wait_s=_number(metrics.get("data_wait_share")) * elapsed_s,
+        mfu=_number(metrics["mfu"]) if "mfu" in metrics else None,
+        step_p50_s=_number(metrics.get("step_p50_s")),
+        memory_peak_bytes=_number(metrics.get("memory_peak_bytes")),
+    )
+
+
+def _number(value: object) -> float:
+    """0 for what is no number, or none to count with."""
+    if isinstance(value, (int, float)) and abs(value) < float("inf"):
+        return float(value)
+    return 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,3 +292,84 @@ def _kept_shares(sessions: Sequence[Session]) -> dict[int, float]:
         if session.stretches:
             redone_from = min(redone_from, session.stretches[0].first_step)
     return shares
+
+
+def check_can_draw() -> None:
+    """Before anything is read: whether there will be a chart."""
+    _import("matplotlib.figure")
+
+
+def write_chart(rows: Sequence[TrainingRow], path: Path) -> None:
+    """rows: as `compare` returns them, the fewest ranks first."""
+    unit = common_unit(rows)
+    if not unit:
+        raise SpecError(
+            "these runs cannot be drawn together: some count tokens, some samples, some neither",
+            hint="name runs of one kind, and give the meters' step() its tokens or samples",
+        )
+    figure = _import("matplotlib.figure").Figure(figsize=(10, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _draw_throughput(left, rows, unit)
+    _draw_efficiency(right, rows)
+    try:
+        _import("matplotlib.backends.backend_agg").FigureCanvasAgg(figure).print_png(str(path))
+    except OSError as error:
+        raise SpecError(
+            f"{path} cannot be written: {error.strerror}", hint="name another --png FILE"
+        ) from error
+
+
+def _draw_throughput(axes: Any, rows: Sequence[TrainingRow], unit: str) -> None:
+    sizes = sorted({row.num_ranks for row in rows})
+    one_rank = (throughput(rows[0], unit) or 0.0) / rows[0].num_ranks
+    axes.plot(sizes, [one_rank * size for size in sizes], "--", color="0.6", label="ideal")
+    for label, line in _lines(rows).items():
+        rates = [throughput(row, unit) or 0.0 for row in line]
+        axes.plot([row.num_ranks for row in line], rates, "o-", label=label)
+        for row, rate in zip(line, rates, strict=True):
+            shift = {"xytext": (6, -12), "textcoords": "offset points"}
+            axes.annotate(f"{rate:,.4g}", (row.num_ranks, rate), fontsize="small", **shift)
+    axes.set(title="Throughput", xlabel="ranks", ylabel=f"{unit} per second")
+    axes.set(xscale="log", yscale="log")
+    axes.minorticks_off()
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.grid(visible=True, alpha=0.3)
+    axes.margins(0.16)
+    axes.legend(fontsize="small")
+
+
+def _lines(rows: Sequence[TrainingRow]) -> dict[str, list[TrainingRow]]:
+    """Rows that belong on one line: all of them, unless some number of ranks was run more than once."""
+    if len({row.num_ranks for row in rows}) == len(rows):
+        return {"measured": list(rows)}
+    return {
+        run: [row for row in rows if row.run == run] for run in dict.fromkeys(r.run for r in rows)
+    }
+
+
+def _draw_efficiency(axes: Any, rows: Sequence[TrainingRow]) -> None:
+    bars: dict[str, list[float | None]] = {
+        "throughput against ideal": [row.efficiency for row in rows],
+        "productive time": [row.productive_share for row in rows],
+        "MFU": [row.mfu for row in rows],
+        "waiting for data": [row.data_wait_share for row in rows],
+    }
+    width = 0.8 / len(bars)
+    for index, (label, shares) in enumerate(bars.items()):
+        places = [place + (index - 1.5) * width for place in range(len(rows))]
+        axes.bar(places, [100 * (share or 0.0) for share in shares], width, label=label)
+    axes.axhline(100, linestyle="--", color="0.6")
+    labels = [f"{row.run}\nranks: {row.num_ranks}" for row in rows]
+    axes.set_xticks(list(range(len(rows))), labels, fontsize="small")
+    axes.set(title="Shares", ylabel="percent", ylim=(0, None))
+    axes.legend(fontsize="small", ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+
+
+def _import(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise SpecError(
+            "--png needs matplotlib, which is not installed here",
+            hint="pip install matplotlib; the table and --json need nothing",
+        ) from error

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 
 _WHERE = {
     "TrainerClient": "windlass.trainer.client",
-    "TrainerJob": "windlass.trainer.v1_job",
+    "TrainerJob": "windlass.trainer.statuses",
     **dict.fromkeys(("KubernetesBackendConfig", "LocalProcessBackendConfig"), "windlass.trainer.engine_pick"),
     **dict.fromkeys(
         (
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from windlass.trainer.client import TrainerClient as TrainerClient
     from windlass.trainer.engine_pick import KubernetesBackendConfig as KubernetesBackendConfig
     from windlass.trainer.engine_pick import LocalProcessBackendConfig as LocalProcessBackendConfig
+    from windlass.trainer.statuses import TrainerJob as TrainerJob
     from windlass.trainer.types import BuiltinTrainer as BuiltinTrainer
     from windlass.trainer.types import CustomTrainer as CustomTrainer
     from windlass.trainer.types import CustomTrainerContainer as CustomTrainerContainer
@@ -76,7 +77,6 @@ if TYPE_CHECKING:
     from windlass.trainer.types import TrainerType as TrainerType
     from windlass.trainer.types import TrainJob as TrainJob
     from windlass.trainer.types import TrainJobTemplate as TrainJobTemplate
-    from windlass.trainer.v1_job import TrainerJob as TrainerJob
 
 
 def explain_missing(name: str) -> str:

@@ -18,25 +18,30 @@ from windlass.engines.dialects.dialect_table import dialect_names, load_dialect
 from windlass.errors import JobNotFound, ProtocolError
 from windlass.kube.client.api import Api, connect
 from windlass.trainer.engine_pick import pick_engine
-from windlass.trainer.job_names import JobNames
-from windlass.trainer.job_removal import remove_job, start_when_gone
-from windlass.trainer.moving_tags import keep_present
+from windlass.trainer.job_names import JobNames, remove_job, start_when_gone
 from windlass.trainer.options import read_options
-from windlass.trainer.runtimes import find_runtime, list_runtimes
 from windlass.trainer.sdk_errors import JobMissing, WrongArgument
-from windlass.trainer.status_wait import wait_for_word
-from windlass.trainer.statuses import COMPLETE, SUCCEEDED, V1_WORDS, V2_WORDS, name_v1, name_v2
-from windlass.trainer.train_job import list_events, make_train_job
+from windlass.trainer.statuses import (
+    COMPLETE,
+    SUCCEEDED,
+    V1_WORDS,
+    V2_WORDS,
+    TrainerJob,
+    name_v1,
+    name_v2,
+    wait_for_word,
+)
+from windlass.trainer.train_job import find_runtime, list_events, list_runtimes, make_train_job
 from windlass.trainer.translate import (
     JobRequest,
     check_settings,
     check_train_keywords,
+    is_for_tuning,
+    keep_present,
     read_trainer,
     read_v1_job,
 )
-from windlass.trainer.tuning import is_for_tuning
 from windlass.trainer.types import Event, Runtime, TrainJob
-from windlass.trainer.v1_job import TrainerJob
 
 _NODE = "node-"
 
@@ -144,7 +149,7 @@ class TrainerClient:
         """
         status = follow(self._names.find(name).job, LiveView(), lease=False)
         if status.verdict is not None:
-            from windlass.observe.verdict import render_verdict
+            from windlass.observe.explain import render_verdict
 
             say(render_verdict(status))
 

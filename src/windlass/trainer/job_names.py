@@ -1,8 +1,10 @@
-"""Jobs by the names that users gave them. On a cluster the name is the id, and so that of the job's object.
+"""Jobs by the names that users gave them, from a free name to its removal.
 
-It cannot be where this machine knows a job of that id in another place; nor on this machine itself, where ids
-must be unlike all others that any home has: then the id is made from the name. The cluster and the folders
-here remember, so any process finds a job again.
+On a cluster the name is the id, and so the name of the job's object. There are two exceptions: this
+machine already knows a job of that id in another place, or the job runs on this machine, where ids must
+be unique across all homes. Then the id is made from the name. The cluster and the local folders store
+names, so any process finds a job again. Removing a job deletes everything it left, so its name is free at
+once.
 """
 
 from __future__ import annotations
@@ -16,19 +18,27 @@ from pathlib import Path
 from windlass import names
 from windlass.client.jobs.job import Job
 from windlass.client.jobs.job_ids import MAX_ID, is_made_from
+from windlass.client.jobs.run import Prepared
+from windlass.client.terminal import say
 from windlass.engines.cluster.job_secret import read_cluster
-from windlass.engines.protocol import Engine, JobRef, make_engine
+from windlass.engines.dialects.dialect import Dialect
+from windlass.engines.protocol import Engine, JobRef, as_engine, make_engine
 from windlass.errors import JobNotFound, WindlassError
-from windlass.kube.objects.naming import object_name
+from windlass.kube.client.api import Api
+from windlass.kube.client.api_errors import Conflict, NotFound
+from windlass.kube.objects.kinds import PODS, SECRETS, ObjectKind
+from windlass.kube.objects.naming import object_name, part_name
 from windlass.near_names import did_you_mean
 from windlass.settings import Settings
 from windlass.trainer.sdk_errors import JobExists, JobMissing, WrongArgument
-from windlass.trainer.statuses import name_v1
-from windlass.trainer.v1_job import TrainerJob
+from windlass.trainer.statuses import TrainerJob, name_v1
 from windlass.trusted import make_own
+from windlass.waiting import wait_until
 
 _LABEL = re.compile(names.DNS_LABEL)
 _LOCK = "names.lock"
+_END_S = 120.0
+_GONE_S = 60.0  # clusters remove what an object owns in the background
 
 
 class JobNames:
@@ -143,3 +153,55 @@ def _check_name(name: object) -> None:
             f"most {MAX_ID}",
             hint=f"did you mean {near}?" if near else "my-job",
         )
+
+
+def remove_job(known: TrainerJob, api: Api | None, dialect: Dialect | None) -> None:
+    """End it, forget it, and wait until the cluster has removed what it was made of."""
+    job = known.job
+    if not job.done():
+        job.cancel(why="deleted by its client")
+        job.wait(_END_S, say=lambda _: say(f"waiting for {job.id} to end"))
+    job.remove()
+    if api is None or dialect is None:
+        return
+    is_gone = wait_until(lambda: _is_gone(job.id, api, dialect), timeout_s=_GONE_S, every_s=0.1)
+    if not is_gone:
+        say(f"the cluster still removes what {job.id} was made of")
+
+
+def start_when_gone(prepared: Prepared) -> tuple[Job, Engine]:
+    """Start a job, also while the cluster still removes objects of one that had its name."""
+    started: list[Job] = []
+    conflicts: list[Conflict] = []
+
+    def is_started() -> bool:
+        try:
+            started.append(prepared.start())
+        except Conflict as conflict:
+            conflicts.append(conflict)
+        return bool(started)
+
+    if not wait_until(is_started, timeout_s=_GONE_S / 4, every_s=0.5):
+        raise conflicts[-1]
+    return started[0], as_engine(prepared.engine)
+
+
+def _is_gone(job_id: str, api: Api, dialect: Dialect) -> bool:
+    objects: list[tuple[ObjectKind, str]] = [
+        (dialect.kind, dialect.make_name(job_id)),
+        (SECRETS, job_id),
+        (SECRETS, part_name(job_id, 0)),
+    ]
+    if dialect.prerequisite is not None:
+        objects.append((dialect.prerequisite.kind, job_id))
+    if any(_is_there(api, kind, name) for kind, name in objects):
+        return False
+    return not api.list(PODS, labels=f"{names.LABEL_JOB}={job_id}")
+
+
+def _is_there(api: Api, kind: ObjectKind, name: str) -> bool:
+    try:
+        api.get(kind, name)
+    except NotFound:
+        return False
+    return True

@@ -1,25 +1,55 @@
-"""From the SDKs' words to those of `wl.submit`: what to run, with which arguments and settings. Pure.
+"""From the SDKs' arguments to those of `wl.submit`: work, arguments, settings. Pure.
 
-`create_job` is v1's, `train` is v2's; both become a JobRequest. Nothing is asked of a cluster here.
+`create_job` is v1's call, `train` is v2's; both become a JobRequest. The module also translates resources
+({"cpu": "1", "memory": "2Gi", "gpu": "1"}; the request is also the limit), and a BuiltinTrainer, which
+becomes the command line of the recipe that fine-tunes language models. TorchTune is not used: the recipe
+trains the same models on the same losses, and options it lacks are refused by name. The SDK's own objects
+are recognised by their class names.
+
+`keep_present` sets the pull policy of images under a moving tag such as `latest`. Guides use such tags,
+and an unreachable registry must not keep their jobs from starting. No function here contacts a cluster.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from windlass import names
 from windlass.client.compute.image import Image
+from windlass.errors import SpecError
+from windlass.kube.objects.pod_template import pull_policy
 from windlass.near_names import did_you_mean
 from windlass.settings.table import BY_NAME
+from windlass.spec.quantity import read_cpus
 from windlass.trainer import explain_missing
 from windlass.trainer.options import ReadOptions
-from windlass.trainer.resources import count_processes, read_resources
 from windlass.trainer.sdk_errors import WrongArgument
-from windlass.trainer.tuning import read_tuning
 
+_SETTINGS = {
+    "cpu": "cpus",
+    "memory": "memory",
+    "storage": "ephemeral_storage",
+    "ephemeral-storage": "ephemeral_storage",
+}
+_GPU = "nvidia.com/gpu"
+_EXAMPLE = '{"cpu": "4", "memory": "16Gi", "gpu": 1}'
+RECIPE = ("-m", "windlass.recipes.train_framework")
+_RUNTIMES = "torchtune-"  # names of the runtimes that Kubeflow Trainer has for TorchTune
+_HUB = "hf://"
+_ADAPTED = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_RANK, _ALPHA = 8, 16  # TorchTune's
+_NO_ADAPTERS = {
+    "apply_lora_to_output": "the head has no adapters",
+    "lora_dropout": "adapters have no dropout",
+    "quantize_base": "weights below adapters are kept in bfloat16, not quantised",
+    "use_dora": "there is LoRA, and no DoRA",
+}
+_IF_MISSING = "IfNotPresent"
 _PER_GPU = ("auto", "gpu")  # v1's words for a number of processes
 _V1_INSTEAD = {
     "job": "kubectl create -f runs a manifest; windlass status NAME -e pytorchjob shows it",
@@ -33,6 +63,148 @@ _V1_KEYWORDS = (
     *("packages_to_install", "pip_index_url", "env_vars", "num_procs_per_worker", "queue_name"),
 )
 _V2_KEYWORDS = ("runtime", "initializer", "trainer", "options")
+
+
+def read_resources(resources: Mapping[str, Any] | None, keyword: str) -> dict[str, Any]:
+    """The settings that mean the same; `keyword` is what errors call it."""
+    if resources is not None and not isinstance(resources, Mapping):
+        raise WrongArgument(f"{keyword} is a dict, not {resources!r:.60}", hint=_EXAMPLE)
+    settings: dict[str, Any] = {}
+    for name, amount in (resources or {}).items():
+        if name in _SETTINGS:
+            settings[_SETTINGS[name]] = f"{amount:g}" if isinstance(amount, float) else str(amount)
+            continue
+        resource = _name_gpu(name)
+        if not resource:
+            hint = did_you_mean(name, (*_SETTINGS, "gpu"), _EXAMPLE, show=repr)
+            raise WrongArgument(f"{keyword} has no {name!r}", hint=hint)
+        if "gpus" in settings:
+            raise WrongArgument(f"{keyword} asks for GPUs of two kinds", hint=_EXAMPLE)
+        settings["gpus"] = _count(name, amount, keyword)
+        if resource != _GPU:
+            settings["gpu_resource"] = resource
+    return settings
+
+
+def count_processes(resources: Mapping[str, Any] | None, keyword: str) -> int | None:
+    """How many processes Kubeflow Trainer starts on a node with these: None is one per GPU, or one."""
+    settings = read_resources(resources, keyword)
+    if settings.get("gpus") or not settings.get("cpus"):
+        return None
+    cpus = str(settings["cpus"])
+    try:
+        return max(1, math.ceil(read_cpus(cpus)))
+    except SpecError:
+        raise WrongArgument(f"{keyword}: {cpus!r} is not a number of CPUs", hint=_EXAMPLE) from None
+
+
+def _name_gpu(name: Any) -> str:
+    """The resource of Kubernetes that is meant; empty where it is none that counts devices."""
+    text = str(name)
+    if text == "gpu":
+        return _GPU
+    if text.startswith("mig-"):
+        return f"nvidia.com/{text}"
+    return text if "/" in text else ""
+
+
+def _count(name: str, amount: Any, keyword: str) -> int:
+    try:
+        number = int(str(amount))
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise WrongArgument(
+            f"{keyword}: {name!r} is a whole number, not {amount!r:.40}", hint=_EXAMPLE
+        )
+    return number
+
+
+def is_for_tuning(runtime: Any) -> bool:
+    """Return whether a runtime is one of TorchTune's: its pods fetch data and a model, and run no recipe."""
+    return str(getattr(runtime, "name", runtime)).startswith(_RUNTIMES)
+
+
+def read_tuning(config: Any, initializer: Any) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the recipe's command line and variables for a BuiltinTrainer's config."""
+    if type(config).__name__ != "TorchTuneConfig":
+        raise WrongArgument(
+            f"config must be a TorchTuneConfig, not {config!r:.60}",
+            hint="BuiltinTrainer(config=TorchTuneConfig(epochs=1))",
+        )
+    if config.dataset_preprocess_config is not None:
+        raise WrongArgument(
+            "dataset_preprocess_config is not supported",
+            hint=explain_missing("TorchTuneInstructDataset"),
+        )
+    words = [*RECIPE]
+    if config.dtype is not None:
+        words += ["--precision", _value(config.dtype)]
+    if config.batch_size is not None:
+        words += ["--batch", str(config.batch_size)]
+    if config.epochs is not None:
+        words += ["--epochs", str(config.epochs)]
+    if config.peft_config is not None:
+        words += _read_adapters(config.peft_config)
+    of_files, env = _read_initializer(initializer)
+    return (*words, *of_files), env
+
+
+def _read_adapters(peft: Any) -> list[str]:
+    for name, why in _NO_ADAPTERS.items():
+        if getattr(peft, name, None):
+            raise WrongArgument(f"{name} is not supported: {why}", hint=f"leave {name} out")
+    unknown = [name for name in peft.lora_attn_modules if name not in _ADAPTED]
+    if unknown:
+        raise WrongArgument(
+            f"lora_attn_modules has no {unknown[0]!r}", hint=f"there are {', '.join(_ADAPTED)}"
+        )
+    targets = [_ADAPTED[name] for name in peft.lora_attn_modules]
+    targets += _MLP if peft.apply_lora_to_mlp else ()
+    if not targets:
+        raise WrongArgument(
+            "no layer would get adapters", hint='lora_attn_modules=["q_proj", "v_proj"]'
+        )
+    rank = _RANK if peft.lora_rank is None else peft.lora_rank
+    alpha = _ALPHA if peft.lora_alpha is None else peft.lora_alpha
+    words = ["--lora", str(rank), "--lora-alpha", str(alpha)]
+    return [*words, "--lora-targets", ",".join(targets)]
+
+
+def _read_initializer(initializer: Any) -> tuple[list[str], dict[str, str]]:
+    """Return flags for the model and the data, and the hub's token as a variable."""
+    model: Any = getattr(initializer, "model", None)
+    if type(model).__name__ != "HuggingFaceModelInitializer":
+        raise WrongArgument(
+            "a BuiltinTrainer was not told its model"
+            if model is None
+            else f"a {type(model).__name__} cannot be read",
+            hint='initializer=Initializer(model=HuggingFaceModelInitializer("hf://ID"))',
+        )
+    words = ["--model", model.storage_uri.removeprefix(_HUB)]
+    dataset = initializer.dataset
+    if dataset is not None:
+        if not isinstance(dataset, str):
+            kind = type(dataset).__name__
+            raise WrongArgument(
+                f"a {kind} cannot be read", hint=explain_missing("HuggingFaceDatasetInitializer")
+            )
+        words += ["--train-file", dataset]
+    return words, {"HF_TOKEN": model.access_token} if model.access_token else {}
+
+
+def _value(choice: Any) -> str:
+    return str(getattr(choice, "value", choice))
+
+
+def keep_present(image: str) -> tuple[Mapping[str, Any], str]:
+    """A patch of the pods' template and what to say of it; both empty where the tag does not move."""
+    if not image or pull_policy(image) == _IF_MISSING:
+        return {}, ""
+    # by our own name for it: whatever a kind calls it, patches are made before
+    ours = {"name": names.CONTAINER, "imagePullPolicy": _IF_MISSING}
+    note = f"{image} is pulled where it is missing only; a tag of its own says which one it is"
+    return {"spec": {"containers": [ours]}}, note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

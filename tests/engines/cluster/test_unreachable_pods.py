@@ -17,7 +17,7 @@ from windlass.engines.dialects.monarchmesh import MONARCHMESH
 from windlass.engines.dialects.pytorchjob import PYTORCHJOB
 from windlass.engines.dialects.trainjob import TRAINJOB
 from windlass.engines.protocol import JobRef
-from windlass.observe.why import explain
+from windlass.observe.explain import explain
 
 ENDING = {
     "trainjob": ["PATCH status", "DELETE"],

@@ -18,7 +18,7 @@ from windlass.engines.dialects.pytorchjob import PYTORCHJOB
 from windlass.engines.dialects.raycluster import RAYCLUSTER
 from windlass.engines.dialects.trainjob import TRAINJOB
 from windlass.kube.diagnosis.blocker import NOT_ADMITTED, QUEUE_TOO_SMALL
-from windlass.observe.why import Why, explain
+from windlass.observe.explain import Why, explain
 
 pytestmark = pytest.mark.cluster
 SMALL = {"cpus": "500m", "memory": "512Mi"}

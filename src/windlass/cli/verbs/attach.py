@@ -24,7 +24,7 @@ from windlass.client.jobs.live_view import LiveView, render_seconds, render_stat
 from windlass.client.jobs.port_forward import PortForward, check_open, find_here, read_ports
 from windlass.client.terminal import say
 from windlass.errors import SpecError
-from windlass.observe.verdict import exit_code_of
+from windlass.observe.explain import exit_code_of
 from windlass.settings import read_duration
 from windlass.wire.status import JobStatus, Phase
 

@@ -18,7 +18,7 @@ from windlass.client.jobs.follow import follow
 from windlass.client.jobs.job import Job
 from windlass.client.jobs.live_view import LiveView
 from windlass.errors import JobNotFound
-from windlass.observe.verdict import exit_code_of
+from windlass.observe.explain import exit_code_of
 from windlass.wire.status import Phase
 
 

@@ -15,15 +15,17 @@ from windlass.client.jobs.find_jobs import find_job
 from windlass.client.terminal import say
 from windlass.engines.protocol import make_engine
 from windlass.errors import SpecError
-from windlass.observe.metrics_file import find_metrics_files, read_sessions
-from windlass.observe.training_chart import check_can_draw, write_chart
 from windlass.observe.training_report import (
     TrainingRow,
+    check_can_draw,
     common_unit,
     compare,
+    find_metrics_files,
     find_remarks,
     make_rows,
+    read_sessions,
     throughput,
+    write_chart,
 )
 
 

@@ -17,8 +17,8 @@ from windlass.client.jobs.find_jobs import find_job
 from windlass.client.jobs.load_values import make_missing_error
 from windlass.client.terminal import clean
 from windlass.errors import SpecError, WaitTimeout
-from windlass.observe import timeline
-from windlass.observe.verdict import exit_code_of
+from windlass.observe import explain
+from windlass.observe.explain import exit_code_of
 from windlass.wire.results import MISSING, ResultHeader
 from windlass.wire.states import RankState
 from windlass.wire.status import JobStatus
@@ -40,7 +40,7 @@ def make_record(
         "attempt": status.attempt,
         "verdict": status.verdict,
         "results": rows if only is None else rows[only : only + 1],
-        "timeline": timeline.make_rows(status),
+        "timeline": explain.make_timeline_rows(status),
     }
 
 

@@ -77,7 +77,7 @@ def run(
     _show_end(job, status, prepared, quiet=quiet, as_json=as_json)
     if interrupts.was_heard and status.phase is not Phase.SUCCEEDED:
         return names.EXIT_INTERRUPTED
-    from windlass.observe.verdict import exit_code_of
+    from windlass.observe.explain import exit_code_of
 
     return exit_code_of(status)
 
@@ -149,7 +149,7 @@ def _show_end(
     job: Job, status: JobStatus, prepared: Prepared, *, quiet: bool, as_json: bool
 ) -> None:
     from windlass.cli.verbs import result
-    from windlass.observe.timeline import render_timeline
+    from windlass.observe.explain import render_timeline
 
     outcomes = job.outcomes()
     if as_json:

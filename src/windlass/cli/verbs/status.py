@@ -15,9 +15,7 @@ from windlass.client.compute.idle_computes import explain_by
 from windlass.client.jobs.find_jobs import find_job
 from windlass.client.jobs.live_view import render_progress
 from windlass.client.terminal import one_line
-from windlass.observe.timeline import render_timeline
-from windlass.observe.verdict import render_verdict
-from windlass.observe.why import explain
+from windlass.observe.explain import explain, render_timeline, render_verdict
 from windlass.settings import start_folder
 from windlass.spec.work import Calls
 from windlass.wire.status import JobStatus
