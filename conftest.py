@@ -89,7 +89,7 @@ def own_context() -> Iterator[None]:
 
 
 def forget_context() -> None:
-    if (module := sys.modules.get("windlass.train.context")) is not None:
+    if (module := sys.modules.get("windlass.train.parallel.context")) is not None:
         vars(module)["_context"] = None
 
 

@@ -168,7 +168,7 @@ def record(name: str, done: Future[dict[str, Any]], seen: dict[str, Any]) -> Non
 
 def measure_matmul() -> tuple[str, float]:
     """What computes here, and how fast. In a process of its own: this one is to hold no memory of a GPU."""
-    code = "import torch; from windlass.train.matmul_rate import measure_matmul_rate as m; "
+    code = "import torch; from windlass.train.trainer.meters import measure_matmul_rate as m; "
     code += "device = 'cuda' if torch.cuda.is_available() else 'cpu'; print(device, m(device))"
     device, rate = subprocess.check_output([sys.executable, "-c", code], text=True).split()
     return device, float(rate)

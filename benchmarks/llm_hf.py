@@ -47,9 +47,8 @@ def load_model(work: Path) -> Any:
 
 def loop(rows: Any, given: argparse.Namespace) -> dict[str, Any]:
     """A loop that anybody would write, on the recipe's order of rows."""
-    from windlass.train.loader import Loader
-    from windlass.train.schedules import make_schedule
-    from windlass.train.trainer_parts import group_by_decay
+    from windlass.train.data.loader import Loader
+    from windlass.train.trainer.optimizers import group_by_decay, make_schedule
 
     model = load_model(given.work)
     device = next(model.parameters()).device

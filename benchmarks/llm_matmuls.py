@@ -20,7 +20,7 @@ import torch
 from llm_work import SHAPES, make_config
 
 from windlass.recipes.llm_config import read_llama_config
-from windlass.train.matmul_rate import measure_matmul_rate
+from windlass.train.trainer.meters import measure_matmul_rate
 
 _ROUNDS = 15
 

@@ -73,7 +73,7 @@ class Training:
         self._tokens = torch.randint(0, model.config.vocab_size, size, device=device)
 
     def step(self) -> None:
-        from windlass.train.gradients import clip_gradients, step_if_finite
+        from windlass.train.trainer.step_update import clip_gradients, step_if_finite
 
         for tokens in self._tokens:
             loss = self._model(tokens, labels=tokens.roll(-1, 1), scale=1 / self._tokens.numel())
@@ -88,7 +88,7 @@ class Training:
 
 def profile(kind: str, *, shape: str, rows: int, length: int) -> dict[str, Any]:
     """Seconds of a step, and of its kernels."""
-    from windlass.train.matmul_rate import measure_matmul_rate
+    from windlass.train.trainer.meters import measure_matmul_rate
 
     device = torch.device("cuda")
     training = Training(build(kind, shape, device), rows=rows, length=length, device=device)

@@ -88,12 +88,12 @@ def wait_for_half_written(folder: Path, process: subprocess.Popen[bytes]) -> str
 
 def check_whole(folder: Path) -> list[int]:
     """The steps that a run has checkpoints of; an error if one of their files is not what was written."""
-    from windlass.train.checkpoint_manifest import (
+    from windlass.train.checkpoint.checkpoint_files import (
         CheckpointManifest,
         find_hash_faults,
         read_manifests,
     )
-    from windlass.train.checkpoint_storage import open_storage
+    from windlass.train.checkpoint.checkpoint_storage import open_storage
 
     storage, steps = open_storage(str(folder)), []
     for name, manifest in read_manifests(storage):

@@ -13,7 +13,7 @@ import torch
 from toy_training import make_trainer
 
 from windlass.errors import SpecError
-from windlass.train.checkpoints import Checkpoints
+from windlass.train.checkpoint.checkpoints import Checkpoints
 
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes files of another user")

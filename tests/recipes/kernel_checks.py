@@ -23,7 +23,7 @@ from windlass.recipes.llm_options import read_llm_options
 from windlass.recipes.llm_score import score
 from windlass.recipes.llm_swiglu import swiglu
 from windlass.recipes.llm_triton import can_launch
-from windlass.train.token_packing import IGNORED
+from windlass.train.data.token_packing import IGNORED
 
 # Triton's interpreter loses the carry where a number is rounded up to a power of two
 TOLERANCE = 0.005 if torch.cuda.is_available() else 0.08

@@ -14,7 +14,7 @@ from windlass.recipes.llm_config import make_hf_config
 from windlass.recipes.llm_files import check_files, download, find_token, go_offline, read_hf_config
 from windlass.recipes.llm_options import read_llm_options
 from windlass.recipes.llm_room import choose_rows
-from windlass.train.shape import Shape
+from windlass.train.parallel.shape import Shape
 
 
 def write_weights(path, num_bytes=8):

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from windlass.recipes.llm_loss import linear_cross_entropy
-from windlass.train.token_packing import IGNORED
+from windlass.train.data.token_packing import IGNORED
 
 NUM_TOKENS, WIDTH, NUM_WORDS = 50, 16, 37
 

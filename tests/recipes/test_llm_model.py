@@ -15,7 +15,7 @@ from windlass.recipes.llm_config import find_difference, make_hf_config, read_ll
 from windlass.recipes.llm_fp8 import check_fp8, fp8_linear
 from windlass.recipes.llm_linear import use_fp8
 from windlass.recipes.llm_model import Llama
-from windlass.train.strategies import apply_activation_checkpoints
+from windlass.train.parallel.strategies import apply_activation_checkpoints
 
 
 def make_model(**changes):

@@ -21,8 +21,8 @@ from windlass.recipes.llm_room import (
     suggest_smaller,
 )
 from windlass.recipes.llm_trainer import explain_out_of_memory, settle_options
-from windlass.train.context import get_context
-from windlass.train.shape import Shape
+from windlass.train.parallel.context import get_context
+from windlass.train.parallel.shape import Shape
 
 GIB = 2**30
 ONE_B = LlamaConfig(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from windlass.train.context import Context
+from windlass.train.parallel.context import Context
 from windlass.train.preemption import Preemption
 
 

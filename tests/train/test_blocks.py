@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from windlass.errors import SpecError
-from windlass.train.strategies import find_blocks
+from windlass.train.parallel.strategies import find_blocks
 
 
 class Nested(nn.Module):

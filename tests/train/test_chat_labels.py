@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from windlass.errors import SpecError
-from windlass.train.chat_labels import encode_chat
-from windlass.train.text_tokenizer import TextTokenizer
-from windlass.train.token_cache import cache_tokens
+from windlass.train.data.text_tokenizer import TextTokenizer, encode_chat
+from windlass.train.data.token_cache import cache_tokens
 
 transformers = pytest.importorskip("transformers")
 

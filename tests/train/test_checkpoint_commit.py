@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from checkpoint_states import fill, make_state
 
-from windlass.train.checkpoint_commit import BestStep
-from windlass.train.checkpoints import Checkpoints
+from windlass.train.checkpoint.checkpoint_commit import BestStep
+from windlass.train.checkpoint.checkpoints import Checkpoints
 
 TESTS = str(Path(__file__).parent.parent)
 
@@ -105,7 +105,7 @@ def test_what_is_left_of_one_that_was_being_removed_goes_with_the_next(checkpoin
     script = f"""
         import os, shutil, signal
         from checkpoint_states import make_state
-        from windlass.train.checkpoints import Checkpoints
+        from windlass.train.checkpoint.checkpoints import Checkpoints
 
         shutil.rmtree = lambda *_args, **_keywords: os.kill(os.getpid(), signal.SIGKILL)
         checkpoints = Checkpoints({str(tmp_path)!r}, keep=1, is_async=False)

@@ -22,11 +22,11 @@ from checkpoint_states import fill, make_state, train
 from fsspec.implementations.memory import MemoryFileSystem
 
 from windlass.errors import EngineError, SpecError
-from windlass.train import checkpoint_commit
-from windlass.train.checkpoint_json import NeedsTrustError, decode, encode
-from windlass.train.checkpoint_shards import ShareReader
-from windlass.train.checkpoint_unpickle import load_entry, load_metadata
-from windlass.train.checkpoints import Checkpoints
+from windlass.train.checkpoint import checkpoint_commit
+from windlass.train.checkpoint.checkpoints import Checkpoints
+from windlass.train.checkpoint.rank_shares import ShareReader
+from windlass.train.checkpoint.safe_unpickle import load_entry, load_metadata
+from windlass.train.checkpoint.state_json import NeedsTrustError, decode, encode
 from windlass.waiting import wait_until
 
 OLD = Path(__file__).parent / "old_checkpoint"
@@ -80,7 +80,7 @@ def test_one_that_is_removed_while_it_is_read_gives_way_to_another(
 
 WRITER = """
     import sys, torch
-    from windlass.train.checkpoints import Checkpoints
+    from windlass.train.checkpoint.checkpoints import Checkpoints
 
     checkpoints = Checkpoints(sys.argv[1])
     model = torch.nn.Linear(1000, 1000)
@@ -170,7 +170,7 @@ def test_all_files_are_on_the_disk_before_the_manifest(checkpoints, tmp_path, mo
 
 KILLED = """
     import sys, torch
-    from windlass.train.checkpoints import Checkpoints
+    from windlass.train.checkpoint.checkpoints import Checkpoints
 
     checkpoints = Checkpoints(sys.argv[1], is_async=sys.argv[2] == "async")
     model = torch.nn.Linear(300, 300)

@@ -9,8 +9,8 @@ import torch
 from checkpoint_states import fill, make_state
 
 from windlass.errors import SpecError
-from windlass.train.checkpoint_storage import open_storage
-from windlass.train.checkpoints import Checkpoints
+from windlass.train.checkpoint.checkpoint_storage import open_storage
+from windlass.train.checkpoint.checkpoints import Checkpoints
 
 pytest.importorskip("fsspec")
 

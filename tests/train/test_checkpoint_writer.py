@@ -15,8 +15,8 @@ import torch
 from checkpoint_states import fill, make_state
 
 from windlass.errors import EngineError
-from windlass.train.checkpoint_staging import StagingMemory, read_staged
-from windlass.train.checkpoints import Checkpoints
+from windlass.train.checkpoint.checkpoint_writer import StagingMemory, read_staged
+from windlass.train.checkpoint.checkpoints import Checkpoints
 from windlass.waiting import wait_until
 
 TESTS = Path(__file__).parent.parent
@@ -142,7 +142,7 @@ CRAMPED = """
     from concurrent.futures import wait
     from pathlib import Path
     from windlass.errors import EngineError
-    from windlass.train.checkpoints import Checkpoints
+    from windlass.train.checkpoint.checkpoints import Checkpoints
 
     def limit(num_bytes):
         resource.prlimit(writer or 0, resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
@@ -201,7 +201,7 @@ def test_a_save_without_room_says_so_and_gives_its_room_back(tmp_path, kind, num
 
 INTERRUPTED = """
     import sys, time, torch
-    from windlass.train.checkpoints import Checkpoints
+    from windlass.train.checkpoint.checkpoints import Checkpoints
 
     checkpoints = Checkpoints(sys.argv[1])
     for step in (1, 2):  # the first is waited for
@@ -243,7 +243,7 @@ def ignores(pid: str, number: signal.Signals) -> bool:
 TRAINER = """
     import sys, torch
     from checkpoint_states import fill
-    from windlass.train.checkpoints import Checkpoints
+    from windlass.train.checkpoint.checkpoints import Checkpoints
 
     state = {"model": torch.nn.Sequential(torch.nn.Linear(2000, 4000))}  # 32 MB
     checkpoints = Checkpoints(sys.argv[1])

@@ -14,7 +14,7 @@ from torch import nn
 from train.rounded_momentum import Rounded, RoundedMomentum
 
 from windlass.errors import EngineError, SpecError
-from windlass.train.checkpoints import Checkpoints
+from windlass.train.checkpoint.checkpoints import Checkpoints
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import windlass as wl
-from windlass.train.checkpoints import Checkpoints
+from windlass.train.checkpoint.checkpoints import Checkpoints
 
 
 def make_model(seed):
@@ -26,9 +26,9 @@ def work(*, root, load_from=None, load=("ddp", "fsdp")):
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 
-    from windlass.train.checkpoints import Checkpoints
-    from windlass.train.context import get_context
-    from windlass.train.hf_export import export_hf
+    from windlass.train.checkpoint.checkpoints import Checkpoints
+    from windlass.train.checkpoint.hf_export import export_hf
+    from windlass.train.parallel.context import get_context
 
     context = get_context()
 
@@ -128,8 +128,8 @@ def save_with_a_rank_that_cannot(*, root):
     import pytest
 
     from windlass.errors import EngineError, SpecError
-    from windlass.train.checkpoints import Checkpoints
-    from windlass.train.context import get_context
+    from windlass.train.checkpoint.checkpoints import Checkpoints
+    from windlass.train.parallel.context import get_context
 
     context = get_context()
     checkpoints = Checkpoints(root, is_async=False, timeout_s=60)

@@ -17,9 +17,8 @@ import torch.distributed as dist
 import windlass as wl
 from windlass import names
 from windlass.errors import ProtocolError, SpecError
-from windlass.train import context as context_module
-from windlass.train.context import count_attempt, get_context
-from windlass.train.plain_values import decode, encode
+from windlass.train.parallel import context as context_module
+from windlass.train.parallel.context import count_attempt, decode_plain, encode_plain, get_context
 
 TORCHRUN = {
     names.RANK: "0",
@@ -78,11 +77,11 @@ def test_collectives_of_one_process_are_the_identity():
 
 def test_values_keep_their_types_and_are_never_pickled():
     value = {"a": (1, [2.5, None, True]), 3: b"\x00\xff", (1, "x"): "\u00e4"}
-    assert decode(encode(value)) == value
+    assert decode_plain(encode_plain(value)) == value
     with pytest.raises(SpecError, match="Path"):
         get_context().gather(Path("x"))
     with pytest.raises(ProtocolError, match="not plain"):
-        decode(pickle.dumps(value))
+        decode_plain(pickle.dumps(value))
 
 
 def test_there_is_one_context():

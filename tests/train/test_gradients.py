@@ -8,7 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from windlass.train.gradients import clip_gradients, make_skip_flag, step_if_finite, step_unless
+from windlass.train.trainer.step_update import (
+    clip_gradients,
+    make_skip_flag,
+    step_if_finite,
+    step_unless,
+)
 
 
 def make_parameters(*gradients: float) -> list[nn.Parameter]:

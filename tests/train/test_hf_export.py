@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from windlass.errors import EngineError
-from windlass.train.hf_export import export_hf
+from windlass.train.checkpoint.hf_export import export_hf
 
 safetensors = pytest.importorskip("safetensors.torch")
 

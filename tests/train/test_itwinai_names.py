@@ -11,7 +11,7 @@ from toy_training import make_data, make_net, make_trainer
 
 from windlass.errors import SpecError
 from windlass.train import Callback, TorchTrainer
-from windlass.train.itwinai_names import (
+from windlass.train.trainer.itwinai_names import (
     ATTRIBUTES,
     METHODS,
     NO_EFFECT,
@@ -22,8 +22,7 @@ from windlass.train.itwinai_names import (
     SAME_SETTINGS,
     SETTINGS,
 )
-from windlass.train.trainer_config import read_options
-from windlass.train.trainer_options import TrainerOptions
+from windlass.train.trainer.trainer_options import TrainerOptions, read_options
 
 PAGE = Path(__file__).parents[2] / "docs/coming-from/itwinai.md"
 

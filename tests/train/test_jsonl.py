@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from windlass.errors import SpecError
-from windlass.train.jsonl import JsonlRows, read_kind
-from windlass.train.loader import Loader
+from windlass.train.data.jsonl import JsonlRows, read_kind
+from windlass.train.data.loader import Loader
 
 
 def write(path: Path, *lines: str) -> Path:

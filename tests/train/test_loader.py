@@ -11,9 +11,9 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 
 from windlass.errors import SpecError
-from windlass.train.loader import DataStep, EvalLoader, Loader
-from windlass.train.sample_reading import SampleError
-from windlass.train.step_plan import Cutting
+from windlass.train.data.loader import DataStep, EvalLoader, Loader
+from windlass.train.data.sample_reading import SampleError
+from windlass.train.data.step_plan import Cutting
 
 
 class Numbers:

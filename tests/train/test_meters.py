@@ -9,8 +9,7 @@ from itertools import accumulate, chain
 import pytest
 import torch
 
-from windlass.train.matmul_rate import _measure, measure_matmul_rate
-from windlass.train.meters import Meters, spread_over_ranks
+from windlass.train.trainer.meters import Meters, _measure, measure_matmul_rate, spread_over_ranks
 
 
 def clock_of(*durations_s: float) -> Iterator[float]:

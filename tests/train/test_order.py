@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from windlass.errors import SpecError
-from windlass.train.order import make_order
+from windlass.train.data.step_plan import make_order
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 3, 7, 1000, 2**17 + 1])

@@ -10,8 +10,8 @@ from itertools import islice
 import torch
 from torch.utils.data import TensorDataset
 
-from windlass.train.loader import Loader
-from windlass.train.prefetch import read_ahead
+from windlass.train.data.loader import Loader
+from windlass.train.data.prefetch import read_ahead
 
 
 def test_no_more_than_the_depth_is_made_ahead() -> None:

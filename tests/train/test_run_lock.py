@@ -17,15 +17,15 @@ from toy_training import make_trainer
 
 from windlass import names
 from windlass.errors import EngineError, SpecError
-from windlass.train import run_lock
-from windlass.train.checkpoint_storage import open_storage
-from windlass.train.checkpoints import Checkpoints
+from windlass.train.checkpoint import run_lock
+from windlass.train.checkpoint.checkpoint_storage import open_storage
+from windlass.train.checkpoint.checkpoints import Checkpoints
 from windlass.train.preemption import Preemption
 
 HOLDER = """
     import sys
-    from windlass.train.checkpoint_storage import open_storage
-    from windlass.train import run_lock
+    from windlass.train.checkpoint.checkpoint_storage import open_storage
+    from windlass.train.checkpoint import run_lock
     from windlass.train.preemption import Preemption
 
     run_lock._RENEW_S = 0.05  # of a lease
@@ -219,7 +219,7 @@ def test_the_writer_process_keeps_the_lock(tmp_path, alone):
     """It may still write for a moment after its trainer was killed."""
     script = f"""
         import os, signal, torch
-        from windlass.train.checkpoints import Checkpoints
+        from windlass.train.checkpoint.checkpoints import Checkpoints
 
         checkpoints = Checkpoints({str(tmp_path)!r})
         checkpoints.save({{"model": torch.nn.Linear(2, 2)}}, step=1, facts={{}})

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from windlass.errors import SpecError
-from windlass.train.schedules import SCHEDULES, make_schedule, rate_at
+from windlass.train.trainer.optimizers import SCHEDULES, make_schedule, rate_at
 
 
 def rates(schedule: str, *, warmup: int = 0, total: int = 10) -> list[float]:

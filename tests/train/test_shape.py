@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from windlass.errors import SpecError
-from windlass.train.shape import Shape, read_shape
+from windlass.train.parallel.shape import Shape, read_shape
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from windlass.errors import SpecError
-from windlass.train.token_cache import cache_tokens
+from windlass.train.data.token_cache import cache_tokens
 
 FORK = multiprocessing.get_context("fork")
 KEY = {"tokenizer_key": "counting"}

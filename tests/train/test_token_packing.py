@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from windlass.errors import SpecError
-from windlass.train.loader import Loader
-from windlass.train.token_packing import IGNORED, PackedTokens, make_cu_seqlens, make_packs
-from windlass.train.token_shards import TokenShards, TokenShardWriter
+from windlass.train.data.loader import Loader
+from windlass.train.data.token_packing import IGNORED, PackedTokens, make_cu_seqlens, make_packs
+from windlass.train.data.token_shards import TokenShards, TokenShardWriter
 
 
 def make_shards(folder: Path, lengths: list[int], *, chat: bool = False) -> TokenShards:

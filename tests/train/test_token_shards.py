@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from windlass.errors import SpecError
-from windlass.train.token_shards import TokenShards, TokenShardWriter, is_whole
+from windlass.train.data.token_shards import TokenShards, TokenShardWriter, is_whole
 
 
 def write(folder: Path, *documents: list[int], vocab_size: int | None = None) -> Path:

@@ -10,8 +10,12 @@ import pytest
 
 from windlass.errors import SpecError
 from windlass.recipes.llm_options import LlmOptions
-from windlass.train.trainer_config import describe_flags, read_options
-from windlass.train.trainer_options import TrainerOptions, read_seconds
+from windlass.train.trainer.trainer_options import (
+    TrainerOptions,
+    describe_flags,
+    read_options,
+    read_seconds,
+)
 
 
 def read(config=None, **defaults):

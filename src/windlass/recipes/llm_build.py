@@ -24,7 +24,7 @@ from windlass.recipes.llm_linear import join_with_adapters, use_fp8
 from windlass.recipes.llm_loss import linear_cross_entropy
 from windlass.recipes.llm_model import Llama
 from windlass.recipes.llm_options import LlmOptions
-from windlass.train.token_packing import IGNORED
+from windlass.train.data.token_packing import IGNORED
 
 ADAPTER = "default"
 _LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

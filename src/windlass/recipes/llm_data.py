@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from windlass.recipes.llm_attention import pad_offsets
-from windlass.train.token_cache import cache_tokens
-from windlass.train.token_packing import IGNORED, PackedTokens, make_cu_seqlens
+from windlass.train.data.token_cache import cache_tokens
+from windlass.train.data.token_packing import IGNORED, PackedTokens, make_cu_seqlens
 
 
 def make_rows(

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from windlass.recipes.llm_build import ADAPTER, HfCausalLM
 from windlass.recipes.llm_files import read_hf_config
 from windlass.recipes.llm_hf import HEAD, write_config
-from windlass.train.context import Context
-from windlass.train.hf_export import (
+from windlass.train.checkpoint.hf_export import (
     gather_whole,
     import_save_file,
     list_weights,
     write_weights,
 )
+from windlass.train.parallel.context import Context
 
 _LEFT, _RIGHT, _BASE = f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight", ".base_layer"
 _NOT_COPIED = ("config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json")

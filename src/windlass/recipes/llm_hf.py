@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from windlass.errors import SpecError
 from windlass.recipes.llm_config import make_hf_config, read_llama_config
 from windlass.recipes.llm_model import Llama
-from windlass.train.checkpoint_state import drop_tied
-from windlass.train.hf_export import INDEX, write_weights
+from windlass.train.checkpoint.hf_export import INDEX, write_weights
+from windlass.train.checkpoint.training_state import drop_tied
 
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"

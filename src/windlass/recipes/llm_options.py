@@ -14,8 +14,7 @@ from typing import Any
 from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
 from windlass.recipes.recipe_flags import RUN_ID, guess_out, guess_trackers, rename_flags
-from windlass.train.trainer_config import read_config, read_options
-from windlass.train.trainer_options import TrainerOptions
+from windlass.train.trainer.trainer_options import TrainerOptions, read_config, read_options
 
 SETTLED = {  # of a trainer's settings, those that follow from others here
     "fp8": "--precision fp8 computes the blocks in float8",

@@ -14,7 +14,7 @@ from windlass.errors import SpecError
 from windlass.recipes.llm_config import LlamaConfig
 from windlass.recipes.llm_mlp_tiles import MOST_RANK, can_tile, round_up
 from windlass.recipes.llm_options import LlmOptions
-from windlass.train.shape import Shape
+from windlass.train.parallel.shape import Shape
 
 _TOKENS_AT_ONCE = 32_768  # of a rank on a GPU
 _ADAPTED_TOKENS_AT_ONCE = 65_536  # with adapters, whose many small kernels take the same time

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from windlass.recipes.llm_triton import can_launch, jit, tl
-from windlass.train.token_packing import IGNORED
+from windlass.train.data.token_packing import IGNORED
 
 _BLOCK = 4096
 _WARPS = 8

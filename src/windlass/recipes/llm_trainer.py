@@ -34,12 +34,12 @@ from windlass.recipes.llm_fp8 import check_fp8
 from windlass.recipes.llm_model import Llama
 from windlass.recipes.llm_options import LlmOptions
 from windlass.recipes.llm_room import choose_rows, make_room, suggest_smaller
-from windlass.train.checkpoints import Checkpoints
-from windlass.train.context import Context
-from windlass.train.shape import read_shape
-from windlass.train.token_packing import PackedTokens
-from windlass.train.trainer import TorchTrainer
-from windlass.train.trainer_progress import TrainResult
+from windlass.train.checkpoint.checkpoints import Checkpoints
+from windlass.train.data.token_packing import PackedTokens
+from windlass.train.parallel.context import Context
+from windlass.train.parallel.shape import read_shape
+from windlass.train.trainer.torch_trainer import TorchTrainer
+from windlass.train.trainer.trainer_save import TrainResult
 
 Say = Callable[[str, str], None]
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from windlass import names
 from windlass.errors import EngineError, SpecError
-from windlass.train.trainer_config import describe_flags, is_help_asked
-from windlass.train.trainer_options import TrainerOptions
+from windlass.train.trainer.trainer_options import TrainerOptions, describe_flags, is_help_asked
 
 RUN_ID = {"run_id": "run"}  # torchrun takes --run for its own, wherever it stands
 OUT_CLAIM = "/out"  # where guides mount a claim for outputs

@@ -33,8 +33,8 @@ from windlass.recipes.recipe_flags import (
     guess_trackers,
     rename_flags,
 )
-from windlass.train.trainer import TorchTrainer
-from windlass.train.trainer_options import TrainerOptions
+from windlass.train.trainer.torch_trainer import TorchTrainer
+from windlass.train.trainer.trainer_options import TrainerOptions
 
 _NUM_HIDDEN = 128
 _VALIDATION_SHARE = 8  # one in so many samples

@@ -28,7 +28,7 @@ from windlass.recipes.recipe_flags import (
 )
 
 if TYPE_CHECKING:
-    from windlass.train.context import Context
+    from windlass.train.parallel.context import Context
 
 
 @exit_on_error
@@ -51,7 +51,7 @@ def fine_tune(options: LlmOptions, *, token: str = "") -> None:
 
     from windlass.recipes.llm_sync import open_store
     from windlass.recipes.llm_trainer import LlmTrainer, explain_out_of_memory, settle_options
-    from windlass.train.context import get_context
+    from windlass.train.parallel.context import get_context
 
     if options.sync_to:
         open_store(options.sync_to)  # refused now, rather than after days of training

@@ -12,30 +12,30 @@ from __future__ import annotations
 TYPE_CHECKING = False  # typing's own, without importing typing
 
 _WHERE = {
-    "EvalLoader": "windlass.train.loader",
-    "JsonlRows": "windlass.train.jsonl",
-    "Loader": "windlass.train.loader",
-    "PackedTokens": "windlass.train.token_packing",
-    "TokenShards": "windlass.train.token_shards",
-    "cache_tokens": "windlass.train.token_cache",
-    "Meters": "windlass.train.meters",
+    "EvalLoader": "windlass.train.data.loader",
+    "JsonlRows": "windlass.train.data.jsonl",
+    "Loader": "windlass.train.data.loader",
+    "PackedTokens": "windlass.train.data.token_packing",
+    "TokenShards": "windlass.train.data.token_shards",
+    "cache_tokens": "windlass.train.data.token_cache",
+    "Meters": "windlass.train.trainer.meters",
     "Tracker": "windlass.train.trackers.tracker",
     "TrackerGroup": "windlass.train.trackers.tracker_group",
     "make_trackers": "windlass.train.trackers.tracker_table",
-    "lay_out": "windlass.train.strategies",
-    "evaluate": "windlass.train.evaluation",
-    "read_shape": "windlass.train.shape",
-    "TrainResult": "windlass.train.trainer_progress",
-    "TrainerOptions": "windlass.train.trainer_options",
-    "TorchTrainer": "windlass.train.trainer",
-    "Shape": "windlass.train.shape",
-    "Preempted": "windlass.train.trainer",
-    "ConsoleCallback": "windlass.train.callbacks",
-    "Callback": "windlass.train.callbacks",
-    "Checkpoints": "windlass.train.checkpoints",
-    "export_hf": "windlass.train.hf_export",
-    "Context": "windlass.train.context",
-    "get_context": "windlass.train.context",
+    "lay_out": "windlass.train.parallel.strategies",
+    "evaluate": "windlass.train.trainer.evaluation",
+    "read_shape": "windlass.train.parallel.shape",
+    "TrainResult": "windlass.train.trainer.trainer_save",
+    "TrainerOptions": "windlass.train.trainer.trainer_options",
+    "TorchTrainer": "windlass.train.trainer.torch_trainer",
+    "Shape": "windlass.train.parallel.shape",
+    "Preempted": "windlass.train.trainer.torch_trainer",
+    "ConsoleCallback": "windlass.train.trainer.callbacks",
+    "Callback": "windlass.train.trainer.callbacks",
+    "Checkpoints": "windlass.train.checkpoint.checkpoints",
+    "export_hf": "windlass.train.checkpoint.hf_export",
+    "Context": "windlass.train.parallel.context",
+    "get_context": "windlass.train.parallel.context",
     "Preemption": "windlass.train.preemption",
 }
 
@@ -44,31 +44,31 @@ __all__ = sorted(_WHERE)
 if TYPE_CHECKING:
     from typing import Any
 
-    from windlass.train.callbacks import Callback as Callback
-    from windlass.train.callbacks import ConsoleCallback as ConsoleCallback
-    from windlass.train.checkpoints import Checkpoints as Checkpoints
-    from windlass.train.context import Context as Context
-    from windlass.train.context import get_context as get_context
-    from windlass.train.evaluation import evaluate as evaluate
-    from windlass.train.hf_export import export_hf as export_hf
-    from windlass.train.jsonl import JsonlRows as JsonlRows
-    from windlass.train.loader import EvalLoader as EvalLoader
-    from windlass.train.loader import Loader as Loader
-    from windlass.train.meters import Meters as Meters
+    from windlass.train.checkpoint.checkpoints import Checkpoints as Checkpoints
+    from windlass.train.checkpoint.hf_export import export_hf as export_hf
+    from windlass.train.data.jsonl import JsonlRows as JsonlRows
+    from windlass.train.data.loader import EvalLoader as EvalLoader
+    from windlass.train.data.loader import Loader as Loader
+    from windlass.train.data.token_cache import cache_tokens as cache_tokens
+    from windlass.train.data.token_packing import PackedTokens as PackedTokens
+    from windlass.train.data.token_shards import TokenShards as TokenShards
+    from windlass.train.parallel.context import Context as Context
+    from windlass.train.parallel.context import get_context as get_context
+    from windlass.train.parallel.shape import Shape as Shape
+    from windlass.train.parallel.shape import read_shape as read_shape
+    from windlass.train.parallel.strategies import lay_out as lay_out
     from windlass.train.preemption import Preemption as Preemption
-    from windlass.train.shape import Shape as Shape
-    from windlass.train.shape import read_shape as read_shape
-    from windlass.train.strategies import lay_out as lay_out
-    from windlass.train.token_cache import cache_tokens as cache_tokens
-    from windlass.train.token_packing import PackedTokens as PackedTokens
-    from windlass.train.token_shards import TokenShards as TokenShards
     from windlass.train.trackers.tracker import Tracker as Tracker
     from windlass.train.trackers.tracker_group import TrackerGroup as TrackerGroup
     from windlass.train.trackers.tracker_table import make_trackers as make_trackers
-    from windlass.train.trainer import Preempted as Preempted
-    from windlass.train.trainer import TorchTrainer as TorchTrainer
-    from windlass.train.trainer_options import TrainerOptions as TrainerOptions
-    from windlass.train.trainer_progress import TrainResult as TrainResult
+    from windlass.train.trainer.callbacks import Callback as Callback
+    from windlass.train.trainer.callbacks import ConsoleCallback as ConsoleCallback
+    from windlass.train.trainer.evaluation import evaluate as evaluate
+    from windlass.train.trainer.meters import Meters as Meters
+    from windlass.train.trainer.torch_trainer import Preempted as Preempted
+    from windlass.train.trainer.torch_trainer import TorchTrainer as TorchTrainer
+    from windlass.train.trainer.trainer_options import TrainerOptions as TrainerOptions
+    from windlass.train.trainer.trainer_save import TrainResult as TrainResult
 
 
 def __getattr__(name: str) -> Any:

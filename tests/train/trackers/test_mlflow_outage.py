@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from windlass.train.trackers import make_trackers, tracker_lane
+from windlass.train.trackers import make_trackers, tracker_group
 
 
 class Runs:
@@ -165,7 +165,7 @@ def test_records_that_the_queue_dropped_are_sent_at_the_end(
     assert mlflow.num_dropped == 15
     jsonl.hurry()
     jsonl.wait_until_sent(30)
-    monkeypatch.setattr(tracker_lane, "_SHORTEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(tracker_group, "_SHORTEST_PAUSE_S", 0.05)
     with runs.served():
         group.close(timeout_s=60)
     assert runs.losses() == [(step, float(step)) for step in range(20)]

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from windlass.train.trackers.mlflow_rest import MlflowRefused, RestStore
-from windlass.train.trackers.mlflow_store import MlflowBatch, MlflowMetric
+from windlass.train.trackers.mlflow_store import MlflowBatch, MlflowMetric, MlflowRefused, RestStore
 
 
 class ScriptedMlflow(ThreadingHTTPServer):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from windlass.train.trackers.mlflow_uri import read_tracking_uri
+from windlass.train.trackers.mlflow_tracker import read_tracking_uri
 
 OUT = Path("/out")
 

@@ -17,7 +17,7 @@ import pytest
 
 from windlass.errors import SpecError
 from windlass.train.trackers import TrackerGroup, make_trackers
-from windlass.train.trackers.mlflow_rest import RestStore
+from windlass.train.trackers.mlflow_store import RestStore
 from windlass.waiting import wait_until
 
 

@@ -15,8 +15,7 @@ import torch
 
 from windlass.errors import SpecError
 from windlass.train.trackers import TrackerGroup, make_trackers
-from windlass.train.trackers.run_ids import RunIds
-from windlass.train.trackers.tracker_lane import StepRecord, TrackerLane
+from windlass.train.trackers.tracker_group import RunIds, StepRecord, TrackerLane
 
 
 class ScriptedTracker:
@@ -139,7 +138,7 @@ def test_log_returns_at_once_and_close_gives_up_on_a_tracker_that_hangs(
 def test_an_unreachable_tracker_is_tried_again_and_loses_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("windlass.train.trackers.tracker_lane._SHORTEST_PAUSE_S", 0.01)
+    monkeypatch.setattr("windlass.train.trackers.tracker_group._SHORTEST_PAUSE_S", 0.01)
     tracker = ScriptedTracker(ConnectionRefusedError("no server"), TimeoutError("slow"))
     group = group_of(tracker, tmp_path)
     for step in range(5):

@@ -1,15 +1,34 @@
-"""What the MLflow tracker needs of a place for runs, and that place through the `mlflow` library.
+"""Where the MLflow tracker keeps runs: a server by its REST interface, or a database by the `mlflow` library.
 
-For databases (sqlite, postgresql ...) and what else the library alone can open. Servers are spoken to by
-mlflow_rest, without the library. Called from the tracker's thread.
+A server needs nothing but the standard library here: an image needs no `mlflow`. Six calls of the documented
+interface (api/2.0/mlflow). Addresses and keys come as MLflow's own client takes them:
+MLFLOW_TRACKING_USERNAME and _PASSWORD, MLFLOW_TRACKING_TOKEN, MLFLOW_TRACKING_INSECURE_TLS,
+_SERVER_CERT_PATH. What may be better later is an OSError; what the server refuses is MlflowRefused. Databases
+(sqlite, postgresql ...) are what the library alone can open. Called from the tracker's thread.
 """
 
 from __future__ import annotations
 
+import base64
+import http.client
+import json
+import math
+import ssl
 import time
+import urllib.error
+import urllib.parse
+import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from windlass.errors import EngineError
+
+_TIMEOUT_S = 20.0
+_POINTS_AT_ONCE = 25_000  # of a history; the most that MLflow gives
+_TRY_AGAIN = frozenset({408, 425, 429})
+_MISSING = "RESOURCE_DOES_NOT_EXIST"
+_THERE_ALREADY = "RESOURCE_ALREADY_EXISTS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,3 +112,194 @@ class LibraryStore:
             self._client.update_run(run_id, status=status)
         else:
             self._client.set_terminated(run_id, status=status, end_time=int(time.time() * 1000))
+
+
+class MlflowRefused(EngineError):
+    """The server answered and said no; `code` is MLflow's word for why."""
+
+    code = ""
+
+
+class _RedirectedAway(Exception):
+    """A redirect to another server, which must not get the key."""
+
+    def __init__(self, server: str) -> None:
+        super().__init__(server)
+        self.server = server
+
+
+class _SameServer(urllib.request.HTTPRedirectHandler):
+    """Follows redirects within the server only: urllib would send the Authorization header along."""
+
+    def redirect_request(
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        if _server_of(newurl) != _server_of(req.full_url):
+            raise _RedirectedAway(_server_of(newurl))
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _server_of(url: str) -> str:
+    parts = urllib.parse.urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2].lower()}"
+
+
+class RestStore:
+    """Runs of one server."""
+
+    def __init__(self, url: str, env: Mapping[str, str]) -> None:
+        parts = urllib.parse.urlsplit(url)
+        host = parts.netloc.rpartition("@")[2]
+        self._url = urllib.parse.urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
+        self._headers = {"Content-Type": "application/json", **_authorization(parts, env)}
+        handlers: list[urllib.request.BaseHandler] = [_SameServer()]
+        if parts.scheme == "https":
+            handlers.append(urllib.request.HTTPSHandler(context=_tls_of(env)))
+        self._opener = urllib.request.build_opener(*handlers)
+
+    def create_run(self, experiment: str, *, name: str, tags: Mapping[str, str]) -> str:
+        answer = self._call(
+            "runs/create",
+            {
+                "experiment_id": self._experiment_id(experiment),
+                "run_name": name,
+                "start_time": _now_ms(),
+                "tags": _pairs(tags),
+            },
+        )
+        return str(answer["run"]["info"]["run_id"])
+
+    def read_params(self, run_id: str) -> dict[str, str] | None:
+        try:
+            run = self._call(f"runs/get?run_id={urllib.parse.quote(run_id)}")["run"]
+        except MlflowRefused as error:
+            if error.code == _MISSING:
+                return None
+            raise
+        if run["info"].get("lifecycle_stage", "active") != "active":
+            return None
+        return {pair["key"]: pair["value"] for pair in run["data"].get("params", [])}
+
+    def log_batch(self, run_id: str, batch: MlflowBatch) -> None:
+        metrics = [
+            {
+                "key": m.key,
+                "value": _json_number(m.value),
+                "timestamp": m.timestamp_ms,
+                "step": m.step,
+            }
+            for m in batch.metrics
+        ]
+        body = {"run_id": run_id, "metrics": metrics}
+        self._call(
+            "runs/log-batch", {**body, "params": _pairs(batch.params), "tags": _pairs(batch.tags)}
+        )
+
+    def set_status(self, run_id: str, status: str) -> None:
+        end = {} if status == "RUNNING" else {"end_time": _now_ms()}
+        self._call("runs/update", {"run_id": run_id, "status": status, **end})
+
+    def read_history(self, run_id: str, key: str) -> set[tuple[int, int]]:
+        query = {"run_id": run_id, "metric_key": key, "max_results": _POINTS_AT_ONCE}
+        points: set[tuple[int, int]] = set()
+        while True:
+            answer = self._call(f"metrics/get-history?{urllib.parse.urlencode(query)}")
+            points |= {
+                (int(one["timestamp"]), int(one.get("step", 0)))
+                for one in answer.get("metrics", [])
+            }
+            if not answer.get("next_page_token"):
+                return points
+            query["page_token"] = answer["next_page_token"]
+
+    def _experiment_id(self, name: str) -> str:
+        by_name = f"experiments/get-by-name?experiment_name={urllib.parse.quote(name)}"
+        try:
+            return str(self._call(by_name)["experiment"]["experiment_id"])
+        except MlflowRefused as error:
+            if error.code != _MISSING:
+                raise
+        try:
+            return str(self._call("experiments/create", {"name": name})["experiment_id"])
+        except MlflowRefused as error:  # another run was quicker
+            if error.code != _THERE_ALREADY:
+                raise
+        return str(self._call(by_name)["experiment"]["experiment_id"])
+
+    def _call(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        request = urllib.request.Request(  # noqa: S310  # http or https: read_tracking_uri saw to it
+            f"{self._url}/api/2.0/mlflow/{path}",
+            data=None if body is None else json.dumps(body).encode(),
+            headers=self._headers,
+        )
+        try:
+            with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
+                text = answer.read()
+        except _RedirectedAway as error:
+            raise self._refused(path, f"it redirects to {error.server}", "") from None
+        except http.client.HTTPException as error:  # an answer that was broken off
+            raise ConnectionError(
+                f"the MLflow server at {self._url} broke off: {type(error).__name__}"
+            ) from None
+        except urllib.error.HTTPError as error:
+            raise self._read_error(error, path) from None
+        except urllib.error.URLError as error:
+            raise ConnectionError(
+                f"no MLflow server answers at {self._url}: {error.reason}"
+            ) from None
+        try:
+            return json.loads(text or b"{}")
+        except ValueError:
+            raise self._refused(path, "its answer is not MLflow's", "") from None
+
+    def _read_error(self, error: urllib.error.HTTPError, path: str) -> Exception:
+        text = error.read().decode(errors="replace")[:500]
+        error.close()
+        if error.code >= 500 or error.code in _TRY_AGAIN:
+            return ConnectionError(f"the MLflow server at {self._url} answers {error.code}: {text}")
+        try:
+            told = json.loads(text)
+            return self._refused(path, str(told["message"]), str(told["error_code"]))
+        except (ValueError, KeyError, TypeError):
+            return self._refused(path, f"{error.code} {text}", "")
+
+    def _refused(self, path: str, message: str, code: str) -> MlflowRefused:
+        refused = MlflowRefused(
+            f"the MLflow server at {self._url} refuses {path.partition('?')[0]}: {message}",
+            hint="look at MLFLOW_TRACKING_URI, and at MLFLOW_TRACKING_TOKEN or _USERNAME and _PASSWORD",
+        )
+        refused.code = code
+        return refused
+
+
+def _authorization(parts: urllib.parse.SplitResult, env: Mapping[str, str]) -> dict[str, str]:
+    user = env.get("MLFLOW_TRACKING_USERNAME") or urllib.parse.unquote(parts.username or "")
+    password = env.get("MLFLOW_TRACKING_PASSWORD") or urllib.parse.unquote(parts.password or "")
+    if user:
+        encoded = base64.b64encode(f"{user}:{password}".encode()).decode()
+        return {"Authorization": f"Basic {encoded}"}
+    token = env.get("MLFLOW_TRACKING_TOKEN")
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def _tls_of(env: Mapping[str, str]) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=env.get("MLFLOW_TRACKING_SERVER_CERT_PATH") or None)
+    if env.get("MLFLOW_TRACKING_INSECURE_TLS", "").lower() in ("1", "true"):
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _pairs(values: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"key": key, "value": value} for key, value in values.items()]
+
+
+def _json_number(value: float) -> float | str:
+    """As protobuf writes numbers that JSON lacks."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

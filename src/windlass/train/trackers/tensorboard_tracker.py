@@ -11,8 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from windlass.train.trackers.missing_library import import_library
-from windlass.train.trackers.tracker import flatten
+from windlass.train.trackers.tracker import flatten, import_library
 from windlass.train.trackers.tracker_table import TrackedRun
 
 FOLDER = "tensorboard"

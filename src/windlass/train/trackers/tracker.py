@@ -1,14 +1,18 @@
-"""What a tracker is: one place that a run's numbers go to.
+"""What a tracker is: one place that a run's numbers go to, and how its library is imported.
 
-The contract between TrackerGroup and the trackers (JSONL, MLflow, TensorBoard, Weights & Biases, or a
-user's own). All methods are called from one thread that is not the training's, so they may take their time.
-No tracker imports another, and none is imported before somebody names it.
+The contract between TrackerGroup and the trackers (JSONL, MLflow, TensorBoard, Weights & Biases, or a user's
+own). All methods are called from one thread that is not the training's, so they may take their time. No
+tracker imports another, and none is imported before somebody names it: on the main thread before anything
+trains, since no thread may import while the training forks its data workers.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import Any, Protocol
+
+from windlass.errors import SpecError
 
 
 class Tracker(Protocol):
@@ -40,3 +44,14 @@ def flatten(params: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
         else:
             flat[name] = value
     return flat
+
+
+def import_library(module: str, *, tracker: str, package: str, otherwise: str = "") -> Any:
+    """The module, or an error with the command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise SpecError(
+            f"tracker {tracker!r} needs {package}, which cannot be imported here: {error}",
+            hint=f"pip install {package}{otherwise}; metrics.jsonl is written in any case",
+        ) from error

@@ -13,9 +13,8 @@ from pathlib import Path
 from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
 from windlass.train.trackers.jsonl_tracker import JsonlTracker
-from windlass.train.trackers.run_ids import RunIds
 from windlass.train.trackers.tracker import Tracker
-from windlass.train.trackers.tracker_group import TrackerGroup
+from windlass.train.trackers.tracker_group import RunIds, TrackerGroup
 
 TRACKERS = {
     "mlflow": "windlass.train.trackers.mlflow_tracker:make_mlflow",
@@ -56,7 +55,7 @@ def make_trackers(
     rank, world_size, attempt: of this process; by default what `get_context()` says. Only rank 0 tracks.
     """
     if rank is None or world_size is None or attempt is None:
-        from windlass.train.context import get_context
+        from windlass.train.parallel.context import get_context
 
         context = get_context()
         rank = context.rank if rank is None else rank

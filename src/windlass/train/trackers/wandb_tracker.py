@@ -10,8 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from windlass.train.trackers.missing_library import import_library
-from windlass.train.trackers.tracker import flatten
+from windlass.train.trackers.tracker import flatten, import_library
 from windlass.train.trackers.tracker_table import TrackedRun
 
 _PROJECT = "windlass"

@@ -1,0 +1,342 @@
+"""Where checkpoints lie: a folder of this machine, or an fsspec URL; the few verbs both have.
+
+Names are relative to the root, with slashes. A local folder is renamed into place; an object store cannot
+do that, so there a checkpoint is written where it will stay, and its manifest, written last, makes it
+whole. Called by the modules of checkpoints, in the trainer and in its writer process. Knows no tensor.
+
+A run in a shared folder may have been made by anybody: `find_foreign` finds what another user of the machine
+owns. What this user or root owns is accepted, and what the file system shows as owned by whoever this process
+is: network file systems map users to others. Object stores have no owners of files; there the bucket's own
+rules decide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import pwd
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from windlass.errors import SpecError
+
+_ROOT = 0
+
+
+class Storage(Protocol):
+    """What checkpoints ask of a place."""
+
+    root: str
+    can_rename: bool  # whether a folder gets its final name in one go
+    is_of_this_process: bool  # nobody else sees it, a writer process neither
+
+    local_path: Path | None  # the root where it is a folder of this machine
+
+    def make_root(self) -> None:
+        """Create the root folder if it is missing."""
+
+    def move_root(self, new_root: str) -> None:
+        """Rename the root folder; this object then names a root that does not exist."""
+
+    def make_folder(self, name: str) -> None:
+        """Create a folder in the root, which must exist; an object store has nothing to create."""
+
+    def has_folder(self, name: str) -> bool:
+        """Return whether a folder exists; always True in an object store, which has none."""
+
+    def open(self, name: str, mode: str) -> contextlib.AbstractContextManager[IO[bytes]]:
+        """Open a file for reading ("rb") or writing ("wb").
+
+        Writing creates at most a subfolder of an existing folder: a folder that something else
+        has removed is an error, never a new and empty one.
+        """
+
+    def write(self, name: str, data: bytes) -> None:
+        """A small file: its new content is there as a whole or not at all."""
+
+    def read(self, name: str) -> bytes:
+        """A small file's content."""
+
+    def names(self) -> list[str]:
+        """What lies directly in the root."""
+
+    def size(self, name: str) -> int | None:
+        """A file's size; None if there is no such file."""
+
+    def move(self, name: str, new_name: str) -> None:
+        """Rename a folder; only where `can_rename`."""
+
+    def rename_file(self, name: str, new_name: str) -> None:
+        """Rename a file."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file, a link or a folder with all in it; nothing happens if it is not there."""
+
+    def point(self, name: str, target: str) -> None:
+        """Let `name` be a link to the folder `target` beside it, or a file that holds the target's name."""
+
+    def target(self, name: str) -> str | None:
+        """Where a pointer points; None if there is none."""
+
+
+def open_storage(root: str | os.PathLike[str]) -> Storage:
+    """The place that a path or an fsspec URL names."""
+    text = os.fspath(root)
+    return UrlStorage(text) if "://" in text else FolderStorage(text)
+
+
+def find_free_name(root: str) -> str:
+    """Return a root beside this one that is not in use: runs/a.old-1, runs/a.old-2 and so on."""
+    number = 1
+    while open_storage(f"{root}.old-{number}").names():
+        number += 1
+    return f"{root}.old-{number}"
+
+
+class FolderStorage:
+    """A folder of a file system."""
+
+    can_rename = True
+    is_of_this_process = False
+    local_path: Path | None
+
+    def __init__(self, root: str) -> None:
+        self.root = str(Path(root).absolute())
+        self._root = Path(self.root)
+        self.local_path = self._root
+
+    def make_root(self) -> None:
+        self._root.mkdir(parents=True, exist_ok=True)
+
+    def move_root(self, new_root: str) -> None:
+        self._root.rename(new_root)
+        _sync_folder(self._root.parent)
+
+    def make_folder(self, name: str) -> None:
+        (self._root / name).mkdir(exist_ok=True)
+
+    def has_folder(self, name: str) -> bool:
+        return (self._root / name).is_dir()
+
+    @contextlib.contextmanager
+    def open(self, name: str, mode: str) -> Iterator[IO[bytes]]:
+        path = self._root / name
+        if "w" in mode:
+            self._make_parent(path)
+        with path.open(mode) as stream:
+            yield stream
+
+    def _make_parent(self, path: Path) -> None:
+        if path.parent not in (self._root, self._root / path.relative_to(self._root).parts[0]):
+            path.parent.mkdir(exist_ok=True)
+
+    def write(self, name: str, data: bytes) -> None:
+        path = self._root / name
+        self._make_parent(path)
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            with part.open("wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+        if path.is_symlink():
+            path.unlink()
+        part.replace(path)
+        _sync_folder(path.parent)
+
+    def read(self, name: str) -> bytes:
+        return (self._root / name).read_bytes()
+
+    def names(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self._root))
+        except FileNotFoundError:
+            return []
+
+    def size(self, name: str) -> int | None:
+        try:
+            return (self._root / name).stat().st_size
+        except OSError:
+            return None
+
+    def move(self, name: str, new_name: str) -> None:
+        (self._root / name).rename(self._root / new_name)
+        _sync_folder(self._root)
+
+    def rename_file(self, name: str, new_name: str) -> None:
+        (self._root / name).replace(self._root / new_name)
+
+    def remove(self, name: str) -> None:
+        path = self._root / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+    def point(self, name: str, target: str) -> None:
+        link = self._root / f".{name}.{os.getpid()}.link"
+        link.unlink(missing_ok=True)
+        try:
+            link.symlink_to(target)
+            link.replace(self._root / name)
+        except OSError:  # no links here (some mounts of object stores)
+            link.unlink(missing_ok=True)
+            self.write(name, target.encode())
+
+    def target(self, name: str) -> str | None:
+        path = self._root / name
+        if path.is_symlink():
+            return os.readlink(path)
+        return path.read_text().strip() if path.is_file() else None
+
+
+class UrlStorage:
+    """What an fsspec URL names: s3://bucket/folder, memory://folder, file:///folder."""
+
+    can_rename = False
+
+    def __init__(self, root: str) -> None:
+        try:
+            fsspec: Any = importlib.import_module("fsspec")
+        except ModuleNotFoundError as error:
+            raise SpecError(
+                f"a checkpoint folder with a URL ({root}) needs fsspec, which is not installed here",
+                hint="pip install fsspec (and s3fs for s3://), or give a local path",
+            ) from error
+        self.root = root.rstrip("/")
+        self._files: Any
+        try:
+            self._files, self._prefix = fsspec.core.url_to_fs(self.root)
+        except (ImportError, ValueError) as error:  # no driver for it, or no such scheme
+            raise SpecError(f"fsspec cannot open {root}: {error}") from error
+        self.is_of_this_process = self.root.startswith("memory://")
+        is_local = self.root.startswith(("file://", "local://"))
+        self.local_path = Path(self._prefix) if is_local else None
+
+    def make_root(self) -> None:
+        """Do nothing: the first object makes its folder."""
+
+    def move_root(self, new_root: str) -> None:
+        self._files.invalidate_cache()
+        self._files.mv(self._prefix, self._files._strip_protocol(new_root), recursive=True)  # noqa: SLF001
+
+    def make_folder(self, name: str) -> None:
+        """Do nothing: the first object makes its folder."""
+
+    def has_folder(self, name: str) -> bool:  # noqa: ARG002 - as in a folder's storage
+        return True
+
+    def _path(self, name: str) -> str:
+        return f"{self._prefix.rstrip('/')}/{name}"
+
+    @contextlib.contextmanager
+    def open(self, name: str, mode: str) -> Iterator[IO[bytes]]:
+        path = self._path(name)
+        if "w" in mode:
+            self._files.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+        with self._files.open(path, mode) as stream:
+            yield stream
+
+    def write(self, name: str, data: bytes) -> None:
+        path = self._path(name)
+        self._files.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+        self._files.pipe_file(path, data)
+
+    def read(self, name: str) -> bytes:
+        self._files.invalidate_cache()
+        return bytes(self._files.cat_file(self._path(name)))
+
+    def names(self) -> list[str]:
+        self._files.invalidate_cache()
+        try:
+            entries = self._files.ls(self._prefix, detail=False)
+        except FileNotFoundError:
+            return []
+        return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries)
+
+    def size(self, name: str) -> int | None:
+        self._files.invalidate_cache()
+        try:
+            facts = self._files.info(self._path(name))
+        except FileNotFoundError:
+            return None
+        return int(facts.get("size") or 0)
+
+    def move(self, name: str, new_name: str) -> None:
+        self._files.mv(self._path(name), self._path(new_name), recursive=True)
+
+    def rename_file(self, name: str, new_name: str) -> None:
+        self._files.mv(self._path(name), self._path(new_name))
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._files.rm(self._path(name), recursive=True)
+
+    def point(self, name: str, target: str) -> None:
+        self.write(name, target.encode())
+
+    def target(self, name: str) -> str | None:
+        try:
+            return self.read(name).decode().strip()
+        except (FileNotFoundError, IsADirectoryError):
+            return None
+
+
+def _sync_folder(path: Path) -> None:
+    """Let a rename in this folder outlive a power cut; not every file system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def find_foreign(storage: Storage, names: Iterable[str]) -> str:
+    """Return which of these names under the root (empty: the root) another user owns, and who; or ""."""
+    root = storage.local_path
+    if root is None:
+        return ""
+    own = {os.geteuid(), _ROOT}
+    is_probed = False
+    for name in names:
+        path = root / name if name else root
+        for uid in _owners(path):
+            if uid not in own and not is_probed:
+                own |= _probe(root)
+                is_probed = True
+            if uid not in own:
+                return f"{path} belongs to {_name_user(uid)}, not to {_name_user(os.geteuid())}"
+    return ""
+
+
+def _owners(path: Path) -> set[int]:
+    """Return the owner of a path, and of the link that it may be; none if it is not there."""
+    owners = set()
+    for follow in (False, True):
+        with contextlib.suppress(OSError):
+            owners.add(os.stat(path, follow_symlinks=follow).st_uid)
+    return owners
+
+
+def _probe(folder: Path) -> set[int]:
+    """Return the owner that the file system gives to a file of this process."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            return {os.fstat(file.fileno()).st_uid}
+    except OSError:
+        return set()
+
+
+def _name_user(uid: int) -> str:
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"

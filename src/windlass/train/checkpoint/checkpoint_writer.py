@@ -1,0 +1,436 @@
+"""Who writes a rank's share: a thread of the trainer, or a process beside it while training goes on.
+
+Both take a share (and rank 0's commit) and return a future that ends when it is written. `ThreadWriter`
+reads the tensors where they are, so nobody may change them before its end. Called by checkpoints.py only.
+
+`ProcessWriter` copies them first, into one piece of memory that it shares with its process: a memory file,
+which needs no room in /dev/shm and goes away with the processes, however they end. On GPUs it is pinned, and
+what an optimizer of the state will change next is copied on a stream of its own beside the next forward and
+backward pass; the optimizer's step waits for the end of the copy on the GPU, the host does not wait at all.
+
+The process is a program of its own (`main`): not a fork, since the trainer has threads and CUDA, and not
+multiprocessing's spawn, which would run the user's script again. It ends with its trainer, whatever ends
+that; a save that is under way then is lost, and no other. It uses no CUDA and no process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import mmap
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from windlass.errors import EngineError
+from windlass.train.checkpoint.checkpoint_commit import Commit, commit
+from windlass.train.checkpoint.rank_shares import Share, tell_failure, write_share
+from windlass.train.checkpoint.training_state import list_parts
+
+logger = logging.getLogger(__name__)
+
+_ALIGN_BYTES = 64
+_GROW_BYTES = 2 << 20
+
+Data = Mapping[MetadataIndex, torch.Tensor | bytes]
+# the trainer may save once more; a terminal sends them to all
+_OF_TRAINER = (signal.SIGINT, signal.SIGTERM)
+_START = (
+    f"import signal; numbers = {tuple(map(int, _OF_TRAINER))}; "
+    "[signal.signal(number, signal.SIG_IGN) for number in numbers]; "
+    "signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers); "
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from windlass.train.checkpoint.checkpoint_writer import main; main(sys.argv[2:])"
+)
+_END_S = 5.0
+_LOOK_EVERY_S = 0.5
+_NICE = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedTensor:
+    """Where a tensor lies in the memory that is shared."""
+
+    offset: int
+    num_bytes: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+Staged = dict[MetadataIndex, StagedTensor | bytes]
+
+
+def read_staged(file: int, size: int, staged: Staged) -> dict[MetadataIndex, torch.Tensor | bytes]:
+    """The tensors in a shared memory file, without copying them."""
+    memory = mmap.mmap(file, size)
+    return {
+        index: place
+        if isinstance(place, bytes)
+        else torch.empty(place.shape, dtype=place.dtype)
+        if not place.num_bytes
+        else torch.frombuffer(memory, dtype=torch.uint8, count=place.num_bytes, offset=place.offset)
+        .view(place.dtype)
+        .view(place.shape)
+        for index, place in staged.items()
+    }
+
+
+class StagingMemory:
+    """Shared memory as large as the largest share so far."""
+
+    def __init__(self) -> None:
+        self.file = _make_memory_file()
+        self.size = 0
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._is_pinned = False
+        self._was_pinning_tried = False
+        self._stream: torch.cuda.Stream | None = None
+        self._copied: torch.cuda.Event | None = None
+        self._guarded: dict[
+            int, Any
+        ] = {}  # optimizers whose step waits for the copy, and their hooks
+
+    def grow(self, num_bytes: int, *, is_pinned: bool) -> None:
+        """Have room for that many bytes."""
+        if num_bytes <= self.size and (self._was_pinning_tried or not is_pinned):
+            return
+        self._unpin()
+        self.size = max(self.size, -(-num_bytes // _GROW_BYTES) * _GROW_BYTES)
+        os.ftruncate(self.file, self.size)
+        self._bytes = torch.frombuffer(mmap.mmap(self.file, self.size), dtype=torch.uint8)
+        if is_pinned:
+            self._pin()
+
+    def prepare(self, data: Data) -> None:
+        """Have room for such a share, and touch it, since the first copy into new memory is slow."""
+        is_cuda = any(value.is_cuda for value in data.values() if isinstance(value, torch.Tensor))
+        self.grow(_end(_lay_out(data)), is_pinned=is_cuda)
+        if not self._is_pinned:
+            self._bytes.zero_()
+
+    def stage(
+        self, data: Data, optimizers: Iterable[Optimizer]
+    ) -> tuple[Staged, Callable[[], None]]:
+        """Copy a share. Where it lies then, and what waits until the copy is done."""
+        staged = _lay_out(data)
+        tensors = [value for value in data.values() if isinstance(value, torch.Tensor)]
+        is_cuda = any(tensor.is_cuda for tensor in tensors)
+        self.grow(_end(staged), is_pinned=is_cuda)
+        late = self._guard(optimizers) if is_cuda else frozenset()
+        on_side: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for index, place in staged.items():
+            tensor = data[index]
+            if not isinstance(place, StagedTensor) or not isinstance(tensor, torch.Tensor):
+                continue
+            target = self._bytes[place.offset : place.offset + place.num_bytes]
+            target = target.view(place.dtype).view(place.shape)
+            if tensor.is_cuda and _storage(tensor) in late:
+                on_side.append((target, tensor))
+            else:
+                target.copy_(tensor, non_blocking=True)
+        return staged, self._copy_beside(on_side) if is_cuda else _nothing
+
+    def _copy_beside(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
+        """Copy these on a stream of their own, after all that is queued now."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for target, tensor in pairs:
+                target.copy_(tensor, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record()
+        self._copied = copied
+
+        def wait() -> None:
+            copied.synchronize()
+            pairs.clear()  # until here they kept their memory
+
+        return wait
+
+    def _guard(self, optimizers: Iterable[Optimizer]) -> frozenset[int]:
+        """Let the next step of these wait for the copy; the storages of all that they change in it."""
+        storages: set[int] = set()
+        for optimizer in optimizers:
+            if id(optimizer) not in self._guarded:
+                self._guarded[id(optimizer)] = optimizer.register_step_pre_hook(self._before_step)
+            values = [
+                parameter for group in optimizer.param_groups for parameter in group["params"]
+            ]
+            values += [value for state in optimizer.state.values() for value in state.values()]
+            tensors = [value for value in values if isinstance(value, torch.Tensor)]
+            storages |= {_storage(part) for tensor in tensors for part in list_parts(tensor)}
+        return frozenset(storages)
+
+    def _before_step(self, *_: Any) -> None:
+        copied, self._copied = self._copied, None
+        if copied is not None:
+            torch.cuda.current_stream().wait_event(copied)
+
+    def _pin(self) -> None:
+        self._was_pinning_tried = True
+        code = torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), self.size, 0)
+        self._is_pinned = int(code) == 0
+        if not self._is_pinned:
+            logger.warning(
+                "no pinned memory for checkpoints (CUDA error %s): saves stall longer", code
+            )
+
+    def _unpin(self) -> None:
+        if self._is_pinned:
+            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
+            self._is_pinned = False
+
+    def close(self) -> None:
+        """Give the memory back; the optimizers are left as they were."""
+        for hook in self._guarded.values():
+            hook.remove()
+        self._guarded.clear()
+        self._unpin()
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
+
+
+def _nothing() -> None:
+    """The copy is done already."""
+
+
+def _lay_out(data: Data) -> Staged:
+    staged: Staged = {}
+    offset = 0
+    for index, value in data.items():
+        if isinstance(value, bytes):
+            staged[index] = value
+        else:
+            staged[index] = StagedTensor(
+                offset=offset,
+                num_bytes=value.nbytes,
+                dtype=value.dtype,
+                shape=tuple(value.shape),
+            )
+            offset += -(-value.nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
+    return staged
+
+
+def _end(staged: Staged) -> int:
+    places = [place for place in staged.values() if isinstance(place, StagedTensor)]
+    return max((place.offset + place.num_bytes for place in places), default=0)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return int(local.untyped_storage().data_ptr())
+
+
+def _make_memory_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("windlass-checkpoint", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:  # not Linux: a file that has no name
+        return os.dup(file.fileno())
+
+
+class ThreadWriter:
+    """Writes in a thread of this process."""
+
+    def start(self, share: Share, order: Commit | None, data: Data) -> Future[None]:
+        """Begin to write. The tensors must stay as they are until the future's end."""
+        if torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()
+
+        def write() -> None:
+            write_share(share, data)
+            if order is not None:
+                commit(order)
+
+        return run_aside(write)
+
+
+class ProcessWriter:
+    """Writes in a process that is kept from save to save; one save at a time."""
+
+    def __init__(self, lock_file: int | None = None) -> None:
+        """lock_file: of the run, which stays locked until this process has ended as well."""
+        self.memory = StagingMemory()
+        self._lock_file = lock_file
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection[bytes, bytes] | None = None
+
+    @property
+    def process_id(self) -> int | None:
+        """Of the writer process; None if it does not run."""
+        is_there = self._process is not None and self._process.poll() is None
+        return self._process.pid if self._process is not None and is_there else None
+
+    def begin(self) -> None:
+        """Start the process, unless it runs: it needs seconds to import torch, which nobody waits for."""
+        if self.process_id is not None:
+            return
+        self._close_connection()
+        ours, theirs = Pipe()
+        with theirs, _blocked(_OF_TRAINER):
+            files = (theirs.fileno(), self.memory.file)
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-c", _START, json.dumps(sys.path)),
+                    *(str(number) for number in (*files, os.getpid())),
+                ],
+                pass_fds=(*files, *(() if self._lock_file is None else (self._lock_file,))),
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+            )
+        self._connection = ours
+
+    def start(
+        self, share: Share, order: Commit | None, data: Data, optimizers: Iterable[Optimizer]
+    ) -> Future[None]:
+        """Copy the data, and have them written. Training may go on at once."""
+        self.begin()
+        staged, wait_for_copy = self.memory.stage(data, optimizers)
+        request = WriteRequest(share=share, commit=order, size=self.memory.size, staged=staged)
+
+        def write() -> None:
+            wait_for_copy()
+            try:
+                error = self._ask(request)
+            except (EOFError, OSError):
+                error = f"the process that writes checkpoints {self._say_end()}"
+                # its own word did not get out
+                tell_failure(share.root, share.folder, share.rank, error)
+            if error:
+                raise EngineError(error)
+
+        return run_aside(write)
+
+    def _ask(self, request: WriteRequest) -> str:
+        if self._connection is None:
+            raise EOFError
+        self._connection.send_bytes(pickle.dumps(request))
+        return self._connection.recv_bytes().decode()
+
+    def _say_end(self) -> str:
+        if self._process is None:
+            return "does not run"
+        try:
+            code = self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            return "does not answer"
+        return (
+            f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        )
+
+    def kill(self) -> None:
+        """End the process, whatever it does; the save under way is lost, the next one starts another."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        """End the process, which must be idle, and give the memory back."""
+        self._close_connection()
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
+            self.kill()
+        self.memory.close()
+
+    def _close_connection(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+@contextlib.contextmanager
+def _blocked(numbers: Iterable[signal.Signals]) -> Iterator[None]:
+    """Hold signals back, also from a process that is started meanwhile, until it lets them in."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def run_aside(work: Callable[[], None]) -> Future[None]:
+    """Run this in a thread that nobody waits for at the interpreter's end."""
+    future: Future[None] = Future()
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+    def run() -> None:
+        try:
+            if device is not None:  # a new thread is on GPU 0, whichever its rank has
+                torch.cuda.set_device(device)
+            work()
+        except BaseException as error:  # noqa: BLE001 - whoever waits for the future gets it
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    threading.Thread(target=run, name="windlass-checkpoint", daemon=True).start()
+    return future
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteRequest:
+    """A save as the writer process gets it: the data are in the shared memory."""
+
+    share: Share
+    commit: Commit | None
+    size: int  # of the shared memory
+    staged: Staged
+
+
+def main(arguments: list[str]) -> None:
+    """Serve the trainer: the numbers of the connection, of the shared memory and of its process are given."""
+    connection_file, memory_file, trainer = (int(argument) for argument in arguments)
+    threading.Thread(target=_end_with, args=(trainer,), daemon=True).start()
+    os.nice(_NICE)
+    torch.set_num_threads(1)
+    connection = Connection(connection_file)
+    while True:
+        try:
+            data = connection.recv_bytes()
+        except (EOFError, ConnectionResetError):  # or the trainer was killed: it is reset then
+            os._exit(0)  # all is written; taking torch apart would keep the trainer waiting
+        try:
+            answer = _serve(pickle.loads(data), memory_file)  # noqa: S301 - the trainer's own
+        except EngineError as error:
+            answer = str(error)
+        except Exception as error:  # noqa: BLE001 - told to the trainer
+            answer = f"{type(error).__name__}: {error}"
+        connection.send_bytes(answer.encode())
+
+
+def _serve(request: WriteRequest, memory_file: int) -> str:
+    write_share(request.share, read_staged(memory_file, request.size, request.staged))
+    if request.commit is not None:
+        commit(request.commit)
+    return ""
+
+
+def _end_with(trainer: int) -> None:
+    """End this process when its trainer has ended: forks of it may hold the connection open."""
+    never = threading.Event()
+    while os.getppid() == trainer:
+        never.wait(_LOOK_EVERY_S)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

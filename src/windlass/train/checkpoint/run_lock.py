@@ -1,0 +1,316 @@
+"""One training at a time writes to a run: rank 0 holds a lock while it trains, and only it removes files.
+
+In a folder it is the system's lock on a file in it, which ends with the trainer and its writer process.
+Object stores have no locks: there a lease is renewed while the training lives. Both come with a small file
+that names the owner: `commit` compares it, so that a training that was taken for dead cannot publish what
+it still writes. Called by checkpoints.py and checkpoint_commit.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from windlass.errors import EngineError, SpecError
+from windlass.train.checkpoint.checkpoint_storage import Storage
+from windlass.train.preemption import Preemption
+from windlass.waiting import wait_until
+
+logger = logging.getLogger(__name__)
+
+OWNER = ".owner.json"
+LOCK = ".lock"
+STALE = "is not this training's any more"
+_HERE_S = 10.0  # a training of this machine that is about to end
+_ELSEWHERE_S = 120.0  # a network file system keeps the lock of a lost machine for its lease
+_LEASE_S = 120.0
+_RENEW_S = 20.0
+_LONG_AGO_S = 3600.0  # clocks of two machines differ by less
+_SIGTERM_EXIT_CODE = 143
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The training that writes to a run."""
+
+    token: str
+    job: str  # empty outside of jobs
+    attempt: int
+    host: str
+    pid: int
+    pid_space: str  # containers of one host count their processes apart
+    time_s: float  # when this was written; a lease is written again and again
+    lease_s: float | None  # None in a folder, which has a lock
+
+    def __str__(self) -> str:
+        job = f"attempt {self.attempt} of job {self.job}, " if self.job else ""
+        return f"{job}process {self.pid} on {self.host}"
+
+    @property
+    def is_dead(self) -> bool:
+        """True if it ran where this process sees all processes, and its own is gone."""
+        if (self.host, self.pid_space) != (socket.gethostname(), _find_pid_space()):
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except (OSError, OverflowError):
+            return False
+        return False
+
+
+def read_owner(storage: Storage) -> Owner | None:
+    """Return the training that owns a run; None if there is none, or nothing readable."""
+    try:
+        return Owner(**json.loads(storage.read(OWNER)))
+    except (OSError, TypeError, ValueError):
+        return None
+
+
+def check_owner(storage: Storage, token: str) -> None:
+    """Raise EngineError if another training has taken the run over since, or if the run is gone."""
+    owner = read_owner(storage)
+    if owner is None and storage.can_rename:
+        raise EngineError(
+            f"{storage.root} {STALE}: its {OWNER} is gone, so it was moved or removed",
+            hint="leave the folder of a run alone while it trains",
+        )
+    if owner is not None and owner.token != token:
+        raise EngineError(f"{storage.root} {STALE}: {owner} has taken it over")
+
+
+_held: dict[tuple[str, str, int], RunLock] = {}
+
+
+def take_run(storage: Storage, *, job: str, attempt: int, preemption: Preemption) -> RunLock:
+    """Take a run for this training, or share what this process holds already.
+
+    Waits for a training that is about to end, and says so. Raises SpecError if that one lives on. A later
+    attempt of the same job takes the run over: its launcher has taken the earlier one for dead.
+    """
+    key = (storage.root, job, attempt)
+    lock = _held.get(key)
+    if lock is None or not lock.is_held or lock.process_id != os.getpid():
+        lock = _held[key] = RunLock(storage, job=job, attempt=attempt, preemption=preemption)
+    lock.num_users += 1
+    return lock
+
+
+class RunLock:
+    """The lock of one run, held by this process."""
+
+    def __init__(self, storage: Storage, *, job: str, attempt: int, preemption: Preemption) -> None:
+        self.token = secrets.token_hex(8)
+        self.file: int | None = None  # which the writer process holds as well
+        self.num_users = 0
+        self.is_held = False
+        self._storage = storage
+        self._preemption = preemption
+        self.process_id = os.getpid()
+        self._ended = threading.Event()
+        self._owner = Owner(
+            token=self.token,
+            job=job,
+            attempt=attempt,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            pid_space=_find_pid_space(),
+            time_s=time.time(),
+            lease_s=None if storage.can_rename else _LEASE_S,
+        )
+        try:
+            if storage.can_rename:
+                self._lock_folder()
+            else:
+                self._wait_for_lease()
+            self.previous = read_owner(storage)
+            self._write()
+        except BaseException:
+            self._close_file()
+            raise
+        self.is_held = True
+        os.register_at_fork(after_in_child=self._close_file)  # a worker may outlive its trainer
+        if not storage.can_rename:
+            threading.Thread(target=self._renew, name="windlass-lease", daemon=True).start()
+
+    def close(self) -> None:
+        """Let the next training have the run, once nothing in this process uses it."""
+        self.num_users -= 1
+        if self.num_users > 0 or not self.is_held or os.getpid() != self.process_id:
+            return
+        self.is_held = False
+        if not self._storage.can_rename:
+            self._end_lease()
+        self._close_file()
+
+    def _close_file(self) -> None:
+        if self.file is not None:
+            os.close(self.file)
+            self.file = None
+
+    def _write(self) -> None:
+        self._storage.write(OWNER, json.dumps(asdict(self._owner)).encode())
+
+    # Folders.
+
+    def _lock_folder(self) -> None:
+        if self._try_lock():
+            return
+        holder = read_owner(self._storage)
+        limit_s = _HERE_S if _is_here(holder) or self._follows(holder) else _ELSEWHERE_S
+        if self._wait(self._try_lock, holder, limit_s):
+            return
+        holder = read_owner(self._storage)
+        if not self._follows(holder):
+            raise self._refusal(holder)
+        logger.warning(
+            "%s still holds %s, and this is attempt %d: taking the run over",
+            *(holder, self._storage.root, self._owner.attempt),
+        )
+
+    def _try_lock(self) -> bool:
+        """Lock the folder that has the root's name now: the last holder may have moved its own aside."""
+        root = self._storage.root
+        self._storage.make_root()
+        file = _open_lock(root)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_locked = os.path.samestat(os.fstat(file), os.stat(f"{root}/{LOCK}"))
+        except OSError as error:
+            is_locked = False
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, errno.ENOENT):
+                logger.warning(
+                    "%s cannot be locked (%s): two trainings of this run would not see each other "
+                    "before their next checkpoint",
+                    *(root, error),
+                )
+                os.close(file)
+                return True
+        if is_locked:
+            self.file = file
+        else:
+            os.close(file)
+        return is_locked
+
+    def _follows(self, holder: Owner | None) -> bool:
+        """Return whether this is a later attempt of the holder's job: its launcher took that for dead."""
+        own = self._owner
+        if holder is None or not own.job or holder.job != own.job:
+            return False
+        return own.attempt > holder.attempt
+
+    # Object stores.
+
+    def _wait_for_lease(self) -> None:
+        """Wait until the lease of another training has ended, or is seen not to be renewed."""
+        holder = read_owner(self._storage)
+        if holder is None or holder.lease_s is None or self._follows(holder) or holder.is_dead:
+            return
+        if time.time() - holder.time_s > _LONG_AGO_S:
+            return
+        now: Owner | None = holder
+
+        def has_changed() -> bool:
+            nonlocal now
+            now = read_owner(self._storage)
+            return now != holder
+
+        if self._wait(has_changed, holder, 1.5 * holder.lease_s, every_s=1.0) and now is not None:
+            raise self._refusal(now)
+
+    def _renew(self) -> None:
+        failed_s: float | None = None
+        while not self._ended.wait(_RENEW_S):
+            try:
+                holder = read_owner(self._storage)
+                if holder is not None and holder.token != self.token:
+                    logger.error("%s %s: %s has taken it over", self._storage.root, STALE, holder)
+                    return
+                owner = {**asdict(self._owner), "time_s": time.time()}
+                self._storage.write(OWNER, json.dumps(owner).encode())
+                failed_s = None
+            except Exception as error:  # noqa: BLE001 - a driver's own; tried again
+                failed_s = failed_s or time.monotonic()
+                logger.warning(
+                    "the lease of %s was not renewed for %.0f s: %s",
+                    *(self._storage.root, time.monotonic() - failed_s, error),
+                )
+
+    def _end_lease(self) -> None:
+        self._ended.set()
+        try:
+            check_owner(self._storage, self.token)
+            self._storage.remove(OWNER)
+        except (EngineError, OSError) as error:
+            logger.warning("the lease of %s was not ended: %s", self._storage.root, error)
+
+    # Both.
+
+    def _wait(
+        self,
+        is_over: Callable[[], bool],
+        holder: Owner | None,
+        limit_s: float,
+        *,
+        every_s: float = 0.1,
+    ) -> bool:
+        def say(waited_s: float) -> None:
+            logger.warning(
+                "another training writes to %s (%s): waiting for its end, %.0f of %.0f s",
+                *(self._storage.root, holder or "unknown", waited_s, limit_s),
+            )
+
+        def is_settled() -> bool:
+            if self._preemption.is_announced:
+                logger.warning("SIGTERM while waiting for %s: ending", self._storage.root)
+                raise SystemExit(_SIGTERM_EXIT_CODE)
+            return is_over()
+
+        say(0.0)
+        return wait_until(is_settled, timeout_s=limit_s, every_s=every_s, say=say)
+
+    def _refusal(self, holder: Owner | None) -> SpecError:
+        return SpecError(
+            f"another training writes to {self._storage.root}: {holder or 'it left no name'}",
+            hint="end it, or give this one another run (run=, --run)",
+        )
+
+
+def _open_lock(root: str) -> int:
+    """Open the lock of a folder. Only users who may write to the folder can open it, and so lock it.
+
+    A lock on the folder itself could be held by everyone who can read it, and NFS keeps such a lock on one
+    machine alone.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    file = os.open(f"{root}/{LOCK}", flags, 0o600)
+    if os.fstat(file).st_uid == os.geteuid():
+        writable = os.stat(root).st_mode & 0o222
+        with contextlib.suppress(OSError):  # some file systems keep no modes
+            os.fchmod(file, writable | writable << 1)
+    return file
+
+
+def _find_pid_space() -> str:
+    """Return a name for the boot of this machine and the process ids that this process sees."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:  # not Linux
+        return ""
+
+
+def _is_here(holder: Owner | None) -> bool:
+    return holder is not None and holder.host == socket.gethostname() and not holder.is_dead

@@ -1,0 +1,189 @@
+"""Which samples a rank reads for a step: a global batch, cut over ranks and then into micro-batches.
+
+Pure; no dataset comes in here. The order of the samples is a permutation that is a function of (seed, epoch,
+index): a Feistel network over the bits of an index, walked until it lands below `num_samples`, so nothing is
+kept per sample and every process computes the same order without asking another. Checkpoints depend on it: a
+change of the values is a change of the format.
+
+The global batch of a step does not depend on the world size, only its cutting does. Every rank gets the same
+number of micro-batches, so that collectives match; where samples do not suffice, one that counts nothing
+fills the place. Called by loader and sample_reading.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+from typing import Any, overload
+
+import torch
+
+from windlass.errors import SpecError
+
+_ROUNDS = 8  # even, so that both halves are back at their own widths
+_MASK = 0xFFFF_FFFF
+_BLOCK = 4096  # indices that are computed at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order(Sequence[int]):
+    """The sample at each place of an epoch; `order[i]` is a sample's number, `order[a:b]` a list of them."""
+
+    num_samples: int
+    keys: tuple[int, ...]  # of the rounds; none: samples come in their own order
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            return self._slice(range(*index.indices(self.num_samples)))
+        if not -self.num_samples <= index < self.num_samples:
+            raise IndexError(f"place {index} of an order of {self.num_samples} samples")
+        place = index % self.num_samples
+        return self._slice(range(place, place + 1))[0]
+
+    def _slice(self, places: range) -> list[int]:
+        if not self.keys:
+            return list(places)
+        samples: list[int] = []
+        while places:  # block by block, each computed at once
+            block, first = divmod(places[0], _BLOCK)
+            permuted = _permute_block(self.num_samples, self.keys, block)
+            taken = (
+                permuted[first : first + len(places)]
+                if places.step == 1
+                else [permuted[places[0] % _BLOCK]]
+            )
+            samples += taken
+            places = places[len(taken) :]
+        return samples
+
+
+def make_order(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> Order:
+    """The order of one epoch; without `shuffle` the samples' own."""
+    if not 0 <= num_samples < 2**62:
+        raise SpecError(f"an order of {num_samples} samples", hint="it is for 0 to 2**62 - 1")
+    return Order(num_samples=num_samples, keys=_make_keys(seed, epoch) if shuffle else ())
+
+
+def _make_keys(seed: int, epoch: int) -> tuple[int, ...]:
+    digest = hashlib.blake2b(f"{seed}:{epoch}".encode(), digest_size=4 * _ROUNDS).digest()
+    return tuple(
+        int.from_bytes(digest[start : start + 4], "little") for start in range(0, len(digest), 4)
+    )
+
+
+@lru_cache(maxsize=16)
+def _permute_block(num_samples: int, keys: tuple[int, ...], block: int) -> list[int]:
+    first = block * _BLOCK
+    places = torch.arange(first, min(first + _BLOCK, num_samples), dtype=torch.int64)
+    num_bits = max(1, (num_samples - 1).bit_length())
+    values = _mix(places, keys, num_bits)
+    while bool((is_outside := values >= num_samples).any()):
+        values[is_outside] = _mix(values[is_outside], keys, num_bits)
+    return [int(value) for value in values.tolist()]
+
+
+def _mix(values: Any, keys: tuple[int, ...], num_bits: int) -> Any:
+    """A permutation of [0, 2**num_bits). In each round the halves change places, and one is XORed."""
+    left_bits, right_bits = num_bits // 2, num_bits - num_bits // 2
+    left, right = values >> right_bits, values & ((1 << right_bits) - 1)
+    for key in keys:
+        left, right = right, left ^ (_hash(right, key) & ((1 << left_bits) - 1))
+        left_bits, right_bits = right_bits, left_bits
+    return (left << right_bits) | right
+
+
+def _hash(values: Any, key: int) -> Any:
+    """32 bits out of 32 (murmur3's finish); products wrap, and only their low 32 bits are kept."""
+    mixed = (values + key) & _MASK
+    mixed = ((mixed ^ (mixed >> 16)) * 0x85EBCA6B) & _MASK
+    mixed = ((mixed ^ (mixed >> 13)) * 0xC2B2AE35) & _MASK
+    return mixed ^ (mixed >> 16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """One micro-batch: the samples to read, and how many of them count (all, or none in a filler)."""
+
+    reads: tuple[int, ...]
+    weight: int
+
+    @property
+    def sample_ids(self) -> tuple[int, ...]:
+        return self.reads if self.weight else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """What one rank reads for one optimizer step."""
+
+    index: int
+    epoch: int
+    is_last_of_epoch: bool
+    global_samples: int
+    batches: tuple[BatchPlan, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cutting:
+    """How global batches are made and cut, as one rank sees it."""
+
+    batch: int  # samples of a step, over all ranks
+    micro_batch: int | None  # of one rank; None: all it has in a step
+    rank: int
+    world_size: int
+    drop_last: bool
+
+    def count_steps(self, num_samples: int) -> int:
+        """Steps of an epoch of that many samples."""
+        return num_samples // self.batch if self.drop_last else -(-num_samples // self.batch)
+
+    def cut(self, num_samples: int) -> list[range]:
+        """This rank's micro-batches, as places in a step of that many samples; empty ranges are fillers."""
+        first = num_samples * self.rank // self.world_size
+        last = num_samples * (self.rank + 1) // self.world_size
+        largest_share = -(-num_samples // self.world_size)
+        pieces = -(-largest_share // (self.micro_batch or largest_share)) if largest_share else 0
+        # evenly: a remainder of one sample would have no variance for BatchNorm
+        share = last - first
+        return [
+            range(first + share * piece // pieces, first + share * (piece + 1) // pieces)
+            for piece in range(pieces)
+        ]
+
+    def plan_batches(self, sample_ids: Sequence[int]) -> tuple[BatchPlan, ...]:
+        """This rank's micro-batches of a step with these samples; fillers read the step's first."""
+        return tuple(
+            BatchPlan(
+                reads=tuple(sample_ids[places.start : places.stop]) or (sample_ids[0],),
+                weight=len(places),
+            )
+            for places in self.cut(len(sample_ids))
+        )
+
+
+def plan_steps(
+    num_samples: int, cutting: Cutting, *, seed: int, shuffle: bool, start: int, stop: int | None
+) -> Iterator[StepPlan]:
+    """The steps from `start` on, over epochs, of a dataset of which any sample can be read at any time."""
+    steps_per_epoch = cutting.count_steps(num_samples)
+    for index in count(start) if stop is None else range(start, stop):
+        epoch, place = divmod(index, steps_per_epoch)
+        order = make_order(num_samples, seed=seed, epoch=epoch, shuffle=shuffle)
+        sample_ids = order[place * cutting.batch : (place + 1) * cutting.batch]
+        yield StepPlan(
+            index=index,
+            epoch=epoch,
+            is_last_of_epoch=place == steps_per_epoch - 1,
+            global_samples=len(sample_ids),
+            batches=cutting.plan_batches(sample_ids),
+        )

@@ -1,0 +1,199 @@
+"""Documents packed into rows of a fixed length, with their boundaries: little padding, no token lost.
+
+`make_packs` is pure: lengths in, a plan out (best fit, longest first). A document longer than a row is split
+into pieces, and the report says so. `PackedTokens` reads rows by that plan as a map dataset for the loader.
+Labels are as transformers has them: not shifted, -100 where nothing is learned. No model comes in here.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from windlass.errors import SpecError
+from windlass.train.data.token_shards import TokenShards
+
+logger = logging.getLogger(__name__)
+
+IGNORED = -100  # a label that no loss counts; torch's own number for it
+PADDING = -1  # the document id of padding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackReport:
+    """What packing did; nothing is ever dropped."""
+
+    num_documents: int
+    num_tokens: int
+    num_packs: int
+    num_split: int  # documents longer than a row
+    num_pieces: int  # whole documents, and pieces of split ones
+    utilisation: float  # tokens among all places, from 0 to 1
+    dropped_tokens: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_documents} documents, {self.num_tokens} tokens in {self.num_packs} rows, "
+            f"{self.utilisation:.1%} used, {self.num_split} documents split, "
+            f"{self.dropped_tokens} tokens dropped"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packs:
+    """Which pieces of which documents are in each row; flat, so that millions of them take little memory."""
+
+    length: int
+    documents: array[int]  # of each piece
+    starts: array[int]  # in its document
+    lengths: array[int]
+    ends: array[int]  # of each row, in pieces
+    report: PackReport
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def pieces(self, row: int) -> list[tuple[int, int, int]]:
+        """(document, start, length) of each piece in a row."""
+        span = slice(self.ends[row - 1] if row else 0, self.ends[row])
+        return list(zip(self.documents[span], self.starts[span], self.lengths[span], strict=True))
+
+
+def make_packs(lengths: Sequence[int], length: int, *, is_packed: bool = True) -> Packs:
+    """Rows of `length` tokens for documents of these lengths; one piece a row without `is_packed`."""
+    if length < 2:
+        raise SpecError(f"rows of {length} tokens", hint="a row has a token and one to predict")
+    documents, starts, sizes = array("q"), array("q"), array("q")  # of each piece
+    for document, total in enumerate(lengths):
+        for start in range(0, total, length):
+            documents.append(document)
+            starts.append(start)
+            sizes.append(min(length, total - start))
+    if not sizes:
+        raise SpecError("there are no tokens to pack", hint="look whether the data files are right")
+    rows = _fit(sizes, length) if is_packed else [[number] for number in range(len(sizes))]
+    num_tokens = sum(lengths)
+    report = PackReport(
+        num_documents=len(lengths),
+        num_tokens=num_tokens,
+        num_packs=len(rows),
+        num_split=sum(total > length for total in lengths),
+        num_pieces=len(sizes),
+        utilisation=num_tokens / (len(rows) * length),
+    )
+    numbers = [number for row in rows for number in row]
+    ends = array("q")
+    for row in rows:
+        ends.append(len(row) + (ends[-1] if ends else 0))
+    return Packs(
+        length=length,
+        documents=array("q", map(documents.__getitem__, numbers)),
+        starts=array("q", map(starts.__getitem__, numbers)),
+        lengths=array("q", map(sizes.__getitem__, numbers)),
+        ends=ends,
+        report=report,
+    )
+
+
+def _fit(sizes: Sequence[int], length: int) -> list[list[int]]:
+    """Numbers of pieces in each row: each piece, the longest first, into the fullest row that has room."""
+    rows: list[list[int]] = []
+    with_space: list[list[int]] = [[] for _ in range(length + 1)]  # rows by their free places
+    spaces = 0  # bit n: some row has n free places
+    for number in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
+        size = sizes[number]
+        if fitting := spaces >> size:
+            space = size + (fitting & -fitting).bit_length() - 1
+            row = with_space[space].pop()
+            if not with_space[space]:
+                spaces ^= 1 << space
+            rows[row].append(number)
+        else:
+            space, row = length, len(rows)
+            rows.append([number])
+        if left := space - size:
+            with_space[left].append(row)
+            spaces |= 1 << left
+    return rows
+
+
+class PackedTokens:
+    """Rows of tokens as a map dataset: input_ids, labels, position_ids, document_ids, each of `length`.
+
+    Positions begin at 0 in each document; documents of a row count from 0, and padding is PADDING. The first
+    token of a piece has no label: what would predict it stands in another document, or in no row at all.
+    """
+
+    is_read_in_background = True  # for the loader: no random numbers, safe in a thread
+
+    def __init__(
+        self, shards: TokenShards, length: int, *, pad_token: int = 0, is_packed: bool = True
+    ) -> None:
+        self.shards = shards
+        self.pad_token = pad_token
+        self.packs = make_packs(shards.lengths(), length, is_packed=is_packed)
+        logger.info("packed: %s", self.report)
+        if self.report.num_split:
+            logger.warning(
+                "%d of %d documents are longer than %d tokens and were split",
+                self.report.num_split,
+                self.report.num_documents,
+                length,
+            )
+
+    @property
+    def report(self) -> PackReport:
+        return self.packs.report
+
+    def __len__(self) -> int:
+        return len(self.packs)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        length = self.packs.length
+        input_ids = torch.full((length,), self.pad_token, dtype=torch.int64)
+        labels = torch.full((length,), IGNORED, dtype=torch.int64)
+        position_ids = torch.empty(length, dtype=torch.int64)
+        document_ids = torch.full((length,), PADDING, dtype=torch.int32)
+        place = 0
+        for number, (document, start, size) in enumerate(self.packs.pieces(row)):
+            tokens, learned = self.shards.read(document, start, start + size)
+            span = slice(place, place + size)
+            input_ids[span] = tokens
+            labels[span] = tokens.masked_fill(~learned, IGNORED)
+            labels[place] = IGNORED
+            position_ids[span] = torch.arange(size)
+            document_ids[span] = number
+            place += size
+        position_ids[place:] = torch.arange(length - place)
+        return {
+            "input_ids": input_ids,
+            "labels": labels,
+            "position_ids": position_ids,
+            "document_ids": document_ids,
+        }
+
+
+def make_cu_seqlens(document_ids: Any, *, size: int | None = None) -> Any:
+    """Where documents begin in a flattened batch of rows, and its end, as attention with lengths wants it.
+
+    Padding is a document of its own. size: of the result, filled up with the end, so that a compiled model
+    sees one shape only; None: as many as there are.
+    """
+    rows = document_ids.reshape(-1, document_ids.shape[-1])
+    begins = torch.ones_like(rows, dtype=torch.bool)
+    begins[:, 1:] = rows[:, 1:] != rows[:, :-1]
+    starts = begins.flatten().nonzero().flatten().to(torch.int32)
+    num_ends = 1 if size is None else size - len(starts)
+    if num_ends < 1:
+        raise SpecError(
+            f"the batch has {len(starts)} documents, and cu_seqlens only {size} places",
+            hint=f"take a size of at least {len(starts) + 1}",
+        )
+    return torch.cat([starts, starts.new_full((num_ends,), rows.numel())])

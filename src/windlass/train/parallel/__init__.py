@@ -1,0 +1,1 @@
+"""A world of ranks: one process of it, its shape, and how a model is laid out over it."""

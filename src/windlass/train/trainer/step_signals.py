@@ -1,0 +1,84 @@
+"""What ranks agree on while they train: to stop, to save now; all of them do it after the same step.
+
+Any rank may propose; nobody waits. A proposal is written to the store of the process group with the step
+after which it holds, and every rank looks there between steps. The trainer keeps ranks within one step of
+each other, so a proposal that holds two steps later is seen by all in time. Called by the trainer only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+
+from windlass.train.parallel.context import Context
+
+STOP = "stop"
+SAVE = "save"
+END = "end"
+
+_LOOK_EVERY_S = 0.25
+_MAX_STEPS = 256  # between two looks
+_MEASURED_STEPS = 8  # after which looks are spread by what a step takes
+_instances = itertools.count()
+
+
+class StepSignals:
+    """The proposals of one training; `look` is called on every rank after every step."""
+
+    def __init__(self, context: Context, *, first_step: int) -> None:
+        self._is_alone = not dist.is_initialized() or context.world_size == 1
+        store = dist.HashStore() if self._is_alone else _get_default_store()
+        prefix = f"windlass/train/{context.attempt}/{next(_instances)}"
+        self._store = dist.PrefixStore(prefix, store)
+        self._is_main = context.is_main
+        self._first_step = first_step
+        self._started_s = time.monotonic()
+        self._every = 1
+        self._num_done = {STOP: 0, SAVE: 0, END: 0}
+        self._due: dict[str, int] = {}
+
+    def propose(self, name: str, step: int) -> None:
+        """After this step, ask all ranks to do something soon; nothing happens where somebody has asked."""
+        if name not in self._due:
+            holds_after = step if self._is_alone else self._next_look(step + 2)
+            answer = self._store.compare_set(self._key(name), "", str(holds_after))
+            self._due[name] = int(answer)
+
+    def look(self, step: int) -> set[str]:
+        """What is to be done after this step; the same on every rank."""
+        if not self._is_alone:
+            self._spread_looks(step)
+            if self._is_look(step):
+                self._read_proposals()
+        due = {name for name, holds_after in self._due.items() if holds_after <= step}
+        for name in due:
+            del self._due[name]
+            self._num_done[name] += 1
+        return due
+
+    def _key(self, name: str) -> str:
+        return f"{name}-{self._num_done[name]}"
+
+    def _read_proposals(self) -> None:
+        for name in self._num_done:
+            if name not in self._due and self._store.check([self._key(name)]):
+                self._due[name] = int(self._store.get(self._key(name)))
+
+    def _is_look(self, step: int) -> bool:
+        num_steps = step - self._first_step
+        return num_steps < 2 * _MEASURED_STEPS or num_steps % self._every == 0
+
+    def _next_look(self, step: int) -> int:
+        return next(later for later in itertools.count(step) if self._is_look(later))
+
+    def _spread_looks(self, step: int) -> None:
+        """Look every quarter of a second rather than after every step, where steps are short."""
+        num_steps = step - self._first_step + 1
+        if num_steps == _MEASURED_STEPS and self._is_main:
+            step_s = (time.monotonic() - self._started_s) / num_steps
+            self._store.set("every", str(min(_MAX_STEPS, max(1, int(_LOOK_EVERY_S / step_s)))))
+        if num_steps == _MEASURED_STEPS + 2:
+            self._every = int(self._store.get("every"))

@@ -1,0 +1,504 @@
+"""TorchTrainer: trains a model on one process or on many, and goes on exactly where it was stopped.
+
+    trainer = TorchTrainer(model=make_model, data=dataset, loss="cross_entropy", epochs=3, batch=256)
+    result = trainer.fit()
+
+`fit` makes the parts (`trainer_setup`), then runs the loop below. People who come from itwinai's
+TorchTrainer subclass it and override `create_model_loss_optimizer`, `create_dataloaders`, `train_step` or
+`validation_step`. What a step computes is in `step_update`; what is told when, in `trainer_log`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from windlass.errors import SpecError
+from windlass.train.parallel.context import Context, get_context
+from windlass.train.parallel.shape import Shape, read_shape
+from windlass.train.parallel.strategies import LaidOutModel
+from windlass.train.trainer.callbacks import Callback, ConsoleCallback
+from windlass.train.trainer.evaluation import evaluate, evaluation_mode, read_metrics
+from windlass.train.trainer.itwinai_names import Strategy, explain_missing, refuse_overrides
+from windlass.train.trainer.optimizers import find_further, make_loss, make_model, move_to
+from windlass.train.trainer.step_signals import END, SAVE, STOP
+from windlass.train.trainer.trainer_options import Config, TrainerOptions, read_options
+from windlass.train.trainer.trainer_save import TrainProgress, TrainResult
+from windlass.train.trainer.trainer_setup import TrainerParts, make_eval_loader, make_loader, set_up
+
+PREEMPTED_EXIT_CODE = 143  # what a process that SIGTERM ends leaves with
+
+
+class Preempted(SystemExit):
+    """The training was asked to end, and ended with a checkpoint; the next attempt goes on from there."""
+
+    def __init__(self, step: int, *, is_saved: bool) -> None:
+        super().__init__(PREEMPTED_EXIT_CODE)
+        self.step, self.is_saved = step, is_saved
+
+    def __str__(self) -> str:
+        if not self.is_saved:
+            return f"step {self.step} is lost: checkpoint_every=0 saves nothing"
+        return f"step {self.step} is saved; a restart goes on from there"
+
+
+class TorchTrainer:
+    """A training. Keywords are settings (see TrainerOptions) or parts, made now or by a function later."""
+
+    options_type: type[TrainerOptions] = TrainerOptions
+    batch_weight: Any = (
+        None  # data -> tensor: what a batch counts, such as its tokens; None: its samples
+    )
+    lr_scheduler: Any = None  # stepped at each epoch's start, as itwinai does
+    torch_rng: Any = None
+    logger: Any = None
+    profiler: Any = None
+    ddp_options: Mapping[str, Any] = {}  # for DistributedDataParallel, as find_unused_parameters
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        model: nn.Module | Callable[[], nn.Module] | None = None,
+        data: Any = None,
+        validation: Any = None,
+        loss: Callable[..., Any] | str | None = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+        batch_weight: Callable[[Any], torch.Tensor] | None = None,
+        callbacks: Sequence[Callback] | None = None,
+        trackers: Sequence[Any] | str = (),
+        collate: Callable[[list[Any]], Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        """A trainer; nothing is made or read yet, but settings are checked.
+
+        config: a dict, a YAML or JSON file, or a command line's words (sys.argv[1:]); wins over keywords.
+        data: a dataset, or a Loader. validation: a dataset. collate: makes a batch of a list of samples.
+        loss: name, or function of (output, target) that returns a mean; None: the model returns its loss.
+        optimizer: name or class, function of the parameters, or an optimizer.
+        scheduler: name, function of the optimizer, or a scheduler; steps after each optimizer step.
+        metrics: by name, functions of (output, target) that return a mean, for validation.
+        batch_weight: what a batch counts; its samples, unless given.
+        callbacks: instead of the one that prints. trackers: names, besides metrics.jsonl, or trackers.
+        """
+        by_name = {"loss": loss, "optimizer": optimizer, "scheduler": scheduler}
+        named: dict[str, Any] = {
+            key: value for key, value in by_name.items() if isinstance(value, str)
+        }
+        names = trackers.split(",") if isinstance(trackers, str) else trackers
+        named["trackers"] = tuple(name for name in names if isinstance(name, str))
+        refuse_overrides(type(self), TorchTrainer)
+        self.options = read_options(self.options_type, {**settings, **named}, config)
+        self.context: Context = get_context(device=self.options.device)
+        self.shape: Shape = read_shape(
+            self.options.strategy,
+            world_size=self.context.world_size,
+            local_world_size=self.context.local_world_size,
+        )
+        if self.options.batch_size is not None:
+            batch = self.options.batch_size * self.shape.data_ranks
+            self.options = dataclasses.replace(self.options, batch=batch)
+        self.model: Any = model
+        self.loss: Any = self.options.loss if loss is None or isinstance(loss, str) else loss
+        self.optimizer: Any = (
+            self.options.optimizer if isinstance(optimizer, str | None) else optimizer
+        )
+        self.scheduler: Any = (
+            self.options.scheduler if isinstance(scheduler, str | None) else scheduler
+        )
+        self.metrics = dict(metrics or {})
+        if batch_weight is not None:
+            self.batch_weight = batch_weight
+        self.callbacks = [ConsoleCallback()] if callbacks is None else list(callbacks)
+        self.other_trackers = [name for name in names if not isinstance(name, str)]
+        self.collate = collate
+        self.train_dataset, self.validation_dataset = data, validation
+        self.test_dataset: Any = None
+        self.train_dataloader: Any = None
+        self.validation_dataloader: Any = None
+        self.test_dataloader: Any = None
+        self.strategy = Strategy(self)
+        self.progress = TrainProgress()
+        self.total_steps = 0
+        self.parts: TrainerParts
+        self._is_ending = False
+        self._is_epoch_begun = False
+
+    @property
+    def config(self) -> TrainerOptions:
+        """The settings, by itwinai's name."""
+        return self.options
+
+    @property
+    def device(self) -> torch.device:
+        return self.context.device
+
+    @property
+    def current_epoch(self) -> int:
+        """Number of the epoch under way, from 0; itwinai's name."""
+        return self.progress.epoch
+
+    @property
+    def epochs(self) -> int | None:
+        return self.options.epochs
+
+    @property
+    def run_name(self) -> str:
+        return self.options.run
+
+    @property
+    def random_seed(self) -> int:
+        return self.options.seed
+
+    @property
+    def best_validation_metric(self) -> float | None:
+        return self.progress.best
+
+    @property
+    def train_glob_step(self) -> int:
+        return self.progress.step
+
+    def __getattr__(self, name: str) -> Any:
+        """Explain names of itwinai's trainer that this one does not have."""
+        why = explain_missing(name)
+        raise AttributeError(
+            f"{type(self).__name__} has no attribute {name!r}" + (f"; hint: {why}" if why else "")
+        )
+
+    @property
+    def laid_out(self) -> LaidOutModel:
+        return self.parts.laid_out
+
+    # What people override.
+
+    def create_model_loss_optimizer(self) -> None:
+        """Set self.model and self.loss; self.optimizer and self.scheduler may be set, or stay functions."""
+        self.model = make_model(self.model)
+        self.loss = make_loss(self.loss)
+
+    def create_dataloaders(self, *args: Any, **kwargs: Any) -> None:
+        """Set self.train_dataloader and self.validation_dataloader.
+
+        An override takes nothing, or itwinai's train_dataset, validation_dataset and test_dataset.
+        """
+        names = ("train_dataset", "validation_dataset", "test_dataset")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        given = {name: value for name, value in given.items() if value is not None}
+        self.train_dataloader = make_loader(given.get(names[0], self.train_dataset), self)
+        self.validation_dataloader = make_eval_loader(
+            given.get(names[1], self.validation_dataset), self
+        )
+
+    def train_step(self, batch: Any, batch_idx: int) -> Any:
+        """The mean loss of a micro-batch; the trainer computes gradients, and steps."""
+        del batch_idx  # for those who override this
+        return self._forward(batch)[0]
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        """The mean loss of a batch, or (loss, metrics)."""
+        loss, output, target = self._forward(batch)
+        metrics = self.compute_metrics(
+            true=target,
+            pred=output,
+            logger_step=self.progress.step,
+            batch_idx=batch_idx,
+            stage="validation",
+        )
+        return loss, metrics
+
+    def test_step(self, batch: Any, batch_idx: int) -> Any:
+        """Return the same as `validation_step`, for the test data of `execute`."""
+        return self.validation_step(batch, batch_idx)
+
+    def compute_metrics(
+        self,
+        true: Any,
+        pred: Any,
+        logger_step: int = 0,
+        batch_idx: int | None = None,
+        stage: str = "train",
+    ) -> dict[str, Any]:
+        """Return the value of each of `metrics` for a batch; returned from a step, they are logged."""
+        del logger_step, batch_idx, stage
+        return {name: metric(pred, true) for name, metric in self.metrics.items()}
+
+    def set_epoch(self) -> None:
+        """Begin the epoch `current_epoch`: step self.lr_scheduler, if it is set.
+
+        The trainer calls this before each epoch's first step, and after a resume within an epoch.
+        """
+        if self.lr_scheduler is None or self._is_epoch_begun:
+            return
+        with warnings.catch_warnings():  # itwinai skips the schedule's first value too
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step\\(\\)` before")
+            self.lr_scheduler.step()
+
+    def complete_metrics(self, metrics: dict[str, float]) -> dict[str, float]:
+        """The metrics of a whole validation; add what is a function of them, such as perplexity."""
+        return metrics
+
+    def identity(self) -> dict[str, str]:
+        """What a checkpoint must have in common with this training to be gone on with, as users call it."""
+        return {"the optimizer": type(self.optimizer).__name__}
+
+    def _forward(self, batch: Any) -> tuple[Any, Any, Any]:
+        if self.loss is None:  # the model returns its own
+            output = self.model(**batch) if isinstance(batch, Mapping) else self.model(batch)
+            loss = (
+                output["loss"] if isinstance(output, Mapping) else getattr(output, "loss", output)
+            )
+            return loss, output, batch
+        inputs, target = batch
+        output = self.model(inputs)
+        return self.loss(output, target), output, target
+
+    # What people call.
+
+    def fit(self) -> TrainResult:
+        """Train until the end, from the newest checkpoint if there is one; the same result on every rank."""
+        set_up(self)
+        try:
+            self._tell("on_start")
+            self.parts.saver.check_parts()
+            self.parts.callback_states.deliver()
+            if not self._is_patience_over:  # of a run that had stopped early, and is started again
+                self._train()
+        except BaseException as error:
+            self.parts.close(ok=isinstance(error, Preempted))
+            raise
+        self.parts.log.flush()
+        self.parts.close(ok=True)
+        self.parts.saver.tell_safe()
+        self.context.preemption.end_reading()
+        result = self._result()
+        self._tell("on_end", result)
+        return result
+
+    def execute(
+        self, train_dataset: Any = None, validation_dataset: Any = None, test_dataset: Any = None
+    ) -> TrainResult:
+        """`fit`, as itwinai calls it; datasets given here are used instead of the constructor's."""
+        if train_dataset is not None:
+            self.train_dataset = train_dataset
+        if validation_dataset is not None:
+            self.validation_dataset = validation_dataset
+        self.test_dataset = test_dataset
+        result = self.fit()
+        test = test_dataset if self.test_dataloader is None else self.test_dataloader
+        if test is None:
+            return result
+        result = dataclasses.replace(result, test=self._evaluate(test, self.test_step))
+        self._tell("on_test", result.test)
+        return result
+
+    def stop(self) -> None:
+        """End after one of the next steps, on every rank, with a checkpoint."""
+        self.parts.signals.propose(END, self.progress.step - 1)
+
+    def share_buffers(self) -> None:
+        """Copy rank 0's buffers of the model and the loss to every rank; every rank must call it."""
+        self.laid_out.share_buffers()
+        if isinstance(self.loss, nn.Module):
+            self.laid_out.share_buffers(self.loss)
+
+    def evaluate(self, data: Any) -> dict[str, float]:
+        """Metrics of the model over a dataset or an EvalLoader; every rank must call it, after `fit`."""
+        return self._evaluate(data, self.validation_step)
+
+    def log(
+        self,
+        item: Any,
+        identifier: str,
+        kind: str = "metric",
+        step: int | None = None,
+        batch_idx: int | None = None,
+    ) -> None:
+        """Send a number of rank 0 to the trackers, as itwinai's trainers do."""
+        del batch_idx
+        if kind != "metric":
+            raise SpecError(
+                f"self.log was given {identifier!r} of kind {kind!r}",
+                hint="trackers take metrics; write other things to files in trainer.parts.folder",
+            )
+        self.parts.trackers.log(
+            {identifier: item}, step=self.progress.step if step is None else step
+        )
+
+    def _evaluate(self, data: Any, step: Callable[[Any, int], Any]) -> dict[str, float]:
+        loader = make_eval_loader(data, self) or ()
+        self.share_buffers()
+        wrapped, self.model = self.model, self.laid_out.model
+        try:
+            with evaluation_mode(self.laid_out.model), self.laid_out.autocast():
+                batches = ((move_to(b.data, self.device), b.weight) for b in loader)
+                metrics = evaluate(batches, step, device=self.device, weigh=self.batch_weight)
+        finally:
+            self.model = wrapped
+            self.laid_out.reshard()
+        return self.complete_metrics(metrics)
+
+    # The loop. One turn is one optimizer step, on every rank.
+
+    def _train(self) -> None:
+        parts = self.parts
+        if not self._is_at_end:
+            self._is_epoch_begun = self._is_within_epoch
+            self.set_epoch()
+            self._is_epoch_begun = False
+        for step in self._steps():
+            batches = [(move_to(b.data, self.device), b.weight) for b in step.micro_batches]
+            parts.update.run(
+                batches, step.global_samples, train_step=self._loss, weigh=self.batch_weight
+            )
+            self.progress.step = step.index + 1
+            self.progress.epoch = step.epoch + step.is_last_of_epoch
+            parts.log.step_done(step)
+            self._tell("on_step", step)
+            self._propose(step.index)
+            signals = parts.signals.look(step.index)
+            is_best = self._is_validation_due(step) and self._validate()
+            is_last = self._is_ending or bool(signals & {STOP, END}) or self._is_at_end
+            if is_best or is_last or SAVE in signals or self._is_save_due(step):
+                parts.saver.save(step, is_best=is_best, block=is_last)
+            if step.is_last_of_epoch:
+                self._tell("on_epoch", self.progress.epoch)
+            if STOP in signals:
+                self._tell("on_preempted", self.progress.step)
+                raise Preempted(self.progress.step, is_saved=self.options.saves)
+            if is_last:
+                break
+            if step.is_last_of_epoch:
+                self.set_epoch()
+
+    def _steps(self) -> Iterator[Any]:
+        """The steps that are left, each with the time that its data took."""
+        first = self.progress.step
+        steps = self.train_dataloader.steps(start=first, stop=self.total_steps)
+        while True:
+            began_s = time.perf_counter()
+            if (step := next(steps, None)) is None:
+                return
+            self.parts.log.data_wait_s = time.perf_counter() - began_s
+            yield step
+            if self.progress.step == first + 1:
+                self.parts.saver.prepare()
+
+    def _loss(self, batch: Any, batch_idx: int) -> tuple[torch.Tensor, dict[str, Any]]:
+        """The loss of a micro-batch, and the other metrics that `train_step` returned."""
+        returned = self.train_step(batch, batch_idx)
+        if batch_idx == 0 and self.progress.step == (self.parts.resumed_from or 0):
+            self._refuse_gradients()
+        metrics: dict[str, Any] = {}
+        if isinstance(returned, torch.Tensor):
+            loss: Any = returned
+        else:
+            metrics = read_metrics(returned)
+            loss = metrics.pop("loss", None)
+            if isinstance(returned, tuple) and len(returned) == 2:
+                loss = returned[0]  # its metrics may have a "loss" too, detached
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            shown = f"of {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"{loss!r:.40}"
+            raise SpecError(
+                f"{type(self).__name__}.train_step returned a loss {shown}",
+                hint="return a tensor with one number, the mean over the batch; or (loss, metrics)",
+            )
+        return (loss.reshape(()) if loss.dim() else loss), metrics
+
+    def _refuse_gradients(self) -> None:
+        """Steps of itwinai's trainer also move the weights; here the trainer does, once for all ranks.
+
+        Parameters of a further optimizer are the user's to step.
+        """
+        others = {
+            parameter
+            for optimizer in find_further(self).values()
+            if isinstance(optimizer, Optimizer)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        own = (p for p in self.laid_out.model.parameters() if p not in others)
+        if any(p.grad is not None for p in own):
+            raise SpecError(
+                f"{type(self).__name__}.train_step has computed gradients itself",
+                hint="let it return the loss, without zero_grad, backward and step: the trainer does these",
+            )
+
+    @property
+    def _is_within_epoch(self) -> bool:
+        """True if a resumed training has done some of the steps of its epoch."""
+        loader, step = self.train_dataloader, self.progress.step
+        if not loader.has_length:
+            return bool(step)
+        return bool(step % loader.steps_per_epoch)
+
+    @property
+    def _is_at_end(self) -> bool:
+        return self.progress.step >= self.total_steps
+
+    @property
+    def _is_patience_over(self) -> bool:
+        patience = self.options.early_stop
+        return patience is not None and self.progress.bad_validations >= patience
+
+    def _propose(self, step: int) -> None:
+        self.parts.saver.tell_safe()
+        if self.context.preemption.is_noticed:
+            self.parts.signals.propose(STOP, step)
+        if self.context.is_main and self.parts.saver.is_time_up:
+            self.parts.signals.propose(SAVE, step)
+
+    def _is_validation_due(self, step: Any) -> bool:
+        every = self.options.validate_every
+        if self.validation_dataloader is None or every is None:
+            return False
+        if isinstance(every, str):
+            return bool(step.is_last_of_epoch)
+        return self.progress.step % every == 0 or self._is_at_end
+
+    def _is_save_due(self, step: Any) -> bool:
+        every = self.options.checkpoint_every
+        if every == 0:
+            return False
+        is_epoch = step.is_last_of_epoch and self.options.checkpoint_epochs
+        return is_epoch or (isinstance(every, int) and self.progress.step % every == 0)
+
+    def _validate(self) -> bool:
+        """Validate; True if it is the best so far. Asks for the end where it has not improved for long."""
+        metrics = self.evaluate(self.validation_dataloader)
+        self.progress.validation = metrics
+        self.parts.log.validation_done(metrics)
+        self._tell("on_validation", metrics)
+        value = self.parts.read_best_metric(metrics)
+        if self.parts.schedule_unit == "validation":
+            self.scheduler.step(value)
+        is_best = self.progress.judge(value, mode=self.options.best)
+        self._is_ending = self._is_patience_over
+        return is_best
+
+    def _tell(self, event: str, *values: Any) -> None:
+        for callback in self.callbacks:
+            getattr(callback, event)(self, *values)
+
+    def _result(self) -> TrainResult:
+        progress = self.progress
+        return TrainResult(
+            step=progress.step,
+            epoch=progress.epoch,
+            loss=self.parts.log.loss,
+            validation=progress.validation,
+            best=progress.best,
+            best_step=progress.best_step,
+            num_skipped=progress.num_skipped,
+            resumed_from=self.parts.resumed_from,
+            folder=self.parts.folder,
+            is_stopped_early=not self._is_at_end,
+        )

@@ -1,0 +1,400 @@
+"""Every setting of a training, with its default, and how settings are read: dicts, YAML or JSON files, flags.
+
+Plain data, without torch. `TorchTrainer` takes each as a keyword. Settings of one's own are fields of a
+subclass, named by `TorchTrainer.options_type`, so that a misspelt one is an error as well: a key that does
+not exist is an error that names the one that was probably meant; so is a value of another type. Nothing is
+taken silently.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import math
+import os
+import re
+import sys
+import types
+import typing
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+from windlass import names
+from windlass.errors import SpecError
+from windlass.near_names import did_you_mean
+from windlass.train.trainer.itwinai_names import PER_RANK, SETTINGS, translate
+
+_FROM_1_UP = (
+    *(
+        "epochs",
+        "steps",
+        "batch",
+        "batch_size",
+        "tokens_per_step",
+        "tokens_per_sample",
+        "micro_batch",
+    ),
+    *("early_stop", "validate_every"),
+)
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerOptions:
+    """The settings of a `TorchTrainer`."""
+
+    epochs: int | None = None  # 1, unless steps are given
+    steps: int | None = None  # optimizer steps in all
+    batch: int = 32  # samples of one optimizer step, over ALL ranks
+    batch_size: int | None = None  # of one rank, instead of batch; itwinai's name
+    tokens_per_step: int | None = None  # instead of batch, where every sample has as many tokens
+    tokens_per_sample: int | None = None  # for tokens_per_step, and tokens per second
+    micro_batch: int | None = None  # samples a rank takes at once; the rest is accumulated
+    loss: str | None = None  # cross_entropy, mse ...; the model's own, unless given
+    optimizer: str = "adamw"  # adamw, adam, sgd, adamw8bit
+    scheduler: str = "constant"  # of the rate: constant, linear, cosine, wsd
+    lr: float = 1e-3  # the rate after the warm-up
+    weight_decay: float = 0.0  # of matrices, not of biases and norms
+    warmup: int = 0  # steps
+    clip: float | None = 1.0  # the norm of all gradients
+    strategy: str = "ddp"  # fsdp, hsdp, deepspeed; sizes: fsdp=8,dp=2
+    zero_stage: int = 2  # of strategy "deepspeed"
+    precision: str = "fp32"  # or bf16, fp16
+    blocks: tuple[str, ...] = ()  # class names of the layers that fsdp shards one by one
+    checkpoint_activations: bool = False  # compute them again in the backward pass: less memory
+    compile: bool = False  # each block
+    device: str | None = None  # cpu, cuda or cuda:1; the GPU of the rank's number, where it has one
+    shuffle: bool = True  # another order each epoch, by the seed
+    drop_last: bool = False  # leave out a last step of an epoch that is not full
+    num_workers: int = 0  # processes that read samples; 0: a thread
+    validate_every: int | str | None = "epoch"  # or steps
+    early_stop: int | None = None  # validations in a row that do not improve
+    best: str = "min"  # whether the lowest or the highest is best: min, max
+    best_metric: str = "loss"  # of validations
+    checkpoint_every: int | str | None = None  # steps, or a time like "30s"; None: at epochs' ends
+    checkpoint_epochs: bool = True  # also at epochs' ends
+    keep: int = 2  # of the newest checkpoints, besides the best
+    async_checkpoints: bool = True  # written by a process beside the training
+    resume: bool = True  # from the newest checkpoint in <out>/<run>; no: move the old run aside
+    trust_checkpoint: bool = False  # load another user's run, and objects that need pickle
+    seed: int = 42  # of the weights, the order of samples, and all random numbers
+    out: str | None = None  # the job's output folder
+    run: str = "run"  # all files are under <out>/<run>
+    trackers: tuple[str, ...] = ()  # besides metrics.jsonl
+    log_every: int = 10  # steps
+    flops_per_token: float = 0.0  # for MFU
+    flops_per_sample: float = 0.0  # for MFU
+
+    def __post_init__(self) -> None:
+        for name in _FROM_1_UP:
+            value = getattr(self, name)
+            if isinstance(value, int) and value < 1:
+                raise SpecError(
+                    f"{name} is {value}", hint="give a number from 1 up, or leave it out"
+                )
+        if self.batch_size is not None and self.tokens_per_step is not None:
+            raise SpecError(
+                "batch_size and tokens_per_step are both given", hint="give one of them"
+            )
+        if isinstance(self.checkpoint_every, int) and self.checkpoint_every < 0:
+            raise SpecError(
+                f"checkpoint_every is {self.checkpoint_every}", hint="0 saves no checkpoints"
+            )
+        if self.log_every < 1 or self.keep < 1:
+            raise SpecError("log_every and keep are numbers from 1 up", hint="leave them out")
+        if not 0 <= self.lr < math.inf:
+            raise SpecError(f"lr is {self.lr:g}", hint="a rate above 0, such as 3e-4")
+        if not 0 <= self.weight_decay < math.inf:
+            raise SpecError(
+                f"weight_decay is {self.weight_decay:g}", hint="0 is none, 0.01 is usual"
+            )
+        if self.clip is not None and not self.clip >= 0:
+            raise SpecError(f"clip is {self.clip:g}", hint="a norm such as 1.0; none does not clip")
+        if self.warmup < 0:
+            raise SpecError(f"warmup is {self.warmup}", hint="0 begins with the whole rate")
+        parts = PurePosixPath(self.run.strip()).parts
+        if not parts or ".." in parts or parts[0].startswith("/"):
+            raise SpecError(
+                f"run is {self.run!r}, which is no folder within the output folder",
+                hint="a name such as lr-3e-4",
+            )
+        if self.best not in ("min", "max"):
+            raise SpecError(
+                f"best is {self.best!r}", hint='"min" or "max"; best_metric names the metric'
+            )
+        if isinstance(self.validate_every, str) and self.validate_every != "epoch":
+            raise SpecError(
+                f"validate_every is {self.validate_every!r}", hint='a number of steps, or "epoch"'
+            )
+        if isinstance(self.checkpoint_every, str):
+            read_seconds(self.checkpoint_every)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a setting by itwinai's name."""
+        if name in SETTINGS:
+            return getattr(self, SETTINGS[name])
+        raise AttributeError(f"{type(self).__name__} has no setting {name!r}")
+
+    @property
+    def samples_per_step(self) -> int:
+        """The global batch, from samples or from tokens."""
+        if self.tokens_per_step is None:
+            return self.batch
+        if not self.tokens_per_sample:
+            raise SpecError(
+                "tokens_per_step needs to know how many tokens a sample has",
+                hint="give tokens_per_sample as well (packed data has one length), or give batch",
+            )
+        return max(1, self.tokens_per_step // self.tokens_per_sample)
+
+    @property
+    def saves(self) -> bool:
+        """Whether there are checkpoints at all."""
+        return self.checkpoint_every != 0
+
+    @property
+    def checkpoint_every_s(self) -> float | None:
+        return (
+            read_seconds(self.checkpoint_every) if isinstance(self.checkpoint_every, str) else None
+        )
+
+
+def read_seconds(text: str) -> float:
+    """Seconds in "30s", "5m", "1h" or "250ms"."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)", text.strip())
+    if not match:
+        raise SpecError(f"{text!r:.40} is not a time", hint='write it like "30s", "5m" or "1h"')
+    return float(match[1]) * _UNITS_S[match[2]]
+
+
+Options = TypeVar("Options", bound=TrainerOptions)
+Config = Mapping[str, Any] | str | os.PathLike[str] | Sequence[str]
+
+_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_OF_OTHERS = {  # words of Hugging Face's Trainer and of itwinai's optimizers
+    "optimizer_name": "it is called optimizer here",
+    "learning_rate": "it is called lr here",
+    "num_train_epochs": "it is called epochs here",
+    "max_steps": "it is called steps here",
+    "per_device_train_batch_size": "batch counts the samples of one step over ALL ranks; "
+    "micro_batch those that a rank takes at once",
+    "gradient_accumulation_steps": "it follows from batch, micro_batch and the number of ranks",
+    "lr_scheduler_type": "it is called scheduler here",
+    "warmup_steps": "it is called warmup here",
+    "max_grad_norm": "it is called clip here",
+    "logging_steps": "it is called log_every here",
+    "eval_steps": "it is called validate_every here",
+    "save_steps": "it is called checkpoint_every here",
+    "save_total_limit": "it is called keep here",
+    "report_to": "it is called trackers here",
+}
+
+
+def read_options(
+    options_type: type[Options], defaults: Mapping[str, Any], config: Config | None
+) -> Options:
+    """Options from keywords in the code, and from a config, which wins over them; `--help` ends here."""
+    values = _check_keys(options_type, defaults)
+    if is_help_asked(config):
+        if os.environ.get(names.RANK, "0") == "0":
+            sys.stdout.write(describe_flags(options_type, values))
+        raise SystemExit(0)
+    given = read_config(options_type, config)
+    if PER_RANK in given:
+        values.pop("batch", None)
+    if "batch" in given:
+        values.pop(PER_RANK, None)
+    values |= given
+    if "batch" in values and values.get(PER_RANK) is not None:
+        raise SpecError(
+            "batch and batch_size are both given",
+            hint="batch counts the samples of a step over all ranks, batch_size those of one rank",
+        )
+    hints = typing.get_type_hints(options_type)
+    return options_type(**{key: _convert(key, value, hints[key]) for key, value in values.items()})
+
+
+def is_help_asked(config: Config | None) -> bool:
+    if not isinstance(config, Sequence) or isinstance(config, str):
+        return False
+    return "-h" in config or "--help" in config
+
+
+def describe_flags(
+    options_type: type[TrainerOptions],
+    defaults: Mapping[str, Any],
+    *,
+    hidden: Collection[str] = (),
+) -> str:
+    """All settings as flags, a line each, with what they are if nobody sets them, and what they mean."""
+    fields = [one for one in dataclasses.fields(options_type) if one.name not in hidden]
+    comments = _read_comments(options_type)
+    lines = []
+    for field in sorted(fields, key=lambda field: field.name):
+        default = _show(defaults.get(field.name, field.default))
+        flag = f"  --{field.name.replace('_', '-')} {default}"
+        lines.append(f"{flag:34}  {comments.get(field.name, '')}".rstrip() + "\n")
+    return f"All flags, with their defaults; --config FILE reads YAML:\n{''.join(lines)}"
+
+
+def _read_comments(options_type: type[TrainerOptions]) -> dict[str, str]:
+    """What stands behind the fields in their source; nothing where that is not to be had."""
+    comments: dict[str, str] = {}
+    for kind in reversed(options_type.__mro__[:-1]):
+        try:
+            source = inspect.getsource(kind)
+        except (OSError, TypeError):
+            continue
+        comments |= dict(re.findall(r"^    (\w+): .*?  # (.+)$", source, re.MULTILINE))
+    return comments
+
+
+def _show(default: Any) -> str:
+    if isinstance(default, (list, tuple)):
+        return ",".join(map(str, default)) or "none"
+    return str(default).lower() if isinstance(default, bool | None) else str(default)
+
+
+def read_config(options_type: type[TrainerOptions], config: Config | None) -> dict[str, Any]:
+    """The settings that a dict, a file or flags give; `--config FILE` among flags is read first."""
+    if config is None:
+        return {}
+    if isinstance(config, Mapping):
+        return _check_keys(options_type, config)
+    if isinstance(config, (str, os.PathLike)):
+        return _check_keys(options_type, _read_file(Path(config)))
+    if callable(dump := getattr(config, "model_dump", None)):  # itwinai's, of pydantic
+        return _check_keys(options_type, dump(exclude_unset=True))
+    if not isinstance(config, Sequence):
+        raise SpecError(
+            f"config is a {type(config).__name__}",
+            hint="give a dict, a file or the words of a command line",
+        )
+    flags = _read_flags(options_type, list(config))
+    file = flags.pop("config", None)
+    return {**read_config(options_type, file), **_check_keys(options_type, flags)}
+
+
+def _check_keys(options_type: type[TrainerOptions], values: Mapping[str, Any]) -> dict[str, Any]:
+    known = [field.name for field in dataclasses.fields(options_type)]
+    own = {key: value for key, value in values.items() if key in known}
+    others = {key: value for key, value in values.items() if key not in known}
+    values = {**own, **_translate(others, own)}
+    for key in values:
+        if key not in known:
+            raise SpecError(
+                f"a trainer has no setting {key!r}",
+                hint=_OF_OTHERS.get(str(key)) or did_you_mean(str(key), known),
+            )
+    return dict(values)
+
+
+def _translate(others: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by our names, of those that have itwinai's."""
+    translated = translate(others)
+    for key in others:
+        if (name := SETTINGS.get(key)) in own:
+            raise SpecError(f"{key} and {name} are the same setting", hint="give one of them")
+    return translated
+
+
+def _read_file(path: Path) -> Mapping[str, Any]:
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", "it is no text")
+        raise SpecError(
+            f"the config {path} cannot be read: {why}", hint="give the path of a file"
+        ) from error
+    values = _read_json(path, text) if path.suffix == ".json" else _read_yaml(path, text)
+    if not isinstance(values or {}, Mapping):
+        raise SpecError(f"{path} has no settings", hint="write one `key: value` a line")
+    return values or {}
+
+
+def _read_json(path: Path, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise SpecError(f"{path} is not JSON: {error}", hint="look at that line") from error
+
+
+def _read_yaml(path: Path, text: str) -> Any:
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise SpecError(
+            f"reading {path} needs PyYAML, which is not installed here",
+            hint="pip install pyyaml, or write the config as .json",
+        ) from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SpecError(f"{path} is not YAML: {error}", hint="look at that line") from error
+
+
+def _read_flags(options_type: type[TrainerOptions], words: list[str]) -> dict[str, Any]:
+    """`--key value`, `--key=value`, and for switches `--key` and `--no-key`."""
+    hints = typing.get_type_hints(options_type)
+    flags: dict[str, Any] = {}
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--"):
+            raise SpecError(f"{word!r} is not a flag", hint="write --key value")
+        key, has_value, value = word[2:].partition("=")
+        key = key.replace("-", "_")
+        key = (
+            "run" if key == "run_id" else key
+        )  # torchrun takes --run for its own, wherever it stands
+        if has_value:
+            flags[key] = value
+        elif key.startswith("no_") and hints.get(key[3:]) is bool:
+            flags[key[3:]] = False
+        elif hints.get(key) is bool and (not words or words[0].lower() not in _WORDS):
+            flags[key] = True
+        elif words:
+            flags[key] = words.pop(0)
+        else:
+            raise SpecError(f"{word} needs a value", hint=f"write {word} VALUE")
+    return flags
+
+
+def _convert(key: str, value: Any, hint: Any) -> Any:
+    """The value as the setting's type; text is read as a number, a switch or nothing where that fits."""
+    if hint is str and isinstance(value, str):
+        return value  # "none" as well, which is a strategy
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    for kind in typing.get_args(hint) if is_union else (hint,):
+        converted = _as_kind(value, kind)
+        if converted is not NotImplemented:
+            return converted
+    name = hint.__name__ if isinstance(hint, type) else str(hint)
+    raise SpecError(f"{key} is {value!r:.60}, and should be {name}", hint=f"change {key}")
+
+
+def _as_kind(value: Any, kind: Any) -> Any:
+    if kind is type(None):
+        is_none = value is None or (isinstance(value, str) and value.lower() in ("none", "null"))
+        return None if is_none else NotImplemented
+    if kind is bool:
+        word = value.lower() if isinstance(value, str) else ""
+        return value if isinstance(value, bool) else _WORDS.get(word, NotImplemented)
+    if kind in (int, float) and not isinstance(value, bool):
+        try:
+            number = kind(value)
+        except (OverflowError, TypeError, ValueError):
+            return NotImplemented
+        return number if isinstance(value, str) or number == value else NotImplemented
+    if kind is str:
+        is_word = isinstance(value, str) and value.lower() not in ("none", "null")
+        return (
+            value if is_word else str(value) if isinstance(value, os.PathLike) else NotImplemented
+        )
+    if typing.get_origin(kind) is tuple:
+        items = value.split(",") if isinstance(value, str) else value
+        is_list = isinstance(items, Sequence)
+        return tuple(str(item).strip() for item in items if item) if is_list else NotImplemented
+    return value if isinstance(kind, type) and isinstance(value, kind) else NotImplemented
