@@ -24,7 +24,7 @@ def read_rows(work: Path, kind: str, length: int) -> Any:
     """The recipe's rows."""
     from transformers import AutoTokenizer
 
-    from windlass.recipes.llm_data import make_rows
+    from windlass.recipes.llm.llm_trainer import make_rows
 
     tokenizer = AutoTokenizer.from_pretrained(work / "model", local_files_only=True)
     return make_rows(

@@ -22,7 +22,7 @@ from llm_work import LENGTH
 
 def compare(folder: Path, *, length: int) -> dict[str, Any]:
     """Distances of logits from transformers' in float32, and whether an export gives the same ones."""
-    from windlass.recipes.llm_hf import load_llama, save_llama
+    from windlass.recipes.llm.model_build import load_llama, save_llama
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     exact = read_logits(folder, torch.float32, length=length, device=device)

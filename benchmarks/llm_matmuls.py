@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from llm_work import SHAPES, make_config
 
-from windlass.recipes.llm_config import read_llama_config
+from windlass.recipes.llm.llama_config import read_llama_config
 from windlass.train.trainer.meters import measure_matmul_rate
 
 _ROUNDS = 15

@@ -114,8 +114,8 @@ def list_weights(config: dict[str, Any]) -> list[tuple[str, list[int]]]:
     """The weights of a model, without a head that is tied."""
     import torch
 
-    from windlass.recipes.llm_config import read_llama_config
-    from windlass.recipes.llm_model import Llama
+    from windlass.recipes.llm.llama import Llama
+    from windlass.recipes.llm.llama_config import read_llama_config
 
     with torch.device("meta"):
         weights = Llama(read_llama_config(config)).state_dict()

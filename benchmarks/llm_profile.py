@@ -40,10 +40,10 @@ _PATTERNS = (  # the first that matches a kernel's name
 
 def build(kind: str, shape: str, device: torch.device) -> Any:
     """The model as the recipe would train it."""
-    from windlass.recipes.llm_build import prepare_layers
-    from windlass.recipes.llm_config import read_llama_config
-    from windlass.recipes.llm_model import Llama
-    from windlass.recipes.llm_options import read_llm_options
+    from windlass.recipes.llm.llama import Llama
+    from windlass.recipes.llm.llama_config import read_llama_config
+    from windlass.recipes.llm.llm_options import read_llm_options
+    from windlass.recipes.llm.model_build import prepare_layers
 
     is_lora = kind.startswith("lora")
     options = replace(

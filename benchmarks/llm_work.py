@@ -27,7 +27,7 @@ _SPECIAL = 256  # places at the end of the vocabulary, the first of which ends a
 
 def make_config(shape: str, *, layers: int | None = None) -> dict[str, Any]:
     """The `config.json` of a Llama of this shape, or of one that is deeper or less deep."""
-    from windlass.recipes.llm_config import LlamaConfig, make_hf_config
+    from windlass.recipes.llm.llama_config import LlamaConfig, make_hf_config
 
     depth, width, mlp, heads, kv_heads, vocabulary = SHAPES[shape]
     config = LlamaConfig(
@@ -51,8 +51,8 @@ def make_model(folder: Path, shape: str, *, seed: int = 0) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from windlass.recipes.llm_config import read_llama_config
-    from windlass.recipes.llm_model import Llama
+    from windlass.recipes.llm.llama import Llama
+    from windlass.recipes.llm.llama_config import read_llama_config
 
     folder.mkdir(parents=True, exist_ok=True)
     config = make_config(shape)

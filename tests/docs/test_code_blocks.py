@@ -21,8 +21,8 @@ from pathlib import Path
 
 import pytest
 
-from windlass.recipes.llm_files import check_files
-from windlass.recipes.llm_options import read_llm_options
+from windlass.recipes.llm.llm_options import read_llm_options
+from windlass.recipes.llm.model_files import check_files
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])

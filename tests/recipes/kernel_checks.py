@@ -12,17 +12,21 @@ import pytest
 import torch
 from torch.nn import functional
 
-from windlass.recipes.llm_adapted_mlp import adapted_mlp, can_join
-from windlass.recipes.llm_build import prepare_layers
-from windlass.recipes.llm_config import LlamaConfig
-from windlass.recipes.llm_fp8_quantise import quantise, quantise_both
-from windlass.recipes.llm_lora import Adapted, Adapter, join_adapters, join_matrix, place_columns
-from windlass.recipes.llm_loss import linear_cross_entropy
-from windlass.recipes.llm_model import Llama
-from windlass.recipes.llm_options import read_llm_options
-from windlass.recipes.llm_score import score
-from windlass.recipes.llm_swiglu import swiglu
-from windlass.recipes.llm_triton import can_launch
+from windlass.recipes.llm.cross_entropy import linear_cross_entropy, score
+from windlass.recipes.llm.fp8 import quantise, quantise_both
+from windlass.recipes.llm.gated_mlp import adapted_mlp, can_join, swiglu
+from windlass.recipes.llm.kernel_launch import can_launch
+from windlass.recipes.llm.linear_layers import (
+    Adapted,
+    Adapter,
+    join_adapters,
+    join_matrix,
+    place_columns,
+)
+from windlass.recipes.llm.llama import Llama
+from windlass.recipes.llm.llama_config import LlamaConfig
+from windlass.recipes.llm.llm_options import read_llm_options
+from windlass.recipes.llm.model_build import prepare_layers
 from windlass.train.data.token_packing import IGNORED
 
 # Triton's interpreter loses the carry where a number is rounded up to a power of two

@@ -10,10 +10,16 @@ import pytest
 from recipes.tiny_llama import TINY
 
 from windlass.errors import SpecError
-from windlass.recipes.llm_config import make_hf_config
-from windlass.recipes.llm_files import check_files, download, find_token, go_offline, read_hf_config
-from windlass.recipes.llm_options import read_llm_options
-from windlass.recipes.llm_room import choose_rows
+from windlass.recipes.llm.gpu_memory import choose_rows
+from windlass.recipes.llm.llama_config import make_hf_config
+from windlass.recipes.llm.llm_options import read_llm_options
+from windlass.recipes.llm.model_files import (
+    check_files,
+    download,
+    find_token,
+    go_offline,
+    read_hf_config,
+)
 from windlass.train.parallel.shape import Shape
 
 

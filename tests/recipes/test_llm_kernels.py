@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from windlass.recipes import llm_adapted_mlp, llm_fp8_quantise, llm_score, llm_swiglu
+from windlass.recipes.llm import cross_entropy, fp8, gated_mlp
 
 CHECKS = Path(__file__).with_name("kernel_checks.py")
 BF16, FP32, FP8, INT = "*bf16", "*fp32", "*fp8e4nv", "i32"
@@ -24,24 +24,24 @@ SCALES = {"scales": FP32, "column_scales": FP32}
 STRIDES = {"WIDTH": 8192, "UP_START": 16, "INNER_STRIDE": 2112, "INNER_GRAD_STRIDE": 2112}
 KERNELS = {
     "score": (
-        llm_score._score_kernel,
+        cross_entropy._score_kernel,
         SCORE,
         {"IGNORED": -100, "NEEDS_GRADIENT": True, "BLOCK": 4096},
     ),
-    "gate": (llm_swiglu._forward_kernel, FORWARD, {"BLOCK": 1024}),
-    "gate backward": (llm_swiglu._backward_kernel, BACKWARD, {"BLOCK": 1024}),
+    "gate": (gated_mlp._forward_kernel, FORWARD, {"BLOCK": 1024}),
+    "gate backward": (gated_mlp._backward_kernel, BACKWARD, {"BLOCK": 1024}),
     "gate backward with adapters": (
-        llm_adapted_mlp._gate_backward_kernel,
+        gated_mlp._gate_backward_kernel,
         {**dict.fromkeys(("both", "outer", "inner", "inner_grad", "grad"), BF16), "sums": FP32},
         {**STRIDES, "NUM_ROWS": 512, "STEP": 16, "BLOCK": 64, "RANK": 16, "RANKS": 64, "STAGES": 3},
     ),
     "measure": (
-        llm_fp8_quantise._measure_kernel,
+        fp8._measure_kernel,
         {"x": BF16, **LARGEST, **SIZES},
         {"NUM_ROWS": 512, "STEP": 32, "BLOCK": 256},
     ),
     "write": (
-        llm_fp8_quantise._write_kernel,
+        fp8._write_kernel,
         {"x": BF16, **WRITTEN, **LARGEST, **SCALES, **SIZES},
         {"LARGEST": 448.0, "SMALLEST": 1e-30, "BLOCK": 128},
     ),

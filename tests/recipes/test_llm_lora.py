@@ -8,18 +8,19 @@ import pytest
 import torch
 from recipes.tiny_llama import TINY
 
-from windlass.recipes.llm_build import add_adapters
-from windlass.recipes.llm_frozen import keep_frozen_joined
-from windlass.recipes.llm_linear import CastLinear, use_fp8
-from windlass.recipes.llm_lora import (
+from windlass.recipes.llm.linear_layers import (
     Adapter,
+    CastLinear,
     adapted_linear,
     fp8_adapted_linear,
     join_adapters,
     join_matrix,
+    keep_frozen_joined,
+    use_fp8,
 )
-from windlass.recipes.llm_model import Llama
-from windlass.recipes.llm_options import read_llm_options
+from windlass.recipes.llm.llama import Llama
+from windlass.recipes.llm.llm_options import read_llm_options
+from windlass.recipes.llm.model_build import add_adapters
 
 pytest.importorskip("peft")
 TARGETS = [(), ("q_proj", "v_proj"), ("down_proj",), ("up_proj", "o_proj", "0.mlp.gate_proj")]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from windlass.recipes.llm_loss import linear_cross_entropy
+from windlass.recipes.llm.cross_entropy import linear_cross_entropy
 from windlass.train.data.token_packing import IGNORED
 
 NUM_TOKENS, WIDTH, NUM_WORDS = 50, 16, 37

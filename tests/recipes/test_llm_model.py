@@ -10,11 +10,10 @@ import torch
 from recipes.tiny_llama import TINY
 
 from windlass.errors import SpecError
-from windlass.recipes.llm_attention import pad_offsets
-from windlass.recipes.llm_config import find_difference, make_hf_config, read_llama_config
-from windlass.recipes.llm_fp8 import check_fp8, fp8_linear
-from windlass.recipes.llm_linear import use_fp8
-from windlass.recipes.llm_model import Llama
+from windlass.recipes.llm.fp8 import check_fp8, fp8_linear
+from windlass.recipes.llm.linear_layers import use_fp8
+from windlass.recipes.llm.llama import Llama, pad_offsets
+from windlass.recipes.llm.llama_config import find_difference, make_hf_config, read_llama_config
 from windlass.train.parallel.strategies import apply_activation_checkpoints
 
 
@@ -42,7 +41,7 @@ def make_tokens(rows=2, length=48):
 @pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
 def test_logits_are_those_of_transformers(tmp_path, is_tied, is_scaled):
     transformers = pytest.importorskip("transformers")
-    from windlass.recipes.llm_hf import load_llama, save_llama
+    from windlass.recipes.llm.model_build import load_llama, save_llama
 
     scaling = TINY.rope_scaling if is_scaled else None
     model = make_model(is_tied=is_tied, rope_scaling=scaling)
@@ -201,7 +200,7 @@ def test_what_is_not_llama_shaped_is_told():
 
 def test_weights_of_another_model_are_named(tmp_path):
     pytest.importorskip("safetensors")
-    from windlass.recipes.llm_hf import load_llama, save_weights
+    from windlass.recipes.llm.model_build import load_llama, save_weights
 
     model = make_model()
     weights = model.state_dict()

@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from windlass.errors import EngineError, SpecError
-from windlass.recipes.llm_config import LlamaConfig, make_hf_config
-from windlass.recipes.llm_mlp_tiles import can_tile, choose_part
-from windlass.recipes.llm_options import read_llm_options
-from windlass.recipes.llm_room import (
+from windlass.recipes.llm.gpu_memory import (
     choose_rows,
     estimate_bytes,
     fit_rows,
     make_room,
     suggest_smaller,
 )
-from windlass.recipes.llm_trainer import explain_out_of_memory, settle_options
+from windlass.recipes.llm.kernel_launch import can_tile, choose_part
+from windlass.recipes.llm.llama_config import LlamaConfig, make_hf_config
+from windlass.recipes.llm.llm_options import read_llm_options
+from windlass.recipes.llm.llm_trainer import explain_out_of_memory, settle_options
 from windlass.train.parallel.context import get_context
 from windlass.train.parallel.shape import Shape
 

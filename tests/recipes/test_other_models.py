@@ -18,7 +18,7 @@ from recipes.test_train_framework import FLAGS, logits_of, write_data
 from recipes.tiny_llama import write_model
 
 from windlass.errors import SpecError
-from windlass.recipes.llm_files import fingerprint_weights
+from windlass.recipes.llm.model_files import fingerprint_weights
 from windlass.recipes.train_framework import main
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -105,7 +105,7 @@ def test_a_full_disk_at_the_end_is_told_without_a_traceback(work, capsys):
     """A limit on the size of files stands for it; checkpoints are small enough."""
     script = f"""
         import resource, signal
-        from windlass.recipes import llm_trainer, train_framework
+        from windlass.recipes.llm import llm_trainer, train_framework
 
         export = llm_trainer.LlmTrainer.export
 

@@ -9,7 +9,7 @@ import pytest
 from windlass import names
 from windlass.errors import SpecError
 from windlass.recipes import recipe_flags
-from windlass.recipes.llm_options import read_llm_options
+from windlass.recipes.llm.llm_options import read_llm_options
 from windlass.recipes.train import main as smoke
 
 

@@ -17,12 +17,12 @@ pytest.importorskip("safetensors")
 from recipes.tiny_llama import TINY, write_model
 
 from windlass.errors import SpecError
-from windlass.recipes.llm_build import HfCausalLM, add_adapters, check_packing
-from windlass.recipes.llm_data import collate_rows, count_valid
-from windlass.recipes.llm_export import find_adapters, merge_adapters
-from windlass.recipes.llm_model import Llama
-from windlass.recipes.llm_options import read_llm_options
-from windlass.recipes.llm_sync import sync_folder
+from windlass.recipes.llm.folder_sync import sync_folder
+from windlass.recipes.llm.llama import Llama
+from windlass.recipes.llm.llm_options import read_llm_options
+from windlass.recipes.llm.llm_trainer import collate_rows, count_valid
+from windlass.recipes.llm.model_build import HfCausalLM, add_adapters, check_packing
+from windlass.recipes.llm.model_export import find_adapters, merge_adapters
 from windlass.recipes.train_framework import main
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -164,7 +164,7 @@ def test_it_trains_exports_and_goes_on(tmp_path, capsys):
     assert len(losses) > 4
     assert losses == dict(read_losses(tmp_path / "o/halves"))
 
-    from windlass.recipes.llm_hf import load_llama
+    from windlass.recipes.llm.model_build import load_llama
 
     tokens = torch.arange(40)[None] % 250
     ours = load_llama(run / "export/final")
@@ -338,7 +338,7 @@ def test_killed_ranks_go_on_to_the_same_end(tmp_path, home):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from windlass.recipes import llm_trainer, train_framework
+from windlass.recipes.llm import llm_trainer, train_framework
 
 class Killed(llm_trainer.LlmTrainer):
     num_steps = 0

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from windlass.errors import SpecError
-from windlass.recipes.llm_hf import load_weights
+from windlass.recipes.llm.model_build import load_weights
 
 
 @pytest.mark.parametrize("how", ["cut off", "a folder", "missing"])

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from windlass.recipes.llm_config import LlamaConfig, RopeScaling
+from windlass.recipes.llm.llama_config import LlamaConfig, RopeScaling
 
 TINY = LlamaConfig(
     vocab_size=300,
@@ -58,8 +58,8 @@ def write_model(folder: Path, *, is_tied: bool = False, seed: int = 0) -> None:
 
     import torch
 
-    from windlass.recipes.llm_hf import save_llama
-    from windlass.recipes.llm_model import Llama
+    from windlass.recipes.llm.llama import Llama
+    from windlass.recipes.llm.model_build import save_llama
 
     model = Llama(replace(TINY, is_tied=is_tied))
     model.init_weights(seed=seed)

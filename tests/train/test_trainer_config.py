@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from windlass.errors import SpecError
-from windlass.recipes.llm_options import LlmOptions
+from windlass.recipes.llm.llm_options import LlmOptions
 from windlass.train.trainer.trainer_options import (
     TrainerOptions,
     describe_flags,

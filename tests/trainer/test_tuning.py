@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from recipes.tiny_llama import write_model
 
-from windlass.recipes.llm_options import read_llm_options
+from windlass.recipes.llm.llm_options import read_llm_options
 from windlass.trainer import (
     BuiltinTrainer,
     DataType,

@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windlass.recipes.llm_files import check_files, download, find_token, go_offline
-from windlass.recipes.llm_options import SETTLED, LlmOptions, read_llm_options
+from windlass.recipes.llm.llm_options import SETTLED, LlmOptions, read_llm_options
+from windlass.recipes.llm.model_files import check_files, download, find_token, go_offline
 from windlass.recipes.recipe_flags import (
     check_writable,
     end_with_help,
@@ -49,8 +49,8 @@ def fine_tune(options: LlmOptions, *, token: str = "") -> None:
     """Train as the options say, then export and copy what came of it."""
     import torch.distributed as dist
 
-    from windlass.recipes.llm_sync import open_store
-    from windlass.recipes.llm_trainer import LlmTrainer, explain_out_of_memory, settle_options
+    from windlass.recipes.llm.folder_sync import open_store
+    from windlass.recipes.llm.llm_trainer import LlmTrainer, explain_out_of_memory, settle_options
     from windlass.train.parallel.context import get_context
 
     if options.sync_to:
@@ -77,7 +77,7 @@ def fine_tune(options: LlmOptions, *, token: str = "") -> None:
 
 def _sync(context: Context, folder: Path, url: str) -> None:
     """Copy the run's files, node by node: what a shared folder holds is then copied once."""
-    from windlass.recipes.llm_sync import sync_folder
+    from windlass.recipes.llm.folder_sync import sync_folder
 
     for node in range(context.num_nodes):
         if context.node == node and context.local_rank == 0:

@@ -45,7 +45,7 @@ def test_directly(write, text):
     [
         "from windlass.train import get_context",
         "import windlass\nfrom windlass import train",
-        "import windlass.recipes.llm_model",
+        "import windlass.recipes.llm.llama",
         "import torch\ndef f():\n    from windlass.train import TorchTrainer",
         "import loop",
     ],

@@ -16,7 +16,7 @@ def project(tmp_path):
         "direct.py": "from windlass.train import get_context\n",
         "late.py": "def main():\n    from windlass import train\n",
         "through.py": "import part.deep\n",
-        "part/deep.py": "from windlass.recipes.llm_model import Llama\n",
+        "part/deep.py": "from windlass.recipes.llm.llama import Llama\n",
         "plain.py": "import torch, windlass\nimport windlass.trainer\n\ndef train(): pass\n",
         "run.sh": "#!/bin/sh\nset -e\nexec torchrun 'direct.py' --lr 1\n",
         "other.sh": "#!/bin/sh\nexec torchrun plain.py\n",

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from windlass.recipes.llm_build import ADAPTER, HfCausalLM
-from windlass.recipes.llm_files import read_hf_config
-from windlass.recipes.llm_hf import HEAD, write_config
+from windlass.recipes.llm.model_build import ADAPTER, HEAD, HfCausalLM, write_config
+from windlass.recipes.llm.model_files import read_hf_config
 from windlass.train.checkpoint.hf_export import (
     gather_whole,
     import_save_file,

@@ -1,6 +1,6 @@
 """How many rows a rank takes at once, and how much memory a fine-tuning takes on a GPU with them.
 
-Pure, without torch. Memory is an estimate for our own Llama, compared with peaks that were seen on a GPU. A
+Pure. Memory is an estimate for our own Llama, compared with peaks that were seen on a GPU. A
 model that has no room with the defaults takes fewer rows at a time, then computes activations again; one that
 has no room at all is refused before anything is loaded. Called by `llm_trainer`.
 """
@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from windlass.errors import SpecError
-from windlass.recipes.llm_config import LlamaConfig
-from windlass.recipes.llm_mlp_tiles import MOST_RANK, can_tile, round_up
-from windlass.recipes.llm_options import LlmOptions
+from windlass.recipes.llm.kernel_launch import MOST_RANK, can_tile, round_up
+from windlass.recipes.llm.llama_config import LlamaConfig
+from windlass.recipes.llm.llm_options import LlmOptions
 from windlass.train.parallel.shape import Shape
 
 _TOKENS_AT_ONCE = 32_768  # of a rank on a GPU

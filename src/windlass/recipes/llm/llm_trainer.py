@@ -1,6 +1,8 @@
 """The trainer of `train_framework`: TorchTrainer that counts tokens, tells perplexity and exports at the end.
 
-What a model is, is in `llm_build`; what a row is, in `llm_data`. No flags are read in here.
+What a model is, is in `model_build`. Rows of tokens are as the models here take them, with labels shifted and
+documents told by their offsets: `make_rows` makes tokens of JSONL once and packs them; `collate_rows` joins
+rows to a batch, on the CPU, where counting documents costs no wait for a GPU. No flags are read in here.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +22,65 @@ import torch
 from torch import Tensor
 
 from windlass.errors import EngineError, SpecError
-from windlass.recipes.llm_build import (
+from windlass.recipes.llm.fp8 import check_fp8
+from windlass.recipes.llm.gpu_memory import choose_rows, make_room, suggest_smaller
+from windlass.recipes.llm.llama import Llama, pad_offsets
+from windlass.recipes.llm.llama_config import read_llama_config
+from windlass.recipes.llm.llm_options import LlmOptions
+from windlass.recipes.llm.model_build import (
     build_model,
     check_causal,
     check_packing,
     check_positions,
     tell_difference,
 )
-from windlass.recipes.llm_config import read_llama_config
-from windlass.recipes.llm_data import count_valid, make_collate, make_rows
-from windlass.recipes.llm_export import export_model, remove_export
-from windlass.recipes.llm_files import fingerprint_weights, read_hf_config, tell_reason
-from windlass.recipes.llm_fp8 import check_fp8
-from windlass.recipes.llm_model import Llama
-from windlass.recipes.llm_options import LlmOptions
-from windlass.recipes.llm_room import choose_rows, make_room, suggest_smaller
+from windlass.recipes.llm.model_export import export_model, remove_export
+from windlass.recipes.llm.model_files import fingerprint_weights, read_hf_config, tell_reason
 from windlass.train.checkpoint.checkpoints import Checkpoints
-from windlass.train.data.token_packing import PackedTokens
+from windlass.train.data.token_cache import cache_tokens
+from windlass.train.data.token_packing import IGNORED, PackedTokens, make_cu_seqlens
 from windlass.train.parallel.context import Context
 from windlass.train.parallel.shape import read_shape
 from windlass.train.trainer.torch_trainer import TorchTrainer
 from windlass.train.trainer.trainer_save import TrainResult
 
 Say = Callable[[str, str], None]
+
+
+def make_rows(
+    file: str, tokenizer: Any, *, cache: Path, length: int, is_packed: bool, vocab_size: int
+) -> PackedTokens:
+    """The rows of a JSONL file, or of all in a folder."""
+    shards = cache_tokens(file, tokenizer, cache=cache, vocab_size=max(vocab_size, len(tokenizer)))
+    padding = tokenizer.pad_token_id
+    padding = tokenizer.eos_token_id if padding is None else padding
+    return PackedTokens(shards, length, pad_token=padding or 0, is_packed=is_packed)
+
+
+def make_collate(*, is_packed: bool) -> Any:
+    """Joins rows to a batch."""
+    return partial(collate_rows, is_packed=is_packed)
+
+
+def collate_rows(rows: list[dict[str, Tensor]], *, is_packed: bool) -> dict[str, Tensor]:
+    """tokens, labels (what is to follow each token), and for packed rows positions and offsets."""
+    labels = torch.stack([row["labels"] for row in rows])
+    batch = {
+        "tokens": torch.stack([row["input_ids"] for row in rows]),
+        "labels": torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED),
+    }
+    if not is_packed:  # padding comes last, where no token of the document looks
+        return batch
+    starts = make_cu_seqlens(torch.stack([row["document_ids"] for row in rows]))
+    if len(starts) == len(rows) + 1:  # one document a row, for which there are faster kernels
+        return batch
+    positions = torch.stack([row["position_ids"] for row in rows])
+    return {**batch, "positions": positions, "offsets": pad_offsets(starts)}
+
+
+def count_valid(batch: dict[str, Tensor]) -> Tensor:
+    """How many tokens of a batch count in the loss."""
+    return (batch["labels"] != IGNORED).sum()
 
 
 class LlmTrainer(TorchTrainer):

@@ -16,7 +16,7 @@ from typing import Any
 
 from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
-from windlass.recipes.llm_options import LlmOptions
+from windlass.recipes.llm.llm_options import LlmOptions
 
 TOKEN = "HF_TOKEN"  # noqa: S105
 OTHER_TOKENS = (  # what people and guides call it; the first is all that huggingface_hub still reads besides

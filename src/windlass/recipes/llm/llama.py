@@ -3,24 +3,151 @@
 Modules and weights have the names that Hugging Face gives them, so weights, adapters and plans that name
 layers fit both. Weights may be float32 while everything is computed in bfloat16: each layer casts what it
 uses. The loss is computed inside `forward`, so that DDP and FSDP see the head's gradient like any other.
+
+Attention is causal, within documents where several are packed into one row. Documents are told by offsets:
+where each begins in the rows laid end to end, and the end of the last, as often as there is room. Without
+offsets every row is one document. Which kernel computes it is decided here and nowhere else: attention of
+varying lengths where torch has it for this device, else a mask.
+
+Rotary positions (with the scaling of Llama 3.1) are computed from the config at each step rather than kept in
+buffers, which a model made on the meta device or loaded from a checkpoint would lose. Halves are rotated as
+in Hugging Face's weights, not pairs.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from windlass.recipes.llm_adapted_mlp import adapted_mlp, can_join
-from windlass.recipes.llm_attention import attend, has_varlen, make_mask
-from windlass.recipes.llm_config import LlamaConfig
-from windlass.recipes.llm_linear import CastLinear, find_adapted, project, project_adapted
-from windlass.recipes.llm_loss import linear_cross_entropy
-from windlass.recipes.llm_rope import make_rope, rotate
-from windlass.recipes.llm_swiglu import swiglu
+from windlass.recipes.llm.cross_entropy import linear_cross_entropy
+from windlass.recipes.llm.gated_mlp import adapted_mlp, can_join, swiglu
+from windlass.recipes.llm.linear_layers import CastLinear, find_adapted, project, project_adapted
+from windlass.recipes.llm.llama_config import LlamaConfig, RopeScaling
 
+# cuDNN's takes two thirds of flash's time on an H200 (benchmarks.md); torch itself tries flash first
+_FASTEST_FIRST = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+_FEWEST_OFFSETS = 64  # a fixed shape, so that compiled code is compiled once
 _MOST_VARIANTS = 128
+
+
+def pad_offsets(starts: Tensor) -> Tensor:
+    """Offsets in as many places as the next power of two, filled up with documents of no tokens."""
+    size = max(_FEWEST_OFFSETS, 1 << (len(starts) - 1).bit_length())
+    return functional.pad(starts, (0, size - len(starts)), value=int(starts[-1]))
+
+
+def make_mask(offsets: Tensor, rows: int, length: int) -> Tensor:
+    """Which token sees which, as (rows, 1, length, length): those before it in its own document."""
+    places = torch.arange(rows * length, device=offsets.device)
+    documents = torch.bucketize(places, offsets[1:], right=True).view(rows, length)
+    order = torch.arange(length, device=offsets.device)
+    is_same = documents[:, :, None] == documents[:, None, :]
+    return (is_same & (order[:, None] >= order[None, :]))[:, None]
+
+
+def has_varlen(device: torch.device) -> bool:
+    """Whether packed rows are computed without a mask on this device."""
+    return device.type == "cuda" and _varlen() is not None
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, offsets: Tensor | None
+) -> Tensor:
+    """Attention over (rows, length, heads, head_size); key and value may have fewer heads.
+
+    offsets: of the documents, where `has_varlen`; mask: elsewhere; neither: one document a row.
+    """
+    if offsets is not None:
+        return _attend_varlen(query, key, value, offsets)
+    is_grouped = key.shape[2] != query.shape[2]
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    if mask is not None or not query.is_cuda:
+        out = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=is_grouped
+        )
+    else:
+        with sdpa_kernel(_FASTEST_FIRST, set_priority=True):
+            out = functional.scaled_dot_product_attention(
+                query, key, value, is_causal=True, enable_gqa=is_grouped
+            )
+    return out.transpose(1, 2)
+
+
+def _attend_varlen(query: Tensor, key: Tensor, value: Tensor, offsets: Tensor) -> Tensor:
+    varlen = _varlen()
+    if varlen is None:
+        raise RuntimeError("this torch has no attention of varying lengths; pass a mask")
+    rows, length, _, _ = query.shape
+    flat = [x.flatten(0, 1) for x in (query, key, value)]
+    out: Tensor = varlen(*flat, offsets, length)
+    return out.unflatten(0, (rows, length))
+
+
+@functools.cache
+def _varlen() -> Callable[..., Any] | None:
+    """Torch's attention of varying lengths, causal, for grouped heads; it came with 2.10."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    known = inspect.signature(varlen_attn).parameters
+    causal: dict[str, Any] = (
+        {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    )
+    groups: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in known else {}
+
+    def call(query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, length: int) -> Any:
+        # before it had the flag, it took fewer heads of key and value unasked
+        options = causal if key.shape[1] == query.shape[1] else causal | groups
+        return varlen_attn(query, key, value, offsets, offsets, length, length, **options)
+
+    return call
+
+
+def make_rope(config: LlamaConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin for positions (rows, length), as (rows, length, 1, head_size / 2) in float32."""
+    angles = positions[:, :, None, None].float() * _make_frequencies(config, positions.device)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate (rows, length, heads, head_size) by its positions, in float32."""
+    cos, sin = rope
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def _make_frequencies(config: LlamaConfig, device: torch.device) -> Tensor:
+    exponents = torch.arange(0, config.head_size, 2, device=device).float() / config.head_size
+    frequencies = 1.0 / config.rope_theta**exponents
+    return _scale(frequencies, config.rope_scaling) if config.rope_scaling else frequencies
+
+
+def _scale(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Slow rotations are stretched, fast ones are kept, and those between are blended."""
+    lengths = 2 * math.pi / frequencies
+    low = scaling.original_length / scaling.low_freq_factor
+    high = scaling.original_length / scaling.high_freq_factor
+    share = (scaling.original_length / lengths - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    stretched = frequencies / scaling.factor
+    blended = (1 - share) * stretched + share * frequencies
+    between = (lengths <= low) & (lengths >= high)
+    return torch.where(between, blended, torch.where(lengths > low, stretched, frequencies))
 
 
 class Places:

@@ -1,0 +1,1 @@
+"""The language model that `windlass.recipes.train_framework` fine-tunes: model, kernels, data, memory."""
