@@ -430,7 +430,3 @@ def _end_with(trainer: int) -> None:
     while os.getppid() == trainer:
         never.wait(_LOOK_EVERY_S)
     os._exit(1)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

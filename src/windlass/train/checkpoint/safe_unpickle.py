@@ -29,6 +29,11 @@ _DCP_CLASSES = (
 )
 _BUILTINS = (set, frozenset, bytearray, complex, int, float, str, bool, list, dict, tuple)
 _CONTAINERS = (OrderedDict, Counter, defaultdict, deque)
+# Pickles of earlier versions name these by the modules that they were in then.
+_MOVED: dict[tuple[str, str], Any] = {
+    ("windlass.train.checkpoint_state", "TensorAt"): TensorAt,
+    ("windlass.train.wrapped_tensors", "WrappedAt"): WrappedAt,
+}
 
 
 def load_metadata(data: bytes, files: Collection[str]) -> dcp.Metadata:
@@ -48,7 +53,7 @@ def load_metadata(data: bytes, files: Collection[str]) -> dcp.Metadata:
 def load_entry(data: bytes, *, name: str, allow_pickle: bool) -> Any:
     """Return an entry that an earlier version has pickled."""
     if allow_pickle:
-        return pickle.loads(data)  # noqa: S301 - the user has allowed it
+        return _TrustedUnpickler(io.BytesIO(data)).load()
     with _Unchanged():
         return _EntryUnpickler(io.BytesIO(data), name).load()
 
@@ -90,14 +95,22 @@ class _MetadataUnpickler(pickle.Unpickler):
         return allowed
 
 
+class _TrustedUnpickler(pickle.Unpickler):
+    """For checkpoints whose code the user has allowed to run."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return _MOVED.get((module, name)) or super().find_class(module, name)
+
+
 class _EntryUnpickler(pickle.Unpickler):
     def __init__(self, stream: io.BytesIO, name: str) -> None:
         super().__init__(stream)
         self._name = name
 
     def find_class(self, module: str, name: str) -> Any:
-        known = (*_BUILTINS, *_CONTAINERS, TensorAt, WrappedAt)
-        allowed = _find_in(known, module, name) or _find_torch(module, name)
+        known = (*_BUILTINS, *_CONTAINERS)
+        allowed = _MOVED.get((module, name)) or _find_in(known, module, name)
+        allowed = allowed or _find_torch(module, name)
         if allowed is None:
             allowed = _NUMPY.get((module.replace("numpy.core", "numpy._core"), name))
         if allowed is None and (module, name) == ("_codecs", "encode"):
