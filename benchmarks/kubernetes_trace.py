@@ -45,7 +45,7 @@ TIMED: dict[str, dict[str, Words]] = {
     "windlass.engines.cluster.lead_sync": {
         "LeadSync._serve": lambda *_a, **_k: "talk with the lead"
     },
-    "windlass.client.jobs.follow": {"follow": lambda *_a, **_k: "follow"},
+    "windlass.client.jobs.live_view": {"follow": lambda *_a, **_k: "follow"},
 }
 
 

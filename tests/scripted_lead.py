@@ -18,8 +18,8 @@ from typing import Any
 from call_parties import JOB, WAIT_S, make_profile
 
 from windlass import names
-from windlass.client.compute.client_call import CallRequest, ClientCall
-from windlass.client.compute.connection import Connection, ask_info
+from windlass.client.compute.calls.client_call import CallRequest, ClientCall
+from windlass.client.compute.nodes.compute_connection import Connection, ask_info
 from windlass.wire.frames import FrameDecoder, render_frame
 from windlass.wire.message import Message
 from windlass.wire.messages.calls import (
@@ -226,6 +226,6 @@ def scripted(*scripts: Script, is_remote: bool = False) -> Iterator[ScriptedHome
 
 def look_often(monkeypatch: Any) -> None:
     """Calls that wait look after their compute without delay."""
-    from windlass.client.compute import client_call
+    from windlass.client.compute.calls import client_call
 
     monkeypatch.setattr(client_call, "_LOOK_S", 0.01)

@@ -16,7 +16,7 @@ from waits import wait_for
 
 import windlass as kt
 from windlass import names
-from windlass.client.compute.connection import ask_at
+from windlass.client.compute.nodes.compute_connection import ask_at
 from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.kube.client.api import Api
 from windlass.kube.objects.kinds import PODS

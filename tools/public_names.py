@@ -13,9 +13,9 @@ from typing import Any
 import windlass
 import windlass.distributed
 import windlass.trainer
-from windlass.client.compute.app import App
-from windlass.client.compute.decorators import Decorated
-from windlass.client.compute.remote import Remote
+from windlass.client.compute.calls.remote import Remote
+from windlass.client.compute.deploy.app import App
+from windlass.client.compute.deploy.decorators import Decorated
 
 FUNCTIONS = ("run", "submit", "attach", "jobs", "report", "fn", "cls", "compute", "distribute")
 FUNCTIONS += ("get", "app")

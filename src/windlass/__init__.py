@@ -21,17 +21,17 @@ _WHERE = {
     "jobs": "windlass.client.jobs.find_jobs",
     "Job": "windlass.client.jobs.job",
     "report": "windlass.agent.rank.report",
-    "Image": "windlass.client.compute.image",
-    "images": "windlass.client.compute.image",
-    "Secret": "windlass.client.compute.secret",
-    "Volume": "windlass.client.compute.volume",
-    "app": "windlass.client.compute.app",
-    "Compute": "windlass.client.compute.compute_handle",
-    "compute": "windlass.client.compute.decorators",
-    "cls": "windlass.client.compute.remote",
-    "fn": "windlass.client.compute.remote",
-    "get": "windlass.client.compute.deployed",
-    "distribute": "windlass.client.compute.decorators",
+    "Image": "windlass.client.compute.resources.image",
+    "images": "windlass.client.compute.resources.image",
+    "Secret": "windlass.client.compute.resources.secret",
+    "Volume": "windlass.client.compute.resources.volume",
+    "app": "windlass.client.compute.deploy.app",
+    "Compute": "windlass.client.compute.nodes.compute_handle",
+    "compute": "windlass.client.compute.deploy.decorators",
+    "cls": "windlass.client.compute.calls.remote",
+    "fn": "windlass.client.compute.calls.remote",
+    "get": "windlass.client.compute.deploy.deployment",
+    "distribute": "windlass.client.compute.deploy.decorators",
     **dict.fromkeys(
         (
             "BundleError",
@@ -59,17 +59,17 @@ if TYPE_CHECKING:
     from typing import Any
 
     from windlass.agent.rank.report import report as report
-    from windlass.client.compute.app import app as app
-    from windlass.client.compute.compute_handle import Compute as Compute
-    from windlass.client.compute.decorators import compute as compute
-    from windlass.client.compute.decorators import distribute as distribute
-    from windlass.client.compute.deployed import get as get
-    from windlass.client.compute.image import Image as Image
-    from windlass.client.compute.image import images as images
-    from windlass.client.compute.remote import cls as cls
-    from windlass.client.compute.remote import fn as fn
-    from windlass.client.compute.secret import Secret as Secret
-    from windlass.client.compute.volume import Volume as Volume
+    from windlass.client.compute.calls.remote import cls as cls
+    from windlass.client.compute.calls.remote import fn as fn
+    from windlass.client.compute.deploy.app import app as app
+    from windlass.client.compute.deploy.decorators import compute as compute
+    from windlass.client.compute.deploy.decorators import distribute as distribute
+    from windlass.client.compute.deploy.deployment import get as get
+    from windlass.client.compute.nodes.compute_handle import Compute as Compute
+    from windlass.client.compute.resources.image import Image as Image
+    from windlass.client.compute.resources.image import images as images
+    from windlass.client.compute.resources.secret import Secret as Secret
+    from windlass.client.compute.resources.volume import Volume as Volume
     from windlass.client.jobs.find_jobs import attach as attach
     from windlass.client.jobs.find_jobs import jobs as jobs
     from windlass.client.jobs.job import Job as Job

@@ -21,8 +21,7 @@ from kube.fake_cluster import FakeCluster, fake_cluster, make_fake_job
 from kube.plans import make_pod_plan
 
 import windlass as wl
-from windlass.client.compute.owners import is_meant, is_own, name_for
-from windlass.client.user import name_user
+from windlass.client.compute.nodes.compute_owners import is_meant, is_own, name_for, name_user
 from windlass.engines.cluster.cluster_engine import ClusterEngine
 from windlass.engines.cluster.job_secret import make_certificates
 from windlass.engines.dialects.kubernetes import KUBERNETES

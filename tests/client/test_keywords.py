@@ -15,8 +15,8 @@ import write_api
 
 import windlass as wl
 from windlass.client import keywords
-from windlass.client.compute.call_options import Options
-from windlass.client.compute.remote import Remote
+from windlass.client.compute.calls.callable_work import Options
+from windlass.client.compute.calls.remote import Remote
 from windlass.settings import SETTINGS
 
 TYPED = Path(__file__).with_name("typed")

@@ -226,7 +226,7 @@ def test_pretended_gpus_of_a_compute_and_a_deployed_name(eight, capfd):
 
 
 def test_pods_ask_for_no_gpu_that_is_pretended(tmp_path):
-    from windlass.client.jobs.pod_settings import make_pod
+    from windlass.client.jobs.node_settings import make_pod
 
     def make(**flags):
         flags = {"gpus": 2, "image": "a:1", **flags}

@@ -13,8 +13,8 @@ from kube.plans import make_pod_plan
 from waits import wait_for
 
 from windlass import names
+from windlass.client.jobs.job import make_failure
 from windlass.client.jobs.live_view import LiveView
-from windlass.client.jobs.load_values import make_failure
 from windlass.engines.cluster import cluster_job
 from windlass.engines.cluster.cluster_job import ClusterJob
 from windlass.engines.cluster.job_secret import make_certificates

@@ -10,7 +10,7 @@ from waits import wait_for
 
 import windlass as kt
 from windlass import names
-from windlass.client.compute.live_computes import list_living
+from windlass.client.compute.nodes.find_computes import list_living
 from windlass.kube.objects.kinds import JOBS, PODS
 
 pytestmark = pytest.mark.cluster_only

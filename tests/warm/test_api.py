@@ -12,9 +12,9 @@ import pytest
 import warm_tasks as tasks
 
 import windlass as kt
-from windlass.client.compute.callable_work import REMOTE_NAMES
-from windlass.client.compute.deploy import deploy
-from windlass.client.compute.remote import Remote
+from windlass.client.compute.calls.callable_work import REMOTE_NAMES
+from windlass.client.compute.calls.remote import Remote
+from windlass.client.compute.deploy.deployment import deploy
 
 TRAIN = """
 import os

@@ -7,7 +7,7 @@ import warm_tasks as tasks
 
 import windlass as kt
 from windlass.agent.lead import call_history
-from windlass.client.compute.client_call import ClientCall
+from windlass.client.compute.calls.client_call import ClientCall
 
 WAIT_S = 120.0
 

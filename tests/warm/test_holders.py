@@ -11,7 +11,11 @@ import warm_tasks as tasks
 from waits import wait_for
 
 import windlass as kt
-from windlass.client.compute.idle_computes import IdleComputes, remove_by_call, remove_by_command
+from windlass.client.compute.nodes.idle_computes import (
+    IdleComputes,
+    remove_by_call,
+    remove_by_command,
+)
 from windlass.kube.diagnosis import blocker as reasons
 from windlass.kube.diagnosis.blocker import Blocker, make_condition
 from windlass.kube.objects.kinds import RESOURCE_QUOTAS

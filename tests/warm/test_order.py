@@ -15,7 +15,7 @@ import warm_tasks as tasks
 from waits import wait_for
 
 import windlass as kt
-from windlass.client.compute import client_call
+from windlass.client.compute.calls import client_call
 
 WAIT_S = 120.0
 

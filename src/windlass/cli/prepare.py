@@ -22,8 +22,8 @@ from click.shell_completion import CompletionItem
 from windlass.agent.frameworks.framework_table import choose_framework
 from windlass.cli.flags import load_settings
 from windlass.client.jobs.launcher_size import is_torchrun
-from windlass.client.jobs.project_imports import find_imported, list_imports, read_tree
 from windlass.client.jobs.run import Prepared, check_honoured, prepare
+from windlass.client.jobs.source_analysis import find_imported, list_imports, read_tree
 from windlass.client.jobs.target import find_script, read_target
 from windlass.client.terminal import say
 from windlass.errors import SpecError

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, TypedDict
 
-from windlass.client.compute.image import Image
-from windlass.client.compute.secret import Secret
-from windlass.client.compute.volume import Volume
+from windlass.client.compute.resources.image import Image
+from windlass.client.compute.resources.secret import Secret
+from windlass.client.compute.resources.volume import Volume
 from windlass.settings.setting import NodeRange
 
 

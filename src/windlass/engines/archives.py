@@ -2,7 +2,7 @@
 
 The agent is a .pyz of our own modules and cloudpickle, the same bytes every time. The training
 library (`train` and `recipes`) is a second archive, because the agent's is small on purpose and
-most work does not need it. `client.jobs.train_travel` decides when it travels. Both are built from
+most work does not need it. `client.jobs.packing` decides when it travels. Both are built from
 the installed package on first use and kept in the user's cache. Imports little: `windlass run`
 needs it before anything else.
 """

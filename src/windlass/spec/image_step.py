@@ -1,6 +1,6 @@
 """The steps of an image: what nodes do once, before ranks start, over what the image has. Records alone.
 
-Who writes them is `client.compute.image`, who runs them `agent.node.image_steps`.
+Who writes them is `client.compute.resources.image`, who runs them `agent.node.image_steps`.
 """
 
 from __future__ import annotations

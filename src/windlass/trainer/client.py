@@ -10,8 +10,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from windlass.client.jobs.follow import follow
-from windlass.client.jobs.live_view import LiveView
+from windlass.client.jobs.live_view import LiveView, follow
 from windlass.client.jobs.run import prepare
 from windlass.client.terminal import say
 from windlass.engines.dialects.dialect_table import dialect_names, load_dialect

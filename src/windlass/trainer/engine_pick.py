@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from windlass.client.compute.engine_choice import EngineChoice, choose_where
+from windlass.client.compute.nodes.engine_choice import EngineChoice, choose_where
 from windlass.client.jobs.run import current_folder
 from windlass.engines.dialects.dialect_table import load_dialect
 from windlass.engines.protocol import check_engine_name

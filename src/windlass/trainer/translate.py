@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windlass import names
-from windlass.client.compute.image import Image
+from windlass.client.compute.resources.image import Image
 from windlass.errors import SpecError
 from windlass.kube.objects.pod_template import pull_policy
 from windlass.near_names import did_you_mean

@@ -2,7 +2,7 @@
 
 The line alone tells what happened (and what `windlass result` prints), so that only a client that wants the
 value itself unpickles anything. Records and bytes only; pickling is `wire.pickling` and
-`client.jobs.load_values`.
+`client.jobs.job`.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ import pytest
 from wheels import make_wheel
 
 import windlass as kt
-from windlass.client.compute.image import Image
-from windlass.client.compute.secret import Secret
-from windlass.client.compute.volume import Volume
+from windlass.client.compute.resources.image import Image
+from windlass.client.compute.resources.secret import Secret
+from windlass.client.compute.resources.volume import Volume
 from windlass.kube.objects.kinds import PVCS
 
 TRAIN = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from windlass.client.compute.app_keywords import speak_python
+from windlass.client.compute.nodes.compute_keywords import speak_python
 from windlass.kube.diagnosis.pod_scheduling import diagnose
 
 

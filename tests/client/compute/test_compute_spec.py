@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from windlass.client.compute.compute_spec import decide, describe_change, read_ttl
-from windlass.client.compute.image import images
+from windlass.client.compute.nodes.compute_spec import decide, describe_change, read_ttl
+from windlass.client.compute.resources.image import images
 from windlass.errors import SpecError
 from windlass.spec.image_step import RunStep
 
@@ -108,7 +108,7 @@ def test_wrong_values(wrong):
 
 
 def test_secrets_are_in_no_repr(monkeypatch):
-    from windlass.client.compute.secret import Secret
+    from windlass.client.compute.resources.secret import Secret
 
     monkeypatch.setenv("API_KEY", "swordfish")
     wanted = decide({"secrets": [Secret.from_env(["API_KEY"])]})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from windlass.client.compute.distribution import Distribution, make_spread
+from windlass.client.compute.nodes.distribution import Distribution, make_spread
 from windlass.errors import SpecError
 
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import windlass as wl
-from windlass.client.compute.dockerfile import render_dockerfile
+from windlass.client.compute.resources.image import render_dockerfile
 
 PIP = "RUN python3 -m pip install --no-cache-dir"
 

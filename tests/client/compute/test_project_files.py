@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 from windlass.bundle.manifest import EMPTY
-from windlass.client.compute.project_files import Project, find_project
+from windlass.client.compute.calls.project_files import Project, find_project
 from windlass.errors import SpecError
 
 

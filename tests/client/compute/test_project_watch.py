@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from windlass.client.compute import project_watch
-from windlass.client.compute.project_watch import Watch
+from windlass.client.compute.calls import project_files
+from windlass.client.compute.calls.project_files import Watch
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="elsewhere the answer is always yes"
@@ -67,7 +67,7 @@ def test_a_folder_that_is_followed_later(watch, tmp_path):
 
 
 def test_too_many_folders_are_not_watched(tmp_path, monkeypatch):
-    monkeypatch.setattr(project_watch, "MAX_FOLDERS", 0)
+    monkeypatch.setattr(project_files, "MAX_FOLDERS", 0)
     watch = Watch(tmp_path)
     watch.follow([str(tmp_path)])
     assert watch.has_changed()

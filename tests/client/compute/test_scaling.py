@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from windlass.client.compute.scaling import scale_to
+from windlass.client.compute.nodes.live_nodes import scale_to
 from windlass.errors import EngineError
 
 

@@ -8,8 +8,7 @@ import re
 import pytest
 
 import windlass as wl
-from windlass.client.compute.dotenv import read_dotenv
-from windlass.client.compute.secret import resolve_secrets
+from windlass.client.compute.resources.secret import read_dotenv, resolve_secrets
 from windlass.spec.storage import SecretFiles, SecretVariable, SecretVariables
 
 VALUE = "s3cret-value"

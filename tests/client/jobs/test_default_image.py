@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from windlass.client.jobs.default_image import find_image
+from windlass.client.jobs.node_settings import find_image
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from windlass.client.jobs.early_env import find_early_write
+from windlass.client.jobs.source_analysis import find_early_write
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import rank_work
 
 import windlass as wl
-from windlass.client.compute.distribution import default_framework
+from windlass.client.compute.nodes.distribution import default_framework
 from windlass.client.jobs.run import prepare
 from windlass.errors import SpecError
 

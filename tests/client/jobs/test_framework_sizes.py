@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from windlass.agent.frameworks.framework_table import load_framework
-from windlass.client.jobs.framework_sizes import make_sizes
+from windlass.client.jobs.node_settings import make_sizes
 from windlass.errors import SpecError
 from windlass.settings import read_settings
 from windlass.spec.node_sizes import NodeSize

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from windlass.client.jobs.in_image import read_in_image
+from windlass.client.jobs.target import read_in_image
 from windlass.errors import SpecError
 from windlass.spec.work import Command, Function, Module, Script
 

@@ -9,7 +9,7 @@ import cloudpickle
 import pytest
 
 from windlass import errors
-from windlass.client.jobs.load_values import load_error, load_value, make_failure
+from windlass.client.jobs.job import load_error, load_value, make_failure
 from windlass.wire.results import ErrorInfo, ResultHeader
 from windlass.wire.status import FailureKind, Verdict
 

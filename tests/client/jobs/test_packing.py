@@ -15,9 +15,8 @@ from bundle.trees import read_tree, touch
 
 from windlass import names
 from windlass.bundle.extract import extract
-from windlass.client.jobs.in_image import read_in_image
 from windlass.client.jobs.packing import check_modules, pack
-from windlass.client.jobs.target import read_target
+from windlass.client.jobs.target import read_in_image, read_target
 from windlass.errors import BundleError, SpecError
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.pod_spec import PodSpec

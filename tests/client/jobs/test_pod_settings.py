@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from windlass.client.compute.compute_spec import decide
-from windlass.client.jobs.pod_settings import make_pod
+from windlass.client.compute.nodes.compute_spec import decide
+from windlass.client.jobs.node_settings import make_pod
 from windlass.client.jobs.run import prepare
 from windlass.errors import SpecError
 from windlass.settings import read_settings

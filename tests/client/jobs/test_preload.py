@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import windlass as wl
-from windlass.client.jobs.preload import TORCH, TRAINING, choose_preload
+from windlass.client.jobs.source_analysis import TORCH, TRAINING, choose_preload
 
 
 @pytest.fixture

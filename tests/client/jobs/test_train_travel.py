@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from windlass.client.jobs.packing import needs_train
 from windlass.client.jobs.target import read_target
-from windlass.client.jobs.train_travel import needs_train
 
 
 @pytest.fixture

@@ -16,11 +16,10 @@ from windlass import names
 from windlass.cli.error_output import say_verdict
 from windlass.cli.flags import job_argument, json_option, load_settings
 from windlass.cli.show import print_json, render_span
-from windlass.client.compute.idle_computes import explain_by
+from windlass.client.compute.nodes.idle_computes import explain_by
 from windlass.client.jobs.find_jobs import find_job
-from windlass.client.jobs.follow import follow
 from windlass.client.jobs.job import Job
-from windlass.client.jobs.live_view import LiveView, render_seconds, render_status_line
+from windlass.client.jobs.live_view import LiveView, follow, render_seconds, render_status_line
 from windlass.client.jobs.port_forward import PortForward, check_open, find_here, read_ports
 from windlass.client.terminal import say
 from windlass.errors import SpecError

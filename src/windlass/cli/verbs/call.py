@@ -13,10 +13,9 @@ from windlass.cli.error_output import say_verdict
 from windlass.cli.flags import json_option, place_flags, place_options
 from windlass.cli.show import print_json
 from windlass.cli.verbs import result
-from windlass.client.compute.deployed import get
-from windlass.client.jobs.follow import follow
+from windlass.client.compute.deploy.deployment import get
 from windlass.client.jobs.job import Job
-from windlass.client.jobs.live_view import LiveView
+from windlass.client.jobs.live_view import LiveView, follow
 from windlass.errors import JobNotFound
 from windlass.observe.explain import exit_code_of
 from windlass.wire.status import Phase

@@ -11,16 +11,16 @@ from windlass import records
 from windlass.cli.flags import json_option, place_flags, place_options
 from windlass.cli.show import print_json, print_table, render_short, shorten
 from windlass.cli.verb_table import NearGroup
-from windlass.client.compute.find_computes import end_job
-from windlass.client.compute.live_computes import (
+from windlass.client.compute.nodes.find_computes import (
     FoundCompute,
     LiveCompute,
+    end_job,
     find_living,
     list_living,
     look,
     places,
 )
-from windlass.client.compute.live_nodes import LiveNodes
+from windlass.client.compute.nodes.live_nodes import LiveNodes
 from windlass.client.terminal import one_line, say
 from windlass.errors import SpecError
 

@@ -33,7 +33,7 @@ def deploy(script: str, replace: bool, as_json: bool) -> None:
 def deploy_script(script: str, *, replace: bool = False, as_json: bool = False) -> None:
     """Bring up what a script holds, and tell of each."""
     # imported only now: `--help` needs nothing of it
-    from windlass.client.compute.deploy import deploy, find_deployables, import_script
+    from windlass.client.compute.deploy.deployment import deploy, find_deployables, import_script
 
     file, _, name = script.partition("::")
     module = import_script(find_script(file, Path.cwd()))

@@ -15,8 +15,7 @@ import click
 
 from windlass.cli.flags import json_option
 from windlass.cli.show import print_json
-from windlass.client.compute.dockerfile import render_dockerfile
-from windlass.client.compute.image import Image
+from windlass.client.compute.resources.image import Image, render_dockerfile
 from windlass.errors import SpecError, WindlassError
 from windlass.near_names import did_you_mean
 

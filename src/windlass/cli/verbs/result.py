@@ -14,7 +14,7 @@ import click
 from windlass.cli.flags import job_argument, json_option, load_settings
 from windlass.cli.show import print_json
 from windlass.client.jobs.find_jobs import find_job
-from windlass.client.jobs.load_values import make_missing_error
+from windlass.client.jobs.job import make_missing_error
 from windlass.client.terminal import clean
 from windlass.errors import SpecError, WaitTimeout
 from windlass.observe import explain

@@ -84,7 +84,7 @@ def run(
 
 def _find_declaring(words: SplitWords, options: dict[str, Any]) -> str:
     """The script, if only its place was said and it only declares apps: these are what is to run."""
-    from windlass.client.jobs.declare_only import only_declares
+    from windlass.client.jobs.source_analysis import only_declares
 
     others = {name: value for name, value in given_flags(options).items() if name not in _PLACE}
     *launcher, script = (*words.target, *words.rest) or ("",)
@@ -134,8 +134,8 @@ def _make_view(*, quiet: bool, as_json: bool) -> View:
 
 
 def _follow(job: Job, view: View, interrupts: Interrupts, settings: Settings) -> JobStatus:
-    from windlass.client.compute.idle_computes import explain_by
-    from windlass.client.jobs.follow import follow
+    from windlass.client.compute.nodes.idle_computes import explain_by
+    from windlass.client.jobs.live_view import follow
 
     try:
         return follow(job, view, interrupts=interrupts, explain=explain_by(job.ref, settings))

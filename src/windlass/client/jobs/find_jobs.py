@@ -73,8 +73,8 @@ def find_job(text: str, settings: Settings) -> Job:
         return job_here
     compute, call = split_call(text)
     if call:
-        from windlass.client.compute.call_job import attach_call
-        from windlass.client.compute.owners import check_own
+        from windlass.client.compute.calls.call_job import attach_call
+        from windlass.client.compute.nodes.compute_owners import check_own
 
         job = find_job(compute, settings)
         if not compute.endswith(job.id):  # a name led to it, which anybody may have taken

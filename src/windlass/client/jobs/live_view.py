@@ -1,18 +1,23 @@
-"""The live view: every rank's lines as they come, and on a terminal a line below them that says where it is.
+"""Live view of a job: its ranks' lines and, on a terminal, a status line, until the job ends.
 
-Lines of ranks' stdout go to stdout, all else to stderr. Meaning never hangs on colour alone.
+Lines of the ranks' stdout go to stdout, everything else to stderr. Colour never carries meaning alone.
+While `follow` runs it holds the job's lease. The first Ctrl-C asks the job to stop and says so; the second
+ends it at once. If this process ends in any other way, the lease ends the job.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol, TextIO
 
+from windlass.client.jobs.interrupts import Interrupts
+from windlass.client.jobs.job import Job
 from windlass.client.terminal import (
     can_draw,
     clean,
@@ -22,7 +27,8 @@ from windlass.client.terminal import (
     wants_colour,
     wrap_advice,
 )
-from windlass.wire.log_lines import LogLine
+from windlass.waiting import wait_until
+from windlass.wire.log_lines import LogLine, LogQuery
 from windlass.wire.states import NOT_ENDED, MomentName, RankState
 from windlass.wire.status import Condition, JobStatus, Phase, Progress
 
@@ -40,6 +46,7 @@ _WAITING_FOR = {
     MomentName.CONTAINER: "waiting for the agents",
     MomentName.AGENT_UP: "waiting for all nodes",
 }
+_EVERY_S = 0.05
 
 
 class View(Protocol):
@@ -286,3 +293,36 @@ def _cut_parts(text: str, width: int) -> str:
 
 def _width() -> int:
     return shutil.get_terminal_size().columns - 1
+
+
+def follow(
+    job: Job,
+    view: View,
+    *,
+    lease: bool = True,
+    interrupts: Interrupts | None = None,
+    explain: Callable[[JobStatus], JobStatus] | None = None,
+) -> JobStatus:
+    """Show a job until it has ended; its last status. Without `interrupts`, Ctrl-C only ends the showing.
+
+    `explain` says more of what it waits for than its status does.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.callback(view.close)
+        if lease:
+            stack.enter_context(job.hold())
+        to_show = interrupts.to_show if interrupts is not None else []
+        reader = job.reader(LogQuery(follow=True))
+        while True:
+            while to_show:
+                view.interrupted(now=to_show.pop(0))
+            status = job.status()
+            lines = reader.read_new()
+            view.show(explain(status) if explain else status, lines)
+            if lines:
+                continue
+            if status.phase.is_final:
+                break
+            wait_until(lambda: False, timeout_s=_EVERY_S)
+        view.show(status, reader.read_rest())
+    return status

@@ -1,7 +1,8 @@
-"""What travels to nodes that do not share this machine: the project as an archive, and where paths end up.
+"""What travels to nodes that do not share this machine: the project as an archive, and the training library.
 
-Pure but for packing. Which files belong to a project is `bundle`; what the nodes do with them is the
-agent's.
+Pure except for packing. `windlass.bundle` decides which files belong to a project. The training library
+travels if the source, the payload or the words of a command name it, since images have no windlass. With a
+target in an image it always travels, because its source cannot be read here.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -21,16 +23,76 @@ from windlass.bundle.functions import read_contents
 from windlass.bundle.manifest import EMPTY, make_delta
 from windlass.bundle.root import check_root, find_root, is_marked
 from windlass.bundle.select import select_files
-from windlass.client.jobs.target import WorkTarget
-from windlass.client.jobs.train_travel import TRAIN_ARCHIVE, needs_train
+from windlass.client.jobs.source_analysis import is_of_train, walk_imports
+from windlass.client.jobs.target import WorkTarget, is_python
 from windlass.errors import BundleError, SpecError
 from windlass.plan.plan import Input
 from windlass.spec.job_spec import JobSpec
-from windlass.spec.work import Command, Function, Script
+from windlass.spec.work import Command, Function, Module, Script
 from windlass.trusted import make_own
 from windlass.wire.job_folder import write_once
 
+_NAMES = re.compile(rb"windlass\W{1,8}(?:train|recipes)\b")
+_MAX_SHELL_BYTES = 1 << 16
+
+TRAIN_ARCHIVE = (
+    f"{names.FILES_FOLDER}/{names.TRAIN_FILE}"  # where pods have it; the value of `names.TRAIN`
+)
 _KEPT_BUNDLES = 8
+
+
+def needs_train(target: WorkTarget, cwd: Path) -> bool:
+    """Whether the work will import it, as far as can be read here."""
+    work = target.work
+    if isinstance(work, Command):
+        return _is_named(work.argv, cwd)
+    if isinstance(work, Module) and (is_of_train(work.name) or _is_named(work.args, cwd)):
+        return True
+    if target.payload is not None and _is_in_payload(target.payload):
+        return True
+    sources = (*target.packages, *([target.source] if target.source else []))
+    return any(_imports_train(source, target.root or source.parent) for source in sources)
+
+
+def _is_in_payload(payload: bytes) -> bool:
+    """By a module's name, or as two names that stand in code apart from each other."""
+    has_part = b"train" in payload or b"recipes" in payload
+    return b"windlass" in payload and (bool(_NAMES.search(payload)) or has_part)
+
+
+def _imports_train(source: Path, root: Path) -> bool:
+    return any(level == 0 and is_of_train(name) for name, level in walk_imports(source, root))
+
+
+def _is_named(words: Iterable[str], cwd: Path) -> bool:
+    """Whether words name it, or a file that leads to it."""
+    parts = [part for word in words for part in word.split()]
+    if any(is_of_train(part) for part in parts):
+        return True
+    return any(_leads_there(path, cwd) for path in _find_files(parts, cwd))
+
+
+def _leads_there(path: Path, cwd: Path) -> bool:
+    if is_python(path):
+        return _imports_train(path, path.parent)
+    if path.stat().st_size > _MAX_SHELL_BYTES:
+        return False
+    text = path.read_bytes()
+    if b"\0" in text:
+        return False
+    parts = text.decode(errors="replace").split()
+    named = (file for file in _find_files(parts, cwd) if is_python(file))
+    return any(map(is_of_train, parts)) or any(_imports_train(file, file.parent) for file in named)
+
+
+def _find_files(parts: Iterable[str], cwd: Path) -> Iterator[Path]:
+    for part in dict.fromkeys(parts):
+        path = cwd / part.strip("\"';()")
+        try:
+            if path.is_file():
+                yield path
+        except (OSError, ValueError):  # longer than any file's name, or no name at all
+            continue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from windlass.agent.frameworks.framework import Framework
 from windlass.agent.frameworks.framework_table import choose_framework, load_framework
-from windlass.client.jobs.declare_only import check_script
-from windlass.client.jobs.framework_sizes import make_sizes
-from windlass.client.jobs.in_image import read_in_image
 from windlass.client.jobs.interrupts import Interrupts
 from windlass.client.jobs.job import Job
 from windlass.client.jobs.job_ids import make_job_id
 from windlass.client.jobs.launcher_size import describe_worlds, fit_command
+from windlass.client.jobs.node_settings import forget_own_python, make_pod, make_sizes, name_mesh
 from windlass.client.jobs.packing import Packed, pack
-from windlass.client.jobs.pod_settings import forget_own_python, make_pod, name_mesh
-from windlass.client.jobs.preload import choose_preload
-from windlass.client.jobs.target import WorkTarget, import_paths, read_target
+from windlass.client.jobs.source_analysis import check_script, choose_preload
+from windlass.client.jobs.target import WorkTarget, import_paths, read_in_image, read_target
 from windlass.client.keywords import JOB, show_keywords
 from windlass.engines.protocol import Renderer, as_engine, check_capabilities, make_renderer
 from windlass.errors import SpecError
@@ -81,8 +78,7 @@ def run(
     kwargs: what a function is called with by name.
     quiet: show no logs; without it they are shown as they come.
     """
-    from windlass.client.jobs.follow import follow
-    from windlass.client.jobs.live_view import LiveView, QuietView
+    from windlass.client.jobs.live_view import LiveView, QuietView, follow
     from windlass.client.terminal import say
 
     prepared = prepare(target, args, kwargs, detach=False, flags=settings)

@@ -1,7 +1,8 @@
-"""From what a user names to work: a callable, a script, `file.py::function`, `-m module`, a command.
+"""Targets: from a callable, a script, `file.py::function`, `-m module` or a command to the work of a job.
 
-Also what the ranks need of this process: import paths, and whether torch is worth importing ahead.
-Reads files, runs nothing.
+Also decides what the ranks need of this process: import paths, and whether to import torch ahead. Reads
+files, runs nothing. For a target that is in the image already, nothing travels and nothing can be checked
+here; a relative path is relative to the image's working folder.
 """
 
 from __future__ import annotations
@@ -18,9 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from windlass.client.jobs.early_env import EarlyWrite, find_early_write
-from windlass.client.jobs.preload import TORCH, TRAINING
-from windlass.client.jobs.project_imports import find_imported, find_module, is_of_train, parse
+from windlass.client.jobs.source_analysis import (
+    TORCH,
+    TRAINING,
+    EarlyWrite,
+    find_early_write,
+    find_imported,
+    find_module,
+    is_of_train,
+    parse,
+)
 from windlass.errors import BundleError, SpecError
 from windlass.near_names import did_you_mean
 from windlass.spec.work import Command, Function, Module, Script, Work
@@ -122,12 +130,12 @@ def check_call(
     given: str = "",
 ) -> None:
     """A call that cannot be made is refused here rather than by every rank."""
-    signature = read_signature(function, given)
+    signature = inspect_signature(function, given)
     if signature is not None:
         check_bound(signature, args, kwargs, name)
 
 
-def read_signature(function: Callable[..., Any], given: str = "") -> inspect.Signature | None:
+def inspect_signature(function: Callable[..., Any], given: str = "") -> inspect.Signature | None:
     """What it can be called with beside what it is `given`; None where it does not tell, as some builtins."""
     try:
         signature = inspect.signature(function)
@@ -157,7 +165,7 @@ def _dump_call(
     try:
         return pickling.dump((function, tuple(args), dict(kwargs)), name=name)
     except BundleError:
-        blame_argument(read_signature(function), args, kwargs, name)
+        blame_argument(inspect_signature(function), args, kwargs, name)
         pickling.dump(function, name=name)
         raise
 
@@ -323,3 +331,45 @@ def import_paths() -> tuple[str, ...]:
         for path in dict.fromkeys(paths)
         if os.path.isdir(path) and not os.path.join(path, "").startswith(own)
     )
+
+
+def read_in_image(
+    target: str | Path | Callable[..., Any] | Sequence[str],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> WorkTarget:
+    """What `target` means in the image, with its arguments."""
+    if callable(target):
+        raise SpecError(
+            "a function of this process is not in the image",
+            hint='name it as the image has it: "/app/train.py::function", or leave in_image out',
+        )
+    words = [str(target)] if isinstance(target, (str, Path)) else [str(word) for word in target]
+    if not words or not words[0]:
+        raise SpecError("nothing to run", hint="windlass run --in-image /app/train.py")
+    if "::" in words[0]:
+        return _read_function_there(words, args, kwargs or {})
+    if kwargs:
+        raise SpecError(
+            f"keyword arguments go to functions, not to {words[0]}",
+            hint="use args=[...], or FILE.py::FUNCTION",
+        )
+    words = [*words[0].split(maxsplit=1), *words[1:]] if words[0].startswith("-m ") else words
+    words += [str(arg) for arg in args]
+    if words[0] == "-m":
+        if len(words) < 2:
+            raise SpecError("-m needs the name of a module", hint="-m package.module")
+        return WorkTarget(work=Module(name=words[1], args=tuple(words[2:])), preload=())
+    if words[0].endswith(".py"):
+        return WorkTarget(work=Script(path=words[0], args=tuple(words[1:])), preload=())
+    return WorkTarget(work=Command(argv=tuple(words)), preload=())
+
+
+def _read_function_there(
+    words: list[str], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> WorkTarget:
+    file, _, name = words[0].partition("::")
+    if not file or not name.isidentifier():
+        raise SpecError(f"{words[0]!r} does not name a function", hint="write FILE.py::FUNCTION")
+    payload = pickling.dump((None, (*words[1:], *args), dict(kwargs)), name="arguments")
+    return WorkTarget(work=Function(name=name, file=file), payload=payload, preload=())

@@ -1,0 +1,195 @@
+"""A call as a job: the handle that `submit` returns. The compute's lead takes the place of an engine.
+
+`attach` finds a call by its id from any process. `CallLogs` reads what the ranks of the call printed, all
+of it or as it comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from windlass.agent.link.blocking_link import Received
+from windlass.agent.rank.rank_outcome import describe
+from windlass.client.compute.calls.client_call import KEEPS, CallRequest, ClientCall, Reply, of_call
+from windlass.client.compute.nodes.compute_connection import expect
+from windlass.client.compute.nodes.live_nodes import LiveNodes
+from windlass.client.jobs.job import Job
+from windlass.engines.protocol import JobRef
+from windlass.errors import JobNotFound, NodeLost, RemoteError
+from windlass.wire.log_files import RankLog
+from windlass.wire.log_lines import LogLine, LogQuery
+from windlass.wire.message import Message
+from windlass.wire.messages.calls import (
+    AskCall,
+    AskCallLogs,
+    AskCallStatus,
+    CallForgotten,
+    CallLogsTold,
+    CallStatusTold,
+    CallUnknown,
+    EndCall,
+)
+from windlass.wire.results import ResultHeader
+from windlass.wire.states import RankState
+from windlass.wire.status import JobStatus, Verdict
+
+_SKEW_S = 1.0  # that clocks of nodes may differ by
+
+
+class CallLogs:
+    """A reader as engines have it; `ask` gets what came since the given offsets."""
+
+    def __init__(
+        self, ask: Callable[[Mapping[str, int]], tuple[CallLogsTold, bytes]], query: LogQuery
+    ) -> None:
+        self._ask = ask
+        self._query = query
+        self._logs: dict[int, RankLog] = {}
+
+    def read_all(self) -> Iterator[LogLine]:
+        """Every line that is there."""
+        yield from self._order([*self.read_new(), *self.read_rest()])
+
+    def read_new(self) -> list[LogLine]:
+        """Lines that came since the last call."""
+        told, data = self._ask({str(rank): log.offset for rank, log in self._logs.items()})
+        body = memoryview(data)
+        lines: list[LogLine] = []
+        for rank, node, size in told.files:
+            # never opened: its lines come from the lead
+            log = self._logs.setdefault(rank, RankLog(Path(), node, rank, 0))
+            lines += log.feed(bytes(body[:size]))
+            body = body[size:]
+        return self._order(lines)
+
+    def read_rest(self) -> list[LogLine]:
+        """Pieces of lines that will never end, once the call has."""
+        return self._order([line for log in self._logs.values() for line in log.read_rest()])
+
+    def _order(self, lines: list[LogLine]) -> list[LogLine]:
+        return sorted((line for line in lines if self._wants(line)), key=lambda line: line.at_s)
+
+    def _wants(self, line: LogLine) -> bool:
+        query = self._query
+        is_chosen = query.rank in (None, line.rank) and query.node in (None, line.node)
+        return is_chosen and query.wants(line)
+
+
+class CallJob(Job):
+    """One call under way, or ended lately."""
+
+    def __init__(self, nodes: LiveNodes, call_id: str) -> None:
+        if nodes.ref is None:
+            raise JobNotFound(f"{nodes.name} has no nodes")
+        place = nodes.ref.place
+        super().__init__(nodes.wanted.engine, JobRef(nodes.ref.engine, call_id, place))
+        self._nodes = nodes
+        self._reply: Reply | None = None
+
+    def _ask(self, question: Message) -> Received:
+        received = self._nodes.ask(question, timeout_s=30.0)
+        if isinstance(received.message, CallForgotten):
+            raise JobNotFound(f"the call {self.id} is not known any more", hint=KEEPS)
+        if isinstance(received.message, CallUnknown):
+            raise JobNotFound(f"node 0 never heard of the call {self.id}", hint=KEEPS)
+        return received
+
+    def status(self) -> JobStatus:
+        """What is known of the call now."""
+        status = expect(CallStatusTold, self._ask(AskCallStatus(id=self.id))).status
+        verdict = status.verdict and of_call(status.verdict, self.id)
+        return replace(status, verdict=verdict)
+
+    def wait(
+        self, timeout_s: float | None = None, *, say: Callable[[float], None] | None = None
+    ) -> JobStatus:
+        """Until the call has ended; `say` is for jobs, which start slowly."""
+        del say
+        self._read(timeout_s)
+        return self.status()
+
+    def _read(self, timeout_s: float | None) -> Reply:
+        if self._reply is None:
+            request = CallRequest(AskCall(id=self.id, profile=""), (), None, lambda _has: None)
+            calling = ClientCall(self._nodes, request, lambda _rank, _data: None)
+            calling.attend()
+            try:
+                self._reply = calling.follow(wait_s=timeout_s)
+            finally:
+                calling.let_go(is_broken=True)  # one still held is mid-story
+        return self._reply
+
+    def results(self, *, timeout_s: float | None = None) -> list[Any]:
+        """Every rank's value, in rank order; what a rank raised is raised."""
+        reply = self._read(timeout_s)
+        error = reply.error()
+        if error is not None:
+            raise error
+        return [reply.value(rank) for rank in sorted(reply.results)]
+
+    def exception(self, *, timeout_s: float | None = None) -> BaseException | None:
+        """What went wrong; None when nothing did."""
+        try:
+            return self._read(timeout_s).error()
+        except NodeLost as error:
+            return error
+
+    def verdict(self) -> Verdict | None:
+        """Which rank failed first, and why; None while none did."""
+        return self.status().verdict
+
+    def cancel(self, *, now: bool = False, why: str = "", interrupt: bool = False) -> None:
+        """End the call; the compute stays."""
+        self._ask(EndCall(id=self.id, now=now, why=why, interrupt=interrupt))
+
+    def reader(self, query: LogQuery) -> CallLogs:
+        """The lines of the call's ranks, as they are on its compute."""
+        # kept ranks have a log for all their calls: what is older than this one is not its own
+        first_s = max(query.since_s or 0.0, self.status().created_at_s - _SKEW_S)
+        query = replace(query, since_s=first_s)
+        return CallLogs(self._ask_logs, query)
+
+    def _ask_logs(self, seen: Mapping[str, int]) -> tuple[CallLogsTold, bytes]:
+        received = self._ask(AskCallLogs(id=self.id, seen=seen))
+        return expect(CallLogsTold, received), bytes(received.body)
+
+    def outcomes(self) -> list[ResultHeader | None]:
+        """What each rank left; None where it left nothing. Values are rebuilt here to be shown."""
+        reply = self._read(None)
+        return [
+            self._describe(reply, rank) if rank in reply.results else None
+            for rank in range(self.status().num_ranks)
+        ]
+
+    @staticmethod
+    def _describe(reply: Reply, rank: int) -> ResultHeader:
+        said = reply.results[rank][0]
+        state = said.state or RankState.RETURNED
+        header = ResultHeader(rank=rank, attempt=0, state=state, at_s=said.at_s)
+        if said.state != RankState.RETURNED:
+            return replace(header, error=said.error)
+        try:
+            text, is_json, plain = describe(reply.value(rank))
+        except RemoteError as error:
+            text, is_json, plain = f"<{error.message}>", False, None
+        return replace(header, repr=text, is_json=is_json, json=plain)
+
+    def remove(self) -> None:
+        """Calls are forgotten by themselves."""
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """A call needs no lease."""
+        yield
+
+
+def attach_call(job: Job, call_id: str) -> CallJob:
+    """A call by its id, on the compute that `job` is."""
+    from windlass.client.compute.nodes.compute_handle import Compute
+
+    name = job.status().name
+    return CallJob(Compute.at(job.ref, name).nodes(), call_id)

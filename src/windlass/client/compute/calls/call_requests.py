@@ -1,0 +1,402 @@
+"""Requests: makes the request of each call from its arguments, its code, and the world it runs in.
+
+Most of a request is the same for every call and is made once; each call adds its arguments. Source lines of
+functions that travel by value travel too, so that the ranks' tracebacks show them. Sends nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import json
+import linecache
+import os
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from windlass import names, records
+from windlass.agent.frameworks.framework_table import choose_framework
+from windlass.agent.rank.by_file import ByFile
+from windlass.bundle.functions import read_contents
+from windlass.client.compute.caller_output import say
+from windlass.client.compute.calls.callable_work import Work, first_method, fit_called_command
+from windlass.client.compute.calls.client_call import CallRequest
+from windlass.client.compute.calls.project_files import (
+    PlacedProject,
+    Project,
+    find_project,
+    project_at,
+)
+from windlass.client.compute.nodes.distribution import Distribution
+from windlass.client.jobs.job_ids import make_call_id
+from windlass.client.jobs.node_settings import make_sizes
+from windlass.client.jobs.packing import check_modules
+from windlass.client.jobs.run import current_folder
+from windlass.client.jobs.target import (
+    blame_argument,
+    check_bound,
+    import_paths,
+    inspect_signature,
+    unwrap,
+)
+from windlass.errors import BundleError, SpecError
+from windlass.spec.node_sizes import NodeSizes
+from windlass.spec.work import Calls
+from windlass.wire import payloads
+from windlass.wire.message import to_plain
+from windlass.wire.messages.calls import AskCall, CallProfile, ProjectPlace, WorldAsked
+
+if TYPE_CHECKING:
+    from windlass.client.compute.calls.callable_work import Options
+    from windlass.client.compute.nodes.compute_handle import Compute
+    from windlass.client.compute.nodes.live_nodes import LiveNodes
+
+
+_MAX_CHARACTERS = 256 << 10
+GUARD = 'put what only a run should do under if __name__ == "__main__":'
+_MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+_told: set[str] = set()  # what was said once already
+
+
+def find_sources(target: Any, *, is_remote: bool) -> dict[str, str]:
+    """The text of each file or cell that holds code of `__main__` which the target leads to."""
+    sources: dict[str, str] = {}
+    left = _MAX_CHARACTERS
+    for code in _find_code(target):
+        name = code.co_filename
+        if name in sources or (not is_remote and os.path.exists(name)):
+            continue
+        text = "".join(linecache.getlines(name))
+        left -= len(text)
+        if left < 0:
+            break
+        sources[name] = text
+    return sources
+
+
+def _find_code(target: Any) -> Iterator[types.CodeType]:
+    todo, seen = [inspect.unwrap(target) if callable(target) else target], set[int]()
+    while todo:
+        thing = todo.pop()
+        if id(thing) in seen or getattr(thing, "__module__", None) != "__main__":
+            continue
+        seen.add(id(thing))
+        if inspect.isclass(thing):
+            todo += [value for base in thing.__mro__ for value in vars(base).values()]
+        elif inspect.isfunction(thing):
+            yield thing.__code__
+            known = thing.__globals__
+            todo += [known[name] for name in thing.__code__.co_names if name in known]
+
+
+def name_by_file(target: Any, root: Path) -> ByFile | None:
+    """The target as its script has it; None where ranks could not import that without running it."""
+    thing = inspect.unwrap(target)
+    name = getattr(thing, "__qualname__", "<locals>")
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    if getattr(thing, "__module__", None) != "__main__" or "<" in name or file is None:
+        return None
+    path = Path(file).resolve()
+    is_module = path.suffix == ".py" and path.stem.isidentifier() and path.is_relative_to(root)
+    if not is_module or not _is_guarded(path):
+        return None
+    # what comes back is of the types that this process knows, as the script's own
+    sys.modules.setdefault(path.stem, sys.modules["__main__"])
+    return ByFile(path.stem, name)
+
+
+def _is_guarded(path: Path) -> bool:
+    """Whether it has a main part that an import leaves alone."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    tests = [ast.unparse(node.test) for node in tree.body if isinstance(node, ast.If)]
+    return any("__name__" in test and "__main__" in test for test in tests)
+
+
+class Requests:
+    """Makes the calls of one work on one compute."""
+
+    def __init__(
+        self,
+        work: Work,
+        compute: Compute,
+        nodes: LiveNodes,
+        spread: Distribution | None,
+        *,
+        deployed: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._nodes = nodes
+        self._deployed = deployed  # what `describe` said where it was deployed
+        self._spread = spread or Distribution(framework=nodes.wanted.settings.framework)
+        self._framework = choose_framework(self._spread.framework, is_command=work.is_command)
+        self.gives_list = spread is not None and self._framework.gives_list
+        self._command_env: dict[str, str] = {}
+        if work.is_command:
+            per_node = self._spread.procs or self._node_procs
+            work = fit_called_command(work, self._spread.workers, per_node)
+            variables = (names.NPROC_PER_NODE, names.PET_NPROC_PER_NODE)
+            self._command_env = dict.fromkeys(variables, str(per_node))
+        self._work = work
+        self._working_dir = str(compute.keywords.get("working_dir") or "")
+        self._cwd = current_folder()
+        self._project: Project | PlacedProject
+        if deployed is not None:
+            self._project = PlacedProject(ProjectPlace.read(deployed["place"]))
+        else:
+            root = find_project(work.source, self._cwd, str(compute.keywords.get("root") or ""))
+            self._project = project_at(root, travels=nodes.is_remote)
+        asked = 1 if spread is None else spread.procs or self._node_procs
+        self.procs = self._framework.count_procs(asked, Calls.kind)
+        has_cluster = self._framework.cluster is not None
+        self.num_ranks = self.procs if has_cluster else self._spread.workers * self.procs
+        self._constructor: list[payloads.Segment] | None = None
+        self._is_checked = False
+        self._was_made = False
+        # by what of a call is its own: what else they were made of, their keys, and they themselves
+        self._profiles: dict[Any, tuple[Any, str, CallProfile]] = {}
+        self._bound: set[Any] = set()
+        self._bare: dict[str, list[payloads.Segment]] = {}  # calls without arguments, by method
+        self._signature = (
+            None if work.is_command else inspect_signature(work.target, self._framework.gives)
+        )
+        self._preload = self._choose_preload()
+        if work.early and work.early not in _told:
+            _told.add(work.early)
+            say(f"{work.name} gets interpreters of its own, without torch: {work.early}")
+
+    @property
+    def _node_procs(self) -> int:
+        """Ranks per node unless it is said: as its nodes were made, whatever the settings are here."""
+        return int((self._deployed or {}).get("procs") or self._nodes.wanted.procs)
+
+    def describe(self) -> dict[str, Any]:
+        """Where its code is, for calls from elsewhere; it is brought there by the next call from here."""
+        self._project.refresh()
+        return {
+            "procs": self._node_procs,
+            "place": to_plain(self._project.about(self._cwd, self._working_dir)),
+            "preload": list(self._preload),
+            "early": self._work.early,
+            "sizes": records.to_json(self._find_sizes()),
+        }
+
+    def make(
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        options: Options,
+        *,
+        detach: bool,
+    ) -> CallRequest:
+        """One call; TypeError and SyntaxError are raised here, before anything is said."""
+        nodes = self._nodes
+        if options.reload == "auto" or not self._is_checked:
+            self._project.refresh()
+        self._check_ranks(options.ranks)
+        segments = self._pack(method, args, kwargs)
+        key, profile = self._choose_profile(method, options, detach=detach)
+        call_id = make_call_id(nodes.ref.job_id if nodes.ref else nodes.name)
+        has = nodes.has.get(self._project.key, "")
+        nodes.has[self._project.key] = profile.project.digest
+        was_made, self._was_made = self._was_made, True
+        return CallRequest(
+            AskCall(id=call_id, profile=key),
+            segments,
+            profile,
+            self._project.make_sync,
+            has=has,
+            constructor=self._make_constructor() if self._work.is_class else None,
+            was_made=was_made,
+        )
+
+    def _choose_profile(
+        self, method: str, options: Options, *, detach: bool
+    ) -> tuple[str, CallProfile]:
+        """What this call has in common with others, and a key to it; most often there is nothing new."""
+        project = self._project.about(self._cwd, self._working_dir)
+        version, limit_s = self._project.version, self._nodes.launch_timeout_s
+        sources = self._find_sources()
+        kind, what = (method, options, detach), (project, version, limit_s, sources)
+        known = self._profiles.get(kind)
+        if known is not None and known[0] == what:
+            return known[1:]
+        work, preload, framework = self._work, self._preload, self._framework
+        num_ranks = self.num_ranks if options.ranks is None else len(set(options.ranks))
+        profile = CallProfile(
+            name=work.name,
+            framework=self._framework.name,
+            slot=f"{project.key}/{work.name}" if options.keep else "",
+            instance=work.instance if work.is_class else "",
+            world=WorldAsked(
+                nodes=self._spread.workers,
+                min_nodes=self._spread.min_workers or self._spread.workers,
+                procs=self.procs,
+                ranks=None if options.ranks is None else sorted(set(options.ranks)),
+            ),
+            store=framework.opens_store(preload, num_ranks),
+            preload=list(preload),
+            start="spawn" if work.early else "",
+            env=self._command_env,
+            project=project,
+            version=version,
+            is_watched=options.reload == "auto",
+            method=method,
+            collect=options.collect,
+            stream=options.stream,
+            timeout_s=options.timeout,
+            launch_timeout_s=limit_s,
+            detach=detach,
+            sources=sources,
+        )
+        if sizes := self._find_sizes():
+            profile = profile.replaced(sizes=sizes)
+        # equal ones have equal keys: the lead keeps each once
+        text = json.dumps(to_plain(profile), sort_keys=True, default=to_plain)
+        key = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self._profiles[kind] = (what, key, profile)  # at once: other threads call, too
+        return key, profile
+
+    def _find_sizes(self) -> NodeSizes | None:
+        """What nodes have, where that is counted: as they were made, whatever the settings are here."""
+        if deployed := (self._deployed or {}).get("sizes"):
+            return records.read(NodeSizes, deployed)
+        wanted, workers = self._nodes.wanted, self._spread.worker_node_options
+        are_alike = wanted.has_pods and "worker_sizes" not in wanted.engine.can
+        return make_sizes(self._framework, wanted.settings, workers, are_alike=are_alike)
+
+    def _find_sources(self) -> dict[str, str]:
+        """Source lines that ranks would not find; none for what is imported there."""
+        target = inspect.unwrap(_as_defined_now(unwrap(self._work.target)))
+        if getattr(target, "__module__", None) != "__main__":
+            return {}
+        return find_sources(target, is_remote=self._nodes.is_remote)
+
+    def _check_ranks(self, ranks: tuple[int, ...] | None) -> None:
+        if ranks and ranks[-1] >= self.num_ranks:
+            raise SpecError(
+                f"there is no rank {ranks[-1]} of {self.num_ranks}",
+                hint=f"ranks= chooses of 0 to {self.num_ranks - 1}",
+            )
+
+    def _pack(
+        self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[payloads.Segment]:
+        work = self._work
+        if work.is_class and not method:
+            raise SpecError(
+                f"{work.name} is a class: call its methods",
+                hint=f"remote.{first_method(work.target)}(...)",
+            )
+        target = _as_defined_now(work.target)
+        if not method and not self._project.is_edited:
+            self._check_bound(target, args, kwargs)
+        if not args and not kwargs and (bare := self._bare.get(method)) is not None:
+            return bare
+        value = (args, dict(kwargs)) if method else (self._by_file(target), args, dict(kwargs))
+        segments = self._pack_value(value, method, args, kwargs)
+        if not self._is_checked:
+            self._check(bytes(segments[0]))
+            self._is_checked = True
+        if not args and not kwargs and (method or self._is_constant(target, bytes(segments[0]))):
+            self._bare[method] = segments
+        return segments
+
+    def _pack_value(
+        self, value: Any, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[payloads.Segment]:
+        name = self._work.name
+        try:
+            return payloads.pack(value, name=name)
+        except BundleError:
+            if method:
+                function: Any = getattr(self._work.target, method, None)
+                own = inspect_signature(function)
+                blame_argument(own, (None, *args), kwargs, f"{name}.{method}")  # None: its self
+            else:
+                blame_argument(self._signature, args, kwargs, name)
+            raise
+
+    @staticmethod
+    def _is_constant(target: Any, payload: bytes) -> bool:
+        """Whether it travels by its name alone; a partial or a bound method has values inside."""
+        return inspect.isfunction(target) and not read_contents(payload).by_value
+
+    def _check_bound(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Refuse arguments that the function does not take; how many there are, and which, is all of it."""
+        form = (id(target), len(args), *kwargs)
+        if self._signature is None or form in self._bound:
+            return
+        is_same = target is self._work.target
+        own = self._signature if is_same else inspect_signature(target, self._framework.gives)
+        signature = own or self._signature
+        check_bound(signature, args, kwargs, self._work.name)
+        if is_same:
+            self._bound.add(form)
+
+    def _make_constructor(self) -> list[payloads.Segment]:
+        if self._constructor is None:
+            args, kwargs = self._work.init
+            target = self._by_file(self._work.target)
+            made = self._pack_value((target, args, kwargs), "", args, kwargs)
+            num_bytes = sum(map(len, made))
+            if num_bytes > names.MAX_BODY_BYTES:
+                raise SpecError(
+                    f"init_args of {num_bytes >> 20} MiB are too large ({names.MAX_BODY_BYTES >> 20} MiB)",
+                    hint="give large values to a method, or a path that ranks can read",
+                )
+            self._check(bytes(made[0]))
+            self._constructor = made
+        return self._constructor
+
+    def _by_file(self, target: Any) -> Any:
+        """What is called; a script's own by the script's name, where nodes run another Python."""
+        if self._nodes.python in ("", _MINOR):
+            return target
+        return name_by_file(target, self._project.root) or target
+
+    def _check(self, payload: bytes) -> None:
+        """Refuse what the nodes could not load."""
+        here = _MINOR
+        if not self._nodes.is_remote and self._nodes.python in ("", here):
+            return
+        contents = read_contents(payload)
+        if contents.by_value and self._nodes.python != here:
+            raise SpecError(
+                f"{self._work.name} travels by value from Python {here}, but the nodes run "
+                f"{self._nodes.python}, which cannot run its code",
+                hint=f"put it in a module of the project, or use an image with Python {here}; of a "
+                f"script, {GUARD}",
+            )
+        if not self._nodes.is_remote:
+            return
+        check_modules(contents.modules, self._project.root, import_paths())
+
+    def _choose_preload(self) -> tuple[str, ...]:
+        if not self._framework.preload or self._work.early:
+            return ()
+        deployed = (self._deployed or {}).get("preload")
+        return tuple(deployed) if deployed else self._framework.preload
+
+
+def _as_defined_now(target: Any) -> Any:
+    """A function of a notebook's cell as that cell was run last; anything else as it is."""
+    main = sys.modules["__main__"]
+    if not _is_of_main(target) or hasattr(main, "__file__"):
+        return target
+    defined = vars(main).get(target.__name__)
+    return defined if _is_of_main(defined) else target
+
+
+def _is_of_main(thing: Any) -> bool:
+    return inspect.isfunction(thing) and (thing.__module__, thing.__qualname__) == (
+        "__main__",
+        thing.__name__,
+    )

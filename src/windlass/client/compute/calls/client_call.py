@@ -1,0 +1,426 @@
+"""One call from the client's side: sent, followed to its end, and resumed when a connection breaks.
+
+A call has its id before it is sent. When a connection breaks, the client opens another and attends to the
+call. It sends the call again only to the same lead, and only if that lead never received it: otherwise the
+call might run twice. `Reply` holds the results of the ranks and how the call ended.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol
+
+from windlass.agent.link.blocking_link import LineBroke, Received
+from windlass.client.compute.caller_output import say, waiting_line
+from windlass.client.compute.nodes.compute_connection import Connection
+from windlass.client.jobs.job import load_error, make_failure
+from windlass.errors import JobNotFound, NodeLost, ProtocolError, RemoteError, WaitTimeout
+from windlass.wire import payloads
+from windlass.wire.message import Handlers, Message
+from windlass.wire.messages.calls import (
+    AskCall,
+    AttendCall,
+    CallAccepted,
+    CallAgain,
+    CallEnded,
+    CallForgotten,
+    CallPrinted,
+    CallProfile,
+    CallQueued,
+    CallResult,
+    CallResults,
+    CallSaid,
+    CallStarted,
+    CallUnknown,
+    CallWaiting,
+    EndCall,
+    LeadEnding,
+    SetProfile,
+)
+from windlass.wire.messages.computes import CallAnswer, MakeObject, PayloadPart, SyncCode
+from windlass.wire.payloads import Segment, forget
+from windlass.wire.results import ResultHeader
+from windlass.wire.states import CallState, RankState
+from windlass.wire.status import Verdict
+
+RankSaid = CallAnswer | CallResult
+_LOOK_S = 2.0
+# what the lead may say before it takes a call, and that it has taken it, or had
+_BEFORE_ACCEPTANCE = (CallAgain, LeadEnding, CallUnknown)
+_ACCEPTANCE = (CallAccepted, CallForgotten, CallResult, CallResults, CallEnded)
+KEEPS = "a compute keeps its last 200 calls, and 256 MiB of their results, while its node 0 lives"
+
+
+@dataclass(slots=True)
+class Reply:
+    """What came back."""
+
+    results: dict[int, tuple[RankSaid, list[memoryview]]] = field(default_factory=dict)
+    state: CallState | None = None
+    verdict: Verdict | None = None
+
+    def value(self, rank: int) -> Any:
+        segments = self.results[rank][1]
+        if not segments:
+            return None
+        try:
+            return payloads.unpack(segments)
+        except Exception as error:
+            raise RemoteError(
+                f"rank {rank} returned what cannot be rebuilt here: {type(error).__name__}: {error}",
+                hint="import what it is made of here too, or return plain values",
+            ) from error
+
+    def error(self) -> BaseException | None:
+        """What went wrong, of its own type where that can be rebuilt."""
+        verdict = self.verdict
+        if verdict is None:
+            return None
+        result = self.results.get(verdict.rank) if verdict.rank is not None else None
+        if result is None or result[0].state != RankState.RAISED or result[0].error is None:
+            return make_failure(verdict)
+        said, segments = result
+        about = ResultHeader(
+            rank=said.rank, attempt=0, state=RankState.RAISED, at_s=said.at_s, error=said.error
+        )
+        error = load_error(about, b"".join(segments[:1]))
+        if isinstance(error, SystemExit):  # which would end this process as well
+            return make_failure(verdict)
+        if hasattr(error, "add_note"):  # Python 3.11
+            error.add_note(f"windlass: {verdict.message}")
+        return error
+
+
+def of_call(verdict: Verdict, call_id: str) -> Verdict:
+    """The verdict on a call: what to type next is said of the call, which is tried once."""
+    job_id = call_id.rpartition(".")[0]
+    words = [call_id if word == job_id else word for word in verdict.next.split(" ")]
+    return replace(verdict, attempt=0, next=" ".join(words))
+
+
+class Home(Protocol):
+    """What a call needs of its compute."""
+
+    is_remote: bool
+    spill: str
+
+    def take_talk(self, timeout_s: float | None) -> Connection:
+        """A connection to the lead."""
+
+    def give_talk(self, connection: Connection) -> None:
+        """It is free again."""
+
+    def tell(self, message: Message) -> None:
+        """Say something to the lead, if it lives."""
+
+    def look_after(self, what: str) -> None:
+        """A call waits: do what can be done about it, and say what it is."""
+
+
+@dataclass(slots=True)
+class CallRequest:
+    """What is said: the call, its payload, and what goes ahead of it."""
+
+    message: AskCall
+    segments: Sequence[Segment]
+    profile: CallProfile | None  # what it has in common with others: said once per line
+    make_sync: Callable[[str], tuple[SyncCode, bytes] | None]
+    has: str = ""  # the digest that the lead was last known to have
+    constructor: Sequence[Segment] | None = None
+    must_make: bool = False
+    was_made: bool = False  # by an earlier call: what it held is lost if it must be made again
+
+    @property
+    def id(self) -> str:
+        return self.message.id
+
+
+def _describe_queue(num_ahead: int, first: str) -> str:
+    more = f", and {num_ahead - 1} more wait before this one" if num_ahead > 1 else ""
+    return f"waiting for the call {first} to end{more}; windlass cancel {first} ends it"
+
+
+class ClientCall:
+    """One call under way."""
+
+    def __init__(
+        self, home: Home, request: CallRequest, on_log: Callable[[int, bytes], None]
+    ) -> None:
+        self._home = home
+        self._request = request
+        self._connection: Connection | None = None
+        self._lead = ""
+        self._since = 0  # so many calls that lead had taken before it can have taken this one
+        self._file = ""
+        self._has_attended = False
+        self._payloads: dict[str, bytearray] = {}
+        self._waiting = ""  # for what
+        self._refusal = ""  # why the lead hung up on it last
+        self.reply = Reply()
+        self._on_log = on_log
+
+    @property
+    def id(self) -> str:
+        return self._request.id
+
+    def say(self) -> None:
+        """Ask for it; if the line breaks meanwhile, `follow` asks again."""
+        self._take_talk(None)
+        self._say()
+
+    def attend(self) -> None:
+        """Take up one that was asked for before, perhaps by another process."""
+        connection = self._take_talk(None)
+        self._since = 0
+        connection.send(AttendCall(id=self._request.id))
+
+    def _take_talk(self, timeout_s: float | None) -> Connection:
+        connection = self._home.take_talk(timeout_s)
+        if self._lead != connection.lead:
+            self._since = connection.num_calls
+        self._connection, self._lead = connection, connection.lead
+        return connection
+
+    def _say(self) -> None:
+        """Say it; where the line breaks meanwhile, it is attended to over the next one."""
+        try:
+            self._send_request()
+        except LineBroke:
+            self._drop_line()
+
+    def _drop_line(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _send_request(self) -> None:
+        request, connection = self._request, self._connection
+        if connection is None:
+            raise LineBroke("there is no line")
+        sync = request.make_sync(request.has)
+        if sync is not None:
+            connection.send(sync[0], [sync[1]])
+        if request.constructor is not None and request.must_make:
+            sizes = [len(segment) for segment in request.constructor]
+            connection.send(MakeObject(sizes=sizes), request.constructor)
+        key = request.message.profile
+        if key not in connection.profiles and request.profile is not None:
+            connection.send(SetProfile(key=key, profile=request.profile))
+            connection.profiles.add(key)
+        sizes = [len(segment) for segment in request.segments]
+        message = AskCall(id=request.id, profile=key, sizes=sizes)
+        if sum(sizes) <= payloads.SPILL_BYTES:
+            connection.send(message, request.segments)
+        elif self._home.is_remote:
+            connection.send_parts(request.id, request.segments)
+            connection.send(message.replaced(payload=request.id))
+        else:
+            if not self._file or not os.path.exists(self._file):
+                self._file = payloads.write_file(self._home.spill, request.segments)
+            connection.send(message.replaced(file=self._file))
+
+    def wait_for_acceptance(self) -> None:
+        """Until the lead has taken it: it goes on without us from then on."""
+        while True:
+            received = self._hear(None, is_waiting=False)
+            if received is None or getattr(received.message, "id", "") != self._request.id:
+                continue
+            if isinstance(received.message, _BEFORE_ACCEPTANCE):
+                self._handlers[type(received.message)](self, *received)
+            elif isinstance(received.message, _ACCEPTANCE):
+                self.let_go(
+                    is_broken=self._has_attended
+                )  # where its lead would go on telling of it
+                return
+
+    # -- following -----------------------------------------------------------------------------
+
+    def follow(self, *, wait_s: float | None = None) -> Reply:
+        """Until it has ended; WaitTimeout when that takes longer than `wait_s`, and it goes on."""
+        for _ in self.items(wait_s=wait_s):
+            pass
+        return self.reply
+
+    def items(self, *, wait_s: float | None = None) -> Iterator[Any]:
+        """What a generator yields, as it comes, until the call has ended."""
+        deadline = None if wait_s is None else time.monotonic() + wait_s
+        self._waiting, call_id = "", self._request.id
+        while not self.reply.state:
+            received = self._hear(deadline, is_waiting=bool(self._waiting))
+            if received is None:
+                self._home.look_after(self._waiting)
+                continue
+            message, body = received
+            if getattr(message, "id", call_id) != call_id:
+                continue
+            if isinstance(message, CallResult) and not message.state:
+                yield self._take_item(message, body)
+            elif (handle := self._handlers.get(type(message))) is not None:
+                handle(self, message, body)
+        self.let_go()
+
+    def _hear(self, deadline: float | None, *, is_waiting: bool) -> Received | None:
+        """The next message, over another line if this one breaks; None now and then while it waits."""
+        while True:
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                raise WaitTimeout(
+                    f"the call {self._request.id} is not done yet", hint="it goes on; wait again"
+                )
+            try:
+                if self._connection is None:
+                    raise LineBroke("there is no line")
+                received = self._connection.receive(_LOOK_S if is_waiting else left_s)
+            except LineBroke:
+                self._reconnect(left_s)
+                continue
+            except ProtocolError as error:
+                self._check_refusal(error)
+                self._reconnect(left_s)
+                continue
+            if received is not None or is_waiting:
+                return received
+
+    def _check_refusal(self, error: ProtocolError) -> None:
+        """What was refused twice in the same words would be refused for ever."""
+        if error.message == self._refusal:
+            self._drop_line()
+            raise error
+        self._refusal = error.message
+
+    def _reconnect(self, timeout_s: float | None) -> None:
+        self._drop_line()
+        before, connection = self._lead, self._take_talk(timeout_s)
+        if before and self._lead != before:
+            raise self._lost()
+        self._payloads.clear()
+        self._has_attended = True
+        try:
+            connection.send(AttendCall(id=self._request.id, since=self._since))
+        except LineBroke:
+            self._drop_line()
+
+    def _leave_lead(self, _message: LeadEnding, _body: bytes) -> None:
+        """It did not take the call, and is about to hang up."""
+        self._lead = ""
+
+    def _check_lead(self, _message: CallUnknown, _body: bytes) -> None:
+        """The lead that answers never heard of it: it was not said whole."""
+        if self._connection is None or not self._request.segments:
+            raise self._lost()  # or it was not said from here, and nobody can say it again
+        self._say()
+
+    def _lost(self) -> NodeLost:
+        return NodeLost(
+            f"node 0 was lost during the call {self._request.id}, and with it the call",
+            hint="call again: another node 0 is there, or on its way",
+        )
+
+    def _raise_forgotten(self, _message: CallForgotten, _body: bytes) -> None:
+        forget(self._file)
+        self.let_go()
+        raise JobNotFound(
+            f"the call {self._request.id} was taken, and how it ended is not known any more",
+            hint=f"it may have run, and is not repeated; {KEEPS}",
+        )
+
+    def _say_again(self, message: CallAgain, _body: bytes) -> None:
+        """It lacks something that was sent before: to another lead, or by another client since."""
+        self._request.has = message.has
+        self._request.must_make |= message.make
+        if message.make and self._request.was_made and self._request.profile is not None:
+            name = self._request.profile.name
+            say(f"{name}: the processes that held it ended; it is made anew")
+        if self._request.must_make and self._request.constructor is None:
+            raise NodeLost(
+                "the object is gone with the processes that held it",
+                hint="make it anew: .to(compute) again",
+            )
+        self._say()
+
+    def _take_results(self, message: CallResults, body: bytes) -> None:
+        """Small answers of several ranks, one after another."""
+        start = 0
+        for said in message.answers:
+            end = start + sum(said.sizes)
+            self.reply.results[said.rank] = (said, self._segments(said, body[start:end]))
+            start = end
+        if message.ends:
+            self.reply.state = CallState.RETURNED
+
+    def _take_result(self, message: CallResult, body: bytes) -> None:
+        self.reply.results[message.rank] = (message, self._segments(message, body))
+
+    def _take_item(self, message: CallResult, body: bytes) -> Any:
+        segments = self._segments(message, body)
+        if not self._home.is_remote:
+            forget(message.file)  # it is mapped, and nobody else wants it
+        return payloads.unpack(segments)
+
+    def _take_printed(self, message: CallPrinted, body: bytes) -> None:
+        self._on_log(message.rank, bytes(body))
+
+    def _take_said(self, message: CallSaid, _body: bytes) -> None:
+        say(message.line)
+
+    def _take_part(self, message: PayloadPart, body: bytes) -> None:
+        self._payloads.setdefault(message.payload, bytearray()).extend(body)
+
+    def _take_queued(self, message: CallQueued, _body: bytes) -> None:
+        """Most often for a moment: said only if it lasts."""
+        self._waiting = _describe_queue(message.ahead, message.first)
+
+    def _take_waiting(self, message: CallWaiting, _body: bytes) -> None:
+        self._waiting = message.what
+        self._home.look_after(self._waiting)
+
+    def _take_started(self, _message: CallStarted, _body: bytes) -> None:
+        self._waiting = ""
+        waiting_line.end()
+
+    def _segments(self, said: RankSaid, body: Any) -> list[memoryview]:
+        if said.payload:
+            body = self._payloads.pop(said.payload, bytearray())
+        elif said.file and not self._home.is_remote:  # else a path of another machine
+            body = payloads.map_file(said.file)
+        return payloads.cut(body, said.sizes)
+
+    def _end(self, message: CallEnded, _body: bytes) -> None:
+        self.reply.state = message.state
+        if message.verdict is not None:
+            self.reply.verdict = of_call(message.verdict, self.id)
+
+    def let_go(self, *, is_broken: bool = False) -> None:
+        """Give the line back for another call, unless it is in the middle of an answer."""
+        waiting_line.end()
+        if self._connection is not None:
+            if is_broken:
+                self._connection.close()
+            else:
+                self._home.give_talk(self._connection)
+            self._connection = None
+
+    def cancel(self, why: str, *, interrupt: bool = False) -> None:
+        """End it; its end is heard as any other. `interrupt`: its ranks hear it as Ctrl-C."""
+        self._home.tell(EndCall(id=self._request.id, why=why, interrupt=interrupt))
+
+    # of the class: each call would else make it for itself
+    _handlers: ClassVar[Handlers] = {
+        CallResults: _take_results,
+        CallResult: _take_result,
+        CallPrinted: _take_printed,
+        PayloadPart: _take_part,
+        CallQueued: _take_queued,
+        CallWaiting: _take_waiting,
+        CallStarted: _take_started,
+        CallSaid: _take_said,
+        CallAgain: _say_again,
+        LeadEnding: _leave_lead,
+        CallUnknown: _check_lead,
+        CallForgotten: _raise_forgotten,
+        CallEnded: _end,
+        CallAccepted: lambda _call, _message, _body: None,
+    }

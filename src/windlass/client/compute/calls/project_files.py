@@ -1,0 +1,316 @@
+"""The user's project as calls see it: files that changed since the last call, and files that nodes lack.
+
+Nodes that share this machine read the files themselves. Other nodes get the changed files with the call. A
+syntax error in a changed module is raised here, before anything is sent.
+
+On Linux `Watch` asks the kernel (inotify) whether anything may have changed, so that a call after no edit
+reads no file. On other systems the answer is always yes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import io
+import os
+import socket
+import sys
+import threading
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from windlass.agent.rank.reload import stamp
+from windlass.bundle.archive import write_archive
+from windlass.bundle.collect import collect
+from windlass.bundle.manifest import EMPTY, Manifest, make_delta
+from windlass.bundle.root import find_root
+from windlass.bundle.scan import StatCache
+from windlass.bundle.select import VENV_MARKER
+from windlass.client.jobs.job_ids import make_letters
+from windlass.client.jobs.packing import choose_root
+from windlass.client.jobs.target import import_paths
+from windlass.errors import SpecError
+from windlass.wire.messages.calls import ProjectPlace
+from windlass.wire.messages.computes import SyncCode
+
+# written, written and closed, moved, made, deleted, changed in mode
+_MASK = 0x2 | 0x8 | 0x40 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800 | 0x4
+_NONBLOCK = os.O_NONBLOCK
+_CLOEXEC = os.O_CLOEXEC
+_READ_BYTES = 4096
+MAX_FOLDERS = 2000
+# file systems whose changes are made on this machine, and so are told: magic numbers of statfs
+_LOCAL = frozenset(
+    {0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0xF2F52010, 0x2FC12FC1, 0x52654973}
+)
+_KEPT_MANIFESTS = 16
+
+
+class Watch:
+    """Watches folders; `has_changed` answers for the time since it was last asked."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._fd: int | None = None
+        self._libc = _load() if _is_local(root) else None
+        self._folders: set[str] = set()
+        self._is_dirty = True
+
+    def follow(self, folders: Iterable[str]) -> bool:
+        """Watch these folders too from now on; whether one of them is new."""
+        wanted = set(folders)
+        is_new = not wanted <= self._folders
+        self._add(wanted)
+        return is_new
+
+    def _add(self, wanted: set[str]) -> None:
+        if self._libc is None or len(wanted) > MAX_FOLDERS:
+            self.close()
+            return
+        if self._fd is None:
+            fd = self._libc.inotify_init1(_NONBLOCK | _CLOEXEC)
+            if fd < 0:
+                return
+            self._fd = fd
+            # a user has few of them (128 here and there): one that nobody holds is given back
+            self._closing = weakref.finalize(self, os.close, fd)
+        for folder in wanted - self._folders:
+            if self._libc.inotify_add_watch(self._fd, os.fsencode(folder), _MASK) < 0:
+                self.close()
+                return
+            self._folders.add(folder)
+
+    def has_changed(self) -> bool:
+        """Whether something may have changed since the last time this was asked."""
+        if self._fd is None:
+            return True
+        is_dirty, self._is_dirty = self._is_dirty, False
+        try:
+            while os.read(self._fd, _READ_BYTES):
+                is_dirty = True
+        except BlockingIOError:
+            return is_dirty
+        return True
+
+    def close(self) -> None:
+        """Watch nothing; everything may have changed from now on."""
+        if self._fd is not None:
+            self._closing()
+            self._fd = None
+        self._folders.clear()
+
+
+def _load() -> ctypes.CDLL | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    return libc if hasattr(libc, "inotify_init1") else None
+
+
+def _is_local(root: Path) -> bool:
+    """Whether the kernel sees every change there: not on a network's file system."""
+    if not sys.platform.startswith("linux"):
+        return False
+    buffer = ctypes.create_string_buffer(256)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.statfs(os.fsencode(root), buffer) != 0:
+        return False
+    return int.from_bytes(buffer.raw[:8], sys.byteorder) in _LOCAL
+
+
+_projects: dict[tuple[Path, bool], Project] = {}
+_SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
+
+
+def project_at(root: Path, *, travels: bool) -> Project:
+    """The project of a folder: one for all that is called from here, so that all see the same edits."""
+    project = _projects.get((root, travels))
+    return project or _projects.setdefault((root, travels), Project(root, travels=travels))
+
+
+def _renew_all() -> None:
+    for project in _projects.values():
+        project.renew()
+
+
+class Project:
+    """One project folder, for as long as this process lives."""
+
+    def __init__(self, root: Path, *, travels: bool) -> None:
+        self.root = root
+        self.travels = travels
+        self.key = _make_key(root) if travels else ""
+        self._cache = StatCache()
+        self._watch = Watch(root)
+        self.renew()
+        self._stamps: dict[str, tuple[int, int]] = {}
+        self._real: dict[str, str] = {}  # where the files of modules lie, links followed
+        self._manifest = EMPTY
+        self._known: dict[str, Manifest] = {EMPTY.digest: EMPTY}
+        self._num_changes = 0
+        self.is_edited = False  # a module that this process has loaded is not what it was
+        self._about: tuple[Any, ProjectPlace] = (
+            None,
+            ProjectPlace(),
+        )  # of what, and what is said of it
+
+    def renew(self) -> None:
+        """Look with eyes of its own: what the kernel tells would else be shared with a fork's parent."""
+        self._lock = threading.Lock()
+        self._born = make_letters(8)  # its changes are counted by itself
+        self._watch.close()
+
+    @property
+    def version(self) -> str:
+        """Changes with the code."""
+        return self._manifest.digest if self.travels else f"{self._born}-{self._num_changes}"
+
+    def refresh(self) -> None:
+        """Look at what changed; SyntaxError for a module that does not compile any more."""
+        with self._lock:  # a thread that finds nothing new knows that another has looked already
+            if self._watch.has_changed():
+                self._look()
+
+    def _look(self) -> None:
+        self._num_changes += 1
+        try:
+            used = self._check_modules()
+            if self.travels:
+                self._scan()
+            else:
+                self._watch.follow(_find_folders(self.root) | used)
+        except BaseException:
+            self._watch.close()  # look again next time
+            raise
+
+    def _scan(self) -> None:
+        self._manifest = collect(self.root, cache=self._cache).manifest
+        folders = {str((self.root / entry.path).parent) for entry in self._manifest.entries}
+        if self._watch.follow({str(self.root), *folders}):
+            # what changed between the look and the watch is seen by a second look
+            self._manifest = collect(self.root, cache=self._cache).manifest
+        self._known[self._manifest.digest] = self._manifest
+        while len(self._known) > _KEPT_MANIFESTS:
+            del self._known[next(key for key in self._known if key != EMPTY.digest)]
+
+    def _check_modules(self) -> set[str]:
+        """Compile the modules of the project that this process has loaded and that changed; their folders."""
+        prefix, folders = os.path.join(os.path.realpath(self.root), ""), set()
+        for module in list(sys.modules.values()):
+            # not getattr: what some modules do for a name that they lack takes long
+            path = getattr(module, "__dict__", {}).get("__file__")
+            if not path or not path.endswith(".py"):
+                continue
+            real = self._real.get(path) or self._real.setdefault(path, os.path.realpath(path))
+            if not path.startswith(prefix) and not real.startswith(prefix):
+                continue
+            folders |= {os.path.dirname(path), os.path.dirname(real)}
+            stamped = stamp(path)
+            if self._stamps.get(path) != stamped:
+                if path in self._stamps:
+                    self.is_edited = True
+                    compile(Path(path).read_bytes(), path, "exec")
+                self._stamps[path] = stamped
+        return folders
+
+    def about(self, cwd: Path, working_dir: str) -> ProjectPlace:
+        """What a call says of it: digest, folder and import paths, as the nodes see them."""
+        digest = self._manifest.digest if self.travels else ""
+        what = (cwd, working_dir, len(sys.path), digest)
+        known, about = self._about
+        if what != known:
+            about = self._place(cwd, working_dir).replaced(digest=digest)
+            self._about = (what, about)  # at once: other threads call, too
+        return about
+
+    def _place(self, cwd: Path, working_dir: str) -> ProjectPlace:
+        paths = [*import_paths()]
+        if not self.travels:
+            here = str(cwd / working_dir)
+            return ProjectPlace(root=str(self.root), cwd=here, paths=paths)
+        inside = [self._inside(path) for path in paths]
+        here = working_dir or self._inside(str(cwd)) or "."
+        own = [path for path in inside if path is not None]
+        return ProjectPlace(key=self.key, cwd=here, paths=own or ["."])
+
+    def _inside(self, path: str) -> str | None:
+        resolved = Path(path).resolve()
+        return str(resolved.relative_to(self.root)) if resolved.is_relative_to(self.root) else None
+
+    def make_sync(self, has: str) -> tuple[SyncCode, bytes] | None:
+        """What brings a node that has the digest `has` to the code as it is; None when it is there."""
+        if not self.travels or has == self._manifest.digest:
+            return None
+        base = self._known.get(has, EMPTY)
+        delta = make_delta(base, self._manifest)
+        packed = io.BytesIO()
+        write_archive(self.root, delta, packed, level=1)
+        about = SyncCode(project=self.key, base=delta.base, digest=delta.digest)
+        return about, packed.getvalue()
+
+
+class PlacedProject:
+    """A project that somebody else's calls brought to the nodes: it is there, and nothing of it is here."""
+
+    def __init__(self, place: ProjectPlace) -> None:
+        self._place = place
+        self.root = Path(place.root or ".")
+        self.key = place.key
+        self.version = ""
+        self.is_edited = False
+
+    def refresh(self) -> None:
+        """Whatever is there is what is meant."""
+
+    def about(self, _cwd: Path, _working_dir: str) -> ProjectPlace:
+        """As it was when it was deployed, with the code that is there now."""
+        return self._place.replaced(digest="as is" if self.key else "")
+
+    def make_sync(self, _has: str) -> tuple[SyncCode, bytes] | None:
+        """There is nothing to send."""
+        return None
+
+
+def find_project(source: Path | None, cwd: Path, root: str) -> Path:
+    """The folder that travels: the one named, else the project of the source, else that of here."""
+    if root:
+        folder = Path(root).expanduser().resolve()
+        if not folder.is_dir():
+            raise SpecError(f"root={root!r} is not a folder", hint="name the project's folder")
+        return folder
+    return find_root(cwd) if source is None else choose_root(source, cwd)
+
+
+def _make_key(root: Path) -> str:
+    text = f"{socket.gethostname()}\0{os.getuid()}\0{root}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _find_folders(root: Path) -> set[str]:
+    """The folders of a project that stays where it is; too many of them are not watched.
+
+    Links are not followed: a link may lead to data of any size. Ranks look themselves at what they
+    loaded through one.
+    """
+    folders: set[str] = set()
+    todo = [str(root)]
+    while todo and len(folders) <= MAX_FOLDERS:
+        folder = todo.pop()
+        folders.add(folder)
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            todo += [entry.path for entry in entries if _is_own_folder(entry)]
+    return folders
+
+
+def _is_own_folder(entry: os.DirEntry[str]) -> bool:
+    if entry.name.startswith(".") or entry.name in _SKIPPED:
+        return False
+    return entry.is_dir(follow_symlinks=False) and not os.path.lexists(
+        os.path.join(entry.path, VENV_MARKER)
+    )
+
+
+os.register_at_fork(after_in_child=_renew_all)

@@ -1,0 +1,395 @@
+"""fn and cls: a function or class of this process that runs on a compute, called as if it were here.
+
+    remote = fn(train).to(compute).distribute("pytorch", workers=4)
+    results = remote(lr=1e-3)
+
+What is said to the lead is `client.compute.calls.client_call`; a call is made in
+`client.compute.calls.call_requests`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from windlass.agent.rank import command_call
+from windlass.client.compute.caller_output import LogEcho
+from windlass.client.compute.calls.call_requests import Requests
+from windlass.client.compute.calls.callable_work import Options, Work, make_options, make_work
+from windlass.client.compute.calls.client_call import ClientCall, Reply
+from windlass.client.compute.nodes.compute_handle import Compute
+from windlass.client.compute.nodes.distribution import Distribution, default_framework, make_spread
+from windlass.client.compute.nodes.live_nodes import LiveNodes
+from windlass.client.jobs.job import Job
+from windlass.client.keywords import CALL, DISTRIBUTE_MORE, show_keywords
+from windlass.errors import SpecError
+from windlass.rank_stubs import Plain, is_inside
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from windlass.client.keyword_types import CallKeywords, OtherDistributeKeywords
+
+_CALL_OPTIONS = ("timeout", "stream", "collect", "ranks")
+
+
+@show_keywords(CALL)
+def fn(
+    function: Callable[..., Any] | str, *, name: str = "", **options: Unpack[CallKeywords]
+) -> Remote:
+    """A function that can be sent `.to(compute)` and is then called as if it were here.
+
+    function: the function; a text is a command, run once on every node.
+    name: what it is called where it is deployed; empty: the function's own name.
+    """
+    if is_inside() and callable(function):  # a rank imports the module that says this
+        return Plain(function)  # type: ignore[return-value]
+    return Remote(make_work(function, name=name), make_options(options))
+
+
+@show_keywords(CALL)
+def cls(
+    target: type,
+    *,
+    name: str = "",
+    init_args: Sequence[Any] | Mapping[str, Any] = (),
+    **options: Unpack[CallKeywords],
+) -> Remote:
+    """A class whose object lives on every rank: its methods are called as if it were here.
+
+    target: the class.
+    name: what it is called where it is deployed; empty: the class's own name.
+    init_args: what its constructor is given: a list of values, or a dict of keywords.
+    """
+    if is_inside():
+        return Plain(target)  # type: ignore[return-value]
+    if not inspect.isclass(target) and not getattr(target, "is_class", False):
+        raise SpecError(f"cls takes a class, not {target!r:.60}", hint="functions go to wl.fn(...)")
+    if not isinstance(init_args, (Mapping, list, tuple)):
+        raise SpecError(
+            f"init_args must be a list or a dict, not {init_args!r:.60}", hint="init_args=[5]"
+        )
+    args = () if isinstance(init_args, Mapping) else tuple(init_args)
+    kwargs = dict(init_args) if isinstance(init_args, Mapping) else {}
+    work = make_work(target, name=name, init=(args, kwargs))
+    return _make_remote(work, make_options({"keep": "process", **options}))
+
+
+def _make_remote(work: Work, options: Options) -> Remote:
+    return (OwnMethods if work.clashes else Remote)(work, options)
+
+
+class Remote:
+    """A function or class that runs on a compute: what `fn`, `cls` and `get` return.
+
+    The methods of a remote class are attributes of it; they have `submit` and `acall` too.
+    """
+
+    def __init__(self, work: Work, options: Options) -> None:
+        self._work = work
+        self._options = options
+        self._compute: Compute | None = None
+        self._spread: Distribution | None = None
+        self._requests: Requests | None = None
+        self._deployed: Mapping[str, Any] | None = None  # what it was described as, elsewhere
+
+    def __repr__(self) -> str:
+        where = self._compute.name if self._compute else "nowhere yet"
+        return f"<remote {self._work.name} on {where}>"
+
+    @property
+    def name(self) -> str:
+        """What it is called where it is deployed."""
+        return self._work.name
+
+    def _describe(self) -> dict[str, Any]:
+        """How it is called, as plain data: what `get` rebuilds it from."""
+        spread, options = self._spread, self._options
+        return {
+            "compute": self._placed.name,
+            "is_class": self._work.is_class,
+            "is_command": self._work.is_command,
+            "clashes": list(self._work.clashes),
+            "has_call": self._work.has_call,
+            "instance": self._work.instance,
+            "spread": None if spread is None else dataclasses.asdict(spread),
+            "options": {"collect": options.collect, "keep": options.keep},
+            **self._make_requests().describe(),
+        }
+
+    @staticmethod
+    def rebuild(target: Any, name: str, record: Mapping[str, Any], compute: Compute) -> Remote:
+        """One that was described, perhaps by another process, on the nodes it was deployed on."""
+        work = Work(
+            target=target,
+            name=name,
+            is_class=record["is_class"],
+            is_command=record.get("is_command", False),
+            instance=record["instance"],
+            early=record.get("early", ""),
+            clashes=tuple(record.get("clashes", ())),
+            has_call=record.get("has_call", False),
+        )
+        made = _make_remote(work, Options(**record["options"]))
+        spread = None if record["spread"] is None else Distribution(**record["spread"])
+        return Remote._with(made, compute=compute, spread=spread, deployed=record)
+
+    @property
+    def compute(self) -> Compute:
+        """The compute that it is on."""
+        return self._placed
+
+    @property
+    def _placed(self) -> Compute:
+        if self._compute is None:
+            name = self._work.name
+            raise SpecError(f"{name} is not on a compute yet", hint=f"fn({name}).to(Compute(...))")
+        return self._compute
+
+    # -- where it runs -------------------------------------------------------------------------
+
+    def to(self, compute: Compute) -> Remote:
+        """The same on a compute, whose nodes come up now unless they are up already.
+
+        compute: the nodes to run on.
+        """
+        if not isinstance(compute, Compute):
+            raise SpecError(
+                f".to takes a Compute, not {compute!r:.60}", hint=".to(Compute(gpus=1))"
+            )
+        spread = compute.spread or self._spread
+        nodes = compute.nodes(self._work.label)
+        nodes.bring_up(spread or Distribution(), self._work.preload)
+        return self._with(compute=compute, spread=spread, deployed=None)
+
+    @show_keywords(DISTRIBUTE_MORE)
+    def distribute(
+        self,
+        framework: str = "",
+        workers: int | str = 1,
+        procs: int | None = None,
+        **more: Unpack[OtherDistributeKeywords],
+    ) -> Remote:
+        """The same on as many nodes as asked for; the node that is there stays node 0.
+
+        framework: pytorch, spmd, ray, monarch or command: how ranks are set up; empty: as the settings say.
+        workers: how many nodes, with ray beside the head; "2:4" is at least 2 and at most 4.
+        procs: ranks per node; None: one per GPU, else one.
+        """
+        spread = make_spread(framework or default_framework(), workers=workers, procs=procs, **more)
+        if self._compute is not None:
+            self._nodes().bring_up(spread, self._work.preload)
+        return self._with(spread=spread)
+
+    @show_keywords(CALL)
+    def options(self, **options: Unpack[CallKeywords]) -> Remote:
+        """The same, called in another way; what is left out stays as it was."""
+        return self._with(options=make_options(options, self._options))
+
+    def _with(self, **changed: Any) -> Remote:
+        other = copy.copy(self)
+        for name, value in {"requests": None, **changed}.items():
+            setattr(other, f"_{name}", value)
+        return other
+
+    def deploy(self) -> Remote:
+        """Bring it up under its name, so that `get(name)` finds it from anywhere.
+
+        Its nodes, its code and its ranks are ready when this returns.
+        """
+        from windlass.client.compute.deploy.deployment import record
+
+        idle = dataclasses.replace(
+            self._work, target=command_call.do_nothing, is_class=False, has_call=False
+        )
+        self._with(work=idle, options=Options(logs=False))()
+        record(self._nodes(), self._work, self._describe())
+        return self
+
+    def teardown(self) -> None:
+        """End the nodes of its compute."""
+        self._placed.teardown()
+
+    # -- calling -------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it and wait: returns one value, or after `.distribute` a list with every rank's value."""
+        return self._call(self._own_method, args, kwargs)
+
+    @property
+    def _own_method(self) -> str:
+        return "__call__" if self._work.has_call else ""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if not self._work.is_class:
+            raise AttributeError(f"{self._work.name!r} has no attribute {name!r}")
+        return Method(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            raise AttributeError(
+                f"{name!r} cannot be set from here: the object lives on its ranks; "
+                "give the class a method that sets it"
+            )
+        super().__setattr__(name, value)
+
+    def submit(self, *args: Any, **kwargs: Any) -> Job:
+        """Call it and return at once; the call goes on when this process ends."""
+        return self._submit(self._own_method, args, kwargs)
+
+    async def acall(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it without blocking the event loop; cancelling the wait ends the call."""
+        return await self._acall(self._own_method, args, kwargs)
+
+    def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        options, kwargs = self._split(method, kwargs)
+        calling, echo = self._make(method, args, kwargs, options)
+        calling.say()
+        if options.stream:
+            return self._stream(calling, echo)
+        try:
+            reply = calling.follow()
+        except KeyboardInterrupt:
+            calling.cancel("Ctrl-C in its client", interrupt=True)
+            raise
+        finally:
+            echo.close()
+            calling.let_go(is_broken=True)  # a line that is still held is in the middle of a story
+        return self._unwrap(reply, options)
+
+    async def _acall(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        options, kwargs = self._split(method, kwargs)
+        calling, echo = self._make(method, args, kwargs, options)
+
+        def follow() -> Reply:
+            calling.say()
+            return calling.follow()
+
+        following = asyncio.ensure_future(asyncio.to_thread(follow))
+        try:
+            reply = await asyncio.shield(following)
+        except asyncio.CancelledError:
+            await asyncio.to_thread(calling.cancel, "its caller stopped waiting")
+            with contextlib.suppress(Exception):
+                await following
+            raise
+        finally:
+            echo.close()
+        return self._unwrap(reply, options)
+
+    def _stream(self, calling: ClientCall, echo: LogEcho) -> Iterator[Any]:
+        ended = False
+        try:
+            yield from calling.items()
+            ended = True
+        finally:
+            echo.close()
+            if not ended:
+                calling.cancel("its reader went away")
+            calling.let_go(is_broken=True)
+        error = calling.reply.error()
+        if error is not None:
+            raise error
+
+    def _submit(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job:
+        from windlass.client.compute.calls.call_job import CallJob
+
+        options, kwargs = self._split(method, kwargs)
+        calling, _ = self._make(method, args, kwargs, options, detach=True)
+        calling.say()
+        calling.wait_for_acceptance()
+        return CallJob(self._nodes(), calling.id)
+
+    def _make(
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Options,
+        *,
+        detach: bool = False,
+    ) -> tuple[ClientCall, LogEcho]:
+        requests = self._make_requests()
+        request = requests.make(method, args, kwargs, options, detach=detach)
+        echo = LogEcho(num_ranks=requests.num_ranks, procs=requests.procs)
+        show = echo.show if options.logs else lambda _rank, _data: None
+        return ClientCall(self._nodes(), request, show), echo
+
+    def _make_requests(self) -> Requests:
+        if self._requests is None:
+            self._requests = Requests(
+                self._work, self._placed, self._nodes(), self._spread, deployed=self._deployed
+            )
+        return self._requests
+
+    def _split(self, method: str, kwargs: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
+        """Our keywords and the function's own; what the function has a parameter for is its own."""
+        given: list[str] = [name for name in _CALL_OPTIONS if name in kwargs]
+        if not given:
+            return self._options, kwargs
+        own = self._work.parameters(method)
+        ours = {name: kwargs[name] for name in given if name not in own}
+        left = {name: value for name, value in kwargs.items() if name not in ours}
+        return (make_options(ours, self._options) if ours else self._options), left
+
+    def _unwrap(self, reply: Reply, options: Options) -> Any:
+        error = reply.error()
+        if error is not None:
+            raise error
+        if options.collect == "head" or not self._make_requests().gives_list:
+            return reply.value(0)
+        return [reply.value(rank) for rank in sorted(reply.results)]
+
+    def _nodes(self) -> LiveNodes:
+        return self._placed.nodes(self._work.label)
+
+
+class OwnMethods(Remote):
+    """The object of a class that has methods of our names: on a compute, those are the class's own.
+
+    Before that there is no object, so that ours are meant: `cls(C).options(...).distribute(...).to(compute)`.
+    `.to` of a Compute is always ours.
+    """
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_") and name != "to":
+            is_placed = super().__getattribute__("_compute") is not None
+            if is_placed and name in super().__getattribute__("_work").clashes:
+                return Method(self, name)
+        return super().__getattribute__(name)
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """The same on a compute; of anything else, the class's own method."""
+        is_ours = len(args) == 1 and not kwargs and isinstance(args[0], Compute)
+        if is_ours or self._compute is None or "to" not in self._work.clashes:
+            return super().to(*args, **kwargs)
+        return Method(self, "to")(*args, **kwargs)
+
+
+class Method:
+    """A method of an object that lives on ranks."""
+
+    def __init__(self, remote: Remote, name: str) -> None:
+        self._remote = remote
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"<remote {self._remote._work.name}.{self._name}>"  # noqa: SLF001
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._remote._call(self._name, args, kwargs)  # noqa: SLF001 - one class in two halves
+
+    def submit(self, *args: Any, **kwargs: Any) -> Job:
+        """Call it and return at once."""
+        return self._remote._submit(self._name, args, kwargs)  # noqa: SLF001
+
+    async def acall(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it without blocking the event loop; cancelling the wait ends the call."""
+        return await self._remote._acall(self._name, args, kwargs)  # noqa: SLF001

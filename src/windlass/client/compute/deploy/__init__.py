@@ -1,0 +1,1 @@
+"""Decorated objects and apps that are deployed under a name."""

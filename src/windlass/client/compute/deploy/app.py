@@ -1,0 +1,287 @@
+"""app: a command, run once on every node, so that a bare `torchrun` line forms one world.
+
+    app = wl.app(name="ddp", cli_command="torchrun --nproc_per_node=8 train.py", gpus=8, replicas=4)
+    app.deploy().wait()
+
+Nothing starts when an app is made. What it becomes is a detached job like any other, found again by its name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace as make_other
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from windlass import names
+from windlass.client.compute.caller_output import say
+from windlass.client.compute.nodes.compute_keywords import check_app_keywords, read_words
+from windlass.client.compute.nodes.compute_spec import Wanted, decide
+from windlass.client.jobs.job import Job
+from windlass.client.jobs.job_ids import is_made_from
+from windlass.client.jobs.launcher_size import check_num_nodes, read_num_nodes
+from windlass.client.jobs.run import Prepared, current_folder, prepare_target
+from windlass.client.jobs.target import WorkTarget
+from windlass.client.keywords import APP, show_keywords
+from windlass.engines.protocol import Engine
+from windlass.errors import JobNotFound, SpecError
+from windlass.records import to_json
+from windlass.spec.launchers import find_launcher
+from windlass.spec.work import Command
+from windlass.wire.log_lines import LogLine
+from windlass.wire.status import JobStatus
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from windlass.client.keyword_types import AppKeywords
+
+# what only a shell understands; words in quotes mean the same to it as to us
+_SHELL = re.compile(r"[|&;<>()$`*?~\n]|\A\s*\w+=")
+_END_S = 120.0
+
+
+@show_keywords(APP)
+def app(
+    cli_command: str,
+    *,
+    name: str = "",
+    replicas: int | None = None,
+    procs: int | None = None,
+    gpus: int = 0,
+    engine: str = "",
+    **keywords: Unpack[AppKeywords],
+) -> App:
+    """A command that `deploy` starts on a number of nodes, once on each.
+
+    On each node NNODES, NODE_RANK, NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT are set, and what torchrun
+    takes its flags from: PET_NNODES, PET_NODE_RANK, PET_NPROC_PER_NODE, PET_MASTER_ADDR, PET_MASTER_PORT.
+
+    cli_command: the command, as it would be typed.
+    name: the app's name; empty: the program's.
+    replicas: how many nodes; None: as many as the command says, else one.
+    procs: the processes that a torchrun line starts on each node; None: one per GPU, else one.
+    gpus: GPUs per node.
+    engine: what provides the nodes; empty: a cluster if there is one, else local.
+    """
+    if "inactivity_ttl" in keywords:
+        raise SpecError(
+            "an app ends when its command does", hint="timeout_s= limits how long it runs"
+        )
+    check_app_keywords(
+        "app", keywords, own=("cli_command", "replicas", "procs", "name", "gpus", "engine")
+    )
+    if procs is not None and (isinstance(procs, bool) or not isinstance(procs, int) or procs < 1):
+        raise SpecError(f"procs must be a whole number from 1, found {procs!r:.60}")
+    argv = _split(cli_command)
+    return App(
+        name=name or Path(argv[0]).stem,
+        argv=argv,
+        replicas=_count_nodes(cli_command, replicas),
+        procs=procs or 0,
+        engine=engine,
+        keywords={**keywords, "gpus": gpus},
+    )
+
+
+class App:
+    """A command and the nodes that it runs on: what `wl.app` returns."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        argv: tuple[str, ...],
+        replicas: int,
+        engine: str,
+        procs: int = 0,
+        keywords: Mapping[str, Any],
+    ) -> None:
+        self.name = name
+        self.argv = argv
+        self.replicas = replicas
+        self._procs = procs
+        self._engine_name = engine
+        self._keywords = keywords
+        self._job: Job | None = None
+
+    def __repr__(self) -> str:
+        return f"App({self.name!r}, {shlex.join(self.argv)!r}, replicas={self.replicas})"
+
+    def deploy(self, *, replace: bool = False) -> Job:
+        """Start it and return its job.
+
+        replace: first end the app of the same name that still runs.
+        """
+        wanted = self._decide()
+        running = self._find(wanted.engine, is_running=True)
+        if running is not None and not replace:
+            raise SpecError(
+                f"the app {self.name} runs already, as {running.ref}",
+                hint=f"app.deploy(replace=True) ends it first; windlass cancel {running.id} ends it",
+            )
+        prepared = self._prepare(wanted)
+        ensure_volumes(wanted, self.replicas)
+        if running is not None:
+            running.cancel(why=f"{self.name} is deployed anew")
+            running.wait(_END_S, say=lambda _: say(f"waiting for {running.id} to end"))
+        self._job = prepared.start(hidden=wanted.hidden)
+        where = wanted.where
+        nodes = f"{self.replicas} node{'s' * (self.replicas > 1)}"
+        say(f"{self.name} is {self._job.ref} on {nodes} ({where.engine}: {where.why})")
+        return self._job
+
+    @property
+    def job(self) -> Job:
+        """Its job: the one that was deployed here, else the newest of its name."""
+        if self._job is None:
+            self._job = self._find(self._decide().engine, is_running=False)
+        if self._job is None:
+            raise JobNotFound(f"the app {self.name} was not deployed yet", hint="app.deploy()")
+        return self._job
+
+    def status(self) -> JobStatus:
+        """What is known now: phase, nodes, verdict."""
+        return self.job.status()
+
+    def logs(
+        self,
+        *,
+        follow: bool = False,
+        rank: int | None = None,
+        node: int | None = None,
+        attempt: int | None = None,
+        since: float | None = None,
+        grep: str | None = None,
+    ) -> Iterator[LogLine]:
+        """What it printed, line by line, in order.
+
+        follow: go on with new lines until it has ended.
+        rank: of this rank only.
+        node: of this node only.
+        attempt: of this attempt only; None: of all.
+        since: from this Unix time on.
+        grep: only lines that this regular expression matches.
+        """
+        return self.job.logs(
+            follow=follow, rank=rank, node=node, attempt=attempt, since=since, grep=grep
+        )
+
+    def wait(self, timeout_s: float | None = None) -> JobStatus:
+        """Wait until the command has ended on every node, and return the status.
+
+        timeout_s: raise WaitTimeout after so many seconds, while the app goes on; None: wait for ever.
+        """
+        return self.job.wait(timeout_s)
+
+    def cancel(self, *, now: bool = False, why: str = "", interrupt: bool = False) -> None:
+        """End it: the command gets SIGTERM on every node, and SIGKILL after the grace.
+
+        now: kill at once.
+        why: what the verdict says.
+        interrupt: send SIGINT first, as Ctrl-C does.
+        """
+        self.job.cancel(now=now, why=why, interrupt=interrupt)
+
+    # -- deciding ------------------------------------------------------------------------------
+
+    def _decide(self) -> Wanted:
+        return decide({**self._keywords, "engine": self._engine_name})
+
+    def _prepare(self, wanted: Wanted) -> Prepared:
+        cwd = self._find_folder()
+        argv = self._find_command(cwd, is_here=not wanted.has_pods)
+        launcher = find_launcher(argv)
+        asked = self._procs or wanted.settings.procs or 0
+        says_so = launcher is not None and launcher.num_procs is not None
+        # one process per GPU, unless the line says how many
+        work = Command(
+            argv=argv, procs=asked or (0 if says_so else int(self._keywords["gpus"] or 0))
+        )
+        settings = make_other(
+            wanted.settings,
+            name=self.name,
+            nodes=self.replicas,
+            procs=1 if launcher is None else None,
+            env={**self._make_env(wanted), **wanted.env},
+        )
+        target = WorkTarget(work=work, preload=())
+        root = self._root() if self._keywords.get("root") else None
+        return prepare_target(target, settings, cwd=cwd, detach=True, pod=wanted.pod, root=root)
+
+    def _make_env(self, wanted: Wanted) -> dict[str, str]:
+        """Variables that the user's own win over: the steps of the image."""
+        return {names.STEPS: json.dumps(to_json(wanted.steps))} if wanted.steps else {}
+
+    def _find(self, engine: Engine, *, is_running: bool) -> Job | None:
+        """The newest job of this name, or the one that runs."""
+        for ref in engine.jobs():
+            # a compute may have the same name
+            if is_made_from(ref.job_id, self.name) and isinstance(engine.plan(ref).work, Command):
+                job = Job(engine, ref)
+                if not is_running or not job.done():
+                    return job
+        return None
+
+    def _root(self) -> Path:
+        return current_folder() / Path(self._keywords.get("root") or "").expanduser()
+
+    def _find_folder(self) -> Path:
+        folder = self._root() / (self._keywords.get("working_dir") or "")
+        if not folder.is_dir():
+            raise SpecError(
+                f"there is no folder {folder}", hint="working_dir= is seen from root=, or from here"
+            )
+        return folder
+
+    def _find_command(self, cwd: Path, *, is_here: bool) -> tuple[str, ...]:
+        """The words, with a program that is on this machine if the nodes are."""
+        program = self.argv[0]
+        if not is_here or shutil.which(program) or (cwd / program).is_file():
+            return self.argv
+        beside = shutil.which(program, path=str(Path(sys.executable).parent))
+        if beside is None:  # a virtual environment need not be on the PATH
+            raise SpecError(
+                f"there is no command {program!r} here", hint="install it, or write its whole path"
+            )
+        return (beside, *self.argv[1:])
+
+
+def _split(command: str) -> tuple[str, ...]:
+    """A command as words; one that needs a shell gets one."""
+    given: object = command
+    if not isinstance(given, str):
+        raise SpecError(
+            f"cli_command must be text, found {given!r:.60}",
+            hint='cli_command="torchrun --nproc_per_node=8 train.py"',
+        )
+    words = read_words(command, "cli_command", example='cli_command="python train.py"')
+    return ("sh", "-c", command) if _SHELL.search(command) else tuple(words)
+
+
+def _count_nodes(command: str, replicas: int | None) -> int:
+    """How many nodes: as asked, else as the command says."""
+    if replicas is None:
+        said = read_num_nodes(command)
+        return said.max if said else 1
+    if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
+        raise SpecError(f"replicas must be a whole number from 1, found {replicas!r:.60}")
+    check_num_nodes(command, replicas, "replicas=")
+    return replicas
+
+
+def ensure_volumes(wanted: Wanted, num_nodes: int) -> None:
+    """Make the claims that are missing, and say what was made."""
+    if not wanted.volumes or not wanted.has_pods:
+        return
+    from windlass.kube.client.api import connect
+
+    api = connect(context=wanted.settings.context, namespace=wanted.settings.namespace)
+    for volume in wanted.volumes:
+        for line in volume.ensure(api, num_nodes):
+            say(line)

@@ -1,0 +1,206 @@
+"""Deployments: bring up the decorated objects and apps of a script, and find deployed callables by name.
+
+`deploy` imports the script under its own name, not as `__main__`. Nodes can then import it too, and its `if
+__name__ == "__main__":` block does not run. `get` needs only a name: the lead of the compute keeps the
+pickled callable and its distribution.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import pickle
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from windlass.client.compute.calls.callable_work import Work
+from windlass.client.compute.calls.remote import Remote
+from windlass.client.compute.deploy.app import App
+from windlass.client.compute.deploy.decorators import Decorated
+from windlass.client.compute.nodes.compute_connection import ask_at
+from windlass.client.compute.nodes.compute_handle import Compute
+from windlass.client.compute.nodes.compute_owners import (
+    is_meant,
+    join_owner,
+    make_refusal,
+    name_for,
+    split_owner,
+)
+from windlass.client.compute.nodes.compute_spec import decide
+from windlass.client.compute.nodes.find_computes import list_computes, read_owner
+from windlass.client.compute.nodes.live_nodes import LiveNodes
+from windlass.engines.protocol import ComputeEngine, JobRef
+from windlass.errors import JobNotFound, SpecError, WindlassError
+from windlass.near_names import did_you_mean
+from windlass.plan.plan import Plan
+from windlass.rank_stubs import is_inside
+from windlass.wire import payloads
+from windlass.wire.messages.calls import ConfigureCompute
+
+_NOTHING = "decorate a function with @wl.compute(...), or make an app with wl.app(...)"
+
+
+class Deployed:
+    """A callable in its pickled form: ranks load it, this process need not be able to."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise TypeError("a deployed callable runs on its compute only")
+
+    def __reduce__(self) -> Any:
+        return pickle.loads, (self._data,)
+
+
+def record(nodes: LiveNodes, work: Work, about: Mapping[str, Any]) -> None:
+    """Leave with the compute what `get` needs to call it; `about` is how it is called."""
+    segments = payloads.pack(work.target, name=work.name)
+    target = base64.b64encode(b"".join(bytes(s) for s in segments[:1])).decode()
+    nodes.ask(ConfigureCompute(record={work.name: {**about, "target": target}}))
+
+
+def get(name: str, *, engine: str = "", namespace: str = "", context: str = "") -> Remote:
+    """The callable that was deployed under this name, by this process or any other.
+
+    name: its name; what another user deployed is owner/name.
+    engine: where to look; empty: a cluster if there is one, else local.
+    namespace: the namespace to look in; empty: that of the settings.
+    context: the kubeconfig's context; empty: that of the settings.
+    """
+    given = {"engine": engine, "namespace": namespace, "context": context}
+    where = decide({key: value for key, value in given.items() if value}, is_there=True)
+    return _find(name, where.engine, context)
+
+
+def _find(name: str, engine: ComputeEngine, context: str) -> Remote:
+    owner, name = read_owner(engine, name)
+    known: list[str] = []
+    others: list[tuple[JobRef, Plan]] = []
+    for ref, plan in list_computes(engine):
+        if not is_meant(engine, ref, plan, owner):
+            others.append((ref, plan))
+            continue
+        record = _ask_record(engine, ref)
+        known += record
+        if name in record:
+            return _make(name, record[name], ref, context)
+    # asked only so that the error can say whose it is
+    for ref, plan in () if owner else others:
+        if name in _ask_record(engine, ref):
+            maker, _ = split_owner(name_for(engine, ref, plan))
+            raise make_refusal(name, join_owner(maker, name), what="deployed name")
+    hint = did_you_mean(name, known, "windlass deploy SCRIPT.py brings it up")
+    whose = f" by {owner}" if owner else ""
+    raise JobNotFound(f"nothing is deployed under the name {name!r}{whose}", hint=hint)
+
+
+def _ask_record(engine: ComputeEngine, ref: JobRef) -> Mapping[str, dict[str, Any]]:
+    """What is deployed on a compute; nothing where it does not answer."""
+    try:
+        return ask_at(engine, ref).record
+    except (OSError, WindlassError):
+        return {}
+
+
+def _make(name: str, record: dict[str, Any], ref: JobRef, context: str) -> Remote:
+    compute = Compute.at(ref, record["compute"], context=context)
+    target = Deployed(base64.b64decode(record["target"]))
+    return Remote.rebuild(target, name, record, compute)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeployedObject:
+    """One thing that is up, and where."""
+
+    name: str
+    kind: str  # function, class or app
+    ref: str  # of its job
+
+
+def find_deployables(module: ModuleType, name: str = "") -> list[Decorated | App]:
+    """What a module holds that can be brought up, in the order it was written; one of it by its name."""
+    held = vars(module).items()
+    deployables = {key: value for key, value in held if isinstance(value, (Decorated, App))}
+    if not deployables:
+        raise SpecError(f"there is nothing to deploy in {module.__name__}.py", hint=_NOTHING)
+    wanted = [value for key, value in deployables.items() if name in ("", key, value.name)]
+    if not wanted:
+        raise SpecError(
+            f"{module.__name__}.py holds no decorated function, class or app {name!r}",
+            hint=did_you_mean(name, deployables),
+        )
+    return list({id(value): value for value in wanted}.values())
+
+
+def deploy(
+    deployables: list[Decorated | App], *, replace: bool = False
+) -> Iterator[DeployedObject]:
+    """Bring them up one after the other; each is told of as it comes up."""
+    for deployable in deployables:
+        if isinstance(deployable, App):
+            job = deployable.deploy(replace=replace)
+            yield DeployedObject(name=deployable.name, kind="app", ref=str(job.ref))
+        else:
+            deployable.deploy()
+            kind = "class" if deployable.is_class else "function"
+            yield DeployedObject(name=deployable.name, kind=kind, ref=str(deployable.ref))
+
+
+def import_script(path: Path) -> ModuleType:
+    """The script as a module of its own name, its folder on the path as if it had been run."""
+    if is_inside():
+        raise SpecError(
+            "inside a job decorators leave functions as they are, so there is nothing to deploy",
+            hint="run windlass deploy outside of it",
+        )
+    path = path.resolve()
+    name = path.stem
+    if "." in name:
+        raise SpecError(
+            f"{path.name} cannot be imported: {name!r} is not the name of a module",
+            hint="rename it, with no dot but that of .py",
+        )
+    known = getattr(sys.modules.get(name), "__file__", None)
+    if name in sys.modules and (known is None or Path(known).resolve() != path):
+        raise SpecError(
+            f"{path.name} has the name of a module that is loaded already: {known or name}",
+            hint="give the script another name",
+        )
+    sys.path.insert(0, str(path.parent))
+    return _execute(name, path)
+
+
+def _execute(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise SpecError(f"{path.name} is not a Python file", hint="name a script: my_script.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise SpecError(
+            f"{error.filename}, line {error.lineno}: {error.msg}", hint="correct that line"
+        ) from error
+    except WindlassError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever a script does when it is imported
+        where = _find_line(error, path)
+        raise SpecError(
+            f"{where} raised {type(error).__name__}: {error}",
+            hint='deploy imports the script; what only a run should do goes under if __name__ == "__main__":',
+        ) from error
+    return module
+
+
+def _find_line(error: BaseException, path: Path) -> str:
+    """The last line of the script itself that led to an error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
+    return f"{path.name}, line {lines[-1]}," if lines else path.name

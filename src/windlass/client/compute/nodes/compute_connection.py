@@ -1,0 +1,93 @@
+"""A client's connection to the lead of a compute: which lead that is, and whether it is still there.
+
+How it is talked over is `agent.link.blocking_link`; what is said over it is
+`client.compute.calls.client_call`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import TypeVar
+
+from windlass import names
+from windlass.agent.link.blocking_link import BlockingLink, Received, Stream, Unanswered
+from windlass.engines.protocol import ComputeEngine, JobRef
+from windlass.errors import ProtocolError
+from windlass.wire.frames import make_hello
+from windlass.wire.message import Message
+from windlass.wire.messages.calls import COMPUTE_LEAD_TO_CLIENT, AskInfo, ComputeInfo
+from windlass.wire.messages.computes import PayloadPart
+from windlass.wire.payloads import Segment
+
+_HELLO_S = 10.0
+_PING_S = 5.0
+_FRESH_S = 1.0  # a connection that was used so lately is taken to be alive
+
+M = TypeVar("M", bound=Message)
+
+
+class Connection(BlockingLink):
+    """One connection that has been welcomed."""
+
+    def __init__(self, stream: Stream, job_id: str) -> None:
+        super().__init__(stream, COMPUTE_LEAD_TO_CLIENT)
+        self.used_s = time.monotonic()
+        self.lead = ""  # which lead is at its end, once it was asked
+        self.num_calls = 0  # that this lead had taken by then, at least
+        self.profiles: set[str] = set()  # of calls, that were said over it
+        try:
+            self.greet(make_hello(role="client", job_id=job_id), timeout_s=_HELLO_S)
+        except Unanswered:
+            self.close()
+            raise
+
+    def send_parts(self, key: str, segments: Sequence[Segment]) -> None:
+        """A large payload, in parts."""
+        for segment in segments:
+            view = memoryview(segment)
+            for start in range(0, len(view), names.PART_BYTES):
+                part = view[start : start + names.PART_BYTES]
+                self.send(PayloadPart(payload=key), [part])
+
+    def is_alive(self) -> bool:
+        """Whether somebody is still at the other end; one that was used just now is not asked."""
+        try:
+            if time.monotonic() - self.used_s < _FRESH_S:
+                return not self.has_come() or self._drain()
+            self._drain()
+            info = self.ask(AskInfo(), timeout_s=_PING_S).message
+            if isinstance(info, ComputeInfo):
+                self.num_calls = info.num_calls
+            return isinstance(info, ComputeInfo)
+        except (OSError, ProtocolError):
+            return False
+
+    def _drain(self) -> bool:
+        """Take what has come while nobody listened: heartbeats, or the end."""
+        while self.receive(0) is not None:
+            pass
+        return True
+
+
+def expect(kind: type[M], received: Received) -> M:
+    """What was said, if it is what was asked for."""
+    if not isinstance(received.message, kind):
+        raise ProtocolError(
+            f"the lead answered {received.message.kind!r} where {kind.kind!r} was due"
+        )
+    return received.message
+
+
+def ask_info(connection: Connection) -> ComputeInfo:
+    """What the lead says of its compute, and of itself."""
+    info = expect(ComputeInfo, connection.ask(AskInfo()))
+    connection.lead, connection.num_calls = info.born, info.num_calls
+    return info
+
+
+def ask_at(engine: ComputeEngine, ref: JobRef) -> ComputeInfo:
+    """The same of a compute that is not talked to otherwise."""
+    with contextlib.closing(Connection(engine.dial(ref), ref.job_id)) as connection:
+        return ask_info(connection)

@@ -1,0 +1,156 @@
+"""Compute: a named, warm set of nodes. Says what they are like; the first call, or `.to`, brings them up.
+
+    compute = Compute(gpus=8, memory="512Gi", image=images.pytorch("24.08-py3"))
+
+Two computes of one name and one spec are the same nodes, from whatever process. What the keywords mean is
+`client.compute.nodes.compute_spec`; the nodes themselves are `client.compute.nodes.live_nodes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from windlass.client.compute.nodes.compute_keywords import check_values
+from windlass.client.compute.nodes.compute_owners import name_user
+from windlass.client.compute.nodes.compute_spec import decide
+from windlass.client.compute.nodes.distribution import Distribution, default_framework, make_spread
+from windlass.client.compute.nodes.live_nodes import LiveNodes
+from windlass.client.keywords import COMPUTE, COMPUTE_MORE, DISTRIBUTE_MORE, show_keywords
+from windlass.engines.protocol import JobRef
+from windlass.errors import SpecError
+from windlass.near_names import did_you_mean
+from windlass.settings.durations import read_duration
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from windlass.client.keyword_types import ComputeKeywords, OtherDistributeKeywords
+
+_OF_SPREAD = ("framework", "workers", "replicas", "nodes", "num_nodes", "num_workers")
+_TTL = "1h"
+_LAUNCH_TIMEOUT_S = 900.0
+
+
+def check_compute_keywords(given: Mapping[str, Any]) -> None:
+    """Refuse a keyword that a compute does not have, and name the nearest that it has."""
+    usual = [keyword.name for keyword in COMPUTE]
+    known = (*usual, *(keyword.name for keyword in COMPUTE_MORE))
+    for name in given:
+        if name in _OF_SPREAD:
+            raise SpecError(
+                f"Compute has no keyword {name!r}: that is said where it is spread",
+                hint=f"Compute(...).distribute({_spell(name)}={given[name]!r})",
+            )
+        if name not in known:
+            listed = f"there are {', '.join(usual)}"
+            hint = did_you_mean(name, known, listed, show=repr, alike=0.5)
+            raise SpecError(f"Compute has no keyword {name!r}", hint=hint)
+
+
+def _spell(keyword: str) -> str:
+    return keyword if keyword == "framework" else "workers"
+
+
+class Compute:
+    """A named set of warm nodes: what they are like. Two of one name and one kind are the same nodes."""
+
+    @show_keywords(COMPUTE, COMPUTE_MORE)
+    def __init__(self, **keywords: Unpack[ComputeKeywords]) -> None:
+        """Nothing starts yet: the first call, `.up()` or `.to` brings the nodes up."""
+        check_compute_keywords(keywords)
+        check_values(keywords)
+        self.keywords: Mapping[str, Any] = keywords
+        self.name = str(keywords.get("name") or "")
+        self.spread: Distribution | None = None
+        self._nodes: list[LiveNodes] = []  # shared by all that `distribute` returns
+        self._launch_s = _read_launch(keywords.get("launch_timeout"))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{key}={value!r}" for key, value in self.keywords.items())
+        return f"Compute({shown})"
+
+    @property
+    def image(self) -> Any:
+        """The image that it was given."""
+        return self.keywords.get("image")
+
+    @show_keywords(DISTRIBUTE_MORE)
+    def distribute(
+        self,
+        framework: str = "",
+        workers: int | str = 1,
+        procs: int | None = None,
+        **more: Unpack[OtherDistributeKeywords],
+    ) -> Compute:
+        """The same nodes, as many as asked for: what is sent to it runs on all of them.
+
+        framework: pytorch, spmd, ray, monarch or command: how ranks are set up; empty: as the settings say.
+        workers: how many nodes, with ray beside the head; "2:4" is at least 2 and at most 4.
+        procs: ranks per node; None: one per GPU, else one.
+        """
+        spread_out = Compute(**self.keywords)
+        spread_out.name, spread_out._nodes = self.name, self._nodes
+        spread_out.spread = make_spread(
+            framework or default_framework(), workers=workers, procs=procs, **more
+        )
+        return spread_out
+
+    def nodes(self, default_name: str = "") -> LiveNodes:
+        """The live nodes; a compute without a name is called after what is sent to it first."""
+        if not self._nodes:
+            self.name = self.name or make_name(default_name or "compute")
+            wanted = decide({"inactivity_ttl": _TTL, **self.keywords})
+            self._nodes.append(LiveNodes(self.name, wanted, launch_timeout_s=self._launch_s))
+        return self._nodes[0]
+
+    @classmethod
+    def at(cls, ref: JobRef, name: str, *, context: str = "") -> Compute:
+        """A compute that lives already, whatever its nodes are like.
+
+        ref: the job that it is.
+        name: the compute's name.
+        context: the kubeconfig's context; empty: that of the settings.
+        """
+        where: ComputeKeywords = {"engine": ref.engine}
+        if ref.place:
+            where["namespace"] = ref.place
+        if context:
+            where["context"] = context
+        living = cls(**where)
+        living.name = name
+        wanted = decide(where, is_there=True)
+        living._nodes.append(LiveNodes(name, wanted, launch_timeout_s=_LAUNCH_TIMEOUT_S))
+        living._nodes[0].adopt(ref)
+        return living
+
+    def up(self, workers: int | str = 1) -> Compute:
+        """Bring the nodes up now rather than with the first call.
+
+        workers: how many, unless `.distribute` has said it; "2:4" is at least 2 and at most 4.
+        """
+        self.nodes().bring_up(self.spread or make_spread(workers=workers))
+        return self
+
+    def teardown(self) -> None:
+        """End the nodes. A later call starts new ones."""
+        if self._nodes:
+            self._nodes[0].teardown()
+            return
+        # of those that live under its name, nothing but that must be known
+        wanted, name = decide(self.keywords, is_there=True), self.name or make_name("compute")
+        LiveNodes(name, wanted, launch_timeout_s=self._launch_s).teardown()
+
+
+def make_name(what: str) -> str:
+    """A name that is this user's own."""
+    return f"{name_user()}-{what}".replace("_", "-").lower()[:40].strip("-")
+
+
+def _read_launch(given: Any) -> float:
+    if given is None:
+        return _LAUNCH_TIMEOUT_S
+    timeout_s = read_duration(given)
+    if timeout_s <= 0:
+        raise SpecError("launch_timeout must be more than 0", hint='write 600 or "10m"')
+    return timeout_s

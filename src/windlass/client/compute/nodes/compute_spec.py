@@ -1,0 +1,273 @@
+"""From a compute's keywords to a plan of its nodes: what must be equal for live nodes to be used again.
+
+What can change while nodes live (variables, steps, their number, their time to live) is told apart from what
+cannot (image, resources, volumes ...), which has a digest. Starts nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from windlass import names, records
+from windlass.agent.frameworks.framework_table import choose_framework
+from windlass.client.compute.nodes.compute_keywords import make_flags
+from windlass.client.compute.nodes.compute_owners import name_user
+from windlass.client.compute.nodes.engine_choice import EngineChoice, choose_where
+from windlass.client.compute.resources.image import Image
+from windlass.client.compute.resources.secret import resolve_secrets
+from windlass.client.compute.resources.volume import Volume
+from windlass.client.jobs.job_ids import make_job_id
+from windlass.client.jobs.node_settings import forget_own_python, make_pod
+from windlass.client.jobs.packing import TRAIN_ARCHIVE
+from windlass.client.jobs.run import current_folder
+from windlass.engines.protocol import ComputeEngine, make_compute_engine
+from windlass.errors import SpecError
+from windlass.plan.plan import Plan, make_plan
+from windlass.settings import Settings, read_settings
+from windlass.settings.durations import read_duration
+from windlass.spec.image_step import ImageStep
+from windlass.spec.job_spec import JobSpec
+from windlass.spec.placement import Toleration
+from windlass.spec.pod_spec import PodSize, PodSpec
+from windlass.spec.work import Calls
+
+_RESTARTS = 10_000  # a lost node is always replaced
+_GONE_S = 600.0  # how long an ended compute is kept for those who ask
+_SMALLEST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """One compute, decided: the engine, what its nodes are like, and what they are told."""
+
+    engine: ComputeEngine
+    where: EngineChoice
+    settings: Settings
+    pod: PodSpec | None
+    env: Mapping[str, str]
+    steps: tuple[ImageStep, ...]
+    hidden: Mapping[str, str] = field(repr=False)  # values of secrets
+    ttl_s: float | None
+    procs: int
+    volumes: tuple[Volume, ...] = ()
+
+    @property
+    def has_pods(self) -> bool:
+        return "pods" in self.engine.can
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """What cannot change while the nodes live."""
+        pod = {} if self.pod is None else dict(records.to_json(self.pod))
+        return {**forget_changing(pod), **self.about}
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What of that no pod shows."""
+        settings = self.settings
+        python = settings.python if self.has_pods else name_interpreter(settings.python)
+        about = {"python": python, "start": settings.start, "windlass": names.VERSION}
+        if settings.gpus and not self.has_pods:
+            about["gpus"] = f"{settings.gpus}{' pretended' if settings.pretend_gpus else ''}"
+        return about
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(self.fixed, sort_keys=True).encode()).hexdigest()
+
+    def compare_env(self, there: Mapping[str, str]) -> dict[str, str | None]:
+        """Variables to set, or with None to take away, on nodes that were planned with `there`."""
+        changed: dict[str, str | None] = {
+            key: value for key, value in self.env.items() if there.get(key) != value
+        }
+        # neither what every plan sets by itself, nor what it leaves out since it is set here
+        kept = {*self.env, *replace(self, env={}).make_plan("nodes", 1, ()).env, *os.environ}
+        return changed | dict.fromkeys(key for key in there if key not in kept)
+
+    def make_plan(
+        self,
+        name: str,
+        num_nodes: int,
+        preload: tuple[str, ...],
+        *,
+        min_nodes: int = 0,
+        place_s: float | None = None,
+        workers: PodSize | None = None,
+    ) -> Plan:
+        work = Calls(
+            fixed=self.digest,
+            about=self.about,
+            ttl_s=self.ttl_s,
+            steps=self.steps,
+            user=name_user(),
+            identity=self.engine.identity(),
+            place_s=place_s,
+        )
+        settings = self.settings
+        spec = JobSpec(
+            work=work,
+            name=name,
+            engine=self.where.engine,
+            framework=choose_framework(settings.framework, is_command=False).name,
+            nodes=num_nodes,
+            min_nodes=min_nodes,
+            procs=self.procs,
+            # any call may import it
+            env={**self.env, names.TRAIN: TRAIN_ARCHIVE} if self.has_pods else self.env,
+            python=settings.python,
+            start=settings.start,
+            preload=settings.preload if settings.preload is not None else preload,
+            node_restarts=_RESTARTS,
+            grace_s=settings.grace_s,
+            peer_wait_s=settings.peer_wait_s,
+            join_timeout_s=settings.join_timeout_s,
+            detach=True,
+            pod=None if self.pod is None else replace(self.pod, ttl_s=_GONE_S, workers=workers),
+        )
+        job_id = make_job_id(work, name)
+        return make_plan(spec, job_id=job_id, now_s=time.time(), facts=self.engine.facts())
+
+
+def decide(given: Mapping[str, Any], *, is_there: bool = False) -> Wanted:
+    """What a compute's keywords and the settings ask for, checked; of one that is there, only where."""
+    image = Image.read(given.get("image") or "")
+    volumes = [volume for volume in given.get("volumes") or () if _is_volume(volume)]
+    folder = current_folder()
+    flags = _make_flags(given, image)
+    where = choose_where(
+        str(given.get("engine") or ""), read_settings(flags=flags, environ=os.environ, start=folder)
+    )
+    settings = read_settings(
+        flags={**flags, "engine": where.engine}, environ=os.environ, start=folder
+    )
+    engine = make_compute_engine(where.engine, settings)
+    has_pods = "pods" in engine.can
+    settings = forget_own_python(settings) if has_pods else settings
+    secrets = resolve_secrets(
+        [*(settings.secrets if has_pods else ()), *(given.get("secrets") or ())],
+        environ=os.environ,
+        has_pods=has_pods,
+    )
+    pod = None
+    if has_pods and not is_there:
+        pod = make_pod(settings)
+        claims = (*pod.volumes, *(volume.as_claim() for volume in volumes))
+        tolerations = (*pod.tolerations, *_read_tolerations(given.get("tolerations")))
+        pod = replace(
+            pod, secrets=secrets.records, volumes=claims, tolerations=tolerations, in_image=False
+        )
+    home = Path(str(settings.value("home"))).expanduser()
+    return Wanted(
+        engine=engine,
+        where=where,
+        settings=settings,
+        pod=pod,
+        env={**image.variables, **settings.env, **_place(volumes, home, has_pods=has_pods)},
+        steps=image.steps,
+        hidden=secrets.hidden,
+        ttl_s=read_ttl(given.get("inactivity_ttl")),
+        procs=settings.procs or settings.gpus or 1,
+        volumes=tuple(volumes),
+    )
+
+
+def _make_flags(given: Mapping[str, Any], image: Image) -> dict[str, Any]:
+    own = ("image", "volumes", "secrets", "tolerations", "inactivity_ttl", "engine", "root", "name")
+    plain = {key: value for key, value in given.items() if key not in own and value is not None}
+    for key in ("cpus", "memory", "shm"):
+        if key in plain:
+            plain[key] = _read_quantity(key, plain[key])
+    if "env" in plain:
+        plain["env"] = {str(key): str(value) for key, value in plain["env"].items()}
+    flags = make_flags(plain)
+    if texts := tuple(v for v in given.get("volumes") or () if isinstance(v, str)):
+        flags["volumes"] = texts
+    return {**flags, "image": image.ref} if image.ref else flags
+
+
+def _read_quantity(key: str, value: Any) -> str:
+    """A number or a text; a number of bytes that cannot be meant is refused."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number and key != "cpus" and value < _SMALLEST_BYTES:
+        raise SpecError(f"{key}={value} means {value} bytes", hint=f'write {key}="{value}Gi"')
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _is_volume(given: Any) -> bool:
+    """Whether it is a Volume; a text is one of the command line's forms."""
+    if isinstance(given, (Volume, str)):
+        return isinstance(given, Volume)
+    raise SpecError(
+        f"a volume of a compute is a Volume, not {given!r:.60}",
+        hint='Volume(name="shared-data", size="1Ti", mount_path="/data")',
+    )
+
+
+def _read_tolerations(given: Any) -> tuple[Toleration, ...]:
+    """Texts as on the command line, or tables as Kubernetes has them."""
+    from windlass.spec.placement import read_toleration
+
+    tolerations = []
+    for one in given or ():
+        if isinstance(one, Mapping):
+            keys = ("key", "value", "effect")
+            tolerations.append(Toleration(**{key: str(one.get(key) or "") for key in keys}))
+        else:
+            tolerations.append(read_toleration(str(one)))
+    return tuple(tolerations)
+
+
+def read_ttl(given: Any) -> float | None:
+    """How long nodes stay when nothing is called: seconds, a text such as 30m, or none for ever."""
+    if given is None or given == "none":
+        return None
+    try:
+        ttl_s = read_duration(given)
+    except SpecError as error:
+        raise SpecError(f"inactivity_ttl: {error.message}", hint=error.hint) from None
+    if ttl_s <= 0:
+        raise SpecError(f"inactivity_ttl must be more than 0, not {given}", hint="None: for ever")
+    return ttl_s
+
+
+def _place(volumes: list[Volume], home: Path, *, has_pods: bool) -> dict[str, str]:
+    return {
+        volume.variable(): volume.mount_path if has_pods else str(volume.local_folder(home))
+        for volume in volumes
+    }
+
+
+def forget_changing(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a pod cannot change while it lives; workers get others."""
+    return {key: value for key, value in pod.items() if key not in ("ttl_s", "workers")}
+
+
+def describe_change(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """What differs between live nodes and those asked for, for people."""
+    keys = sorted({*there, *wanted})
+    changed = [key for key in keys if there.get(key) != wanted.get(key)]
+    shown = [f"{key}: {_short(there.get(key))} -> {_short(wanted.get(key))}" for key in changed]
+    return "; ".join(shown) or "something that this version does not know"
+
+
+def _short(value: Any) -> str:
+    text = "none" if value in (None, "", [], {}) else str(value)
+    return text if len(text) < 90 else f"{text[:40]}...{text[-40:]}"
+
+
+def name_interpreter(wanted: str) -> str:
+    """One name for an interpreter of this machine: python and python3 of a folder are often the same.
+
+    Its folder counts, since that says which packages it sees: most virtual environments share one file.
+    """
+    path = Path(shutil.which(os.path.expanduser(wanted)) or wanted or sys.executable)
+    return str(path.absolute().parent.resolve() / path.resolve().name)

@@ -1,0 +1,222 @@
+"""Computes that exist: listed through their engine, found by name, described, and ended.
+
+`windlass compute` shows what `list_living` and `find_living` return. `LiveNodes` looks for nodes to use
+again with `find_meant`. Who owns a compute is decided in `windlass.client.compute.nodes.compute_owners`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from windlass.client.compute.nodes.compute_connection import ask_at
+from windlass.client.compute.nodes.compute_owners import (
+    is_meant,
+    join_owner,
+    make_refusal,
+    name_for,
+    name_user,
+    split_owner,
+)
+from windlass.client.compute.nodes.compute_spec import Wanted, decide
+from windlass.client.compute.nodes.engine_choice import choose_where
+from windlass.client.jobs.job_ids import is_made_from
+from windlass.engines.protocol import ComputeEngine, JobRef
+from windlass.errors import JobNotFound, KeysReplaced, SpecError, WindlassError
+from windlass.kube.diagnosis.blocker import CONDITION
+from windlass.near_names import did_you_mean
+from windlass.plan.plan import Plan
+from windlass.settings import Settings, read_settings_here
+from windlass.spec.work import Calls
+from windlass.waiting import wait_until
+from windlass.wire.message import to_plain
+from windlass.wire.states import NodeState
+from windlass.wire.status import JobStatus
+
+_END_S = 120.0
+_HERE = "local"
+
+
+def list_computes(engine: ComputeEngine, name: str = "") -> Iterator[tuple[JobRef, Plan]]:
+    """All that may be computes that live, or those of a name, and their plans, those made here first.
+
+    Nobody is dialled.
+    """
+    for ref in sorted(engine.computes(), key=lambda ref: not engine.is_made_here(ref)):
+        if name and not is_made_from(ref.job_id, name):
+            continue
+        try:
+            plan = engine.plan(ref)
+        except WindlassError as error:  # one that cannot be read is not the one
+            if name and isinstance(error, KeysReplaced):
+                raise  # what somebody did to one's own is not passed over
+            continue
+        if isinstance(plan.work, Calls):
+            yield ref, plan
+
+
+def is_live(engine: ComputeEngine, ref: JobRef) -> bool:
+    """Whether it has not ended; one that cannot be seen is as good as ended."""
+    try:
+        return not engine.status(ref).phase.is_final
+    except KeysReplaced:
+        raise
+    except WindlassError:
+        return False
+
+
+def find_computes(wanted: Wanted) -> list[tuple[JobRef, Plan]]:
+    """The computes that live, of every user."""
+    engine = wanted.engine
+    return [(ref, plan) for ref, plan in list_computes(engine) if is_live(engine, ref)]
+
+
+def find_meant(wanted: Wanted, text: str) -> list[tuple[JobRef, Plan]]:
+    """Those that live and are meant by a name, or by owner/name; if all of the name are others', an error."""
+    engine = wanted.engine
+    owner, name = read_owner(engine, text)
+    named = list(list_computes(engine, name))
+    meant = [one for one in named if is_meant(engine, *one, owner)]
+    living = [one for one in meant if is_live(engine, one[0])]
+    others = [name_for(engine, *one) for one in named if one not in meant]
+    if owner and not living:
+        hint = f"there is {others[0]}" if others else "windlass compute ls shows what is up"
+        raise JobNotFound(f"{owner} has no compute {name} here", hint=hint)
+    if others and not living:
+        raise make_refusal(name, others[0])
+    return living
+
+
+def read_owner(engine: ComputeEngine, text: str) -> tuple[str, str]:
+    """Owner and name in what was asked for; oneself needs no naming."""
+    owner, name = split_owner(text)
+    return ("" if owner in ("", name_user()) or owner == engine.identity() else owner), name
+
+
+def end_job(wanted: Wanted, ref: JobRef) -> None:
+    """End a compute and wait until it is gone."""
+    engine = wanted.engine
+    engine.cancel(ref, now=True, why="taken down")
+    wait_until(lambda: engine.status(ref).phase.is_final, timeout_s=_END_S, every_s=0.02)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveCompute:
+    """One compute as it is now; what only its lead knows is None while nobody can ask it."""
+
+    name: str
+    ref: JobRef
+    created_at_s: float
+    num_nodes: int
+    owner: str = ""  # who made it, if that is somebody else
+    num_here: int | None = None
+    state: str = "starting"  # starting, idle, at work, silent
+    why: str = ""  # it is not there to be asked
+    num_calls: int | None = None
+    num_waiting: int = 0
+    idle_s: float | None = None
+    ttl_s: float | None = None
+    deployed: tuple[str, ...] = ()
+    calls: tuple[Mapping[str, str], ...] = ()  # the last ones: id, name, state
+
+    @property
+    def asked_as(self) -> str:
+        """What to ask for it by: its name, and before it its owner if that is somebody else."""
+        return join_owner(self.owner, self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundCompute:
+    """A compute and the place it was found in."""
+
+    where: Wanted
+    ref: JobRef
+    name: str = ""
+    owner: str = ""  # if it is somebody else's
+
+
+def places(flags: Mapping[str, Any]) -> list[Wanted]:
+    """Where computes are looked for: as said, else on this machine and where a compute would start."""
+    settings = read_settings_here(flags)
+    return [decide({**flags, "engine": name}, is_there=True) for name in _engines(settings)]
+
+
+def _engines(settings: Settings) -> list[str]:
+    chosen = choose_where("", settings).engine
+    is_said = settings.origin("engine") != "default"
+    return [chosen] if is_said else list(dict.fromkeys((_HERE, chosen)))
+
+
+def list_living(where: Wanted) -> list[LiveCompute]:
+    """All computes of one place, newest first."""
+    return [look(_make_found(where, ref, plan)) for ref, plan in find_computes(where)]
+
+
+def _make_found(where: Wanted, ref: JobRef, plan: Plan) -> FoundCompute:
+    owner, name = split_owner(name_for(where.engine, ref, plan))
+    return FoundCompute(where=where, ref=ref, name=name, owner=owner)
+
+
+def look(compute: FoundCompute) -> LiveCompute:
+    """What one says of itself."""
+    where, ref = compute.where, compute.ref
+    status = where.engine.status(ref)
+    about: dict[str, Any] = {
+        "name": status.name,
+        "owner": compute.owner,
+        "ref": ref,
+        "created_at_s": status.created_at_s,
+        "num_nodes": status.num_nodes,
+    }
+    try:
+        info = ask_at(where.engine, ref)
+    except (OSError, WindlassError) as error:
+        return LiveCompute(**about, **_explain(status, error))
+    active = [call for call in info.calls if not call.state.is_final]
+    about |= {
+        "num_nodes": info.nodes,
+        "num_here": len(info.here),
+        "state": "at work" if active else "idle",
+        "num_waiting": max(0, len(active) - 1),
+        "deployed": tuple(info.record),
+        "calls": tuple(to_plain(call) for call in info.calls),
+        "num_calls": info.num_calls,
+        "idle_s": info.idle_s,
+        "ttl_s": info.ttl_s,
+    }
+    return LiveCompute(**about)
+
+
+def _explain(status: JobStatus, error: Exception) -> dict[str, Any]:
+    """Why its lead cannot be asked: it is not up yet, or it does not answer."""
+    blocked = [c.text for c in status.conditions if c.type == CONDITION]
+    if blocked or any(node.state == NodeState.PENDING for node in status.nodes[:1]):
+        return {"state": "starting", "why": "; ".join(blocked)}
+    return {"state": "silent", "why": str(error)}
+
+
+def find_living(text: str, wheres: Sequence[Wanted]) -> FoundCompute:
+    """The one compute that `text` means: its name, owner/name, its id, or its reference."""
+    meant: dict[str, FoundCompute] = {}
+    others: dict[str, FoundCompute] = {}
+    for where in wheres:
+        owner, name = read_owner(where.engine, text)
+        for ref, plan in find_computes(where):
+            one = _make_found(where, ref, plan)
+            if text in (ref.job_id, str(ref)):
+                return one
+            is_one = is_meant(where.engine, ref, plan, owner)
+            (meant if is_one else others).setdefault(str(ref), one)
+    named = [one for one in meant.values() if one.name == name]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        shown = ", ".join(str(one.ref) for one in named)
+        raise SpecError(f"{text!r} could be any of {shown}", hint="write the one you mean")
+    for one in others.values():
+        if one.name == text:
+            raise make_refusal(text, join_owner(one.owner, one.name))
+    known = [compute.name for compute in meant.values()]
+    hint = did_you_mean(name, known, "windlass compute ls shows them")
+    raise JobNotFound(f"there is no compute {text!r:.80}", hint=hint)

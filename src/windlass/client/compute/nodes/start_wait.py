@@ -1,0 +1,93 @@
+"""The wait for a compute's first node: what keeps it, said once; how long, and how the cluster is told.
+
+A compute that is not up keeps its place while somebody waits, and for as long afterwards as it would stay
+idle; then it is abandoned, and the next client that lists jobs removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from windlass.client.compute.caller_output import waiting_line
+from windlass.client.compute.nodes.compute_keywords import speak_python
+from windlass.client.compute.nodes.compute_spec import Wanted
+from windlass.client.compute.nodes.idle_computes import IdleComputes, remove_by_call
+from windlass.engines.protocol import JobRef
+from windlass.errors import EngineError, WindlassError
+from windlass.kube.diagnosis.blocker import CONDITION
+from windlass.waiting import wait_until
+from windlass.wire.status import JobStatus, Phase
+
+
+class StartWait:
+    """Of one compute."""
+
+    def __init__(self, name: str, wanted: Wanted, *, timeout_s: float) -> None:
+        self._name = name
+        self._wanted = wanted
+        self._timeout_s = timeout_s
+        self._holders = IdleComputes(wanted.engine, remove_by_call(wanted.settings))
+
+    @property
+    def place_s(self) -> float | None:
+        """How long it keeps its place from the moment somebody waits; None: for ever, as it would stay."""
+        ttl_s = self._wanted.ttl_s
+        return None if ttl_s is None else self._timeout_s + ttl_s
+
+    def until_up(self, ref: JobRef, *, is_new: bool) -> bool:
+        """Wait for node 0 of `ref`, and not for ever; one that was there before is waited for again.
+
+        Whether it is up; one that never will be is an error.
+        """
+        try:
+            if self._is_up(ref):
+                return True
+            if not is_new and self.place_s is not None:
+                self._tell(ref, time.time() + self.place_s)
+            if not wait_until(lambda: self._is_up(ref), timeout_s=self._timeout_s, every_s=0.02):
+                return False
+            self._tell(ref, None)
+            return True
+        finally:
+            waiting_line.end()
+
+    def _tell(self, ref: JobRef, until_s: float | None) -> None:
+        with contextlib.suppress(WindlassError):  # it may be late, but it goes on
+            self._wanted.engine.keep_place(ref, until_s)
+
+    def _is_up(self, ref: JobRef) -> bool:
+        status = self._wanted.engine.status(ref)
+        if status.phase.is_final:
+            said = status.verdict.message if status.verdict else "it ended"
+            advice = next((c.hint for c in status.conditions if c.type == CONDITION), "")
+            message, hint = map(speak_python, self._holders.add_to(said, advice, ref))
+            why = f"windlass why {ref.job_id}"
+            raise EngineError(f"{self._name} did not start: {message}", hint=hint or why)
+        if status.phase is Phase.RUNNING:
+            return True
+        blocked, hint = self.explain(status, ref)
+        if blocked:
+            waiting_line.show(f"{self._name}: {blocked}", hint)
+        return False
+
+    def make_late(self, ref: JobRef) -> EngineError:
+        """That it is not up in time, why, and what can be done."""
+        status = self._wanted.engine.status(ref)
+        blocked, advice = self.explain(status, ref)
+        message = f"node 0 of {self._name} is not up after {self._timeout_s:g} s (launch_timeout)"
+        return EngineError(
+            f"{message}: {blocked}" if blocked else message,
+            hint=f"{advice or f'windlass why {ref.job_id}'}; it goes on trying{self._for_how_long()}",
+        )
+
+    def _for_how_long(self) -> str:
+        ttl_s = self._wanted.ttl_s
+        return "" if ttl_s is None else f" for {ttl_s:g} s more (inactivity_ttl)"
+
+    def explain(self, status: JobStatus, ref: JobRef) -> tuple[str, str]:
+        """What keeps its nodes, and which of the user's own computes; what to do about it."""
+        told = self._holders.name_in(status, ref)
+        blockers = [c for c in told.conditions if c.type == CONDITION]
+        hints = dict.fromkeys(c.hint for c in blockers if c.hint)
+        return speak_python("; ".join(c.message for c in blockers)), speak_python("; ".join(hints))

@@ -1,0 +1,1 @@
+"""What nodes are made of: images, secrets and volumes."""

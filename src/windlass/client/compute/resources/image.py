@@ -1,0 +1,375 @@
+"""Image: the container that nodes run in, and the steps that run on them before ranks start.
+
+    images.pytorch("24.08-py3").pip_install(["einops", "./wheels/mine.whl"]).run("nvidia-smi").env(A="1")
+
+An Image is frozen: each method returns another one. Nothing is fetched or run here. `windlass.agent.node`
+runs the plain form of the steps on nodes; `render_dockerfile` writes the same steps as a Dockerfile.
+`check_packages` refuses pip options that install to other places: each step has its own folder on every
+node.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any
+
+from windlass import names
+from windlass.errors import SpecError
+from windlass.near_names import did_you_mean
+from windlass.records import to_json
+from windlass.spec.image_step import ImageStep, PipStep, RunStep
+
+_NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
+_EXTRAS = r"(\s*\[[A-Za-z0-9._,\s-]*\])?"
+_VERSION = r"(~=|===?|!=|<=?|>=?)\s*[A-Za-z0-9.*+!_-]+"
+_VERSIONS = rf"\(?\s*{_VERSION}(\s*,\s*{_VERSION})*\s*,?\s*\)?"
+_PACKAGE = re.compile(rf"{_NAME}{_EXTRAS}\s*({_VERSIONS}|@\s*\S+)?\s*(;.+)?\Z")
+_ONE_EQUALS = re.compile(rf"({_NAME})=([0-9][^=]*)\Z")
+_PASSWORD = re.compile(r"://[^/@\s:]*:[^/@\s]+@")
+_ELSEWHERE = ("-t", "--target", "--prefix", "--user", "--root", "--python", "--src")
+_HINT = 'pip_install(["numpy>=2", "./wheels/mine.whl", "-r", "requirements.txt"])'
+_REF = re.compile(
+    r"([A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?/)?"  # the host, which may have large letters
+    r"[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
+    r"(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@[a-z0-9]+:[0-9a-f]{32,})?\Z"
+)
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_REF_HINT = "write NAME:TAG, or HOST/NAME:TAG"
+_ALSO = {
+    "pip": "pip_install",
+    "install": "pip_install",
+    "run_bash": "run",
+    "bash": "run",
+    "set_env_vars": "env",
+    "env_vars": "env",
+    "from_registry": "from_docker",
+}
+_FOLDER = "/build"
+_PIP = "python3 -m pip install --no-cache-dir"
+_BESIDE = ("-r", "--requirement", "-c", "--constraint", "-f", "--find-links", "-e", "--editable")
+
+
+def check_packages(given: str | Iterable[str]) -> tuple[str, ...]:
+    """The words for pip; SpecError says which of them is none."""
+    listed = [given] if isinstance(given, str) else _as_list(given)
+    words: list[str] = []
+    for item in listed:
+        if not isinstance(item, str) or not item.strip() or "\0" in item:
+            raise SpecError(f"{item!r:.80} is not a package", hint=_HINT)
+        text = item.strip()
+        words += shlex.split(text) if text.startswith("-") else [text]
+    if not words:
+        raise SpecError("pip_install needs at least one package", hint=_HINT)
+    last = ""
+    for word in words:
+        _check_word(word, is_value=last.startswith("-") and "=" not in last)
+        last = word
+    return tuple(words)
+
+
+def _as_list(given: object) -> list[object]:
+    if isinstance(given, Iterable) and not isinstance(given, bytes | dict):
+        return list(given)
+    raise SpecError(f"packages are a list of texts, not {type(given).__name__}", hint=_HINT)
+
+
+def _check_word(word: str, *, is_value: bool) -> None:
+    if _PASSWORD.search(word):
+        # not shown: it would end in a log
+        raise SpecError(
+            "an address with a password in it could be read in the plan and in the Dockerfile",
+            hint="set PIP_INDEX_URL or PIP_EXTRA_INDEX_URL by a Secret of the Compute",
+        )
+    option = word.partition("=")[0]
+    if option in _ELSEWHERE:
+        raise SpecError(
+            f"pip_install takes no {option}: steps have a place of their own on every node",
+            hint="leave it out",
+        )
+    if is_value or word.startswith("-") or _is_path(word) or _PACKAGE.match(word):
+        return
+    raise SpecError(f"{word!r:.120} is not a package as pip writes it", hint=_guess(word))
+
+
+def _is_path(word: str) -> bool:
+    ends = (".whl", ".tar.gz", ".zip")
+    return word.startswith((".", "/", "git+", "http://", "https://", "file:")) or (
+        word.partition("[")[0].endswith(ends) or ("/" in word and " " not in word)
+    )
+
+
+def _guess(word: str) -> str:
+    if match := _ONE_EQUALS.match(word):
+        return f"did you mean {match[1]}=={match[3]}?"
+    parts = word.replace(",", " ").split()
+    if len(parts) > 1 and all(_PACKAGE.match(part) for part in parts):
+        return f"give each on its own: {parts}"
+    return _HINT
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What nodes run in, and what is done on them before ranks start. Each method returns another Image.
+
+    ref: the image's name, NAME:TAG or HOST/NAME:TAG; empty: that of the settings.
+    steps: what to do on each node; `.pip_install` and `.run` add to it.
+    variables: environment variables for steps and ranks; `.env` adds to it.
+    """
+
+    ref: str = ""
+    _: KW_ONLY
+    steps: tuple[ImageStep, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_ref(self.ref)
+        object.__setattr__(self, "steps", tuple(_check_step(step) for step in self.steps))
+        object.__setattr__(self, "variables", _check_variables(self.variables))
+
+    @classmethod
+    def read(cls, given: str | Image) -> Image:
+        """An Image from what a user gave for one."""
+        if isinstance(given, Image):
+            return given
+        if isinstance(given, str):
+            return cls(given)
+        raise SpecError(
+            f"an image is a name or an Image, not {type(given).__name__}",
+            hint='image="NAME:TAG", or image=images.pytorch("24.08-py3")',
+        )
+
+    def pip_install(self, packages: str | Iterable[str]) -> Image:
+        """Also install packages, after the steps so far.
+
+        packages: a package or a list of them, as `pip install` takes them; paths are seen from the project.
+        """
+        words = check_packages(packages)
+        return replace(self, steps=(*self.steps, PipStep(packages=words)))
+
+    def run(self, command: str | Iterable[str]) -> Image:
+        """Also run a command, after the steps so far.
+
+        command: a line for `sh`, or a list of words, which are quoted.
+        """
+        return replace(self, steps=(*self.steps, RunStep(command=_check_command(command))))
+
+    def env(self, given: Mapping[str, Any] | None = None, /, **variables: Any) -> Image:
+        """Also set environment variables for steps and ranks.
+
+        given: the variables as a dict.
+        variables: the variables as keywords.
+        """
+        if given is not None and not isinstance(given, Mapping):
+            raise SpecError(
+                f"env takes a dict or keywords, not {type(given).__name__}",
+                hint='.env(NAME="value") or .env({"NAME": "value"})',
+            )
+        more = _check_variables({**(given or {}), **variables})
+        return replace(self, variables={**self.variables, **more})
+
+    def from_docker(self, ref: str) -> Image:
+        """The same steps on another image.
+
+        ref: the other image's name, NAME:TAG or HOST/NAME:TAG.
+        """
+        if not ref:
+            raise SpecError("from_docker needs the name of an image", hint=_REF_HINT)
+        return replace(self, ref=ref)
+
+    def plain_steps(self) -> list[dict[str, Any]]:
+        """The steps as JSON: what agents read."""
+        return [to_json(step) for step in self.steps]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(_no_method("Image", name, _METHODS, _ALSO))
+
+
+_METHODS = ("pip_install", "run", "env", "from_docker")
+
+
+def _no_method(owner: str, name: str, known: Iterable[str], also: Mapping[str, str]) -> str:
+    return f"{owner} has no {name!r}; {did_you_mean(also.get(name, name), known, alike=0.5)}"
+
+
+def _check_ref(ref: str) -> None:
+    if not isinstance(ref, str):
+        raise SpecError(f"an image's name is text, not {type(ref).__name__}", hint=_REF_HINT)
+    if ref and not _REF.match(ref):
+        hint = _REF_HINT
+        if "://" in ref:
+            hint = f"leave out {ref.partition('://')[0]}://"
+        elif ref != ref.lower() and _REF.match(ref.lower()):
+            hint = "names of images have small letters only; tags may have large ones"
+        raise SpecError(f"{ref!r:.120} cannot be the name of an image", hint=hint)
+
+
+def _check_step(step: object) -> ImageStep:
+    if isinstance(step, PipStep | RunStep):
+        return step
+    raise SpecError(
+        f"a step of an image cannot be {step!r:.80}",
+        hint='add steps with .pip_install(["NAME"]) and .run("COMMAND")',
+    )
+
+
+def _check_command(command: object) -> str:
+    if isinstance(command, list | tuple) and command and all(isinstance(w, str) for w in command):
+        command = shlex.join(command)
+    if not isinstance(command, str) or not command.strip() or "\0" in command:
+        raise SpecError(
+            f"run needs a command as text, not {command!r:.80}",
+            hint='.run("apt-get install -y git")',
+        )
+    return command.strip()
+
+
+def _check_variables(given: Mapping[str, Any]) -> dict[str, str]:
+    variables = {}
+    for name, value in given.items():
+        if not isinstance(name, str) or not _VARIABLE.match(name):
+            raise SpecError(
+                f"{name!r} is not a name for an environment variable",
+                hint="letters, digits and _, not starting with a digit",
+            )
+        if name in names.SET_PER_RANK:
+            raise SpecError(f"{name} is set for each rank, so an image cannot set it")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, str | int | float)
+            or "\0" in str(value)
+        ):
+            raise SpecError(
+                f"the value of {name} must be text or a number, not {type(value).__name__}",
+                hint=f'{name}="1"',
+            )
+        variables[name] = str(value)
+    return variables
+
+
+class Images:
+    """Images by well-known names. Each has Python, which the agent needs."""
+
+    def pytorch(self, tag: str) -> Image:
+        """NVIDIA's image of PyTorch: pytorch("24.08-py3").
+
+        tag: the image's tag.
+        """
+        return Image(f"nvcr.io/nvidia/pytorch:{_check_tag(tag, '24.08-py3')}")
+
+    def ray(self, tag: str) -> Image:
+        """The Ray project's image: ray("2.40.0-py311").
+
+        tag: the image's tag.
+        """
+        return Image(f"rayproject/ray:{_check_tag(tag, '2.40.0-py311')}")
+
+    Ray = ray  # as Kubetorch has it
+
+    def python(self, version: str) -> Image:
+        """Python's own slim image: python("3.12").
+
+        version: the version of Python.
+        """
+        return Image(f"python:{_check_tag(version, '3.12')}-slim")
+
+    def debian(self) -> Image:
+        """Debian with the version of Python that runs here, so that functions can travel by value."""
+        return Image("python:{}.{}-slim-bookworm".format(*sys.version_info))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        also = {"Debian": "debian", "nvidia": "pytorch", "torch": "pytorch", "ubuntu": "debian"}
+        raise AttributeError(_no_method("images", name, _IMAGES, also))
+
+
+_IMAGES = ("pytorch", "ray", "python", "debian")
+images = Images()
+
+
+def _check_tag(tag: object, example: str) -> str:
+    if isinstance(tag, float | int) and not isinstance(tag, bool):
+        raise SpecError(
+            f"a tag is text, and {tag!r} is a number", hint=f'in quotes: "{tag}", like "{example}"'
+        )
+    if not isinstance(tag, str) or not _TAG.match(tag):
+        raise SpecError(f"{tag!r:.80} cannot be the tag of an image", hint=f'write "{example}"')
+    return tag
+
+
+def render_dockerfile(image: Image) -> str:
+    """The text for `docker build`, to be run in the project's folder."""
+    if not image.ref:
+        raise SpecError(
+            "this Image names no image to start from",
+            hint='images.pytorch("24.08-py3"), or .from_docker("NAME:TAG")',
+        )
+    lines = [f"FROM {image.ref}"]
+    lines += [f"ENV {name}={_quote(name, value)}" for name, value in image.variables.items()]
+    copied = [path for step in image.steps for path in _find_paths(step)]
+    if copied or any(isinstance(step, RunStep) for step in image.steps):
+        lines.append(f"WORKDIR {_FOLDER}")
+    seen: set[str] = set()
+    for step in image.steps:
+        for path in _find_paths(step):
+            if path not in seen:
+                seen.add(path)
+                lines.append(f"COPY {json.dumps([path, f'{_FOLDER}/{path}'])}")
+        lines.append(_render(step))
+    if any(isinstance(step, RunStep) for step in image.steps):
+        lines.insert(
+            1, "# on a node commands run in the project's folder: COPY what they need of it"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _render(step: ImageStep) -> str:
+    if isinstance(step, PipStep):
+        return f"RUN {_PIP} {shlex.join(step.packages)}"
+    if "\n" in step.command or step.command.rstrip().endswith("\\"):
+        return f"RUN {json.dumps(['/bin/sh', '-c', step.command])}"
+    return f"RUN {step.command}"
+
+
+def _find_paths(step: ImageStep) -> list[str]:
+    """Files of the project that pip is told to read."""
+    if not isinstance(step, PipStep):
+        return []
+    paths, last = [], ""
+    for word in step.packages:
+        option, equals, value = word.partition("=")
+        if word.startswith("-"):
+            text = value if equals and option in _BESIDE else ""
+        elif last in _BESIDE or (not last.startswith("-") and _is_local(word)):
+            text = word
+        else:
+            text = ""
+        last = word
+        if text and "://" not in text and not text.startswith("/"):
+            paths.append(text.partition("[")[0].removeprefix("./") or ".")
+    return paths
+
+
+def _is_local(word: str) -> bool:
+    bare = word.partition("[")[0]
+    return "://" not in word and (
+        bare.startswith(".") or bare.endswith((".whl", ".tar.gz", ".zip")) or "/" in bare
+    )
+
+
+def _quote(name: str, value: str) -> str:
+    if "\n" in value or "\r" in value:
+        raise SpecError(
+            f"the value of {name} has several lines, which a Dockerfile cannot hold",
+            hint="set it on the Compute (env=) instead of on its Image",
+        )
+    text = value.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$")
+    return f'"{text}"'
