@@ -20,15 +20,14 @@ from call_parties import JOB, OBEDIENT, WAIT_S, Client, Node, Run
 from tls_peers import settle, until
 
 from windlass.agent.agent_context import AgentContext
-from windlass.agent.lead.call_lead import CallLead
-from windlass.agent.lead.call_server import CallServer
+from windlass.agent.inputs import Inputs
+from windlass.agent.lead.calls.call_lead import CallLead
+from windlass.agent.lead.calls.call_server import CallServer
 from windlass.agent.lead.lead_server import LeadServer
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.link import endpoints
-from windlass.agent.node.inputs import Inputs
-from windlass.agent.node.projects import Projects
-from windlass.plan.plan import Facts, make_plan
-from windlass.plan.topology import NodePlan
+from windlass.agent.projects import Projects
+from windlass.plan.plan import Facts, NodePlan, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Calls
 from windlass.wire.job_folder import JobFolder
@@ -208,14 +207,15 @@ def serve_calls(
 
 def shorten(monkeypatch: Any, **limits: float) -> None:
     """Limits that are nobody's setting: how long, or how many, before a lead does something."""
-    from windlass.agent.lead import call_history, call_lead, call_runner, rendezvous
+    from windlass.agent.lead import rendezvous
+    from windlass.agent.lead.calls import call_lead, call_queue, call_runner
 
     places = {
         "abandoned_s": (call_lead, "_ABANDONED_S"),
         "clear_s": (call_runner, "CLEAR_MARGIN_S"),
         "calls_per_store": (rendezvous, "_MAX_CALLS"),
-        "kept_calls": (call_history, "KEPT_CALLS"),
-        "kept_ids": (call_history, "KEPT_IDS"),
+        "kept_calls": (call_queue, "KEPT_CALLS"),
+        "kept_ids": (call_queue, "KEPT_IDS"),
     }
     for name, limit in limits.items():
         monkeypatch.setattr(*places[name], limit)

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from windlass import records
-from windlass.agent.lead.job_lead import JobLead
+from windlass.agent.lead.jobs.job_lead import JobLead
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec

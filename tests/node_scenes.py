@@ -17,10 +17,10 @@ from pathlib import Path
 
 from windlass import names
 from windlass.agent.agent_context import AgentContext
+from windlass.agent.fork_server_client import ForkServer, read_request, send_event
 from windlass.agent.link.rank_channel import RankEnd
 from windlass.agent.node.attempt_ranks import JobOrders
 from windlass.agent.node.compute_orders import ComputeOrders
-from windlass.agent.node.forkserver_client import ForkServer, read_request, send_event
 from windlass.agent.node.node import Node
 from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 from windlass import names
-from windlass.agent import agent_process
-from windlass.agent.lead import termination
+from windlass.agent import agent_process, pod_output
 from windlass.agent.pod_process import run_pod
 
 
@@ -18,7 +17,7 @@ def main(about: dict) -> None:
     names.JOB_FOLDER = about["folder"]
     names.HOME_FOLDER = f"{about['folder']}/home"
     names.AGENT_PORT = about["port"]
-    termination._MESSAGE_FILE = Path(about["message"])
+    pod_output._MESSAGE_FILE = Path(about["message"])
     agent_process._FIRST_READER_S = 0.1
     run_pod()
 

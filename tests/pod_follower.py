@@ -9,15 +9,15 @@ from pathlib import Path
 
 from windlass.agent.agent_context import AgentContext
 from windlass.agent.agent_process import prepare_forks, run_agent, start_logging
+from windlass.agent.fork_server_client import ForkServer
+from windlass.agent.inputs import Inputs
 from windlass.agent.link.tcp import TlsPlace
-from windlass.agent.link.tls import client_context
 from windlass.agent.node import follower
-from windlass.agent.node.forkserver_client import ForkServer
-from windlass.agent.node.inputs import Inputs
-from windlass.agent.node.processes import become_subreaper
 from windlass.agent.silence_limits import SilenceLimits
 from windlass.plan.plan import read_plan
+from windlass.processes import become_subreaper
 from windlass.wire.job_folder import JobFolder
+from windlass.wire.tls import client_context
 
 
 def main(about: dict) -> int:

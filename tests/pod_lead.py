@@ -9,25 +9,24 @@ import resource
 import sys
 from pathlib import Path
 
-from windlass.agent import agent_process
+from windlass.agent import agent_process, pod_output
 from windlass.agent.agent_context import AgentContext
 from windlass.agent.agent_process import prepare_forks, run_agent, start_logging
-from windlass.agent.lead import termination
+from windlass.agent.fork_server_client import ForkServer
+from windlass.agent.inputs import Inputs
 from windlass.agent.link.tcp import TlsPlace
-from windlass.agent.link.tls import server_context
-from windlass.agent.node.forkserver_client import ForkServer
-from windlass.agent.node.inputs import Inputs
-from windlass.agent.node.pod_log_writer import PodLogWriter
-from windlass.agent.node.processes import become_subreaper
+from windlass.agent.pod_output import PodLogWriter
 from windlass.plan.plan import read_plan
+from windlass.processes import become_subreaper
 from windlass.wire.job_folder import JobFolder
+from windlass.wire.tls import server_context
 
 
 async def lead(agent_context: AgentContext, forks: ForkServer) -> int:
     log = PodLogWriter()
 
     def at_end(leading: agent_process.LeadAgent) -> None:
-        termination.leave_last_word(leading.status_writer.status, agent_context.folder, log)
+        pod_output.leave_last_word(leading.status_writer.status, agent_context.folder, log)
 
     inputs = Inputs(agent_context.plan, agent_context.folder)
     return await run_agent(agent_context, forks, inputs, echo=log.add, at_end=at_end)
@@ -37,7 +36,7 @@ def main(about: dict) -> int:
     sys.argv[0] = about["archive"]  # what fork servers are started from
     for name, value in about["constants"].items():
         setattr(agent_process, name, value)
-    termination._MESSAGE_FILE = Path(about["message"])
+    pod_output._MESSAGE_FILE = Path(about["message"])
     start_logging()
     become_subreaper()
     folder = JobFolder(Path(about["folder"]))

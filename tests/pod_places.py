@@ -15,18 +15,19 @@ from typing import Any
 from tls_peers import JOB, settle, write_certificates
 
 from windlass.agent.agent_context import AgentContext
-from windlass.agent.lead.job_lead import JobLead
+from windlass.agent.inputs import Inputs
+from windlass.agent.lead.jobs.job_lead import JobLead
 from windlass.agent.lead.lead_server import LeadServer, beat
 from windlass.agent.lead.status_writer import StatusWriter
-from windlass.agent.link import endpoints, tls
+from windlass.agent.link import endpoints
 from windlass.agent.link.agent_link import Link
 from windlass.agent.link.tcp import TlsPlace
-from windlass.agent.node.inputs import Inputs
 from windlass.agent.silence_limits import SIGHT, SilenceLimits
 from windlass.engines.archives import local_archive
 from windlass.plan.plan import Facts, Input, Plan, make_plan, render_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Command
+from windlass.wire import tls
 from windlass.wire.file_sync import Piece
 from windlass.wire.frames import Frame
 from windlass.wire.job_folder import JobFolder, write_atomically

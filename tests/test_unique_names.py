@@ -13,7 +13,7 @@ CASES = ROOT / "conformance" / "cases"  # tests, which are shipped
 FILES = sorted(path for path in ROOT.rglob("*.py") if CASES not in path.parents)
 KUBEFLOW = ROOT / "trainer" / "types.py"  # whose classes have the names of Kubeflow's
 # whose files are named after what they serve
-NAMED_AFTER = ("cli", "engines/dialects", "engines/exports", "agent/frameworks")
+NAMED_AFTER = ("cli/verbs", "engines/dialects", "engines/exports", "frameworks")
 
 
 def find_twice(names: list[str]) -> list[str]:

@@ -10,9 +10,10 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from windlass.agent.link import endpoints, tls
+from windlass.agent.link import endpoints
 from windlass.agent.link.tcp import TlsPlace
 from windlass.engines.cluster import job_secret
+from windlass.wire import tls
 
 JOB = "train-ab12c"
 DAY_S = 86_400

@@ -20,7 +20,7 @@ _WHERE = {
     "attach": "windlass.client.jobs.find_jobs",
     "jobs": "windlass.client.jobs.find_jobs",
     "Job": "windlass.client.jobs.job",
-    "report": "windlass.agent.rank.report",
+    "report": "windlass.wire.rank_reports",
     "Image": "windlass.client.compute.resources.image",
     "images": "windlass.client.compute.resources.image",
     "Secret": "windlass.client.compute.resources.secret",
@@ -58,7 +58,6 @@ __all__ = ["__version__", *sorted(_WHERE)]
 if TYPE_CHECKING:
     from typing import Any
 
-    from windlass.agent.rank.report import report as report
     from windlass.client.compute.calls.remote import cls as cls
     from windlass.client.compute.calls.remote import fn as fn
     from windlass.client.compute.deploy.app import app as app
@@ -89,6 +88,7 @@ if TYPE_CHECKING:
     from windlass.errors import StepFailed as StepFailed
     from windlass.errors import WaitTimeout as WaitTimeout
     from windlass.errors import WindlassError as WindlassError
+    from windlass.wire.rank_reports import report as report
 
 
 def __getattr__(name: str) -> Any:

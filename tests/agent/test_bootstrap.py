@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from windlass.agent.bootstrap import receive_order, send_order
 from windlass.errors import ProtocolError
 from windlass.wire.messages.agents import StartNode
+from windlass.wire.start_order import receive_order, send_order
 
 
 @pytest.fixture

@@ -27,19 +27,23 @@ from tls_peers import JOB, until
 
 import windlass as wl
 from windlass import records
-from windlass.agent.node.exit_codes import read_error_file
+from windlass.agent.node.world_ranks import read_error_file
 from windlass.agent.rank.rank_outcome import describe
 from windlass.engines.cluster.lead_sync import LeadSync
 from windlass.errors import ProtocolError
-from windlass.wire.initial_status import make_first_status, render_status
 from windlass.wire.job_folder import JobFolder, write_atomically
 from windlass.wire.last_word import num_lines, read_last_word
 from windlass.wire.log_files import RankLog
-from windlass.wire.partial_world import read_world
-from windlass.wire.pod_log import read_pod_log
+from windlass.wire.log_lines import read_pod_log
 from windlass.wire.results import ErrorInfo, ResultHeader, read_header, write_result
 from windlass.wire.status import Phase
-from windlass.wire.status_file import StatusFile, read_status
+from windlass.wire.status_file import (
+    StatusFile,
+    make_first_status,
+    read_status,
+    read_world,
+    render_status,
+)
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 LESS_DEEP = b"[" * 500 + b"]" * 500

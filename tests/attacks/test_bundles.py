@@ -11,7 +11,7 @@ import pytest
 from bundle.crafted import archive_of, delta_of, entry_of, header, link_of, member, packed
 
 from windlass import WindlassError
-from windlass.bundle.extract import extract
+from windlass.bundle.archive import extract
 
 TEXT = b"evil"
 

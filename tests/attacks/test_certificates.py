@@ -22,13 +22,14 @@ from tls_peers import (
     write_with_expired_client,
 )
 
-from windlass.agent.link import endpoints, tls
+from windlass.agent.link import endpoints
 from windlass.agent.link.tcp import TlsPlace
 from windlass.engines.cluster.job_secret import make_job_certificates
 from windlass.engines.cluster.lead_pods import KeysExpired, LeadPods
 from windlass.engines.cluster.lead_sync import LeadSync
 from windlass.errors import ProtocolError
 from windlass.spec.work import Calls
+from windlass.wire import tls
 from windlass.wire.job_folder import JobFolder
 
 DAY_S = 86_400.0

@@ -22,14 +22,14 @@ from tls_peers import JOB, until
 import windlass as wl
 from windlass import names
 from windlass.agent.lead.status_writer import StatusWriter
-from windlass.agent.node.streams import RankStreams, share_room
+from windlass.agent.node.rank_streams import RankStreams, share_room
 from windlass.engines.cluster.lead_sync import LeadSync
 from windlass.engines.finished_jobs import forget_old_jobs
 from windlass.wire.file_sync import Piece, Receiver, is_from_lead
-from windlass.wire.initial_status import make_first_status, render_status
 from windlass.wire.job_folder import JobFolder, write_atomically
 from windlass.wire.results import ResultHeader, write_result
 from windlass.wire.status import Phase
+from windlass.wire.status_file import make_first_status, render_status
 
 MB = 1 << 20
 

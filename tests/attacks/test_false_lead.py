@@ -20,12 +20,12 @@ from kube.plans import make_pod_plan
 from pod_places import run_at_door
 from tls_peers import JOB, until, write_certificates
 
-from windlass.agent.link import tls
 from windlass.engines.cluster.cluster_job import ClusterJob
 from windlass.engines.cluster.job_secret import make_certificates
 from windlass.engines.cluster.lead_pods import LeadPods
 from windlass.engines.cluster.lead_sync import LeadSync
 from windlass.engines.dialects.kubernetes import KUBERNETES
+from windlass.wire import tls
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.last_word import render_last_word
 from windlass.wire.status import Phase

@@ -19,7 +19,7 @@ from waits import wait_for
 
 import windlass as wl
 from windlass import records
-from windlass.agent.lead.call_history import KEPT_CALLS
+from windlass.agent.lead.calls.call_queue import KEPT_CALLS
 from windlass.engines.finished_jobs import read_outcomes
 from windlass.spec.work import Function
 from windlass.wire.messages.jobs import NODE_TO_LEAD

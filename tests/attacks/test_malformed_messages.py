@@ -7,7 +7,7 @@ import json
 import pytest
 
 from windlass import names
-from windlass.agent.node.report_socket import read_message
+from windlass.agent.node.node import read_message
 from windlass.errors import ProtocolError
 from windlass.wire.file_sync import read_piece
 from windlass.wire.frames import check_hello, make_hello

@@ -12,7 +12,7 @@ import pytest
 from severed import open_ground
 from waits import wait_for
 
-from windlass.agent.node import processes
+from windlass import processes
 from windlass.wire.status import Phase
 
 pytestmark = pytest.mark.long

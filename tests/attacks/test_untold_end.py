@@ -20,18 +20,18 @@ from tls_peers import until
 from waits import wait_for
 
 from windlass import names, records
-from windlass.agent.lead import owed_results
+from windlass.agent.lead.jobs import owed_results
 from windlass.engines.cluster.cluster_job import ClusterJob
 from windlass.engines.cluster.job_secret import make_certificates
 from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.engines.finished_jobs import read_outcomes
 from windlass.spec.work import Function
-from windlass.wire.initial_status import make_first_status, render_status
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.last_word import render_last_word
 from windlass.wire.messages.jobs import NODE_TO_LEAD
 from windlass.wire.results import ResultHeader
 from windlass.wire.status import FailureKind, Phase
+from windlass.wire.status_file import make_first_status, render_status
 
 PLAN = make_pod_plan(detach=True)
 COMPLETE = {"type": "Complete"}

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from windlass.bundle.archive import write_archive
-from windlass.bundle.extract import extract
+from windlass.bundle.archive import extract, write_archive
 from windlass.bundle.manifest import EMPTY, make_delta
 from windlass.bundle.scan import scan
 from windlass.errors import BundleError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from windlass.bundle.check import Finding, FindingKind, Limits, Severity, find_problems, refuse
+from windlass.bundle.collect import Finding, FindingKind, Limits, Severity, find_problems, refuse
 from windlass.bundle.select import select_files
 from windlass.errors import BundleError
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from windlass.bundle.archive import write_archive
+from windlass.bundle.archive import extract, write_archive
 from windlass.bundle.collect import collect
-from windlass.bundle.extract import extract
 from windlass.bundle.manifest import EMPTY, make_delta
 from windlass.bundle.scan import StatCache, scan
 from windlass.errors import BundleError

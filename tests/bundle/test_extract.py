@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import windlass.errors
-from windlass.bundle.extract import extract
+from windlass.bundle.archive import extract
 from windlass.bundle.manifest import EMPTY, FileEntry, Manifest, make_delta, make_manifest
 from windlass.errors import BundleError, ProtocolError, WindlassError
 
@@ -282,7 +282,7 @@ def test_a_disk_error_is_told(tmp_path: Path) -> None:
 def test_the_reading_half_needs_the_standard_library_only() -> None:
     source = Path(windlass.errors.__file__).parents[1]
     program = (
-        f"import sys; sys.path.insert(0, {str(source)!r}); import windlass.bundle.extract as e;"
+        f"import sys; sys.path.insert(0, {str(source)!r}); import windlass.bundle.archive as e;"
         "bad = {'pathspec', 'cloudpickle', 'windlass.bundle.select'} & set(sys.modules);"
         "sys.exit(f'{bad}' if bad else 0)"
     )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from windlass.bundle.ignore import NO_RULES, OWN_FILE, add_file
+from windlass.bundle.select import NO_RULES, OWN_FILE, add_file
 from windlass.errors import BundleError
 
 from .trees import touch

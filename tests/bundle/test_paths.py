@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from windlass.bundle.paths import link_fault, parents_of, path_fault, shown
+from windlass.bundle.manifest import link_fault, parents_of, path_fault, shown
 
 
 @pytest.mark.parametrize(

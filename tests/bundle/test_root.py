@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from windlass.bundle.root import MARKERS, check_root, find_root
+from windlass.bundle.select import MARKERS, check_root, find_root
 from windlass.errors import BundleError
 
 from .trees import touch

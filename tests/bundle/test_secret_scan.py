@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from windlass.bundle.secret_scan import SNIFFED_BYTES, Suspicion, suspect
+from windlass.bundle.collect import SNIFFED_BYTES, Suspicion, suspect
 
 HEADER = "-----BEGIN {}-----\nMIIB\n-----END {}-----\n"
 

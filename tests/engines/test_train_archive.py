@@ -126,7 +126,7 @@ def test_commands_find_it(pod, tmp_path):
     code = (
         f"import os, sys; sys.argv = [{archive!r}]; sys.path.insert(0, {archive!r})\n"
         "from pathlib import Path\n"
-        "from windlass.agent.rank.import_shim import lend_package\n"
+        "from windlass.agent.rank.rank_setup import lend_package\n"
         f"lend_package(Path({str(tmp_path / 'lent')!r}))\n"
         f"os.execv(sys.executable, [sys.executable, '-S', '-c', {look!r}])"
     )

@@ -21,10 +21,10 @@ from windlass.engines.cluster.job_secret import make_certificates
 from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.errors import EngineError
 from windlass.observe.explain import exit_code_of, explain, render_verdict
-from windlass.wire.initial_status import make_first_status, render_status
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.last_word import render_last_word
 from windlass.wire.status import FailureKind, Phase
+from windlass.wire.status_file import make_first_status, render_status
 
 PLAN = make_pod_plan(detach=True)
 LEFT = {"exitCode": 0, "reason": "Completed", "finishedAt": "2026-01-31T12:00:00Z"}

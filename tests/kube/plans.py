@@ -7,8 +7,7 @@ from typing import Any
 from windlass.kube.objects.manifests import JobFiles
 from windlass.plan.plan import Facts, Plan, make_plan
 from windlass.spec.job_spec import JobSpec
-from windlass.spec.placement import read_toleration
-from windlass.spec.pod_spec import PodSpec
+from windlass.spec.pod_spec import PodSpec, read_toleration
 from windlass.spec.storage import read_secret, read_volume
 from windlass.spec.work import Script
 

@@ -9,8 +9,7 @@ from windlass import names
 from windlass.engines.dialects.kubernetes import make_job
 from windlass.errors import SpecError
 from windlass.kube.objects.pod_template import make_template, pull_policy
-from windlass.spec.placement import read_toleration
-from windlass.spec.pod_spec import PodSize
+from windlass.spec.pod_spec import PodSize, read_toleration
 from windlass.spec.storage import read_secret, read_volume
 
 

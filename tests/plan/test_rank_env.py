@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from spec.strategies import envs, facts, plans, specs
 
 from windlass import names
-from windlass.agent.frameworks.framework_table import load_framework
+from windlass.frameworks.framework import load_framework
 from windlass.plan.plan import Facts, make_plan
 from windlass.plan.rank_env import (
     Meeting,

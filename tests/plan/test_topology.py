@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.plan.topology import make_nodes
+from windlass.plan.plan import make_nodes
 
 
 @given(st.integers(1, 50), st.integers(1, 50))

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from windlass.plan.plan import Facts, Plan, make_plan
 from windlass.spec.job_spec import START_METHODS, JobSpec
-from windlass.spec.placement import SPREADS, Toleration
-from windlass.spec.pod_spec import PodSpec
+from windlass.spec.pod_spec import SPREADS, PodSpec, Toleration
 from windlass.spec.storage import (
     Claim,
     EmptyDir,

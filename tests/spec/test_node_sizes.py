@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from windlass.errors import SpecError
-from windlass.spec.node_sizes import NodeSize, make_size
+from windlass.spec.node_resources import NodeSize, make_size
 
 
 @pytest.mark.parametrize(

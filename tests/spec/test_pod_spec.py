@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from windlass.errors import SpecError
-from windlass.spec.placement import Toleration, read_toleration
-from windlass.spec.pod_spec import PodSpec
+from windlass.spec.pod_spec import PodSpec, Toleration, read_toleration
 from windlass.spec.storage import read_secret, read_volume
 
 

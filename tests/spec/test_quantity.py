@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.errors import SpecError
-from windlass.spec.quantity import BILLION, check_bytes, check_cpus, halve, read_quantity
+from windlass.spec.node_resources import BILLION, check_bytes, check_cpus, halve, read_quantity
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from collections import Counter
 import torch
 import torch.distributed as dist
 
-from windlass.agent.rank import exchange_threads
+from windlass import exchange_threads
 from windlass.train import get_context
 
 held: list[object] = []

@@ -6,7 +6,7 @@ import pytest
 import warm_tasks as tasks
 
 import windlass as kt
-from windlass.agent.lead import call_history
+from windlass.agent.lead.calls import call_queue
 from windlass.client.compute.calls.client_call import ClientCall
 
 WAIT_S = 120.0
@@ -26,7 +26,7 @@ def break_line(calling: ClientCall):
 def make_others(compute):
     """As many calls as a compute keeps."""
     echo = kt.fn(tasks.echo, keep="process").to(compute)
-    for number in range(call_history.KEPT_CALLS + 1):
+    for number in range(call_queue.KEPT_CALLS + 1):
         assert echo(number) == ((number,), {})
 
 

@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windlass.wire.log_lines import FULL, PART, REPLACED, number_node, read_record, render_prefix
-from windlass.wire.pod_log import read_pod_log, render_pod_lines
+from windlass.wire.log_lines import (
+    FULL,
+    PART,
+    REPLACED,
+    number_node,
+    read_pod_log,
+    read_record,
+    render_pod_lines,
+    render_prefix,
+)
 
 WHEN = b"2026-01-31T12:00:00.123456789Z"
 WHEN_S = datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=timezone.utc).timestamp()

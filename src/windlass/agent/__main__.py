@@ -25,15 +25,15 @@ def run_agent(order_fd: str, *guess: str) -> int:
     import os
 
     if guess:
-        from windlass.agent.forkserver.spawn import spawn_server
+        from windlass.agent.fork_server_start import spawn_server
 
         ours, theirs, modules, *variables = guess
         preload = modules.split(",")
         env = {**os.environ, **dict(word.split("=", 1) for word in variables)}
         pid = spawn_server(int(theirs), preload, env)
 
-    from windlass.agent.bootstrap import receive_order
-    from windlass.agent.node.forkserver_client import ForkServer
+    from windlass.agent.fork_server_client import ForkServer
+    from windlass.wire.start_order import receive_order
 
     forks = ForkServer()
     if guess:
@@ -74,7 +74,7 @@ def _take_socket(fd: str) -> socket.socket:
 def run_rank(plan_path: str, rank: str, attempt: str) -> NoReturn:
     """One rank in a fresh interpreter, for `--start spawn`."""
     from windlass.agent.forkserver.fork_server import enter_work, load_job
-    from windlass.agent.rank.rank_exit import leave, prepare
+    from windlass.agent.rank_process import leave, prepare
 
     prepare()
     leave(enter_work(*load_job(plan_path), rank=int(rank), attempt=int(attempt)))
@@ -85,7 +85,7 @@ def run_callee(fd: str, about: str) -> NoReturn:
     import json
 
     from windlass.agent.forkserver.fork_server import enter_callee
-    from windlass.agent.rank.rank_exit import leave, prepare
+    from windlass.agent.rank_process import leave, prepare
     from windlass.wire.messages.forkserver import CallRankSetup
 
     prepare()

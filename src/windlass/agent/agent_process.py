@@ -18,23 +18,22 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from windlass import names
+from windlass import names, processes
 from windlass.agent.agent_context import AgentContext
-from windlass.agent.lead.job_lead import JobLead
-from windlass.agent.lead.lead import Lead
+from windlass.agent.fork_server_client import ForkServer
+from windlass.agent.inputs import Inputs
+from windlass.agent.lead.jobs.job_lead import JobLead
+from windlass.agent.lead.lead_links import Lead
 from windlass.agent.lead.lead_server import LeadServer
 from windlass.agent.lead.status_writer import StatusWriter
-from windlass.agent.lead.termination import loses_results
+from windlass.agent.lead_requests import say_farewell
 from windlass.agent.link import endpoints
-from windlass.agent.node import processes
 from windlass.agent.node.attempt_ranks import JobOrders
 from windlass.agent.node.follower import Follower
-from windlass.agent.node.forkserver_client import ForkServer
-from windlass.agent.node.inputs import Inputs
-from windlass.agent.node.leave_notice import say_farewell
 from windlass.agent.node.node import Node
-from windlass.agent.node.rank_lease import read_clock
 from windlass.agent.node.world_ranks import Echo
+from windlass.agent.pod_output import loses_results
+from windlass.agent.rank_lease import read_clock
 from windlass.agent.silence_limits import HEARTBEAT_S
 from windlass.plan.plan import Plan, read_plan
 from windlass.spec.work import Calls
@@ -68,7 +67,7 @@ class LeadAgent:
         self.status_writer.mark(MomentName.AGENT_UP)
         self.lead: Lead
         if isinstance(plan.work, Calls):
-            from windlass.agent.lead.node_zero import make_staff
+            from windlass.agent.node_zero import make_staff
 
             self.lead, self.node, call_server = make_staff(
                 context, forks, self.status_writer, self._hear, echo

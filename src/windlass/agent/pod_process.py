@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from windlass.agent.agent_context import AgentContext
     from windlass.agent.agent_process import LeadAgent
+    from windlass.agent.fork_server_client import ForkServer
+    from windlass.agent.lead_requests import GivenIndex
     from windlass.agent.link.tcp import TlsPlace
-    from windlass.agent.node.forkserver_client import ForkServer
-    from windlass.agent.node.index_request import GivenIndex
-    from windlass.agent.node.pod_log_writer import PodLogWriter
     from windlass.agent.place import NodePlace
+    from windlass.agent.pod_output import PodLogWriter
     from windlass.wire.job_folder import JobFolder
 
 _SEEN_S = 6.0  # kubelets tell of a pod's end within two; busy ones take longer
@@ -53,8 +53,8 @@ def run_pod() -> NoReturn:
     forks = _start_forks(plan)
 
     from windlass.agent.agent_process import start_logging
-    from windlass.agent.node.processes import become_subreaper
     from windlass.agent.pod_folder import open_pod_folder
+    from windlass.processes import become_subreaper
 
     folder, num_before = open_pod_folder(text)
     start_logging()
@@ -65,13 +65,13 @@ def run_pod() -> NoReturn:
 
 
 def _start_forks(plan: dict[str, Any]) -> ForkServer:
-    from windlass.agent.forkserver.spawn import spawn_server
+    from windlass.agent.fork_server_start import spawn_server
 
     env = {**os.environ, **plan["env"]}
     ours, theirs = socket.socketpair()
     pid = spawn_server(theirs.detach(), plan["preload"], env)
 
-    from windlass.agent.node.forkserver_client import ForkServer
+    from windlass.agent.fork_server_client import ForkServer
 
     forks = ForkServer()
     forks.adopt(ours, pid, plan["preload"], env)
@@ -85,7 +85,7 @@ async def _run(
     environ: Mapping[str, str],
     num_before: int,
 ) -> NoReturn:
-    from windlass.agent.node.pod_log_writer import PodLogWriter
+    from windlass.agent.pod_output import PodLogWriter
 
     log = PodLogWriter()
     context = await _make_context(folder, environ, num_before)
@@ -108,8 +108,8 @@ async def _run_agent(
     plan: dict[str, Any], context: AgentContext, forks: ForkServer, log: PodLogWriter
 ) -> int:
     from windlass.agent.agent_process import run_agent
-    from windlass.agent.lead.termination import leave_last_word
-    from windlass.agent.node.inputs import Inputs
+    from windlass.agent.inputs import Inputs
+    from windlass.agent.pod_output import leave_last_word
 
     inputs = Inputs(context.plan, context.folder)
     inputs.find(Path(names.FILES_FOLDER))
@@ -149,8 +149,8 @@ async def _make_context(
     """Where this agent works; None when it was given no place before the job ended."""
     from windlass.agent.agent_context import AgentContext
     from windlass.agent.link.tcp import TlsPlace
-    from windlass.agent.link.tls import client_context
     from windlass.plan.plan import read_plan
+    from windlass.wire.tls import client_context
 
     plan = read_plan(folder.plan.read_text())
     own = _find_place(environ)
@@ -195,7 +195,7 @@ def _find_place(environ: Mapping[str, str]) -> NodePlace:
 async def _ask_index(
     lead: TlsPlace, job_id: str, agent: str, *, timeout_s: float
 ) -> GivenIndex | None:
-    from windlass.agent.node.index_request import ask_index
+    from windlass.agent.lead_requests import ask_index
 
     try:
         return await ask_index(lead, job_id, agent, timeout_s=timeout_s)
@@ -211,7 +211,7 @@ def _fail(why: str) -> NoReturn:
 
 def _make_listening_place() -> TlsPlace:
     from windlass.agent.link.tcp import TlsPlace
-    from windlass.agent.link.tls import server_context
+    from windlass.wire.tls import server_context
 
     context = server_context(Path(names.SECRET_FOLDER))
     return TlsPlace(host="", port=names.AGENT_PORT, context=context)

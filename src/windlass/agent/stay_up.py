@@ -12,7 +12,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from windlass.agent.lead.ended_job import EndedJob
+from windlass.agent.lead.lead_server import EndedJob
 from windlass.agent.link import endpoints
 from windlass.errors import EngineError
 from windlass.wire.job_folder import JobFolder

@@ -1,26 +1,344 @@
-"""Writing a delta as an archive: gzip over tar, the same bytes for the same content.
+"""The archive of a bundle, both ends: written by the client, unpacked by nodes.
 
-The first member is the delta as JSON; the others are the contents of its files, in its order.
-Links, removals and modes are in the delta alone, so the reader (`extract`) never has to believe a
-tar header. Runs on the client only.
+A gzipped tar with a header that says what is added and removed. Nodes check every promise before they change
+anything, follow no links, and on an error leave the folder as it was. Travels with the agent: the standard
+library alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
 import json
+import os
+import shutil
 import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from windlass import records
-from windlass.bundle.extract import FILES_PREFIX, HEADER_NAME
-from windlass.bundle.manifest import Delta, FileEntry
-from windlass.bundle.paths import shown
+from windlass.bundle.manifest import (
+    EMPTY,
+    VERSION,
+    Delta,
+    FileEntry,
+    Manifest,
+    apply_delta,
+    parents_of,
+    shown,
+)
 from windlass.bundle.scan import open_regular
-from windlass.errors import BundleError
+from windlass.errors import BundleError, ProtocolError
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CACHE_FOLDER = "__pycache__"
+HEADER_NAME = "delta.json"
+FILES_PREFIX = "files/"
+MAX_BYTES = 2 << 30
+_HEADER_BYTES = 64 << 20
+_CHUNK_BYTES = 1 << 20
+# A member costs its headers and padding besides its content; long names make a few more blocks.
+_MEMBER_BYTES = 16 << 10
+_REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE)
+
+
+class OpenFolder:
+    """An open folder and a staging folder inside it; `path` arguments are bundle paths."""
+
+    def __init__(self, dest: Path, stage: Path) -> None:
+        self.dest = Path(os.path.realpath(dest))
+        self._root = os.open(self.dest, _FOLDER)
+        try:
+            self._stage = os.open(stage, _FOLDER)
+        except OSError:
+            os.close(self._root)
+            raise
+
+    def close(self) -> None:
+        """Close both folders."""
+        os.close(self._stage)
+        os.close(self._root)
+
+    def open_staged(self, name: str) -> int:
+        """A new file in the staging folder, open for writing, private until it is renamed."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(name, flags, 0o600, dir_fd=self._stage)
+
+    def put(self, name: str, path: str) -> None:
+        """Rename the staged file `name` to `path`, over whatever file or link is there."""
+        with self._parent(path, create=True) as (folder, leaf):
+            self._clear_folder(folder, leaf)
+            try:
+                os.replace(name, leaf, src_dir_fd=self._stage, dst_dir_fd=folder)
+            except IsADirectoryError as error:
+                raise BundleError(
+                    f"{shown(path)} is a folder with other files in {self.dest}",
+                    hint="move what is in the folder away, or start with a fresh one",
+                ) from error
+
+    def link(self, name: str, path: str, target: str) -> None:
+        """Make `path` a link to `target`, which must end inside the folder as it is on disk now."""
+        reached = os.path.realpath(self.dest / path.rpartition("/")[0] / target)
+        if not Path(reached).is_relative_to(self.dest):
+            raise BundleError(
+                f"the link {shown(path)} would leave {self.dest}, to {shown(reached)}",
+                hint="leave the link out with .windlassignore",
+            )
+        os.symlink(target, name, dir_fd=self._stage)
+        self.put(name, path)
+
+    def remove(self, path: str) -> None:
+        """Unlink `path` and the folders that are empty without it; gone already is fine."""
+        try:
+            with self._parent(path, create=False) as (folder, leaf):
+                os.unlink(leaf, dir_fd=folder)
+        except FileNotFoundError:
+            pass
+        for above in parents_of(path):
+            try:
+                with self._parent(above, create=False) as (folder, leaf):
+                    if not self._clear_folder(folder, leaf):
+                        return
+            except FileNotFoundError:
+                pass
+
+    @contextlib.contextmanager
+    def _parent(self, path: str, *, create: bool) -> Iterator[tuple[int, str]]:
+        """The open folder that holds `path`, and the last part of its name."""
+        *above, leaf = path.split("/")
+        folder = os.dup(self._root)
+        try:
+            for part in above:
+                if create:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(part, 0o755, dir_fd=folder)
+                inner = self._enter(folder, part, path)
+                os.close(folder)
+                folder = inner
+            yield folder, leaf
+        finally:
+            os.close(folder)
+
+    def _enter(self, folder: int, part: str, path: str) -> int:
+        try:
+            return os.open(part, _FOLDER, dir_fd=folder)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise BundleError(
+                f"cannot reach {shown(path)}: {shown(part)} in {self.dest} is not a plain folder",
+                hint="move the link or file away, or start with a fresh folder",
+            ) from error
+
+    def _clear_folder(self, folder: int, leaf: str) -> bool:
+        """Remove the folder `leaf` if nothing but compiled Python is in it; whether it is gone."""
+        try:
+            inner = os.open(leaf, _FOLDER, dir_fd=folder)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        try:
+            if [entry.name for entry in os.scandir(inner)] == [_CACHE_FOLDER]:
+                self._clear_cache(inner)
+            os.rmdir(leaf, dir_fd=folder)
+        except OSError:
+            return False
+        finally:
+            os.close(inner)
+        return True
+
+    def _clear_cache(self, folder: int) -> None:
+        cache = os.open(_CACHE_FOLDER, _FOLDER, dir_fd=folder)
+        try:
+            names = [entry.name for entry in os.scandir(cache)]
+            if all(name.endswith(".pyc") for name in names):
+                for name in names:
+                    os.unlink(name, dir_fd=cache)
+                os.rmdir(_CACHE_FOLDER, dir_fd=folder)
+        finally:
+            os.close(cache)
+
+
+def extract(
+    archive: BinaryIO,
+    dest: Path,
+    *,
+    base: Manifest = EMPTY,
+    expected: str | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> Manifest:
+    """Apply `archive` to `dest`, which holds `base`; the manifest of what is there afterwards.
+
+    `expected` is the digest the sender named over a trusted road; `max_bytes` bounds what is
+    written. On an error in the archive `dest` is as before. Only files of `base` are ever removed.
+    """
+    with _told(dest):
+        dest.mkdir(parents=True, exist_ok=True)
+        metered = _Metered(gzip.GzipFile(fileobj=archive, mode="rb"), _HEADER_BYTES)
+        tar = tarfile.TarFile(fileobj=metered, mode="r", encoding="utf-8")
+        delta = _read_delta(tar)
+        new = apply_delta(base, delta)
+        _check_promises(delta, expected, max_bytes)
+        metered.limit_bytes = metered.tell() + _promised_bytes(delta)
+        with _open_place(dest) as place:
+            _stage(tar, delta, place)
+            while metered.read(_CHUNK_BYTES):
+                pass
+            _apply(delta, place)
+    return new
+
+
+class _Metered(io.RawIOBase):
+    """A forward reader over unpacked bytes that ends a bomb early, in memory as on disk."""
+
+    def __init__(self, unpacked: BinaryIO | gzip.GzipFile, limit_bytes: int) -> None:
+        self._unpacked = unpacked
+        self._at = 0
+        self.limit_bytes = limit_bytes
+
+    def read(self, size: int = -1, /) -> bytes:
+        # tarfile reads an extended header in one piece, as long as that header claims to be.
+        if not 0 <= size <= _CHUNK_BYTES:
+            raise _damaged("a header is too long")
+        chunk = self._unpacked.read(size)
+        self._at += len(chunk)
+        if self._at > self.limit_bytes:
+            raise _damaged("it holds more than it says")
+        return chunk
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        if whence != os.SEEK_SET or offset < self._at:
+            raise _damaged("its members are out of order")
+        while self._at < offset and self.read(min(offset - self._at, _CHUNK_BYTES)):
+            pass
+        return self._at
+
+
+def _read_delta(tar: tarfile.TarFile) -> Delta:
+    member = _next_member(tar, HEADER_NAME)
+    if member.size > _HEADER_BYTES:
+        raise _damaged("its table of files is too long")
+    data = json.loads(b"".join(_chunks(tar, member)))
+    version = data.get("version") if isinstance(data, dict) else None
+    if version != VERSION:
+        raise ProtocolError(
+            f"the bundle has version {version!r:.20}, this side reads version {VERSION}",
+            hint="use the same version of Windlass on both sides",
+        )
+    return records.read(Delta, data)
+
+
+def _check_promises(delta: Delta, expected: str | None, max_bytes: int) -> None:
+    if expected is not None and delta.digest != expected:
+        raise BundleError(
+            f"bundle {delta.digest[:12]} came, but {expected[:12]} was expected",
+            hint="send the bundle again",
+        )
+    size_bytes = sum(entry.size_bytes for entry in delta.written)
+    if size_bytes > max_bytes:
+        raise BundleError(
+            f"the bundle unpacks to {size_bytes} bytes, over the limit of {max_bytes}",
+            hint="leave large files out with .windlassignore and read them from a volume",
+        )
+
+
+def _promised_bytes(delta: Delta) -> int:
+    files = [entry for entry in delta.written if entry.link is None]
+    return sum(entry.size_bytes for entry in files) + (len(files) + 8) * _MEMBER_BYTES
+
+
+def _stage(tar: tarfile.TarFile, delta: Delta, place: OpenFolder) -> None:
+    for number, entry in enumerate(delta.written):
+        if entry.link is None:
+            _stage_file(tar, place, str(number), entry)
+    if tar.next() is not None:
+        raise _damaged("it holds more files than it says")
+
+
+def _stage_file(tar: tarfile.TarFile, place: OpenFolder, name: str, entry: FileEntry) -> None:
+    member = _next_member(tar, FILES_PREFIX + entry.path)
+    if member.size != entry.size_bytes:
+        raise _damaged(f"{shown(entry.path)} has another size than it says")
+    whole = hashlib.sha256()
+    with os.fdopen(place.open_staged(name), "wb") as staged:
+        for chunk in _chunks(tar, member):
+            whole.update(chunk)
+            staged.write(chunk)
+        os.fchmod(staged.fileno(), 0o755 if entry.executable else 0o644)
+    if whole.hexdigest() != entry.sha256:
+        raise _damaged(f"{shown(entry.path)} has another content than its hash says")
+
+
+def _apply(delta: Delta, place: OpenFolder) -> None:
+    """Removals first, for a file may become a folder; links last, for they are checked on disk."""
+    for path in delta.removed:
+        place.remove(path)
+    for number, entry in enumerate(delta.written):
+        if entry.link is None:
+            place.put(str(number), entry.path)
+    for number, entry in enumerate(delta.written):
+        if entry.link is not None:
+            place.link(str(number), entry.path, entry.link)
+
+
+def _next_member(tar: tarfile.TarFile, name: str) -> tarfile.TarInfo:
+    member = tar.next()
+    if member is None:
+        raise _damaged(f"{shown(name)} is missing")
+    if member.name != name or member.type not in _REGULAR or member.issparse():
+        raise _damaged(f"{shown(member.name)} is there in place of the plain file {shown(name)}")
+    return member
+
+
+def _chunks(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
+    content = tar.extractfile(member)
+    if content is None:
+        raise _damaged(f"{shown(member.name)} has no content")
+    while chunk := content.read(_CHUNK_BYTES):
+        yield chunk
+
+
+@contextmanager
+def _open_place(dest: Path) -> Iterator[OpenFolder]:
+    stage = Path(tempfile.mkdtemp(prefix=".windlass-", dir=dest))
+    try:
+        place = OpenFolder(dest, stage)
+        try:
+            yield place
+        finally:
+            place.close()
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+@contextmanager
+def _told(dest: Path) -> Iterator[None]:
+    """Errors of the formats and of the disk, told as ours."""
+    try:
+        yield
+    except (tarfile.TarError, zlib.error, gzip.BadGzipFile, EOFError) as error:
+        raise _damaged(str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise _damaged(f"its table of files cannot be read ({error})") from error
+    except OSError as error:
+        raise BundleError(
+            f"cannot unpack the bundle into {dest}: {error.strerror or error}",
+            hint="is the folder writable, and is there space left?",
+        ) from error
+
+
+def _damaged(how: str) -> BundleError:
+    return BundleError(f"the bundle's archive is damaged: {how}", hint="send the bundle again")
 
 
 def write_archive(root: Path, delta: Delta, out: BinaryIO, *, level: int = 6) -> None:

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from windlass.bundle.manifest import FileEntry, Manifest, make_manifest
-from windlass.bundle.paths import link_fault, shown
+from windlass.bundle.manifest import FileEntry, Manifest, link_fault, make_manifest, shown
 from windlass.errors import BundleError
 
 CHUNK_BYTES = 1 << 20

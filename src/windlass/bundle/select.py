@@ -1,7 +1,6 @@
-"""Which files travel: what git would keep, less `.windlassignore`, plus what it asks back with `!`.
+"""Finds a project's root and selects its files: what git knows, or all of a folder, without what is ignored.
 
-Reads names only, never contents; what may not travel is for `check` to say. Links are names like
-any other and are never followed. The order is that of the sorted paths, on every machine.
+Reads .gitignore-like rules with pathspec, which is imported only when there are any. For clients only.
 """
 
 from __future__ import annotations
@@ -14,11 +13,18 @@ import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from windlass.bundle.ignore import GIT_FILE, NO_RULES, OWN_FILE, Rules, add_file
-from windlass.bundle.root import check_root
 from windlass.errors import BundleError
 
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
+
+_TEMPORARY = ("/tmp", "/var/tmp", "/private/tmp")  # noqa: S108 - never written to
+MARKERS = (".git", "pyproject.toml", "windlass.toml", "setup.py")
+GIT_FILE = ".gitignore"
+OWN_FILE = ".windlassignore"
 logger = logging.getLogger(__name__)
 
 SKIPPED_NAMES = frozenset(
@@ -27,6 +33,116 @@ SKIPPED_NAMES = frozenset(
 SKIPPED_SUFFIXES = (".pyc", ".pyo")
 VENV_MARKER = "pyvenv.cfg"
 _GIT_LIMIT_S = 60
+
+
+def find_root(target: Path) -> Path:
+    """The nearest folder at or above `target` that holds a marker, else the target's own folder.
+
+    The home folder and what lies above it never count as a project, marker or not: dotfiles kept in
+    git would send a whole home. Without a marker the own folder is returned even there, since a
+    local run copies nothing; `check_root` refuses it when files are to travel.
+    """
+    target = _existing(target)
+    own = target if target.is_dir() else target.parent
+    for folder in (own, *own.parents):
+        if _too_wide(folder):
+            break
+        if is_marked(folder):
+            return folder
+    return own
+
+
+def is_marked(folder: Path) -> bool:
+    """Whether `folder` itself holds a marker."""
+    return any(os.path.lexists(folder / marker) for marker in MARKERS)
+
+
+def check_root(root: Path) -> Path:
+    """`root` with links resolved, or a BundleError that says why its files cannot travel."""
+    root = _existing(root)
+    if not root.is_dir():
+        raise BundleError(
+            f"the project root {root} is not a folder", hint="name the folder that holds the script"
+        )
+    if _too_wide(root):
+        raise BundleError(
+            f"the project root would be {root}, which holds far more than a project",
+            hint="move the code into a folder of its own",
+        )
+    return root
+
+
+def _existing(path: Path) -> Path:
+    try:
+        return path.resolve(strict=True)
+    except FileNotFoundError as error:
+        raise BundleError(
+            f"{path} does not exist", hint=f"the path is taken from {Path.cwd()}; is it misspelled?"
+        ) from error
+    except (OSError, RuntimeError) as error:
+        raise BundleError(
+            f"{path} cannot be read: {error}", hint="check its permissions and its links"
+        ) from error
+
+
+def _too_wide(folder: Path) -> bool:
+    """Whether `folder` is `/`, the home folder, one above it, or where everybody's temporary files are."""
+    if str(folder) in (*_TEMPORARY, os.environ.get("TMPDIR", "").rstrip("/")):
+        return True
+    try:
+        home = Path.home().resolve()
+    except (OSError, RuntimeError):
+        return folder == folder.parent
+    return folder == folder.parent or home.is_relative_to(folder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IgnoreFile:
+    """One ignore file; `prefix` is its folder with a trailing slash, empty at the root."""
+
+    prefix: str
+    spec: GitIgnoreSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The ignore files from the root down to one folder."""
+
+    layers: tuple[IgnoreFile, ...] = ()
+    negates: bool = False
+
+    def verdict(self, path: str) -> bool | None:
+        """True: ignored. False: asked for with `!`. None: no rule speaks of it.
+
+        A folder is asked about with a trailing slash.
+        """
+        for layer in reversed(self.layers):
+            if path.startswith(layer.prefix):
+                is_included = layer.spec.check_file(path[len(layer.prefix) :]).include
+                if is_included is not None:
+                    return is_included
+        return None
+
+
+NO_RULES = Rules()
+
+
+def add_file(rules: Rules, root: Path, path: str) -> Rules:
+    """`rules` with the ignore file at `path` (relative to `root`) as the next deeper layer."""
+    from pathspec import GitIgnoreSpec  # on use: many projects need only git's own list
+
+    try:
+        lines = (root / path).read_text("utf-8-sig", errors="surrogateescape").splitlines()
+        spec = GitIgnoreSpec.from_lines(lines)
+    except (OSError, ValueError) as error:
+        raise BundleError(
+            f"cannot read the ignore file {path}: {error}",
+            hint="correct the line, or delete the file",
+        ) from error
+    return Rules(
+        layers=(*rules.layers, IgnoreFile(prefix=path[: path.rfind("/") + 1], spec=spec)),
+        negates=rules.negates or any(line.startswith("!") for line in lines),
+    )
 
 
 def select_files(root: Path) -> tuple[str, ...]:

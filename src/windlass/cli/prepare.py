@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from windlass.agent.frameworks.framework_table import choose_framework
 from windlass.cli.flags import load_settings
 from windlass.client.jobs.launcher_size import is_torchrun
 from windlass.client.jobs.run import Prepared, check_honoured, prepare
@@ -27,6 +26,7 @@ from windlass.client.jobs.source_analysis import find_imported, list_imports, re
 from windlass.client.jobs.target import find_script, read_target
 from windlass.client.terminal import say
 from windlass.errors import SpecError
+from windlass.frameworks.framework import choose_framework
 from windlass.near_names import nearest
 from windlass.spec.launchers import find_launcher, translate_flag
 from windlass.spec.work import Command

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict
 from windlass.client.compute.resources.image import Image
 from windlass.client.compute.resources.secret import Secret
 from windlass.client.compute.resources.volume import Volume
-from windlass.settings.setting import NodeRange
+from windlass.settings.table import NodeRange
 
 
 class JobKeywords(TypedDict, total=False):

@@ -11,8 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
-from windlass.settings.setting import Setting
-from windlass.settings.table import BY_NAME, SETTINGS
+from windlass.settings.table import BY_NAME, SETTINGS, Setting
 
 # what other tools call the keywords of `.distribute`
 ALSO = {

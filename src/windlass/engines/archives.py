@@ -27,13 +27,10 @@ if TYPE_CHECKING:
 
 _OURS = (
     *("__init__.py", "names.py", "errors.py", "records.py", "trusted.py", "waiting.py"),
-    "near_names.py",
+    *("near_names.py", "processes.py", "exchange_threads.py"),
     *("distributed.py", "rank_stubs.py", "monarch/__init__.py"),
-    *("spec", "plan", "wire", "agent"),
-    *(
-        f"bundle/{name}.py"
-        for name in ("__init__", "archive", "extract", "manifest", "paths", "safe_write", "scan")
-    ),
+    *("spec", "plan", "wire", "frameworks", "agent"),
+    *(f"bundle/{name}.py" for name in ("__init__", "archive", "manifest", "scan")),
 )
 _NOT_OF_AGENTS = (
     "windlass/spec/launchers.py",

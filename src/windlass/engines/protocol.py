@@ -28,8 +28,8 @@ from windlass.wire.results import ResultHeader
 from windlass.wire.status import JobStatus
 
 if TYPE_CHECKING:
-    from windlass.agent.link.blocking_link import Stream
     from windlass.spec.pod_spec import PodSize
+    from windlass.wire.blocking_link import Stream
 
 
 NO_HIDDEN: Mapping[str, str] = {}

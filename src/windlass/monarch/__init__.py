@@ -21,7 +21,7 @@ def host_mesh(*, mesh_name: str = "", selector: str = "", namespace: str = "") -
     selector: labels of its pods instead of its name.
     namespace: where it is; empty: the context's own.
     """
-    from windlass.agent.frameworks import monarch_client
+    from windlass.frameworks import monarch_client
 
     if not (mesh_name or selector):
         return monarch_client.attach_own()

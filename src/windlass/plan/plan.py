@@ -1,6 +1,7 @@
-"""Plan: everything that was decided about one job, and the same thing as versioned JSON.
+"""Plan: everything that is decided about a job before it starts, and which node has which ranks.
 
-Pure. `make_plan` takes ids, clock and facts as arguments. Engines render a Plan, the agent reads it.
+Pure: make_plan takes the id, the time and facts of the engine as arguments. Engines render it, agents read
+it.
 """
 
 from __future__ import annotations
@@ -13,12 +14,53 @@ from typing import TYPE_CHECKING, Any
 from windlass import names, records
 from windlass.errors import ProtocolError
 from windlass.plan.rank_env import make_job_env
-from windlass.plan.topology import NodePlan, make_nodes, renumber
 from windlass.spec.work import Work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    """One node: its place, its stable name and the ranks it runs."""
+
+    index: int
+    name: str
+    first_rank: int
+    num_ranks: int
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first_rank, self.first_rank + self.num_ranks)
+
+
+def make_nodes(
+    num_nodes: int, num_procs: int, *, job_name: str, only_first: bool = False
+) -> tuple[NodePlan, ...]:
+    """Node i runs ranks i*procs to (i+1)*procs - 1 and keeps its name for the whole job.
+
+    With `only_first` the others run none: they serve those of node 0.
+    """
+    return tuple(
+        NodePlan(
+            index=index,
+            name=f"{job_name}-node-{index}",
+            first_rank=num_procs if only_first and index else index * num_procs,
+            num_ranks=0 if only_first and index else num_procs,
+        )
+        for index in range(num_nodes)
+    )
+
+
+def renumber(nodes: Iterable[NodePlan]) -> tuple[NodePlan, ...]:
+    """The ranks of an attempt on some of the nodes only: counted anew, in the order of the nodes."""
+    renumbered: list[NodePlan] = []
+    for node in nodes:
+        first_rank = renumbered[-1].ranks.stop if renumbered else 0
+        renumbered.append(replace(node, first_rank=first_rank))
+    return tuple(renumbered)
+
 
 if TYPE_CHECKING:
     from windlass.spec.job_spec import JobSpec
-    from windlass.spec.node_sizes import NodeSizes
+    from windlass.spec.node_resources import NodeSizes
     from windlass.spec.pod_spec import PodSpec
 else:
     PodSpec = NodeSizes = Any  # loaded only where a plan has one: `read_plan`
@@ -189,6 +231,6 @@ def _read_pod(data: Any) -> PodSpec:
 
 
 def _read_sizes(data: Any) -> NodeSizes:
-    from windlass.spec.node_sizes import NodeSizes
+    from windlass.spec.node_resources import NodeSizes
 
     return records.read(NodeSizes, data)

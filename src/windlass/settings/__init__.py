@@ -6,11 +6,11 @@ parsers are loaded on use.
 
 from __future__ import annotations
 
-from windlass.settings.durations import read_duration as read_duration
+from windlass.settings.parse_values import read_duration as read_duration
 from windlass.settings.reading import read_settings as read_settings
 from windlass.settings.reading import read_settings_here as read_settings_here
 from windlass.settings.reading import start_folder as start_folder
-from windlass.settings.setting import NodeRange as NodeRange
-from windlass.settings.setting import Setting as Setting
 from windlass.settings.table import SETTINGS as SETTINGS
+from windlass.settings.table import NodeRange as NodeRange
+from windlass.settings.table import Setting as Setting
 from windlass.settings.table import Settings as Settings

@@ -1,29 +1,54 @@
-"""From what a source holds to a checked value, by the setting's kind.
+"""Parses the text of a setting into its value: numbers, durations, lists, paths, yes and no.
 
-A layer is one source. Every refusal names the source and what was expected there. Reads no file.
+Errors say where the text came from. Used by `settings.reading` and `settings.writing`; `read_duration` by
+clients, too.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from windlass.errors import SpecError
-from windlass.settings.durations import DURATION_FORMS, read_duration
-from windlass.settings.setting import NodeRange, Setting
-from windlass.settings.xdg import user_home
+from windlass.settings.table import NodeRange, Setting, user_home
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, NoReturn
 
+
+DURATION_FORMS = "90, 90s, 5m, 1h30m or 2d"
+_UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _YES_NO = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
 }
+
+
+def read_duration(text: str | float) -> float:
+    """Seconds in `90`, "90s", "5m", "1h30m", "2d" or "250ms"; units from great to small."""
+    try:
+        seconds = math.nan if isinstance(text, bool) else float(text)
+    except OverflowError:
+        seconds = math.inf
+    except (TypeError, ValueError):
+        seconds = _read_units(str(text))
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise SpecError(f"{text!r:.60} is not a duration", hint=f"write it like {DURATION_FORMS}")
+    return seconds
+
+
+def _read_units(text: str) -> float:
+    number = r"(\d+(?:\.\d+)?)"
+    pattern = r"\s*".join(f"(?:{number}{unit})?" for unit in _UNITS_S)
+    match = re.fullmatch(pattern, text.strip(), re.ASCII)
+    if not match or not any(match.groups()):
+        return math.nan
+    return sum(float(n) * s for n, s in zip(match.groups(), _UNITS_S.values(), strict=True) if n)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,7 @@ from collections.abc import Mapping, Sequence
 from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
 from windlass.settings.parse_values import Source, read_value
-from windlass.settings.setting import Setting
-from windlass.settings.table import BY_NAME, SETTINGS, Settings, find_setting
-from windlass.settings.xdg import place
+from windlass.settings.table import BY_NAME, SETTINGS, Setting, Settings, find_setting, place
 from windlass.trusted import find_settings_fault, is_open_to_everybody, open_now
 
 TYPE_CHECKING = False

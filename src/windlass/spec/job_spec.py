@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from windlass import names
 from windlass.errors import SpecError
-from windlass.spec.node_sizes import NodeSizes
+from windlass.spec.node_resources import NodeSizes
 from windlass.spec.pod_spec import PodSpec
 from windlass.spec.work import Work
 

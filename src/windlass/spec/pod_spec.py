@@ -1,7 +1,7 @@
-"""PodSpec: what one pod of a job is to be like, checked. What the Plan carries as `pod`.
+"""PodSpec: what a job asks of its pods: image, resources, mounts, and where they may run.
 
-Only what users ask for; how it becomes a manifest is `kube.objects.pod_template`. Pure, standard library
-only: the agent reads the same record.
+Tolerations, node labels and the spread of pods have small forms for what is asked every day; anything else is
+`--patch`. Pure.
 """
 
 from __future__ import annotations
@@ -13,15 +13,67 @@ from typing import Any
 
 from windlass import names
 from windlass.errors import SpecError
-from windlass.spec.placement import SPREADS, Toleration, check_label_key, check_labels
-from windlass.spec.quantity import check_bytes, check_cpus, read_quantity
+from windlass.spec.node_resources import check_bytes, check_cpus, read_quantity
 from windlass.spec.storage import Secret, Volume
 
+SPREADS = ("soft", "hard", "none")
+EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_KEY = rf"([a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_NAME}"
+_VALUE = rf"({_NAME})?"
 GPU_RESOURCE = "nvidia.com/gpu"
 GPU_LABEL = "nvidia.com/gpu.product"
 DAY_S = 86400.0
 _DNS_NAME = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 _OURS = ("windlass.dev/", "batch.kubernetes.io/", "app.kubernetes.io/managed-by")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Toleration:
+    """A taint that the pods do not mind. No value: any; no effect: all; no key: every taint."""
+
+    key: str = ""
+    value: str = ""
+    effect: str = ""
+
+
+def read_toleration(text: str) -> Toleration:
+    """`KEY`, `KEY=VALUE`, either with `:EFFECT` behind it, or `*` for every taint."""
+    name, _, effect = text.partition(":")
+    key, _, value = name.partition("=")
+    if key == "*" and not value and (not effect or effect in EFFECTS):
+        return Toleration(effect=effect)
+    if (
+        not re.fullmatch(_KEY, key)
+        or not re.fullmatch(_VALUE, value)
+        or (effect and effect not in EFFECTS)
+    ):
+        raise SpecError(
+            f"--toleration {text!r} is not a taint",
+            hint=f"write KEY, KEY=VALUE or KEY=VALUE:EFFECT; effects are {', '.join(EFFECTS)}",
+        )
+    return Toleration(key=key, value=value, effect=effect)
+
+
+def check_label_key(flag: str, key: str) -> None:
+    """Refuse what is no key of a label or annotation."""
+    if not re.fullmatch(_KEY, key):
+        raise SpecError(
+            f"{flag}: {key!r:.80} is not a key",
+            hint="a key is letters, digits, - _ and ., at most 63, perhaps with a domain and / before it",
+        )
+
+
+def check_labels(flag: str, labels: Mapping[str, str], *, choices: bool = False) -> None:
+    """Refuse what is no label; with `choices` a value may be several, as in `A|B`."""
+    for key, value in labels.items():
+        check_label_key(flag, key)
+        for part in value.split("|") if choices else (value,):
+            if not re.fullmatch(_VALUE, part):
+                raise SpecError(
+                    f"{flag}: {value!r:.80} is not a label's value",
+                    hint="a value is letters, digits, - _ and ., at most 63, and ends with a letter or digit",
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from windlass import names
 from windlass.errors import SpecError
-from windlass.spec.quantity import check_bytes
+from windlass.spec.node_resources import check_bytes
 
 ACCESS_MODES = {
     "RWO": "ReadWriteOnce",

@@ -1,16 +1,40 @@
-"""Work: what every rank runs. A function, a script, a module, a command, or what is called later.
+"""Work: what a job or a compute runs, as records; and the steps of an image that run before.
 
-Records only; `framework` is the one that runs it unless another is asked for. How a target given by a user
-becomes one of these is `client.jobs.target`; how a rank runs it is `agent.rank.rank_main`.
+Records alone. What a user's target becomes is `client.jobs.target`; ranks run it in
+`agent.rank.rank_main`, nodes run steps in `agent.image_steps`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
-from windlass.spec.image_step import ImageStep
+from windlass import records
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipStep:
+    """Packages, as words for `pip install`."""
+
+    kind: ClassVar[str] = "pip"
+    packages: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStep:
+    """A command for `sh -c`, in the project's folder."""
+
+    kind: ClassVar[str] = "run"
+    command: str
+
+
+ImageStep = PipStep | RunStep
+
+
+def read_step(data: Any) -> ImageStep:
+    """A step in its JSON form; one of a kind that is not known here is refused."""
+    return cast(ImageStep, records.read(cast(type, ImageStep), data))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from windlass.errors import SpecError
 from windlass.kube.objects.pod_template import pull_policy
 from windlass.near_names import did_you_mean
 from windlass.settings.table import BY_NAME
-from windlass.spec.quantity import read_cpus
+from windlass.spec.node_resources import read_cpus
 from windlass.trainer import explain_missing
 from windlass.trainer.options import ReadOptions
 from windlass.trainer.sdk_errors import WrongArgument

@@ -4,7 +4,7 @@
 
 The first frame is a hello with the protocol's version and the job's id; a peer of another version or another
 job is told so and hung up on. Pure. Its shells do the I/O: `agent.link.agent_link` in an event loop,
-`agent.link.blocking_link` where one waits; `agent.link.rank_channel` is between a node and its ranks.
+`wire.blocking_link` where one waits; `agent.link.rank_channel` is between a node and its ranks.
 """
 
 from __future__ import annotations

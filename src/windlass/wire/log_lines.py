@@ -1,17 +1,17 @@
-"""One line of a rank's log: its form on disk, and what a reader may ask for.
+"""Lines of ranks' logs: records of a rank's log file, and the same lines in the log of its pod.
 
-On disk a log is text, a record a line, as container runtimes write it:
+    [rank 3] step 7 loss 0.25
+    [rank 3, attempt 1, stderr] a warning
+    [node 1] what a framework's own processes print
 
-    2026-01-31T12:00:00.123456Z stdout F step 3 loss 0.25
-
-F ends a line; P is a piece of a longer one; R was overwritten by a carriage return (a progress bar).
-Pure: files are `wire.log_files`, pipes are `agent.node.streams`, terminals are `client.jobs.live_view`.
+Pure: files are `wire.log_files`, pipes are `agent.node.rank_streams`, terminals are `client.jobs.live_view`.
 """
 
 from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -19,6 +19,9 @@ from windlass.errors import SpecError
 
 FULL, PART, REPLACED = "F", "P", "R"
 STREAMS = ("stdout", "stderr")
+_LINE = re.compile(
+    rb"\[(rank|node) ([0-9]{1,9})(?:, attempt ([0-9]{1,9}))?(, stderr)?\] ?(.*)", re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +108,37 @@ def _read_time(when: bytes) -> float | None:
     except ValueError:
         return None
     return None if at.tzinfo is None else at.timestamp()
+
+
+def render_pod_lines(records: bytes, *, rank: int, attempt: int) -> bytes:
+    """Records of a rank's log file as lines for the pod's log; drawings of progress bars are left out."""
+    who = f"[rank {rank}" if rank >= 0 else f"[node {-1 - rank}"
+    who += f", attempt {attempt}" if attempt else ""
+    heads = {"stdout": f"{who}] ".encode(), "stderr": f"{who}, stderr] ".encode()}
+    lines = []
+    for line in records.split(b"\n"):
+        record = read_record(line) if line else None
+        if record is not None and record.tag != REPLACED:
+            lines.append(heads.get(record.stream, heads["stdout"]) + record.data + b"\n")
+    return b"".join(lines)
+
+
+def read_pod_log(log: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Each rank's line as (rank, attempt, record of a log file), from a pod's log with times."""
+    for line in log.splitlines():
+        when, _, text = line.partition(b" ")
+        line_match = _LINE.match(text)
+        at_s = read_line_time(when)
+        if line_match and at_s is not None:
+            kind, number, attempt, is_stderr, data = line_match.groups()
+            prefix = render_prefix(at_s, "stderr" if is_stderr else "stdout", FULL)
+            rank = int(number) if kind == b"rank" else number_node(int(number))
+            yield rank, int(attempt or 0), prefix + data + b"\n"
+
+
+def read_line_time(when: bytes) -> float | None:
+    """The time that a container runtime wrote before a line; None where there is none."""
+    # nanoseconds are more than Python reads
+    text = re.sub(rb"(\.\d{6})\d+", rb"\1", when)
+    record = read_record(text + b" stdout F ")
+    return record.at_s if record else None

@@ -1,8 +1,8 @@
-"""Messages: one record per kind of thing that one process says to another, checked once, where it is read.
+"""Message: one kind of what processes say to each other, a frozen record with checks for each field.
 
-A kind is a class with annotated fields; its reader is made of the annotations when the first one comes. Not
-dataclasses: a process loads all kinds of a conversation and uses few of them, and each dataclass takes as
-long to make as an empty call to run. The records are in `wire.messages`; `docs/protocol.md` is made of them.
+Read and checked once, where it arrives; a Direction is the kinds that one side may say. Kinds that are read
+often get a reader written for them when the first one comes. Ranks and the fork server import this: no
+dataclasses, no typing at run time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from math import isfinite
 
 from windlass.errors import ProtocolError
 
-TYPE_CHECKING = False  # typing's own; what is imported here delays the import of torch
+TYPE_CHECKING = False
+
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any, ClassVar
@@ -44,10 +46,10 @@ _CARRIED = {
     **dict.fromkeys(("ErrorInfo", "Outcome", "ResultHeader"), "wire.results"),
     **dict.fromkeys(("JobStatus", "Verdict"), "wire.status"),
     **dict.fromkeys(("LeadHandover", "LostLead", "Seat"), "wire.lead_handover"),
-    "NodePlan": "plan.topology",
-    "ImageStep": "spec.image_step",
-    "NodeSize": "spec.node_sizes",
-    "NodeSizes": "spec.node_sizes",
+    "NodePlan": "plan.plan",
+    "ImageStep": "spec.work",
+    "NodeSize": "spec.node_resources",
+    "NodeSizes": "spec.node_resources",
     **dict.fromkeys(("CallState", "RankState"), _STATES),
 }
 _parts: dict[str, type[Message]] = {}  # messages inside messages, by name
@@ -150,7 +152,6 @@ def _read_hot(cls: type[Message], header: Mapping[str, Any]) -> Message:
 
 def have_reader(cls: type[Message]) -> None:
     """From now on a function of its own reads this kind."""
-    from windlass.wire.message_reader import write_reader
 
     cls.read = staticmethod(write_reader(cls))  # type: ignore[method-assign,assignment]
 
@@ -338,3 +339,73 @@ _CHECKS: dict[str, Check] = {
     "Metric": _check_metric,
     "Any": lambda value: value,
 }
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    Reader = Callable[[Mapping[str, Any]], Message]
+
+# When a value of a type, written in words, is what the record holds, whatever else is so.
+_INLINE_CHECKS = {
+    "str": "type(value) is str",
+    "bool": "type(value) is bool",
+    "Count": "type(value) is int and 0 <= value < 4611686018427387904",
+    "float": "type(value) is float and value - value == 0.0",
+    "Sequence[Count]": (
+        "type(value) is list and len(value) == 1"
+        " and type(value[0]) is int and 0 <= value[0] < 4611686018427387904"
+    ),
+    "Mapping[str, str]": "type(value) is dict and not value",
+}
+
+
+def write_reader(cls: type[Message]) -> Reader:
+    """What makes messages of one kind from headers."""
+    names: dict[str, Any] = {
+        "cls": cls,
+        "make": cls.__new__,
+        "fill": object.__setattr__,
+        "miss": cls.refuse_missing,
+        "check": _make_checks(cls),
+    }
+    lines = ["def read(header):", " values = {}"]
+    for name, text in read_annotations(cls).items():
+        names[f"of_{name}"] = make_members(text) or find_part(text)
+        lines += [f" if {name!r} in header:", f"  value = header[{name!r}]"]
+        lines.append(f"  values[{name!r}] = {_write_value(name, text)}")
+        if not hasattr(cls, name):
+            lines += [" else:", f"  miss({name!r})"]
+    lines += [" message = make(cls)", " fill(message, '__dict__', values)", " return message"]
+    exec("\n".join(lines), names)  # noqa: S102 - of our own annotations
+    reader: Reader = names["read"]
+    return reader
+
+
+def _write_value(name: str, text: str) -> str:
+    """A field's value, from what was said."""
+    checked = f"check[{name!r}](value)"
+    if make_members(text):
+        return f"of_{name}[value] if type(value) is str and value in of_{name} else {checked}"
+    if find_part(text) is not None:
+        one = f"of_{name}.read(one) if type(one) is dict else {checked}"
+        return f"[{one} for one in value] if type(value) is list else {checked}"
+    return f"value if {_INLINE_CHECKS.get(text, 'False')} else {checked}"
+
+
+def _make_checks(cls: type[Message]) -> dict[str, Any]:
+    """What is done with a value that is not the plain one."""
+
+    def make(name: str, text: str) -> Any:
+        check = make_check(text)
+
+        def check_or_refuse(value: Any) -> Any:
+            try:
+                return check(value)
+            except ValueError as error:
+                raise cls.refuse(name, error) from error
+
+        return check_or_refuse
+
+    return {name: make(name, text) for name, text in read_annotations(cls).items()}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pytest
 from waits import wait_for
 
-from windlass.agent.node import processes
+from windlass import processes
 from windlass.engines.archives import local_archive
 from windlass.plan.plan import Facts, make_plan, render_plan
 from windlass.spec.job_spec import JobSpec
@@ -24,9 +24,9 @@ from windlass.spec.work import Command
 # An agent with one rank. It renews the lease for as long as there is a file `renew`, as its loop runs.
 AGENT = """
 import asyncio, os, pathlib, sys
-from windlass.agent.node import processes
-from windlass.agent.node.forkserver_client import ForkServer
-from windlass.agent.node.rank_lease import RankLease, read_clock
+from windlass import processes
+from windlass.agent.fork_server_client import ForkServer
+from windlass.agent.rank_lease import RankLease, read_clock
 from windlass.wire.messages.forkserver import ForkRank, GuardRanks
 archive, folder = sys.argv[1], pathlib.Path(sys.argv[2])
 sys.argv = [archive]

@@ -13,14 +13,14 @@ import pytest
 
 import windlass
 
-LINE = '    "spmd": "windlass.agent.frameworks.spmd",\n'
+LINE = '    "spmd": "windlass.frameworks.spmd",\n'
 
 # Two ranks per node whatever is asked for, a variable and a store of its own, one value, its own blame.
 DUO = """
 import socket
 
-from windlass.agent.frameworks import python_ranks
-from windlass.agent.frameworks.framework import Framework, MeetingStore
+from windlass.frameworks import python_ranks
+from windlass.frameworks.framework import Framework, MeetingStore
 
 
 def make_env(plan, rank, *, attempt, meeting):

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from windlass.agent.frameworks.framework_table import (
+from windlass.errors import SpecError
+from windlass.frameworks.framework import (
     FRAMEWORKS,
     check_framework,
     choose_framework,
     load_framework,
 )
-from windlass.errors import SpecError
 from windlass.plan.plan import Facts, make_plan
 from windlass.plan.rank_env import Meeting
 from windlass.spec.job_spec import JobSpec
@@ -185,7 +185,7 @@ def test_names_that_are_none(wrong, message, hint):
 
 def test_only_the_framework_that_is_used_is_imported():
     code = (
-        "import sys; from windlass.agent.frameworks.framework_table import FRAMEWORKS, load_framework;"
+        "import sys; from windlass.frameworks.framework import FRAMEWORKS, load_framework;"
         "load_framework('spmd'); print(*(n for n, m in FRAMEWORKS.items() if m in sys.modules))"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -7,11 +7,11 @@ import types
 
 import pytest
 
-from windlass.agent.frameworks.framework_table import load_framework
-from windlass.agent.frameworks.monarch_client import FaultHook, attach_own
-from windlass.agent.frameworks.monarch_worker import find_fault, make_address, make_note
 from windlass.errors import SpecError
-from windlass.spec.node_sizes import NodeSize
+from windlass.frameworks.framework import load_framework
+from windlass.frameworks.monarch_client import FaultHook, attach_own
+from windlass.frameworks.monarch_worker import find_fault, make_address, make_note
+from windlass.spec.node_resources import NodeSize
 from windlass.wire.messages.forkserver import ClusterNode
 
 

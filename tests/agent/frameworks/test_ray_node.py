@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from windlass.agent.frameworks.ray_flags import make_flags, read_version
-from windlass.agent.frameworks.ray_node import find_fault, make_note
-from windlass.agent.frameworks.ray_start import read_address
-from windlass.spec.node_sizes import NodeSize
+from windlass.frameworks.ray_flags import make_flags, read_version
+from windlass.frameworks.ray_node import find_fault, make_note, read_address
+from windlass.spec.node_resources import NodeSize
 from windlass.wire.messages.forkserver import ClusterNode
 
 FOLDER = Path("/tmp/x")

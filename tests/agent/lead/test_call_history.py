@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from windlass.agent.lead import call_history as module
-from windlass.agent.lead.call_history import CallHistory
-from windlass.agent.lead.call_state import Call, RankAnswer
+from windlass.agent.lead.calls import call_queue as module
+from windlass.agent.lead.calls.call_queue import CallHistory
+from windlass.agent.lead.calls.call_state import Call, RankAnswer
 from windlass.wire.messages.calls import CallProfile
 from windlass.wire.messages.computes import CallAnswer
 from windlass.wire.states import CallState

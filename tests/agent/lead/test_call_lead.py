@@ -8,8 +8,8 @@ import time
 import pytest
 
 from windlass import records
-from windlass.agent.lead.call_lead import CallLead
-from windlass.agent.lead.call_state import Call
+from windlass.agent.lead.calls.call_lead import CallLead
+from windlass.agent.lead.calls.call_state import Call
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec

@@ -8,7 +8,7 @@ import pytest
 from call_parties import PROJECT, CodeFolder, make_profile
 from calling import serve_calls
 
-from windlass.bundle.extract import extract
+from windlass.bundle.archive import extract
 from windlass.bundle.manifest import EMPTY
 from windlass.wire.messages.calls import CallAgain, CallQueued, EndCall
 from windlass.wire.messages.computes import CodeSynced, ForkWorld, RunCall, SyncCode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from call_parties import make_profile
 from calling import serve_calls
 
-from windlass.spec.image_step import PipStep
+from windlass.spec.work import PipStep
 from windlass.wire.messages.calls import (
     CallSaid,
     CallWaiting,

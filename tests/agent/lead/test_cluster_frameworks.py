@@ -8,7 +8,7 @@ from calling import serve_calls
 from leading import lead_through, reasons
 from tls_peers import until
 
-from windlass.spec.node_sizes import NodeSize, NodeSizes
+from windlass.spec.node_resources import NodeSize, NodeSizes
 from windlass.wire.messages.calls import ConfigureCompute
 from windlass.wire.messages.computes import RunCall, SetUpNode
 from windlass.wire.messages.worlds import CloseStore, OpenStore, StoreGone, StoreReady

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from windlass import names
-from windlass.agent.lead.call_lead import CallLead
-from windlass.agent.lead.call_state import Call
+from windlass.agent.lead.calls.call_lead import CallLead
+from windlass.agent.lead.calls.call_state import Call
+from windlass.agent.lead.calls.world_pool import shape_of
 from windlass.agent.lead.status_writer import StatusWriter
-from windlass.agent.lead.world_shape import shape_of
 from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Calls

@@ -10,7 +10,7 @@ from pod_places import make_job, put, run_at_door, send
 from tls_peers import until
 
 from windlass import records
-from windlass.agent.lead import owed_results
+from windlass.agent.lead.jobs import owed_results
 from windlass.engines.finished_jobs import read_outcomes
 from windlass.spec.work import Function
 from windlass.wire.messages.jobs import NODE_TO_LEAD

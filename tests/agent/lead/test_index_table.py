@@ -8,12 +8,12 @@ import pytest
 from pod_places import make_job, run_at_door
 from tls_peers import JOB, run_with_lead, until, write_certificates
 
-from windlass.agent.lead.ended_job import EndedJob
-from windlass.agent.link import tls
+from windlass.agent import lead_requests
+from windlass.agent.lead.lead_server import EndedJob
+from windlass.agent.lead_requests import GivenIndex, ask_index
 from windlass.agent.link.tcp import TlsPlace
-from windlass.agent.node import index_request
-from windlass.agent.node.index_request import GivenIndex, ask_index
 from windlass.agent.silence_limits import SilenceLimits
+from windlass.wire import tls
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.messages.link import GiveIndex
 
@@ -22,7 +22,7 @@ SHORT = SilenceLimits(silence_s=0.4, fence_s=0.6, cut_grace_s=0.3, slack_s=0.1)
 
 @pytest.fixture(autouse=True)
 def _ask_often(monkeypatch):
-    monkeypatch.setattr(index_request, "_AGAIN_S", 0.02)
+    monkeypatch.setattr(lead_requests, "_AGAIN_S", 0.02)
 
 
 def place_of(files, port):
@@ -32,7 +32,7 @@ def place_of(files, port):
 async def ask_once(scene, agent, lead=""):
     """The index that the lead gives now."""
     place = place_of(scene.files, scene.port)
-    answer = await index_request._ask(place, JOB, agent, lead, timeout_s=20.0)
+    answer = await lead_requests._ask(place, JOB, agent, lead, timeout_s=20.0)
     assert isinstance(answer, GiveIndex)
     return answer.index
 

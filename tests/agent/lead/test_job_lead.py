@@ -141,7 +141,7 @@ def test_the_cause_is_not_waited_for_when_every_rank_has_failed(tmp_path):
 
 
 def test_a_verdict_comes_early_and_counts_the_others_in_the_end(tmp_path, monkeypatch):
-    from windlass.agent.lead import job_lead
+    from windlass.agent.lead.jobs import job_lead
 
     monkeypatch.setattr(job_lead, "_SETTLE_S", 0.01)
     early = []
@@ -228,7 +228,7 @@ def test_a_lost_node_ends_the_job_whatever_restarts_are_left(tmp_path):
 
 
 def test_a_node_that_does_not_stop_is_taken_for_lost(tmp_path, monkeypatch):
-    from windlass.agent.lead import job_lead
+    from windlass.agent.lead.jobs import job_lead
 
     monkeypatch.setattr(job_lead, "_STOP_MARGIN_S", 0.05)
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from leading import lead_through, reasons
 
-from windlass.agent.lead import job_lead as leads
+from windlass.agent.lead.jobs import job_lead as leads
 from windlass.wire.results import ErrorInfo
 from windlass.wire.status import FailureKind, Phase
 

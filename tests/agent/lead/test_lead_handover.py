@@ -9,7 +9,7 @@ import pytest
 from leading import lead_through
 
 from windlass import records
-from windlass.agent.lead.budget import Budget
+from windlass.agent.lead.jobs.next_attempt import Budget
 from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Command

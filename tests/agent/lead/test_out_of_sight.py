@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from windlass.agent.lead.call_lead import CallLead
+from windlass.agent.lead.calls.call_lead import CallLead
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.lead.world import World
 from windlass.agent.node.world_ranks import WorldRanks

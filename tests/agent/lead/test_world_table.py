@@ -10,8 +10,7 @@ from kube.plans import make_pod_plan
 
 from windlass.agent.lead.node_table import NodeTable
 from windlass.agent.lead.status_writer import StatusWriter
-from windlass.agent.lead.world import World
-from windlass.agent.lead.world_table import WorldTable
+from windlass.agent.lead.world import World, WorldTable
 from windlass.agent.silence_limits import SIGHT, Parting
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.messages.jobs import JoinLead, ReleaseRanks

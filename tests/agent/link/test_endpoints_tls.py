@@ -10,9 +10,10 @@ import time
 import pytest
 from tls_peers import JOB, ask, echo, join, run_with_lead, settle, until, write_certificates
 
-from windlass.agent.link import endpoints, tls
+from windlass.agent.link import endpoints
 from windlass.agent.link.tcp import TlsPlace
 from windlass.errors import EngineError, ProtocolError
+from windlass.wire import tls
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tls_peers import (
     write_with_expired_client,
 )
 
-from windlass.agent.link import endpoints, refusal_log, tcp
+from windlass.agent.link import endpoints, tcp
 from windlass.wire.frames import FrameDecoder, make_hello, render_frame
 
 
@@ -248,13 +248,13 @@ def test_a_crowd_that_says_nothing_does_not_keep_an_honest_peer_out(files, caplo
 
 
 def test_a_flood_does_not_bury_the_log(caplog, monkeypatch):
-    log = refusal_log.RefusalLog()
+    log = tcp.RefusalLog()
     for number in range(1000):
         log.log(f"10.0.0.1:{number}", "it does not speak TLS")
-    assert len(caplog.records) == refusal_log._MAX_LINES
-    monkeypatch.setattr(refusal_log, "_WINDOW_S", -1.0)  # a minute later
+    assert len(caplog.records) == tcp._MAX_LINES
+    monkeypatch.setattr(tcp, "_WINDOW_S", -1.0)  # a minute later
     log.log("10.0.0.2:1", "it does not speak TLS")
     assert [record.getMessage() for record in caplog.records[-2:]] == [
-        f"refused {1000 - refusal_log._MAX_LINES} more links unseen",
+        f"refused {1000 - tcp._MAX_LINES} more links unseen",
         "refused a link from 10.0.0.2:1: it does not speak TLS",
     ]

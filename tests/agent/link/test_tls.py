@@ -8,8 +8,8 @@ import tempfile
 import pytest
 from tls_peers import JOB, write_certificates
 
-from windlass.agent.link import tls
 from windlass.errors import EngineError, ProtocolError
+from windlass.wire import tls
 
 
 @pytest.fixture

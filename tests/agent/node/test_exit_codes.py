@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from windlass.agent.node.exit_codes import judge_exit, read_error_file
+from windlass.agent.node.world_ranks import judge_exit, read_error_file
 from windlass.wire.results import ErrorInfo, Outcome, ResultHeader
 
 ERROR = ErrorInfo(type="builtins.ValueError", message="boom")

@@ -8,7 +8,7 @@ import pytest
 from tls_peers import join, run_with_lead, until, write_certificates
 
 from windlass import names
-from windlass.agent.node.folder_sender import FolderSender
+from windlass.agent.link.folder_sender import FolderSender
 from windlass.wire.file_sync import Sender, is_from_lead
 from windlass.wire.job_folder import JobFolder, write_atomically
 from windlass.wire.messages.link import FilePiece

@@ -12,8 +12,8 @@ import threading
 import pytest
 from waits import wait_for
 
-from windlass.agent.node import processes
-from windlass.agent.node.forkserver_client import ForkServer, read_request, send_event
+from windlass import processes
+from windlass.agent.fork_server_client import ForkServer, read_request, send_event
 from windlass.engines.archives import local_archive
 from windlass.plan.plan import Facts, make_plan, render_plan
 from windlass.spec.job_spec import JobSpec
@@ -90,7 +90,7 @@ def test_a_server_that_is_not_there():
 # An agent in a process of its own: closing a fork server ends everything below the process.
 AGENT = """
 import asyncio, json, os, sys
-from windlass.agent.node.forkserver_client import ForkServer
+from windlass.agent.fork_server_client import ForkServer
 from windlass.wire.messages.forkserver import ForkRank
 archive, plan, how = sys.argv[1:]
 sys.argv = [archive]

@@ -15,9 +15,9 @@ import pytest
 from waits import wait_for
 from wheels import make_python, make_wheel
 
-from windlass.agent.node.image_steps import label, make_chain, run_steps
+from windlass.agent.image_steps import label, make_chain, run_steps
 from windlass.errors import ProtocolError, StepFailed
-from windlass.spec.image_step import PipStep, RunStep, read_step
+from windlass.spec.work import PipStep, RunStep, read_step
 
 # Without the pip settings of the surroundings: what is tested must not depend on them.
 ENV = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))}

@@ -11,7 +11,7 @@ from bundle.trees import File, read_tree, write_tree
 from kube.plans import make_pod_plan
 
 from windlass import names
-from windlass.agent.node.inputs import Inputs
+from windlass.agent.inputs import Inputs
 from windlass.bundle.archive import write_archive
 from windlass.bundle.collect import collect
 from windlass.bundle.manifest import EMPTY, make_delta

@@ -23,10 +23,8 @@ def test_a_job_waits_for_nothing_that_only_computes_need():
     only_computes = {
         "windlass.agent.link.payload_parts",
         "windlass.agent.link.rank_channel",
-        "windlass.agent.node.call_ranks",
         "windlass.agent.node.compute_orders",
-        "windlass.agent.node.compute_setup",
-        "windlass.agent.node.projects",
+        "windlass.agent.projects",
         "windlass.wire.messages.calls",
         "windlass.wire.messages.computes",
         "windlass.wire.payloads",

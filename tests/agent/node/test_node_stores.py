@@ -8,9 +8,9 @@ import subprocess
 
 import pytest
 
-from windlass.agent.node.forkserver_client import ForkServer, read_request
-from windlass.agent.node.node_stores import NodeStores
-from windlass.spec.node_sizes import NodeSize
+from windlass.agent.fork_server_client import ForkServer, read_request
+from windlass.agent.node.node import NodeStores
+from windlass.spec.node_resources import NodeSize
 from windlass.wire.messages.forkserver import ClusterNode, StoreOpened, StoreStarted
 from windlass.wire.messages.worlds import OpenStore, StoreGone, StoreReady
 

@@ -13,16 +13,14 @@ from dataclasses import replace
 import pytest
 from kube.plans import make_pod_plan
 
-from windlass.agent.lead import termination
+from windlass.agent import pod_output
 from windlass.agent.lead.status_writer import StatusWriter
-from windlass.agent.node import pod_log_writer
-from windlass.agent.node.pod_log_writer import PodLogWriter
-from windlass.wire.initial_status import render_status
+from windlass.agent.pod_output import PodLogWriter
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.last_word import read_last_word
 from windlass.wire.log_lines import FULL, render_prefix
 from windlass.wire.status import Phase
-from windlass.wire.status_file import read_status
+from windlass.wire.status_file import read_status, render_status
 
 
 @pytest.fixture
@@ -78,7 +76,7 @@ def test_a_slow_reader_gets_everything(pipe):
 
 
 def test_when_nobody_reads_lines_are_dropped_and_counted(pipe, monkeypatch):
-    monkeypatch.setattr(pod_log_writer, "_MAX_WAITING_BYTES", 2000)
+    monkeypatch.setattr(pod_output, "_MAX_WAITING_BYTES", 2000)
 
     async def run():
         log = PodLogWriter(pipe[1])
@@ -133,7 +131,7 @@ def test_the_last_word_comes_after_all_that_waits(pipe):
 
 def leave_last_word(tmp_path, monkeypatch, plan, fill):
     """What an agent whose job has ended leaves: its last word, and its termination message."""
-    monkeypatch.setattr(termination, "_MESSAGE_FILE", tmp_path / "message")
+    monkeypatch.setattr(pod_output, "_MESSAGE_FILE", tmp_path / "message")
     folder = JobFolder(tmp_path)
 
     async def run():
@@ -142,7 +140,7 @@ def leave_last_word(tmp_path, monkeypatch, plan, fill):
         status_writer.set_phase(Phase.SUCCEEDED, "AllRanksReturned", "all ranks returned")
         with (tmp_path / "log").open("wb") as file:
             log = PodLogWriter(file.fileno())
-            termination.leave_last_word(status_writer.status, folder, log)
+            pod_output.leave_last_word(status_writer.status, folder, log)
 
     asyncio.run(run())
     said = read_last_word((tmp_path / "log").read_bytes())

@@ -12,14 +12,14 @@ import threading
 import pytest
 from waits import wait_for
 
-from windlass.agent.node import processes
+from windlass import processes
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 
 # A parent, two children, grandchildren in sessions of their own; one whose parent has ended already.
 TREE = """
 import json, os, subprocess, sys
-from windlass.agent.node import processes
+from windlass import processes
 assert processes.become_subreaper()
 env = {**os.environ, "MARK": sys.argv[1]}
 subprocess.Popen(["sh", "-c", "setsid sleep 611 & sleep 612 & wait"], env=env)
@@ -75,7 +75,7 @@ def test_all_of_them_are_killed(tree):
 
 def test_some_are_spared():
     code = (
-        "import os, subprocess, sys; from windlass.agent.node import processes\n"
+        "import os, subprocess, sys; from windlass import processes\n"
         "spared, other = (subprocess.Popen(['sleep', '614']) for _ in range(2))\n"
         "assert processes.kill_descendants(os.getpid(), spare=frozenset({spared.pid})) == 1\n"
         "assert other.wait() == -9 and spared.poll() is None\n"
@@ -88,7 +88,7 @@ def test_some_are_spared():
 
 def test_a_process_that_breeds_while_it_is_killed_is_ended():
     code = (
-        "import os, subprocess, sys; from windlass.agent.node import processes\n"
+        "import os, subprocess, sys; from windlass import processes\n"
         "processes.become_subreaper()\n"
         "loop = 'while :; do sleep 615 & sleep 0.001; done'\n"
         "breeder = subprocess.Popen(['sh', '-c', f'echo; {loop}'], stdout=subprocess.PIPE)\n"
@@ -103,7 +103,7 @@ def test_a_process_that_breeds_while_it_is_killed_is_ended():
 def test_die_with_parent(tmp_path):
     pid_file = tmp_path / "pid"
     child = (
-        "import os, signal, sys, time; from windlass.agent.node import processes\n"
+        "import os, signal, sys, time; from windlass import processes\n"
         "processes.die_with_parent(int(sys.argv[1]), signal.SIGKILL)\n"
         "new = sys.argv[2] + '.new'; print(os.getpid(), file=open(new, 'w')); os.rename(new, sys.argv[2])\n"
         "time.sleep(600)\n"
@@ -121,7 +121,7 @@ def test_die_with_parent(tmp_path):
 
 def test_a_parent_that_has_ended_before_is_noticed():
     code = (
-        "import signal; from windlass.agent.node import processes\n"
+        "import signal; from windlass import processes\n"
         "processes.die_with_parent(1 << 22, signal.SIGKILL); print('alive')\n"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from windlass import names
-from windlass.agent.node.streams import LineCutter, RankStreams
+from windlass.agent.node.rank_streams import LineCutter, RankStreams
 from windlass.wire.log_files import RankLog
 from windlass.wire.log_lines import FULL, PART, REPLACED, read_record
 

@@ -13,7 +13,7 @@ import os, sys
 sys.argv = [{archive!r}]
 sys.path.insert(0, {archive!r})
 from pathlib import Path
-from windlass.agent.rank.import_shim import lend_package
+from windlass.agent.rank.rank_setup import lend_package
 lend_package(Path({folder!r}))
 os.execv(sys.executable, [sys.executable, *{flags}, "-c", {then!r}])
 """

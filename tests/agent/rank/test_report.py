@@ -15,7 +15,7 @@ import pytest
 
 import windlass as wl
 from windlass import names
-from windlass.agent.rank import report as module
+from windlass.wire import rank_reports as module
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from windlass.client.compute.nodes.compute_spec import decide, describe_change, read_ttl
 from windlass.client.compute.resources.image import images
 from windlass.errors import SpecError
-from windlass.spec.image_step import RunStep
+from windlass.spec.work import RunStep
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from scripted_lead import Line, make_info, scripted
 
-from windlass.agent.link.blocking_link import LineBroke
 from windlass.client.compute.nodes.compute_connection import ask_info, expect
 from windlass.errors import ProtocolError
+from windlass.wire.blocking_link import LineBroke
 from windlass.wire.frames import render_frame
 from windlass.wire.messages.calls import (
     AskInfo,

@@ -15,9 +15,9 @@ from windlass.plan.plan import Facts, make_plan, render_plan
 from windlass.settings import read_settings
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Script
-from windlass.wire.initial_status import make_first_status, render_status
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.status import Phase
+from windlass.wire.status_file import make_first_status, render_status
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from windlass.agent.frameworks.framework_table import load_framework
 from windlass.client.jobs.node_settings import make_sizes
 from windlass.errors import SpecError
+from windlass.frameworks.framework import load_framework
 from windlass.settings import read_settings
-from windlass.spec.node_sizes import NodeSize
+from windlass.spec.node_resources import NodeSize
 
 RAY = load_framework("ray")
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spec.strategies import works
 
-from windlass.agent.lead.call_history import KEPT_IDS
+from windlass.agent.lead.calls.call_queue import KEPT_IDS
 from windlass.client.jobs import job_ids
 from windlass.client.jobs.job_ids import make_call_id, make_job_id, split_call
 from windlass.spec.work import Command, Function, Module, Script

@@ -14,7 +14,7 @@ import pytest
 from bundle.trees import read_tree, touch
 
 from windlass import names
-from windlass.bundle.extract import extract
+from windlass.bundle.archive import extract
 from windlass.client.jobs.packing import check_modules, pack
 from windlass.client.jobs.target import read_in_image, read_target
 from windlass.errors import BundleError, SpecError

@@ -11,7 +11,7 @@ from windlass.client.jobs.node_settings import make_pod
 from windlass.client.jobs.run import prepare
 from windlass.errors import SpecError
 from windlass.settings import read_settings
-from windlass.spec.placement import Toleration
+from windlass.spec.pod_spec import Toleration
 from windlass.spec.storage import Claim, HostPath, SecretVariables
 
 

@@ -2,10 +2,10 @@
 
 A process of its own, single-threaded, which is checked: a fork copies only the forking thread, so a
 preloaded module that started another one makes ranks hang in its locks; then they are spawned instead.
-Requests and events are JSON lines of `agent.node.forkserver_client`. No asyncio here: the ranks would
+Requests and events are JSON lines of `agent.fork_server_client`. No asyncio here: the ranks would
 inherit it.
 
-It is also the watchdog of the ranks: it ends them when their lease (`agent.node.rank_lease`) lapses.
+It is also the watchdog of the ranks: it ends them when their lease (`agent.rank_lease`) lapses.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from windlass import processes
+from windlass.agent import rank_process
+from windlass.agent.fork_server_client import read_request, send_event
 from windlass.agent.forkserver import import_snapshot
 from windlass.agent.forkserver.openblas import Threads
-from windlass.agent.frameworks.framework_table import load_framework
-from windlass.agent.node import processes
-from windlass.agent.node.forkserver_client import read_request, send_event
-from windlass.agent.rank import rank_exit
-from windlass.agent.rank.forked_python import settle_python
+from windlass.agent.rank_process import settle_python
+from windlass.frameworks.framework import load_framework
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.message import Handlers, to_plain
 from windlass.wire.messages.forkserver import (
@@ -47,7 +47,7 @@ from windlass.wire.messages.forkserver import (
 )
 
 if TYPE_CHECKING:
-    from windlass.agent.node.rank_lease import RankLease
+    from windlass.agent.rank_lease import RankLease
 
 _LOOK_S = 1.0  # how often the lease is read while there are ranks
 _ORDERS_TO_END = frozenset({signal.SIGTERM, signal.SIGINT})
@@ -57,7 +57,7 @@ _SPARED = frozenset({"torch", "numpy"})
 
 def serve(control_fd: int, preload: Sequence[str]) -> NoReturn:
     """Import, then fork on request until the agent hangs up. A fork that has ended unwinds from here."""
-    rank_exit.prepare()
+    rank_process.prepare()
     control = socket.socket(fileno=control_fd)
     processes.become_subreaper()
     signal.signal(signal.SIGTERM, _end_now)
@@ -110,7 +110,7 @@ def _importing_library() -> Iterator[None]:
     path = list(sys.path)
     sys.path[:] = [entry for entry in path if not entry.endswith(".pyz")]
     try:
-        with rank_exit.sparing():
+        with rank_process.sparing():
             yield
     finally:
         sys.path[:] = [*(entry for entry in path if entry not in sys.path), *sys.path]
@@ -120,7 +120,7 @@ class _Guard:
     """Watchdog over the children of this process: it ends them when the agent lets their lease lapse."""
 
     def __init__(self, lease: RankLease, *, backstop_s: float) -> None:
-        from windlass.agent.node.rank_lease import KillTimer
+        from windlass.agent.rank_lease import KillTimer
 
         self._lease = lease
         self._timer = KillTimer()
@@ -211,7 +211,7 @@ class _ForkServer:
                 self._handlers[type(request[0])](*request)
 
     def _start_guard(self, request: GuardRanks, fds: list[int]) -> None:
-        from windlass.agent.node.rank_lease import RankLease
+        from windlass.agent.rank_lease import RankLease
 
         self._guard = _Guard(RankLease(fds[0]), backstop_s=request.backstop_s)
 
@@ -278,7 +278,7 @@ class _ForkServer:
             sys.stderr.write(f"windlass: cannot start this rank: {type(error).__name__}: {error}\n")
             sys.stderr.flush()
             os._exit(126)
-        rank_exit.leave(code)
+        rank_process.leave(code)
 
     def _leave_server(self, server: int) -> None:
         """What every child does first: start its own session, and arrange to die with the server."""

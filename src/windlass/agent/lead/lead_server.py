@@ -1,7 +1,9 @@
 """The lead's server: nodes that join, clients that hold a lease, want files or have something to say.
 
-Knows who is on which link, who holds a lease and who reads files. What a node says is taken by
-`agent.lead.node_link`, what a client says by `agent.lead.client_link`.
+LeadServer knows who is on which link, who holds a lease and who reads files; what nodes and clients say
+is taken by `agent.lead.lead_links`. EndedJob takes links in its place once a job has ended: it answers
+from what the lead left in the folder, starts nothing and writes nothing. Used by the agent of node 0
+only.
 """
 
 from __future__ import annotations
@@ -15,30 +17,39 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from windlass.agent.agent_context import AgentContext
-from windlass.agent.lead.client_link import ClientLink
-from windlass.agent.lead.index_table import IndexTable
-from windlass.agent.lead.lead import Lead
+from windlass.agent.inputs import Inputs
+from windlass.agent.lead.lead_links import ClientLink, Lead, NodeLink
 from windlass.agent.lead.local_nodes import LocalNodes
-from windlass.agent.lead.node_link import NodeLink
+from windlass.agent.lead.one_world import IndexTable
 from windlass.agent.link.agent_link import Link
-from windlass.agent.node.folder_sender import FolderSender
-from windlass.agent.node.inputs import Inputs
+from windlass.agent.link.folder_sender import FolderSender
 from windlass.agent.silence_limits import HEARTBEAT_S, Parting
 from windlass.errors import ProtocolError
 from windlass.wire.file_sync import Sender, is_from_lead
 from windlass.wire.frames import Frame
 from windlass.wire.identity import NODE
+from windlass.wire.job_folder import JobFolder
 from windlass.wire.message import Message
-from windlass.wire.messages.jobs import InputsWanted
+from windlass.wire.messages.jobs import (
+    CLIENT_TO_LEAD,
+    AllRead,
+    CancelJob,
+    EndAgent,
+    Heard,
+    HoldLease,
+    InputsWanted,
+)
 from windlass.wire.messages.link import GiveIndex, Heartbeat, Hello
 from windlass.wire.status import FailureKind
 
 if TYPE_CHECKING:
-    from windlass.agent.lead.call_server import CallServer
+    from windlass.agent.lead.calls.call_server import CallServer
+
 
 READER_SILENCE_S = 60.0
 # a client has to find the lead before it can hold a lease, however short that one is
 _FIRST_HELLO_S = 30.0
+_HEARD_IN_VAIN = (Heartbeat, HoldLease, AllRead)
 
 
 class LeadServer:
@@ -264,3 +275,33 @@ async def beat(link: Link) -> None:
     while True:
         link.send(Heartbeat())
         await asyncio.sleep(HEARTBEAT_S)
+
+
+class EndedJob:
+    """Takes links as the lead's own server does."""
+
+    def __init__(self, folder: JobFolder) -> None:
+        self._folder = folder
+
+    async def take(self, link: Link, hello: Hello, _frames: AsyncIterator[Frame]) -> None:
+        """One peer, until it hangs up."""
+        if hello.role == NODE:
+            link.send(EndAgent())
+            return
+        link.send(InputsWanted(inputs=False))
+        sender = FolderSender(link, Sender(self._folder, is_from_lead, has=hello.has or {}))
+        heart = asyncio.ensure_future(beat(link))
+        link.watch(READER_SILENCE_S)
+        try:
+            await link.listen(lambda frame: self._take(link, frame))
+        finally:
+            heart.cancel()
+            sender.close()
+
+    def _take(self, link: Link, frame: Frame) -> None:
+        is_known = frame.type in CLIENT_TO_LEAD.kinds
+        message = CLIENT_TO_LEAD.read(frame.header) if is_known else None
+        if isinstance(message, CancelJob):  # there is nothing left to end
+            link.send(Heard())
+        elif not isinstance(message, _HEARD_IN_VAIN):
+            raise ProtocolError("the job has ended", hint="its status, logs and results are kept")

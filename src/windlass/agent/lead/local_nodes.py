@@ -11,10 +11,10 @@ import signal
 import socket
 import sys
 
+from windlass import processes
 from windlass.agent.agent_context import AgentContext
-from windlass.agent.bootstrap import send_order
-from windlass.agent.node import processes
 from windlass.wire.messages.agents import StartNode
+from windlass.wire.start_order import send_order
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
-"""The nodes that have joined a lead: which are here, what each has, and which are out of sight.
+"""The nodes that have joined a lead: which are here, what each has, and what they tell of themselves.
 
-The same table for a job and for a compute; it keeps what the status says of nodes. What it means for ranks
-that a node comes or goes is the business of `agent.lead.world_table` and of the lead.
+The same for a job and for a compute; it keeps what the status says of nodes. What it means for ranks that
+a node comes or goes is the business of `agent.lead.world` and of the lead.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from windlass import names
 from windlass.agent.lead.one_world import OneWorld
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.silence_limits import SIGHT, Parting, SilenceLimits
 from windlass.plan.plan import Plan
 from windlass.wire.lead_handover import Seat
-from windlass.wire.message import Message
-from windlass.wire.messages.jobs import JoinLead
-from windlass.wire.states import NodeState
+from windlass.wire.message import Handlers, Message
+from windlass.wire.messages.jobs import ImportsReady, JoinLead, NodeTrouble
+from windlass.wire.messages.link import Heartbeat
+from windlass.wire.states import MomentName, NodeState
 
 if TYPE_CHECKING:
-    from windlass.agent.link.payload_parts import Ship  # which a job's agent has no need of
+    from windlass.agent.link.payload_parts import Ship
+
 
 logger = logging.getLogger(__name__)
 
@@ -195,3 +198,37 @@ class NodeTable:
     def tell_all(self, message: Message) -> None:
         for index in self.here():
             self.order(index, message)
+
+
+class NodeNews:
+    """Takes what nodes tell of themselves."""
+
+    def __init__(self, nodes: NodeTable, status_writer: StatusWriter) -> None:
+        self._nodes = nodes
+        self._status_writer = status_writer
+        self.handlers: Handlers = {
+            ImportsReady: self._take_ready,
+            NodeTrouble: self._take_trouble,
+            Heartbeat: lambda *_: None,
+        }
+
+    def _take_ready(self, index: int, message: ImportsReady, _body: bytes) -> None:
+        if message.is_complete and index in self._nodes:
+            self._nodes[index].has_imported = True
+            self._status_writer.set_node(index, state=NodeState.READY)
+        if self._nodes.have_all_imported:
+            self._status_writer.mark(MomentName.IMPORTS_DONE)
+        if message.culprit:
+            self._warn(
+                names.REASON_FORK_UNSAFE,
+                f"importing {message.culprit} started {message.num_threads - 1} thread(s): "
+                f"ranks are spawned, not forked; leave it out of --preload to fork again",
+            )
+        for name, why in message.missing.items():
+            self._warn(names.REASON_IMPORTING, f"{name} could not be preloaded: {why}")
+
+    def _take_trouble(self, _index: int, message: NodeTrouble, _body: bytes) -> None:
+        self._warn(message.reason, message.message)
+
+    def _warn(self, reason: str, message: str) -> None:
+        self._status_writer.add_condition("warning", reason, message)

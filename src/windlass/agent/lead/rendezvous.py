@@ -1,22 +1,27 @@
 """Where ranks find each other: stores that node 0 opens, and ports that are held for rank 0.
 
-A store serves the ranks of one attempt, or all worlds of a compute. A framework's cluster is opened on node 0
-as a store is; how other nodes join it is `agent.lead.cluster_nodes`.
+A store serves the ranks of one attempt, or all worlds of a compute. A framework's cluster is opened on
+node 0 as a store is; how other nodes join it is `agent.lead.cluster_nodes`.
+
+Where rank 0 opens the store itself, the lead binds a free port with SO_REUSEADDR and does not listen.
+While it is held the kernel gives the port to no process that asks for any free one; but rank 0, whose
+store asks for it by number and with SO_REUSEADDR too, gets it. So there is no moment at which a neighbour
+can take it.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from windlass import names
-from windlass.agent.frameworks.framework_table import load_framework
 from windlass.agent.lead.cluster_nodes import ClusterNodes
 from windlass.agent.lead.node_table import NodeTable
 from windlass.agent.lead.status_writer import StatusWriter
-from windlass.agent.node.master_port import HeldPort, hold_port
+from windlass.frameworks.framework import load_framework
 from windlass.plan.plan import Plan
 from windlass.plan.rank_env import Meeting
 from windlass.wire.message import Handlers
@@ -25,10 +30,55 @@ from windlass.wire.messages.worlds import CloseStore, OpenStore, StoreGone, Stor
 from windlass.wire.status import FailureKind
 
 if TYPE_CHECKING:
-    from windlass.spec.node_sizes import NodeSizes  # nothing that a job's start should wait for
+    from windlass.spec.node_resources import NodeSizes
+
 
 _LOOPBACK = "127.0.0.1"
 _MAX_CALLS = 500
+
+
+@dataclass(slots=True)
+class HeldPort:
+    """A port that is ours until `release`."""
+
+    number: int
+    _socket: socket.socket
+
+    def release(self) -> None:
+        self._socket.close()
+
+
+def hold_port(preferred: int = 0) -> HeldPort:
+    """Hold `preferred` when it is free, else any free port."""
+    try:
+        return _hold(preferred)
+    except OSError:
+        if preferred == 0:
+            raise
+        return _hold(0)
+
+
+def _hold(number: int) -> HeldPort:
+    held = _bind(socket.AF_INET6, "::", number) or _bind(socket.AF_INET, "0.0.0.0", number)  # noqa: S104
+    if held is None:
+        raise OSError(f"port {number} is in use")
+    return HeldPort(held.getsockname()[1], held)
+
+
+def _bind(family: socket.AddressFamily, address: str, number: int) -> socket.socket | None:
+    try:
+        held = socket.socket(family, socket.SOCK_STREAM)
+    except OSError:
+        return None
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        held.bind((address, number))
+    except OSError:
+        held.close()
+        return None
+    return held
 
 
 @dataclass(slots=True)

@@ -1,25 +1,35 @@
-"""A world: a generation of ranks that belong together, as a lead keeps it.
+"""Worlds: generations of ranks that belong together, as a lead keeps them, and orders to their nodes.
 
-An attempt of a job has one of its own. On a compute a fresh one serves one call, a kept one stays in its slot
-until it is replaced or one of its ranks dies. Records and arithmetic; no orders.
+An attempt of a job has one of its own. On a compute a fresh one serves one call, a kept one stays in its
+slot until it is replaced or one of its ranks dies. Which work runs on a world, and what follows from its
+end, is the lead's business. Must not import messages of calls when it is loaded: a job's start would wait
+for them.
 """
 
 from __future__ import annotations
 
+import shutil
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from windlass.agent.frameworks.framework_table import load_framework
+from windlass import names
+from windlass.agent.lead.node_table import JoinedNode, NodeTable
 from windlass.agent.lead.rendezvous import MeetingPoint
+from windlass.agent.silence_limits import Parting
 from windlass.errors import SpecError
-from windlass.plan.plan import Plan
-from windlass.plan.topology import NodePlan, make_nodes, renumber
+from windlass.frameworks.framework import load_framework
+from windlass.plan.plan import NodePlan, Plan, make_nodes, renumber
+from windlass.wire.job_folder import JobFolder
+from windlass.wire.message import Message
+from windlass.wire.messages.worlds import EndWorld, WorldCleared
 
 if TYPE_CHECKING:
-    from windlass.wire.messages.calls import (
-        WorldAsked,
-    )  # nothing that a job's start should wait for
+    from windlass.wire.messages.calls import WorldAsked
+
+
+_KEPT_WORLDS = 200
 
 
 @dataclass(slots=True)
@@ -82,3 +92,80 @@ def _choose(nodes: Sequence[NodePlan], chosen: Sequence[int]) -> tuple[NodePlan,
             first = nodes_of_world[-1].ranks.stop if nodes_of_world else 0
             nodes_of_world.append(replace(node, first_rank=first, num_ranks=count))
     return tuple(nodes_of_world)
+
+
+class WorldTable:
+    """Worlds by number."""
+
+    def __init__(self, nodes: NodeTable) -> None:
+        self._nodes = nodes
+        self._worlds: dict[int, World] = {}
+
+    def add(self, world: World) -> None:
+        self._worlds[world.number] = world
+
+    def get(self, number: int) -> World | None:
+        return self._worlds.get(number)
+
+    def all(self) -> list[World]:
+        return list(self._worlds.values())
+
+    def forget(self, world: World) -> None:
+        self._worlds.pop(world.number, None)
+
+    def send(self, world: World, order: Message, body: bytes = b"") -> None:
+        """To nodes with ranks; node 0 last: its ranks would keep this processor from telling the others."""
+        for index in reversed(world.rank_nodes):
+            self._nodes.order(index, order, body)
+
+    def end(self, world: World, *, now: bool, signum: int | None = None) -> None:
+        """End a world's ranks; those that work are asked with `signum`, as they were before if that is None.
+
+        They have less than their grace where nodes of it are out of sight, which may get another lead.
+        """
+        world.is_alive, world.is_ending = False, True
+        world.end_signal = signum or world.end_signal or signal.SIGTERM
+        world.cleared.update(self._nodes.missing(world.nodes))
+        within_s = self._nodes.sight.cut_grace_s if world.is_cut else None
+        order = EndWorld(world=world.number, now=now, signal=world.end_signal, within_s=within_s)
+        for index in reversed(world.nodes):
+            self._nodes.order(index, order)
+
+    def lose(self, index: int, why: str, parting: Parting) -> JoinedNode | None:
+        """A node is gone, and with it its ranks of every world, or soon; None when it was not here."""
+        worlds = [world for world in self._worlds.values() if index in world.nodes]
+        may_run = any(index not in world.cleared for world in worlds)
+        is_cut = parting is Parting.CUT and (
+            may_run or self._nodes.one_world.find_unseen(index) is not None
+        )
+        node = self._nodes.lose(index, why, parting, may_run=may_run)
+        for world in worlds:
+            world.is_alive = False
+            world.cleared.add(index)
+            world.is_cut |= is_cut
+            if is_cut and world.is_ending:
+                self.end(world, now=False)
+        return node
+
+    def lose_rank(self, number: int) -> None:
+        """A rank of a world is gone: nothing more is given to that world."""
+        if number in self._worlds:
+            self._worlds[number].is_alive = False
+
+    def take_cleared(self, index: int, message: WorldCleared, _body: bytes = b"") -> None:
+        """A node says that no rank of a world is left on it."""
+        if message.world in self._worlds:
+            self._worlds[message.world].cleared.add(index)
+
+
+def keep_log(folder: JobFolder, world: int, rank: int, lines: bytes) -> None:
+    """Add lines to the log of a rank, up to a limit."""
+    folder.make_attempt(world)
+    with folder.log(world, rank).open("ab") as file:
+        if file.tell() + len(lines) <= names.MAX_LOG_BYTES:
+            file.write(lines)
+
+
+def prune_logs(folder: JobFolder, world: int) -> None:
+    """Forget what was printed long before a world."""
+    shutil.rmtree(folder.attempt(world - _KEPT_WORLDS), ignore_errors=True)

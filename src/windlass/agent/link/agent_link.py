@@ -17,8 +17,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from windlass import names
-from windlass.agent.link.refusal_log import render_trouble
-from windlass.agent.link.tcp import SHUTDOWN_TIMEOUT_S, render_address
+from windlass.agent.link.tcp import SHUTDOWN_TIMEOUT_S, render_address, render_trouble
 from windlass.errors import ProtocolError
 from windlass.trusted import find_peer_fault
 from windlass.wire.frames import Frame, FrameDecoder, render_pieces

@@ -16,12 +16,19 @@ from pathlib import Path
 from typing import Any, overload
 
 from windlass.agent.link.agent_link import Link
-from windlass.agent.link.refusal_log import RefusalLog, render_trouble
-from windlass.agent.link.tcp import Introduced, Listener, TlsPlace, dial, shake_hands
-from windlass.agent.link.tls import read_role, server_name
+from windlass.agent.link.tcp import (
+    Introduced,
+    Listener,
+    RefusalLog,
+    TlsPlace,
+    dial,
+    render_trouble,
+    shake_hands,
+)
 from windlass.errors import ProtocolError
 from windlass.wire.frames import Frame, check_hello, make_hello, refusal
 from windlass.wire.messages.link import Hello, Refused, Welcome
+from windlass.wire.tls import read_role, server_name
 
 logger = logging.getLogger(__name__)
 

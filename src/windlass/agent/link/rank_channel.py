@@ -1,7 +1,7 @@
 """Between a node and one rank that takes calls: frames over a socket pair, both ends.
 
 The rank's end blocks, since the rank has nothing else to do; the node's end lives in the agent's loop. What
-the frames say is `agent.rank.call_rank` and `agent.node.call_ranks`.
+the frames say is `agent.rank.call_rank` and `agent.node.compute_orders`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from windlass.agent.link.blocking_link import BlockingLink, LineBroke, Received
 from windlass.errors import ProtocolError
+from windlass.wire.blocking_link import BlockingLink, LineBroke, Received
 from windlass.wire.frames import Buffer, Frame, FrameDecoder
 from windlass.wire.message import Message
 from windlass.wire.messages.computes import NODE_TO_RANK

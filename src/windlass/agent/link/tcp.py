@@ -1,8 +1,7 @@
-"""TCP with mutual TLS: how the machines of a job reach each other.
+"""TCP with TLS for agents: listening, dialling, and the log of those that were refused.
 
-Connects protocols with peers whose certificate is of the job's own CA. Strangers are reckoned with: each
-must introduce itself in time, few may be about it at once, and one that does not is named in the log. What is
-said is `agent.link.agent_link`'s business. Standard library only.
+Strangers are few at a time and leave after a while; refusals are one log line each, with a limit per minute.
+What is said over a connection is `agent.link.agent_link`. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,16 +13,27 @@ import logging
 import socket
 import ssl
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from windlass.agent.link.refusal_log import RefusalLog, render_trouble
 from windlass.errors import EngineError
 
 logger = logging.getLogger(__name__)
 
+_MAX_LINES = 100
+_WINDOW_S = 60.0
+
+_IN_WORDS = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate",
+    "HTTP_REQUEST": "it speaks HTTP, not TLS",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS",
+    "UNSUPPORTED_PROTOCOL": "it speaks an older TLS than 1.3",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it wants a certificate, and none was shown",
+    "TLSV1_ALERT_UNKNOWN_CA": "it does not trust the job's CA",
+}
 SHUTDOWN_TIMEOUT_S = 1.0
 _MAX_STRANGERS = 64
 _PATIENCE_S = 0.5  # what the oldest stranger is left when all places are taken
@@ -37,6 +47,39 @@ _LATER: dict[str, Any] = (  # what Python 3.10 does not know
 
 Introduced = Callable[[], None]
 Greet = Callable[[socket.socket, Introduced], Awaitable[None]]
+
+
+class RefusalLog:
+    """At most so many lines a minute; the rest are counted and told with the next one."""
+
+    def __init__(self) -> None:
+        self._since_s = time.monotonic()
+        self._num_lines = 0
+        self._num_kept_back = 0
+
+    def log(self, peer: str, why: str) -> None:
+        now_s = time.monotonic()
+        if now_s - self._since_s > _WINDOW_S:
+            if self._num_kept_back:
+                logger.warning("refused %d more links unseen", self._num_kept_back)
+            self._since_s, self._num_lines, self._num_kept_back = now_s, 0, 0
+        if self._num_lines < _MAX_LINES:
+            self._num_lines += 1
+            logger.warning("refused a link from %s: %s", peer, why)
+        else:
+            self._num_kept_back += 1
+
+
+def render_trouble(error: BaseException) -> str:
+    """Why a connection failed, on one line."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not one of this job's: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        reason = error.reason or error.__class__.__name__
+        return _IN_WORDS.get(reason, f"TLS failed ({reason.lower().replace('_', ' ')})")
+    if isinstance(error, asyncio.TimeoutError) and not str(error):
+        return "no answer in time"
+    return str(error) or "it hung up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,19 +13,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windlass import names
-from windlass.agent.frameworks.framework_table import load_framework
-from windlass.agent.node import processes
-from windlass.agent.node.exit_codes import read_error_file
-from windlass.agent.node.world_ranks import Echo, LiveRank, WorldRanks
-from windlass.agent.rank.peer_release import release
+from windlass import names, processes
+from windlass.agent.node.world_ranks import Echo, LiveRank, WorldRanks, read_error_file
 from windlass.errors import ProtocolError
+from windlass.frameworks.framework import load_framework
 from windlass.plan.rank_env import Meeting
 from windlass.spec.work import Function
 from windlass.wire.messages.forkserver import ForkRank
 from windlass.wire.messages.jobs import RankStarted, ReleaseRanks, StartAttempt
 from windlass.wire.messages.ranks import RankDone, RankRaised
 from windlass.wire.messages.worlds import EndWorld, RankEnded
+from windlass.wire.rank_reports import release
 from windlass.wire.results import Outcome, ResultHeader, read_header
 from windlass.wire.states import RankState
 

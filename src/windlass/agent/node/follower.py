@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from windlass import names
 from windlass.agent.agent_context import AgentContext
+from windlass.agent.fork_server_client import ForkServer
+from windlass.agent.inputs import Inputs
 from windlass.agent.lead.lead_server import beat
+from windlass.agent.lead_requests import say_farewell
 from windlass.agent.link import endpoints
 from windlass.agent.link.agent_link import Link
+from windlass.agent.link.folder_sender import FolderSender
 from windlass.agent.node.attempt_ranks import JobOrders
-from windlass.agent.node.folder_sender import FolderSender
-from windlass.agent.node.forkserver_client import ForkServer
-from windlass.agent.node.inputs import Inputs
-from windlass.agent.node.leave_notice import say_farewell
 from windlass.agent.node.node import Node
-from windlass.agent.node.rank_lease import read_clock
 from windlass.agent.node.world_ranks import Echo
+from windlass.agent.rank_lease import read_clock
 from windlass.agent.silence_limits import HEARTBEAT_S
 from windlass.errors import BundleError, ProtocolError
 from windlass.spec.work import Calls

@@ -1,8 +1,10 @@
 """One node: starts and ends the ranks of its worlds when the lead says so, and tells how they fare.
 
 Talks to the fork server below and to the lead above, which for node 0 is in the same process; decides
-nothing. What only a job's lead orders is in `agent.node.attempt_ranks`, what only a compute's does in
-`agent.node.compute_orders`: these add their handlers, and put their worlds into the node's table.
+nothing. NodeStores holds the stores in which ranks meet, each a fork of the fork server; ReportSocket
+takes the ranks' reports. What only a job's lead orders
+is in `agent.node.attempt_ranks`, what only a compute's does in `agent.node.compute_orders`: these add their
+handlers, and put their worlds into the node's table.
 """
 
 from __future__ import annotations
@@ -11,19 +13,18 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from windlass import names
+from windlass import names, processes, records
 from windlass.agent.agent_context import AgentContext
-from windlass.agent.frameworks.framework_table import load_framework
-from windlass.agent.node import processes
-from windlass.agent.node.forkserver_client import ForkServer
-from windlass.agent.node.node_stores import NodeStores
-from windlass.agent.node.report_socket import ReportSocket
-from windlass.agent.node.streams import RankStreams, share_room
+from windlass.agent.fork_server_client import ForkServer
+from windlass.agent.node.rank_streams import RankStreams, share_room
 from windlass.agent.node.world_ranks import Echo, LiveRank, Tell, WorldRanks
+from windlass.errors import ProtocolError
+from windlass.frameworks.framework import load_framework
 from windlass.spec.work import Calls
 from windlass.wire.lead_handover import LeadHandover
 from windlass.wire.log_lines import number_node
@@ -40,13 +41,167 @@ from windlass.wire.messages.forkserver import (
 )
 from windlass.wire.messages.jobs import ImportsReady, JoinLead, KeepHandover, NodeTrouble
 from windlass.wire.messages.link import Heartbeat, Welcome
-from windlass.wire.messages.ranks import RankReport
-from windlass.wire.messages.worlds import CloseStore, EndWorld, OpenStore, WorldCleared
+from windlass.wire.messages.ranks import RANK_TO_NODE, RankReport
+from windlass.wire.messages.worlds import (
+    CloseStore,
+    EndWorld,
+    OpenStore,
+    StoreGone,
+    StoreReady,
+    WorldCleared,
+)
 
 if TYPE_CHECKING:
-    from windlass.agent.node.rank_lease import RankLease
+    from asyncio import AbstractEventLoop
 
+    from windlass.agent.rank_lease import RankLease
+
+
+_DIED = "its process was killed while it started"
 logger = logging.getLogger(__name__)
+
+
+class NodeStores:
+    """Stores by number. With `are_shared` they outlive the ranks that meet there, so that a loss is told."""
+
+    def __init__(self, forks: ForkServer, tell: Tell, *, are_shared: bool) -> None:
+        self._forks = forks
+        self._tell = tell
+        self._are_shared = are_shared
+        self._waiting: list[OpenStore] = []  # for the port of those that close
+        self._pids: dict[int, int | None] = {}  # None: asked for, not forked yet
+        self._unopened: set[int] = set()
+        self._closing: set[int] = set()  # pids
+        self._clusters: set[int] = set()  # numbers of those that are a cluster's node
+        self._streams: dict[int, RankStreams] = {}
+
+    def open(self, order: OpenStore, streams: RankStreams | None = None) -> None:
+        """Open a store, once those that close have left their port; `streams` take what it prints."""
+        if streams is not None:
+            self._streams[order.number] = streams
+        self._waiting.append(order)
+        self._open_waiting()
+
+    def _open_waiting(self) -> None:
+        while self._waiting and not self._closing:
+            order = self._waiting.pop(0)
+            self._forks.revive()
+            self._forks.extend(order.preload)
+            self._pids[order.number] = None
+            self._unopened.add(order.number)
+            if order.cluster is not None:
+                self._clusters.add(order.number)
+            streams = self._streams.get(order.number)
+            ends = streams.open() if streams is not None else ()
+            self._forks.open_store(
+                order.framework,
+                attempt=order.number,
+                address=order.address,
+                port=order.port,
+                cluster=order.cluster,
+                fds=ends,
+            )
+            for end in ends:
+                os.close(end)
+
+    def close(self, number: int) -> None:
+        """Close a store, if there is one of this number."""
+        self._waiting = [order for order in self._waiting if order.number != number]
+        self._unopened.discard(number)
+        self._clusters.discard(number)
+        self._kill(self._pids.pop(number, None))
+        self._close_streams(number)
+
+    def _close_streams(self, number: int) -> None:
+        if (streams := self._streams.pop(number, None)) is not None:
+            streams.close()
+
+    def close_clusters(self) -> None:
+        """What a node without a lead must not keep."""
+        for number in list(self._clusters):
+            self.close(number)
+
+    def _kill(self, pid: int | None) -> None:
+        if pid is not None:
+            self._closing.add(pid)
+            processes.kill(pid, signal.SIGKILL)
+
+    def started(self, event: StoreStarted) -> None:
+        if event.attempt in self._pids:
+            self._pids[event.attempt] = event.pid
+        else:  # the order to close it overtook the fork
+            self._kill(event.pid)
+
+    def opened(self, event: StoreOpened) -> None:
+        self._unopened.discard(event.attempt)
+        ready = StoreReady(number=event.attempt, port=event.port)
+        if event.attempt in self._clusters:
+            told = {
+                name: getattr(event, name) for name in ("address", "error", "note", "dashboard")
+            }
+            ready = ready.replaced(**told)
+        self._tell(ready)
+
+    def exited(self, pid: int) -> None:
+        """A process is gone, of a store or not."""
+        for number in [number for number, other in self._pids.items() if other == pid]:
+            self._lose(number)
+        self._closing.discard(pid)
+        self._open_waiting()
+
+    def forget(self) -> None:
+        """All went with the fork server."""
+        for number in list(self._pids):
+            self._lose(number)
+        self._closing.clear()
+        self._open_waiting()
+
+    def _lose(self, number: int) -> None:
+        del self._pids[number]
+        self._close_streams(number)
+        is_cluster = number in self._clusters
+        self._clusters.discard(number)
+        if number in self._unopened:
+            self._unopened.discard(number)
+            ready = StoreReady(number=number, port=0)
+            self._tell(ready.replaced(error=_DIED) if is_cluster else ready)
+        elif self._are_shared or is_cluster:
+            self._tell(StoreGone(number=number))
+
+
+class ReportSocket:
+    """Hands each report that is one to `take`."""
+
+    def __init__(self, loop: AbstractEventLoop, path: Path, take: Callable[[Any], None]) -> None:
+        self.path = path
+        self._take = take
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        path.unlink(missing_ok=True)  # of a node that was here before
+        self._socket.bind(str(path))
+        self._socket.setblocking(False)
+        loop.add_reader(self._socket.fileno(), self._read)
+
+    def drain(self) -> None:
+        """Take what has come: a rank that is gone has said what it said before it went."""
+        while self._read():
+            pass
+
+    def _read(self) -> bool:
+        try:
+            data = self._socket.recv(names.MAX_DATAGRAM_BYTES + 1)
+        except BlockingIOError:
+            return False
+        try:
+            message = read_message(data)
+        except ProtocolError:
+            return True  # what no rank of ours says is nobody's
+        self._take(message)
+        return True
+
+
+def read_message(data: bytes) -> Message:
+    """What a rank says; anything in the node may have sent it, and the lead and all readers get to see it."""
+    return RANK_TO_NODE.read(records.parse(data, "a report"))
 
 
 class NodeWorld(Protocol):
@@ -115,7 +270,7 @@ class Node:
         context = self.context
         if not context.is_pod or (len(context.plan.nodes) == 1 and not self._is_compute):
             return None
-        from windlass.agent.node.rank_lease import RankLease
+        from windlass.agent.rank_lease import RankLease
 
         lease = RankLease.make()
         backstop_s = context.sight.slack_s / 2

@@ -1,7 +1,7 @@
 """The processes of one world on one node, be it an attempt of a job or a world that takes calls.
 
-Started together, judged when they exit, ended together. What they are told, and what is told of them, is
-`agent.node.attempt_ranks` and `agent.node.call_ranks`.
+Started together, ended together, and judged when they exit: from the exit code, the result file and whether
+they were asked to end. What ranks are told is in `agent.node.attempt_ranks` and `agent.node.compute_orders`.
 """
 
 from __future__ import annotations
@@ -10,20 +10,85 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
 
-from windlass import names
-from windlass.agent.node import processes
-from windlass.agent.node.exit_codes import judge_exit
-from windlass.agent.node.streams import RankStreams
+from windlass import names, processes, records
+from windlass.agent.node.rank_streams import RankStreams
+from windlass.errors import ProtocolError
+from windlass.trusted import open_now
 from windlass.wire.message import Message
 from windlass.wire.results import ErrorInfo, Outcome, ResultHeader
 from windlass.wire.states import RankState
 
+_MAX_ERROR_BYTES = 4 << 20
 _FENCED = "its agent stood still for too long, and another node may have been started in its place"
 
 Echo = Callable[[int, int, bytes], None]  # rank, attempt and records of its log
+
+
+def judge_exit(
+    *,
+    rank: int,
+    attempt: int,
+    code: int,
+    header: ResultHeader | None,
+    error: ErrorInfo | None,
+    owes_result: bool,
+    at_s: float,
+    stopped_at_s: float | None,
+    out_of_memory: bool,
+    was_killed: bool = False,
+) -> Outcome:
+    """The outcome of a rank whose process is gone; `stopped_at_s` and `was_killed` say what we did to it.
+
+    A rank that owes no result (a script, a command) has done its work when it exits with 0, however it did.
+    """
+    outcome = Outcome(rank=rank, attempt=attempt, state=RankState.STOPPED, at_s=at_s)
+    if code == 0 and (
+        not owes_result or (header is not None and header.state == RankState.RETURNED)
+    ):
+        return replace(
+            outcome, state=RankState.RETURNED, at_s=header.at_s if header else at_s, exit_code=0
+        )
+    if header is not None and header.state != RankState.RETURNED:
+        was_first = stopped_at_s is None or header.at_s < stopped_at_s
+        return header.outcome() if was_first else replace(outcome, exit_code=code)
+    # a SIGKILL that was not ours came before our order to stop, even if we hear of it after
+    if stopped_at_s is not None and (was_killed or code != -signal.SIGKILL):
+        return outcome
+    if code < 0:
+        return replace(
+            outcome,
+            state=RankState.KILLED,
+            signal=-code,
+            out_of_memory=out_of_memory and code == -signal.SIGKILL,
+        )
+    return replace(outcome, state=RankState.EXITED, exit_code=code, error=error)
+
+
+def read_error_file(path: Path) -> ErrorInfo | None:
+    """What torch's `record` left of an exception; None when there is nothing, or nothing readable."""
+    try:
+        with open(path, "rb", opener=open_now) as file:
+            data = file.read(_MAX_ERROR_BYTES + 1)
+        message = records.parse(data, path.name, max_bytes=_MAX_ERROR_BYTES)["message"]
+    except (OSError, ProtocolError, KeyError, TypeError):
+        return None
+    text, extra = _read_message(message)
+    if not text:
+        return None
+    type_name, _, rest = text.partition(": ")
+    traceback = str(extra.get("py_callstack", ""))
+    return ErrorInfo(type=type_name, message=rest, traceback=traceback).clip()
+
+
+def _read_message(message: Any) -> tuple[str, dict[str, Any]]:
+    if isinstance(message, dict):
+        extra = message.get("extraInfo")
+        return str(message.get("message", "")), extra if isinstance(extra, dict) else {}
+    return str(message), {}
 
 
 class Tell(Protocol):

@@ -17,17 +17,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from windlass import names
-from windlass.agent.frameworks.framework_table import load_framework
 from windlass.agent.link.rank_channel import RankEnd
-from windlass.agent.rank import command_call
-from windlass.agent.rank.error_info import make_error, report_uncaught
-from windlass.agent.rank.rank_exit import INTERRUPTED
-from windlass.agent.rank.rank_main import step_aside
-from windlass.agent.rank.rank_outcome import read_exit_code
+from windlass.agent.rank.rank_main import make_main, set_argv, step_aside
+from windlass.agent.rank.rank_outcome import make_error, read_exit_code, report_uncaught
 from windlass.agent.rank.reload import Reloader, import_freshly, renew_class
-from windlass.agent.rank.user_main import make_main, set_argv
+from windlass.agent.rank_process import INTERRUPTED
 from windlass.errors import BundleError
-from windlass.wire import payloads
+from windlass.frameworks.framework import load_framework
+from windlass.wire import call_targets, payloads
 from windlass.wire.message import have_reader
 from windlass.wire.messages.computes import CallAnswer, CallItem, MakeObject, RunCall
 from windlass.wire.messages.forkserver import CallRankSetup
@@ -155,7 +152,7 @@ class _Callee:
             value = self._call(member, args, kwargs) if callable(member) else member
         else:
             function, args, kwargs = payloads.unpack(segments)
-            self._is_command = type(function).__module__ == command_call.__name__
+            self._is_command = type(function).__module__ == call_targets.__name__
             value = self._call(function, args, kwargs)
         return value
 

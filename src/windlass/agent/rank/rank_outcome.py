@@ -1,35 +1,124 @@
-"""What became of one rank's work: run it, write its result, tell the agent, wait for the peers.
+"""The outcome of one rank's work: run it, write its result, tell the agent, wait for the peers.
 
-Runs in the rank, on the user's values and exceptions, and does with them what the interpreter would. A
-process that the user's code forked is no rank: it leaves no result and tells nothing.
+Runs in the rank, on the user's values and exceptions, and does with them what the interpreter would. Errors
+are shown without our own frames. A process that the user's code forked is no rank: it leaves no result and
+tells nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import linecache
 import os
 import platform
 import socket
 import sys
+import sysconfig
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from windlass import names, records
-from windlass.agent.rank import report
-from windlass.agent.rank.error_info import make_error, report_uncaught
-from windlass.agent.rank.peer_release import PeerRelease
-from windlass.agent.rank.rank_exit import INTERRUPTED
+from windlass.agent.rank_process import INTERRUPTED
 from windlass.errors import BundleError
-from windlass.wire import pickling
+from windlass.wire import pickling, rank_reports
 from windlass.wire.message import Message
 from windlass.wire.messages.ranks import RankDone, RankRaised, RankRunning
-from windlass.wire.results import ResultHeader, write_result
+from windlass.wire.rank_reports import PeerRelease
+from windlass.wire.results import MAX_MESSAGE, MAX_TRACEBACK, ErrorInfo, ResultHeader, write_result
 from windlass.wire.states import RankState
 
+# as the frames name it: byte code in an archive keeps the names it was compiled with
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname((lambda: 0).__code__.co_filename)))
+_OURS = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("agent", "wire", "frameworks"))
+_LIBRARIES = tuple(
+    path
+    for key in ("stdlib", "platstdlib", "purelib", "platlib")
+    if (path := sysconfig.get_path(key))
+)
 _MAX_TEXT = 10_000
+
+
+def make_error(error: BaseException, *, root: str) -> ErrorInfo:
+    """The exception as data, with the user's own file and line."""
+    file, line = _find_line(error, root)
+    return ErrorInfo(
+        type=f"{type(error).__module__}.{type(error).__qualname__}",
+        message=_message(error)[:MAX_MESSAGE],
+        traceback=format_error(error)[-MAX_TRACEBACK:],
+        file=file,
+        line=line,
+        source=linecache.getline(file, line).strip()[:200] if file else "",
+    )
+
+
+def format_error(error: BaseException) -> str:
+    """The traceback as Python prints it, starting at the user's first frame."""
+    return "".join(traceback.format_exception(type(error), error, _trim(error.__traceback__)))
+
+
+def report_uncaught(error: BaseException, *, is_last: bool) -> None:
+    """What Python does with an exception that nobody caught: `sys.last_*`, then `sys.excepthook`.
+
+    A process that goes on afterwards does not keep the exception: with it go its frames and all they hold.
+    """
+    tb = _trim(error.__traceback__)
+    error.__traceback__ = tb
+    if is_last:
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, tb
+        if sys.version_info >= (3, 12):
+            sys.last_exc = error
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    try:
+        sys.excepthook(type(error), error, tb)
+    except BaseException as bad:  # noqa: BLE001 - a hook of the user's
+        bad.__traceback__ = _trim(bad.__traceback__)
+        sys.stderr.write(f"Error in sys.excepthook:\n{format_error(bad)}\n")
+        sys.stderr.write(f"Original exception was:\n{format_error(error)}")
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.flush()
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.__cause__:
+        error = error.__cause__  # which says more than the code
+    try:
+        return str(error)
+    except Exception as bad:  # noqa: BLE001 - a user's __str__ may raise anything
+        return f"<its __str__ raised {type(bad).__name__}>"
+
+
+def _trim(tb: TracebackType | None) -> TracebackType | None:
+    first = tb
+    while first is not None:
+        name = first.tb_frame.f_code.co_filename
+        if not name.startswith((*_OURS, "<frozen ")):
+            return first
+        first = first.tb_next
+    return None
+
+
+def _find_line(error: BaseException, root: str) -> tuple[str, int]:
+    if isinstance(error, SyntaxError) and error.filename:
+        return error.filename, error.lineno or 0
+    frames = [
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not frame.f_code.co_filename.startswith((*_OURS, "<frozen "))
+    ]
+    own = [(n, line) for n, line in frames if not n.startswith(_LIBRARIES)]
+    in_project = [(n, line) for n, line in own if _is_below(n, root)]
+    return next((lines[-1] for lines in (in_project, own, frames) if lines), ("", 0))
+
+
+def _is_below(name: str, root: str) -> bool:
+    return bool(root) and name.startswith(root.rstrip(os.sep) + os.sep)
 
 
 class RankOutcome:
@@ -71,7 +160,7 @@ class RankOutcome:
         if self._agent:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.settimeout(1.0)
-                report.send(sender, self._agent, records.to_json(message.to_header()))
+                rank_reports.send(sender, self._agent, records.to_json(message.to_header()))
 
     def wait_for_peers(self, limit_s: float) -> None:
         """Keep this process and its connections until the agent says that all ranks are done."""

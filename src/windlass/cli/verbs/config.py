@@ -59,7 +59,7 @@ def set_value(name: str, value: str) -> None:
     The file is the nearest one here or above. If there is none, it is made in the project's folder: the
     nearest one with .git, pyproject.toml or setup.py, else this one.
     """
-    from windlass.bundle.root import find_root
+    from windlass.bundle.select import find_root
     from windlass.settings.writing import set_in_project
 
     folder = start_folder()

@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from windlass import names
-from windlass.agent.frameworks import python_ranks
-from windlass.agent.frameworks.framework import Framework
 from windlass.client.terminal import say
 from windlass.errors import SpecError
+from windlass.frameworks import python_ranks
+from windlass.frameworks.framework import Framework
 from windlass.settings import Settings
 from windlass.settings.table import find_setting
-from windlass.spec.node_sizes import NodeSize, NodeSizes, make_size
-from windlass.spec.placement import read_toleration
-from windlass.spec.pod_spec import PodSpec
+from windlass.spec.node_resources import NodeSize, NodeSizes, make_size
+from windlass.spec.pod_spec import PodSpec, read_toleration
 from windlass.spec.storage import read_secret, read_volume
 
 _REPOSITORY = "pytorch/pytorch"

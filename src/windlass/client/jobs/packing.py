@@ -21,8 +21,7 @@ from windlass.bundle.archive import write_archive
 from windlass.bundle.collect import collect
 from windlass.bundle.functions import read_contents
 from windlass.bundle.manifest import EMPTY, make_delta
-from windlass.bundle.root import check_root, find_root, is_marked
-from windlass.bundle.select import select_files
+from windlass.bundle.select import check_root, find_root, is_marked, select_files
 from windlass.client.jobs.source_analysis import is_of_train, walk_imports
 from windlass.client.jobs.target import WorkTarget, is_python
 from windlass.errors import BundleError, SpecError

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windlass.agent.frameworks.framework import Framework
-from windlass.agent.frameworks.framework_table import choose_framework, load_framework
 from windlass.client.jobs.interrupts import Interrupts
 from windlass.client.jobs.job import Job
 from windlass.client.jobs.job_ids import make_job_id
@@ -25,6 +23,7 @@ from windlass.client.jobs.target import WorkTarget, import_paths, read_in_image,
 from windlass.client.keywords import JOB, show_keywords
 from windlass.engines.protocol import Renderer, as_engine, check_capabilities, make_renderer
 from windlass.errors import SpecError
+from windlass.frameworks.framework import Framework, choose_framework, load_framework
 from windlass.near_names import did_you_mean
 from windlass.plan.plan import Facts, Plan, make_plan
 from windlass.settings import NodeRange, Settings, read_settings

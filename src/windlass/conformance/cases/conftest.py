@@ -24,7 +24,7 @@ from waits import find_left_over
 
 import windlass as wl
 from windlass import names
-from windlass.bundle.root import find_root
+from windlass.bundle.select import find_root
 from windlass.engines.dialects import dialect_table
 from windlass.engines.dialects.dialect import Dialect
 from windlass.errors import EngineMissing

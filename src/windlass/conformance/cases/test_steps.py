@@ -18,8 +18,8 @@ def make_work():
         import tempfile
         from pathlib import Path
 
-        from windlass.agent.node.image_steps import run_steps
-        from windlass.spec.image_step import PipStep, RunStep
+        from windlass.agent.image_steps import run_steps
+        from windlass.spec.work import PipStep, RunStep
 
         project = Path(tempfile.mkdtemp(dir=folder or None))
         (project / "needs_torch-1.0-py3-none-any.whl").write_bytes(wheel)

@@ -23,8 +23,7 @@ from windlass.kube.client.api import Api
 from windlass.kube.client.api_errors import ClusterError, Forbidden, NotFound
 from windlass.kube.diagnosis.pod_endings import PodIndexes, read_dead_pods, timeline
 from windlass.kube.objects.fields import Object, created_s, log_container_of, name_of
-from windlass.wire.log_lines import LogLine, LogQuery
-from windlass.wire.pod_log import read_line_time
+from windlass.wire.log_lines import LogLine, LogQuery, read_line_time
 from windlass.wire.states import MomentName, NodeState
 from windlass.wire.status import (
     Condition,

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from windlass import names, records
-from windlass.agent.link.blocking_link import Stream
 from windlass.engines.cluster.abandoned_jobs import (
     list_main,
     make_half_status,
@@ -58,6 +57,7 @@ from windlass.settings import Settings
 from windlass.spec.pod_spec import PodSize
 from windlass.spec.work import Calls
 from windlass.trusted import check_own, make_own
+from windlass.wire.blocking_link import Stream
 from windlass.wire.identity import CERTIFICATES
 from windlass.wire.job_folder import JobFolder, write_atomically
 from windlass.wire.log_files import LogFiles

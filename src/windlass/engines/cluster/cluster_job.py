@@ -35,11 +35,10 @@ from windlass.kube.objects.manifests import pod_of
 from windlass.plan.plan import Plan
 from windlass.spec.work import Calls
 from windlass.waiting import wait_until
-from windlass.wire.initial_status import make_first_status, render_status
 from windlass.wire.job_folder import JobFolder, write_atomically
 from windlass.wire.states import MomentName, NodeState
 from windlass.wire.status import Condition, JobStatus, Moment, Phase
-from windlass.wire.status_file import StatusFile
+from windlass.wire.status_file import StatusFile, make_first_status, render_status
 
 UNSEEN = "the API server has not said yet where its pods are: this is what was known before"
 _KEPT = 4

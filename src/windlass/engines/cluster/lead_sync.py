@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 
 from windlass import names
-from windlass.agent.link.blocking_link import BlockingLink
-from windlass.agent.link.tls import client_context_from, server_name
 from windlass.engines.cluster.job_watch import JobWatch
 from windlass.engines.cluster.lead_pods import KeysExpired, LeadPods, runs
 from windlass.engines.dialects.dialect import Dialect
@@ -29,6 +27,7 @@ from windlass.kube.client.api_errors import Forbidden, Unreachable
 from windlass.kube.client.forward import TlsOver
 from windlass.kube.objects.fields import Object, uid_of
 from windlass.kube.objects.kinds import PODS
+from windlass.wire.blocking_link import BlockingLink
 from windlass.wire.file_sync import (
     Piece,
     Receiver,
@@ -45,6 +44,7 @@ from windlass.wire.messages.jobs import LEAD_TO_CLIENT, AllRead, CancelJob, Hold
 from windlass.wire.messages.link import FilePiece, Heartbeat, Welcome
 from windlass.wire.status import JobStatus
 from windlass.wire.status_file import read_status
+from windlass.wire.tls import client_context_from, server_name
 
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from windlass import names
-from windlass.agent.link.blocking_link import BlockingLink, LineBroke, Unanswered
 from windlass.errors import EngineError
 from windlass.trusted import find_peer_fault, find_private_fault, make_private
 from windlass.waiting import wait_until
+from windlass.wire.blocking_link import BlockingLink, LineBroke, Unanswered
 from windlass.wire.frames import make_hello
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.messages.jobs import LEAD_TO_CLIENT

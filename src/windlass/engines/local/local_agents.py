@@ -14,8 +14,8 @@ import socket
 import sys
 
 from windlass import names
-from windlass.agent.bootstrap import send_order
 from windlass.engines.archives import find_archive
+from windlass.wire.start_order import send_order
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -20,10 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from windlass import names, records
-from windlass.agent.lead.failure import make_job_verdict
-from windlass.agent.link.blocking_link import LineBroke
-from windlass.agent.node import processes
+from windlass import names, processes, records
+from windlass.agent.lead.verdicts import make_job_verdict
 from windlass.engines.archives import local_archive
 from windlass.engines.finished_jobs import forget_old_jobs, read_outcomes
 from windlass.engines.local.lead_socket import (
@@ -55,7 +53,7 @@ from windlass.settings import Settings
 from windlass.spec.pod_spec import PodSize
 from windlass.trusted import check_own, make_own
 from windlass.waiting import wait_until
-from windlass.wire.initial_status import make_first_status, render_status
+from windlass.wire.blocking_link import LineBroke
 from windlass.wire.job_folder import JobFolder, write_atomically
 from windlass.wire.log_files import LogFiles
 from windlass.wire.log_lines import LogQuery
@@ -65,7 +63,7 @@ from windlass.wire.payloads import remove_spills
 from windlass.wire.results import ResultHeader
 from windlass.wire.states import NodeState
 from windlass.wire.status import FailureKind, JobStatus, Phase, cut_text
-from windlass.wire.status_file import StatusFile
+from windlass.wire.status_file import StatusFile, make_first_status, render_status
 
 _TIDY_S = 10.0
 _MAX_NAMES = 50  # of jobs that an error about an unknown one looks at

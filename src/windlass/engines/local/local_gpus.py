@@ -22,7 +22,7 @@ from typing import TextIO
 
 from windlass import names
 from windlass.errors import EngineError, SpecError
-from windlass.settings.xdg import state_home
+from windlass.settings.table import state_home
 from windlass.trusted import make_own
 from windlass.wire.job_folder import JobFolder, write_atomically
 

@@ -24,7 +24,7 @@ from windlass.kube.diagnosis.blocker import (
     WHEN_OTHERS_END,
 )
 from windlass.kube.objects.fields import Object, container_spec_of
-from windlass.spec.quantity import BILLION, read_quantity
+from windlass.spec.node_resources import BILLION, read_quantity
 
 _SENTENCE = re.compile(r"\d+/(?P<num_nodes>\d+) nodes are available: (?P<causes>.*)", re.DOTALL)
 _TAIL = re.compile(r"\. (?:no new claims to deallocate|preemption: |not found$)|\.+\s*$")

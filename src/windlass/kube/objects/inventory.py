@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from windlass.errors import SpecError
 from windlass.kube.objects.fields import Object, condition_of, is_true, labels_of, name_of
-from windlass.spec.quantity import BILLION, read_quantity
+from windlass.spec.node_resources import BILLION, read_quantity
 
 # Operators we can use: what serves their kinds, the resource that tells groups of one name apart, and a word
 # in the name of the Deployment that runs them.

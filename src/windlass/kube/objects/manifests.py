@@ -24,8 +24,8 @@ from windlass.kube.objects.naming import (
     part_name,
 )
 from windlass.plan.plan import Plan
+from windlass.spec.node_resources import halve
 from windlass.spec.pod_spec import PodSpec
-from windlass.spec.quantity import halve
 from windlass.spec.storage import (
     ACCESS_MODES,
     Claim,

@@ -35,8 +35,7 @@ from windlass.kube.objects.naming import (
     make_selector,
 )
 from windlass.plan.plan import Plan
-from windlass.spec.placement import Toleration
-from windlass.spec.pod_spec import PodSpec
+from windlass.spec.pod_spec import PodSpec, Toleration
 from windlass.spec.storage import SecretVariable, SecretVariables
 
 # The API's own merge keys, of the types that can be in a pod's template.

@@ -22,10 +22,10 @@ import torch
 import torch.distributed as dist
 
 from windlass import names
-from windlass.agent.rank.exchange_threads import wait_for_exchange_threads
-from windlass.agent.rank.report import report
 from windlass.errors import ProtocolError, SpecError
+from windlass.exchange_threads import wait_for_exchange_threads
 from windlass.train.preemption import Preemption
+from windlass.wire.rank_reports import report
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

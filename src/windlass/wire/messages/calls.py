@@ -10,8 +10,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from windlass.spec.image_step import ImageStep
-    from windlass.spec.node_sizes import NodeSizes
+    from windlass.spec.node_resources import NodeSizes
+    from windlass.spec.work import ImageStep
     from windlass.wire.results import ErrorInfo
     from windlass.wire.states import CallState, RankState
     from windlass.wire.status import JobStatus, Verdict

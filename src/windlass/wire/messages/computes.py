@@ -26,8 +26,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from windlass.plan.topology import NodePlan
-    from windlass.spec.image_step import ImageStep
+    from windlass.plan.plan import NodePlan
+    from windlass.spec.work import ImageStep
     from windlass.wire.results import ErrorInfo
 
 # -- payloads and code, from clients, too ------------------------------------------------------

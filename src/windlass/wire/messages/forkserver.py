@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import ClassVar
 
-    from windlass.spec.node_sizes import NodeSize
+    from windlass.spec.node_resources import NodeSize
 
 
 class ForkRequest(Message):
@@ -81,7 +81,7 @@ class ForkStore(ForkRequest, kind="store"):
 
 
 class GuardRanks(ForkRequest, kind="guard"):
-    """End all processes when the lease lapses whose memory comes with this; see `agent.node.rank_lease`."""
+    """End all processes when the lease lapses whose memory comes with this; see `agent.rank_lease`."""
 
     backstop_s: float  # after that, the kernel ends a fork server that did not
 

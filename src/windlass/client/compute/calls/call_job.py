@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from windlass.agent.link.blocking_link import Received
 from windlass.agent.rank.rank_outcome import describe
 from windlass.client.compute.calls.client_call import KEEPS, CallRequest, ClientCall, Reply, of_call
 from windlass.client.compute.nodes.compute_connection import expect
@@ -20,6 +19,7 @@ from windlass.client.compute.nodes.live_nodes import LiveNodes
 from windlass.client.jobs.job import Job
 from windlass.engines.protocol import JobRef
 from windlass.errors import JobNotFound, NodeLost, RemoteError
+from windlass.wire.blocking_link import Received
 from windlass.wire.log_files import RankLog
 from windlass.wire.log_lines import LogLine, LogQuery
 from windlass.wire.message import Message

@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windlass import names, records
-from windlass.agent.frameworks.framework_table import choose_framework
-from windlass.agent.rank.by_file import ByFile
 from windlass.bundle.functions import read_contents
 from windlass.client.compute.caller_output import say
 from windlass.client.compute.calls.callable_work import Work, first_method, fit_called_command
@@ -44,9 +42,11 @@ from windlass.client.jobs.target import (
     unwrap,
 )
 from windlass.errors import BundleError, SpecError
-from windlass.spec.node_sizes import NodeSizes
+from windlass.frameworks.framework import choose_framework
+from windlass.spec.node_resources import NodeSizes
 from windlass.spec.work import Calls
 from windlass.wire import payloads
+from windlass.wire.call_targets import ByFile
 from windlass.wire.message import to_plain
 from windlass.wire.messages.calls import AskCall, CallProfile, ProjectPlace, WorldAsked
 

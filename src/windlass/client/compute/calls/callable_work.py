@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from windlass.agent.rank import command_call
 from windlass.client.compute.nodes.compute_keywords import read_words
 from windlass.client.jobs.job_ids import make_letters
 from windlass.client.jobs.launcher_size import tell_size
@@ -21,9 +20,10 @@ from windlass.client.jobs.source_analysis import TORCH, choose_preload, find_ear
 from windlass.client.jobs.target import function_name, travels_alone, unwrap
 from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
-from windlass.settings.durations import read_duration
+from windlass.settings.parse_values import read_duration
 from windlass.spec.launchers import find_launcher
 from windlass.spec.work import Command
+from windlass.wire import call_targets
 
 _COLLECTS = ("all", "head")
 _KEEPS = ("", "process")
@@ -125,7 +125,7 @@ def make_work(
     """The work a user means."""
     if isinstance(target, str):
         words = read_words(target, "the command", example='fn("nvidia-smi")')
-        run = command_call.CommandCall(words)
+        run = call_targets.CommandCall(words)
         return Work(target=run, name=name or Path(words[0]).stem, is_command=True)
     if not callable(target):
         raise SpecError(
@@ -162,7 +162,7 @@ def fit_called_command(work: Work, num_nodes: int, procs: int) -> Work:
     if line is None:
         return work
     words = tell_size(command, line, num_nodes).argv
-    return work if words == command.argv else replace(work, target=command_call.CommandCall(words))
+    return work if words == command.argv else replace(work, target=call_targets.CommandCall(words))
 
 
 def _unwrap(target: Any) -> Any:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
-from windlass.agent.link.blocking_link import LineBroke, Received
 from windlass.client.compute.caller_output import say, waiting_line
 from windlass.client.compute.nodes.compute_connection import Connection
 from windlass.client.jobs.job import load_error, make_failure
 from windlass.errors import JobNotFound, NodeLost, ProtocolError, RemoteError, WaitTimeout
 from windlass.wire import payloads
+from windlass.wire.blocking_link import LineBroke, Received
 from windlass.wire.message import Handlers, Message
 from windlass.wire.messages.calls import (
     AskCall,

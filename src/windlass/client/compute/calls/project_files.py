@@ -26,9 +26,8 @@ from windlass.agent.rank.reload import stamp
 from windlass.bundle.archive import write_archive
 from windlass.bundle.collect import collect
 from windlass.bundle.manifest import EMPTY, Manifest, make_delta
-from windlass.bundle.root import find_root
 from windlass.bundle.scan import StatCache
-from windlass.bundle.select import VENV_MARKER
+from windlass.bundle.select import VENV_MARKER, find_root
 from windlass.client.jobs.job_ids import make_letters
 from windlass.client.jobs.packing import choose_root
 from windlass.client.jobs.target import import_paths

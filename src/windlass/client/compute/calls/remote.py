@@ -17,7 +17,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from windlass.agent.rank import command_call
 from windlass.client.compute.caller_output import LogEcho
 from windlass.client.compute.calls.call_requests import Requests
 from windlass.client.compute.calls.callable_work import Options, Work, make_options, make_work
@@ -29,6 +28,7 @@ from windlass.client.jobs.job import Job
 from windlass.client.keywords import CALL, DISTRIBUTE_MORE, show_keywords
 from windlass.errors import SpecError
 from windlass.rank_stubs import Plain, is_inside
+from windlass.wire import call_targets
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -205,7 +205,7 @@ class Remote:
         from windlass.client.compute.deploy.deployment import record
 
         idle = dataclasses.replace(
-            self._work, target=command_call.do_nothing, is_class=False, has_call=False
+            self._work, target=call_targets.do_nothing, is_class=False, has_call=False
         )
         self._with(work=idle, options=Options(logs=False))()
         record(self._nodes(), self._work, self._describe())

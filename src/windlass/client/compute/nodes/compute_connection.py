@@ -1,6 +1,6 @@
 """A client's connection to the lead of a compute: which lead that is, and whether it is still there.
 
-How it is talked over is `agent.link.blocking_link`; what is said over it is
+How it is talked over is `wire.blocking_link`; what is said over it is
 `client.compute.calls.client_call`.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from windlass import names
-from windlass.agent.link.blocking_link import BlockingLink, Received, Stream, Unanswered
 from windlass.engines.protocol import ComputeEngine, JobRef
 from windlass.errors import ProtocolError
+from windlass.wire.blocking_link import BlockingLink, Received, Stream, Unanswered
 from windlass.wire.frames import make_hello
 from windlass.wire.message import Message
 from windlass.wire.messages.calls import COMPUTE_LEAD_TO_CLIENT, AskInfo, ComputeInfo

@@ -15,7 +15,7 @@ from windlass.client.keywords import APP
 from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
 from windlass.settings.table import BY_NAME
-from windlass.spec.quantity import check_bytes, check_cpus
+from windlass.spec.node_resources import check_bytes, check_cpus
 
 _TABLES = ("env", "node_selector", "labels", "annotations")
 _LISTS = ("secrets", "volumes", "tolerations")

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from windlass import names, records
-from windlass.agent.frameworks.framework_table import choose_framework
 from windlass.client.compute.nodes.compute_keywords import make_flags
 from windlass.client.compute.nodes.compute_owners import name_user
 from windlass.client.compute.nodes.engine_choice import EngineChoice, choose_where
@@ -31,14 +30,13 @@ from windlass.client.jobs.packing import TRAIN_ARCHIVE
 from windlass.client.jobs.run import current_folder
 from windlass.engines.protocol import ComputeEngine, make_compute_engine
 from windlass.errors import SpecError
+from windlass.frameworks.framework import choose_framework
 from windlass.plan.plan import Plan, make_plan
 from windlass.settings import Settings, read_settings
-from windlass.settings.durations import read_duration
-from windlass.spec.image_step import ImageStep
+from windlass.settings.parse_values import read_duration
 from windlass.spec.job_spec import JobSpec
-from windlass.spec.placement import Toleration
-from windlass.spec.pod_spec import PodSize, PodSpec
-from windlass.spec.work import Calls
+from windlass.spec.pod_spec import PodSize, PodSpec, Toleration
+from windlass.spec.work import Calls, ImageStep
 
 _RESTARTS = 10_000  # a lost node is always replaced
 _GONE_S = 600.0  # how long an ended compute is kept for those who ask
@@ -214,7 +212,7 @@ def _is_volume(given: Any) -> bool:
 
 def _read_tolerations(given: Any) -> tuple[Toleration, ...]:
     """Texts as on the command line, or tables as Kubernetes has them."""
-    from windlass.spec.placement import read_toleration
+    from windlass.spec.pod_spec import read_toleration
 
     tolerations = []
     for one in given or ():

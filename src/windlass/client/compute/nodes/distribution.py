@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from windlass.agent.frameworks.framework_table import choose_framework, load_framework
 from windlass.client.keywords import ALSO
 from windlass.errors import SpecError
+from windlass.frameworks.framework import choose_framework, load_framework
 from windlass.near_names import did_you_mean
 from windlass.settings import read_settings_here
-from windlass.spec.node_sizes import make_size, read_texts
+from windlass.spec.node_resources import make_size, read_texts
 from windlass.spec.pod_spec import PodSize
 
 _RANGE = re.compile(r"\s*(\d{1,6})\s*:\s*(\d{1,6})\s*")

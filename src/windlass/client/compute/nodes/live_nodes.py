@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from windlass import records
-from windlass.agent.link.blocking_link import LineBroke, Received
 from windlass.client.compute.caller_output import say, waiting_line
 from windlass.client.compute.nodes.compute_connection import Connection, ask_at, ask_info, expect
 from windlass.client.compute.nodes.compute_owners import is_own, split_owner
@@ -37,6 +36,7 @@ from windlass.plan.plan import Plan
 from windlass.spec.pod_spec import PodSize
 from windlass.spec.work import Calls
 from windlass.trusted import make_own
+from windlass.wire.blocking_link import LineBroke, Received
 from windlass.wire.message import Message
 from windlass.wire.messages.calls import AskInfo, ComputeInfo, ConfigureCompute, ScaleNodes
 from windlass.wire.payloads import remove_spills

@@ -22,7 +22,7 @@ from windlass import names
 from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
 from windlass.records import to_json
-from windlass.spec.image_step import ImageStep, PipStep, RunStep
+from windlass.spec.work import ImageStep, PipStep, RunStep
 
 _NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
 _EXTRAS = r"(\s*\[[A-Za-z0-9._,\s-]*\])?"

@@ -15,7 +15,7 @@ from windlass import names
 from windlass.distributed import volume_variable
 from windlass.errors import EngineError, SpecError
 from windlass.near_names import did_you_mean
-from windlass.spec.quantity import check_bytes, read_quantity
+from windlass.spec.node_resources import check_bytes, read_quantity
 from windlass.spec.storage import ACCESS_MODES, Claim, read_volume
 from windlass.trusted import make_own
 

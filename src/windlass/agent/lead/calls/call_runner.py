@@ -1,0 +1,190 @@
+"""One call on the ranks of a world: from the world that can take it to the last of its ranks that is gone.
+
+Waits for what the call needs and for what its ranks answer. Whose turn it is, and what is heard, is
+`agent.lead.calls.call_lead`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from windlass.agent.lead.calls.call_queue import CallHistory
+from windlass.agent.lead.calls.call_state import Call
+from windlass.agent.lead.calls.ready_nodes import MustMake, NotReady
+from windlass.agent.lead.calls.world_pool import CLEAR_MARGIN_S, WorldPool
+from windlass.agent.lead.changes import Changes
+from windlass.agent.lead.node_table import NodeTable
+from windlass.agent.lead.verdicts import StopRequest, make_job_verdict
+from windlass.agent.lead.world import World, WorldTable, prune_logs
+from windlass.agent.silence_limits import Parting
+from windlass.wire.job_folder import JobFolder
+from windlass.wire.messages.calls import CallAgain, CallStarted
+from windlass.wire.messages.computes import RunCall
+from windlass.wire.states import CallState
+from windlass.wire.status import FailureKind, Verdict
+
+_SETTLE_S = 0.3  # how long a verdict waits for a failure that came earlier but is heard of later
+
+
+class CallRunner:
+    """Runs calls, one at a time. `lose` gives a node up that does not end its ranks."""
+
+    def __init__(
+        self,
+        nodes: NodeTable,
+        worlds: WorldTable,
+        pool: WorldPool,
+        history: CallHistory,
+        stop: StopRequest,
+        changed: Changes,
+        folder: JobFolder,
+        lose: Callable[..., None],
+    ) -> None:
+        self._nodes = nodes
+        self._worlds = worlds
+        self._pool = pool
+        self._history = history
+        self._stop = stop
+        self._changed = changed
+        self._folder = folder
+        self._lose = lose
+
+    async def run(self, call: Call) -> None:
+        """The whole call; a second time where it came to ranks that were gone."""
+        try:
+            await self._run_once(call)
+            if not call.is_final:
+                call.start_again()
+                await self._run_once(call)
+        finally:
+            call.stop_timer()
+
+    async def _run_once(self, call: Call) -> None:
+        """Run it on ranks. It has not ended where those that waited for it were gone: none has seen it."""
+        world = self.world_of(call) or self._pool.find(call)
+        if world is None and call.attempt is not None:  # it went with its ranks
+            self.end(call, call.stop or call.attempt.make_verdict())
+            return
+        if world is None:
+            world = await self._prepare(call)
+        if world is None or (call.stop is not None and call.attempt is None):
+            self._pool.put_back(world)
+            self.end(call, call.stop)
+            return
+        if call.attempt is None:
+            self.dispatch(world, call)
+            if call.file:
+                await self._pool.send_call(world, self._make_order(world, call), call.file)
+        if not world.slot:
+            self._pool.make_spare(call)
+        await call.over.wait()
+        if not call.is_final:
+            await self._break_off(world, call)
+        await self._tidy(world, call)
+
+    # -- starting ------------------------------------------------------------------------------
+
+    async def _prepare(self, call: Call) -> World | None:
+        try:
+            return await self._pool.prepare(call)
+        except MustMake:
+            self._send_back(call)
+            return None
+        except NotReady as why:
+            verdict = make_job_verdict(
+                self._nodes.plan, why.kind, str(why), at_s=time.time(), node=why.node
+            )
+            call.stop = call.stop or replace(verdict, next=why.hint or verdict.next)
+            return None
+
+    def _send_back(self, call: Call) -> None:
+        """Have the client say it again with what makes its object; one that nobody listens to fails."""
+        if not call.listeners or call.asked.detach:  # those that listen to that one cannot
+            why = f"the object of {call.asked.name} is gone with the processes that held it"
+            kind = FailureKind.START_FAILED
+            call.stop = make_job_verdict(self._nodes.plan, kind, why, at_s=time.time())
+            return
+        call.tell(CallAgain(id=call.id, make=True, has=call.asked.project.digest))
+        self._history.forget(call)
+        call.state = CallState.CANCELLED  # here: it comes again
+
+    def world_of(self, call: Call) -> World | None:
+        """Where it runs, if it does."""
+        return None if call.attempt is None else self._worlds.get(call.attempt.number)
+
+    def dispatch(self, world: World, call: Call) -> None:
+        """Give a call to the ranks of a world; with a payload in a file, it only starts."""
+        call.start(world.number, world.plan)
+        if call.is_told_to_wait:
+            call.tell(CallStarted(id=call.id))
+        if not call.file:
+            self._worlds.send(world, self._make_order(world, call), call.body)
+
+    def _make_order(self, world: World, call: Call) -> RunCall:
+        asked = call.asked
+        before, is_told = world.version, world.meeting is world.met
+        world.version, world.met = asked.version, world.meeting
+        return RunCall(
+            id=call.id,
+            world=world.number,
+            name=asked.name,
+            method=asked.method,
+            sizes=call.sizes,
+            collect=asked.collect,
+            stream=asked.stream,
+            reload=bool(world.slot) and asked.version != before,
+            is_watched=asked.is_watched,
+            sources=asked.sources,
+            meeting={} if is_told else self._pool.meet(world),
+            part=world.meeting.next_part() if world.meeting else 0,
+        )
+
+    # -- the end of a call ---------------------------------------------------------------------
+
+    async def _break_off(self, world: World, call: Call) -> None:
+        """A rank failed, or somebody ended the call: the others are ended too."""
+        attempt = call.attempt
+        if attempt is None:
+            return
+        if world.slot and world.is_alive and call.stop is None:
+            # ranks that are kept are given the chance to fail together, and stay
+            await self._changed.until(lambda: attempt.is_done, timeout_s=2 * _SETTLE_S)
+        await attempt.hear_cause(
+            self._changed,
+            lambda: attempt.is_done or call.stop is not None,
+            timeout_s=self._nodes.plan.grace_s,
+        )
+        if not (world.slot and world.is_alive and attempt.is_done):
+            must_hurry = call.stop is not None and self._stop.now
+            self._pool.dismiss(world, now=must_hurry, signum=call.stop_signal)
+            if not attempt.is_done:
+                await self._changed.until(lambda: attempt.is_done, timeout_s=_SETTLE_S)
+        if call.may_start_again(world):
+            return
+        verdict = attempt.make_verdict()
+        if call.stop is not None and (verdict is None or verdict.at_s > call.stop.at_s):
+            verdict = call.stop
+        self.end(call, verdict)
+
+    def end(self, call: Call, verdict: Verdict | None, *, is_told: bool = False) -> None:
+        """It ends so; `is_told`: its clients know already."""
+        if call.is_final:
+            return
+        call.settle(verdict, is_told=is_told)
+        self._history.settle(call)
+
+    async def _tidy(self, world: World, call: Call) -> None:
+        """After a call: its ranks are gone before the next one starts, and a spare world waits for it."""
+        if world.slot and world.is_alive:
+            return
+        self._pool.dismiss(world, now=False)
+        self._pool.renew_store(call.asked)
+        limit_s = self._nodes.plan.grace_s + CLEAR_MARGIN_S
+        if not await self._changed.until(lambda: world.is_cleared, timeout_s=limit_s):
+            self._pool.dismiss(world, now=True)
+            for index in set(world.nodes) - world.cleared:
+                self._lose(index, "it did not end its ranks", parting=Parting.CUT)
+        self._worlds.forget(world)
+        prune_logs(self._folder, world.number)

@@ -1,0 +1,324 @@
+"""What clients may ask of warm nodes, and how they are answered.
+
+Frames in, calls out. Keeps what a client sent ahead of a call on the same link: parts of its payload, changed
+code, the making of an object. When and where a call runs is `agent.lead.calls.call_lead`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+
+from windlass import names
+from windlass.agent.agent_context import AgentContext
+from windlass.agent.lead.calls.call_lead import CallLead
+from windlass.agent.lead.calls.call_state import (
+    Call,
+    CallListener,
+    make_call_status,
+    read_call_logs,
+)
+from windlass.agent.lead.calls.ready_nodes import make_setup
+from windlass.agent.lead.calls.world_pool import shape_of
+from windlass.agent.link.agent_link import Link
+from windlass.agent.link.payload_parts import PartStore, send_parts
+from windlass.agent.node.compute_orders import ComputeOrders
+from windlass.bundle.manifest import EMPTY
+from windlass.errors import ProtocolError
+from windlass.wire.message import Handlers, Message
+from windlass.wire.messages.calls import (
+    CLIENT_TO_COMPUTE_LEAD,
+    AskCall,
+    AskCallLogs,
+    AskCallStatus,
+    AskInfo,
+    AttendCall,
+    CallAccepted,
+    CallAgain,
+    CallForgotten,
+    CallListed,
+    CallLogsTold,
+    CallProfile,
+    CallStatusTold,
+    CallUnknown,
+    ComputeInfo,
+    ConfigureCompute,
+    EndCall,
+    LeadEnding,
+    ProjectPlace,
+    ScaleNodes,
+    SetProfile,
+)
+from windlass.wire.messages.computes import COMPUTE_NODE_TO_LEAD, MakeObject, PayloadPart, SyncCode
+from windlass.wire.messages.jobs import Heard, JoinLead
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Visitor:
+    """One client's link, and what it has sent ahead."""
+
+    parts: PartStore
+    sync: tuple[SyncCode, bytes] | None = None
+    constructor: tuple[MakeObject, bytes] | None = None
+    # what its calls have in common, and the shape of worlds that fit them
+    profiles: dict[str, tuple[CallProfile, str]] = field(default_factory=dict)
+
+
+class CallServer:
+    """Takes what clients ask."""
+
+    client_reads = CLIENT_TO_COMPUTE_LEAD
+    node_reads = COMPUTE_NODE_TO_LEAD
+
+    def __init__(self, context: AgentContext, lead: CallLead, node: ComputeOrders) -> None:
+        self._context = context
+        self._lead = lead
+        self._node = node
+        self._visitors: dict[Link, _Visitor] = {}
+        self._born = os.urandom(8).hex()  # tells one lead of a compute from the next
+        self._handlers: Handlers = {
+            AskCall: self._take_call,
+            PayloadPart: self.keep_part,
+            SyncCode: self._take_sync,
+            MakeObject: self._take_constructor,
+            SetProfile: self._take_profile,
+            AttendCall: self._take_attend,
+            EndCall: self._end_call,
+            AskCallStatus: self._tell_status,
+            AskCallLogs: self._tell_logs,
+            AskInfo: self._tell_info,
+            ScaleNodes: self._scale,
+            ConfigureCompute: self._configure,
+        }
+
+    def take(self, link: Link, message: Message, body: bytes) -> None:
+        """One thing a client says."""
+        self._handlers[type(message)](link, message, body)
+
+    def leave(self, link: Link) -> None:
+        """A client hung up: its calls go on."""
+        visitor = self._visitors.pop(link, None)
+        if visitor is not None:
+            visitor.parts.drop()
+        for call in self._lead.history.drop_listener(link):
+            if call.asked.stream and not call.is_final:
+                self._lead.abandon(call)
+
+    # -- nodes ---------------------------------------------------------------------------------
+
+    def join(self, link: Link, index: int, about: JoinLead) -> None:
+        """A node has come; large payloads go to it by parts, where it is on another machine."""
+
+        async def ship(key: str, path: str) -> None:
+            await send_parts(link, key, path)
+
+        self._lead.join(index, link.send, about, ship=ship if self._context.is_pod else None)
+
+    def keep_part(self, link: Link, message: Message, body: bytes) -> bool:
+        """Keep a part of a payload; whether it was one."""
+        if not isinstance(message, PayloadPart):
+            return False
+        self._visitor(link).parts.take(message, body)
+        return True
+
+    def with_file(self, link: Link, message: Message) -> Message:
+        """What a node says, with the file of the payload that came ahead of it."""
+        return self._visitor(link).parts.with_file(message)
+
+    def _visitor(self, link: Link) -> _Visitor:
+        visitor = self._visitors.get(link)
+        if visitor is None:
+            visitor = self._visitors[link] = _Visitor(
+                PartStore(self._node.spill, is_far=self._context.is_pod)
+            )
+        return visitor
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def _take_sync(self, link: Link, message: SyncCode, body: bytes) -> None:
+        """Keep it for the call that follows; one that does not fit what is here is told with that call."""
+        if message.base in (self._expected(message.project), EMPTY.digest):
+            self._visitor(link).sync = (message, body)
+
+    def _take_constructor(self, link: Link, message: MakeObject, body: bytes) -> None:
+        self._visitor(link).constructor = (message, body)
+
+    def _take_profile(self, link: Link, message: SetProfile, _body: bytes) -> None:
+        """What calls have in common, once for all of them."""
+        profile = message.profile
+        if profile.project.key and profile.project.digest:
+            profile = profile.replaced(project=self._place(profile.project))
+        self._visitor(link).profiles[message.key] = (profile, shape_of(profile))
+
+    def _expected(self, key: str) -> str:
+        """The digest of a project once all calls have started that bring something of it."""
+        for call in self._lead.queue.newest_first():
+            if call.sync is not None and call.sync[0].project == key:
+                return call.sync[0].digest
+        return self._node.projects.digest(key)
+
+    def _take_call(self, link: Link, message: AskCall, body: bytes) -> None:
+        visitor, call_id = self._visitor(link), message.id
+        sync, visitor.sync = visitor.sync, None
+        constructor, visitor.constructor = visitor.constructor, None
+        if call_id in self._lead.history:  # said twice, over a line that broke
+            self._attend(link, call_id)
+            return
+        if self._lead.history.has_forgotten(call_id):
+            link.send(CallForgotten(id=call_id))
+            return
+        if self._lead.stop.is_asked:  # it is for the nodes that come after these
+            link.send(LeadEnding(id=call_id))
+            return
+        if message.profile not in visitor.profiles:
+            raise ProtocolError(f"the call {call_id!r:.60} names a profile that was never said")
+        asked, shape = visitor.profiles[message.profile]
+        key, here = asked.project.key, self._expected(asked.project.key)
+        if asked.project.digest == "as is":  # a callable by name: whatever code is here
+            asked = asked.replaced(project=asked.project.replaced(digest=here))
+        digest = asked.project.digest
+        if sync is not None and not (
+            sync[0].project == key and sync[0].base in (here, EMPTY.digest)
+        ):
+            sync = None  # it is of another project, or others brought something else since
+        if digest and digest != (here if sync is None else sync[0].digest):
+            link.send(CallAgain(id=call_id, has=here))
+            return
+        if asked.slot and not self._knows_object(asked) and constructor is None:
+            visitor.sync = sync  # the same call comes again without it
+            link.send(CallAgain(id=call_id, make=True, has=digest))
+            return
+        file = self._find_file(visitor, message)
+        call = Call(
+            call_id, asked, message.sizes, body, shape, file, sync=sync, constructor=constructor
+        )
+        if not asked.detach:
+            call.listeners.append(self._make_listener(link))
+        else:
+            link.send(CallAccepted(id=call_id))
+        self._lead.ask(call)
+
+    def _find_file(self, visitor: _Visitor, message: AskCall) -> str:
+        """Where a large payload lies; a path of another machine is nobody's business."""
+        if message.payload:
+            return visitor.parts.claim(message.payload)
+        return "" if self._context.is_pod else message.file
+
+    def _knows_object(self, asked: CallProfile) -> bool:
+        return not asked.instance or self._lead.pool.has_instance(asked.slot, asked.instance)
+
+    def _place(self, project: ProjectPlace) -> ProjectPlace:
+        """Paths of a project that travelled are the nodes' own."""
+        root = f"{self._context.folder.code}/{project.key}"
+
+        def place(path: str) -> str:
+            return f"{root}/{path}".rstrip("/.") if path not in ("", ".") else root
+
+        paths = [place(path) for path in project.paths]
+        return project.replaced(root=root, cwd=place(project.cwd), paths=paths)
+
+    def _take_attend(self, link: Link, message: AttendCall, _body: bytes) -> None:
+        self._attend(link, message.id, since=message.since)
+
+    def _attend(self, link: Link, call_id: str, *, since: int = 0) -> None:
+        call = self._lead.history.get(call_id)
+        if call is None:
+            self._deny(link, call_id, since)
+            return
+        link.send(CallAccepted(id=call_id))
+        listener = self._make_listener(link)
+        for item in call.items:
+            if not item.file or os.path.exists(item.file):
+                call.tell_answer(listener, item)
+        for rank in sorted(call.answers):
+            call.tell_answer(listener, call.answers[rank])
+        if call.is_final:
+            call.tell_end(listener)
+        else:
+            call.listeners.append(listener)
+
+    def _deny(self, link: Link, call_id: str, since: int = 0) -> None:
+        """Say that a call is not known any more; only where that is certain, that it never was."""
+        was_here = self._lead.history.has_forgotten(call_id, since=since)
+        link.send(CallForgotten(id=call_id) if was_here else CallUnknown(id=call_id))
+
+    def _end_call(self, link: Link, message: EndCall, _body: bytes) -> None:
+        call = self._lead.history.get(message.id)
+        if call is not None:
+            why = message.why or "cancelled by a client"
+            signum = signal.SIGINT if message.interrupt else signal.SIGTERM
+            self._lead.cancel(call, why, signum=signum)
+        link.send(Heard(id=message.id))
+
+    def _tell_status(self, link: Link, message: AskCallStatus, _body: bytes) -> None:
+        call = self._lead.history.get(message.id)
+        if call is None:
+            self._deny(link, message.id)
+            return
+        ahead = self._lead.history.count_ahead(call)
+        status = make_call_status(call, self._lead.plan, ahead)
+        link.send(CallStatusTold(id=call.id, status=status))
+
+    def _tell_logs(self, link: Link, message: AskCallLogs, _body: bytes) -> None:
+        call = self._lead.history.get(message.id)
+        if call is None:
+            self._deny(link, message.id)
+            return
+        files, body = read_call_logs(call, self._context.folder, message.seen)
+        link.send(CallLogsTold(id=call.id, files=files), body)
+
+    def _make_listener(self, link: Link) -> CallListener:
+        return CallListener(link, is_remote=self._context.is_pod)
+
+    # -- the compute ---------------------------------------------------------------------------
+
+    def _scale(self, link: Link, message: ScaleNodes, _body: bytes) -> None:
+        before = len(self._lead.plan.nodes)
+        self._lead.scale(max(before, message.nodes) if message.at_least else message.nodes)
+        link.send(self._make_info().replaced(before=before))
+
+    def _configure(self, link: Link, message: ConfigureCompute, _body: bytes) -> None:
+        known = self._lead.setup
+        if any(part is not None for part in (message.env, message.steps, message.hidden)):
+            hidden = {**known.hidden, **(message.hidden or {})}
+            # every node has what this one was started with
+            new = {k: v for k, v in hidden.items() if os.environ.get(k) != v}
+            env = known.env if message.env is None else message.env
+            steps = known.steps if message.steps is None else message.steps
+            self._lead.setup = make_setup(env, steps, new)
+        if message.says("ttl_s"):
+            self._lead.inactivity.set(message.ttl_s)
+        self._lead.record.update(message.record or {})
+        link.send(self._make_info())
+
+    def _tell_info(self, link: Link, _message: AskInfo, _body: bytes) -> None:
+        link.send(self._make_info())
+
+    def _make_info(self) -> ComputeInfo:
+        lead = self._lead
+        return ComputeInfo(
+            job_id=self._context.plan.job_id,
+            spill=str(self._node.spill),
+            nodes=len(lead.plan.nodes),
+            here=[node.index for node in lead.plan.nodes if node.index in lead.nodes],
+            projects={key: self._expected(key) for key in self._node.projects.digests()},
+            calls=[
+                CallListed(id=call.id, name=call.asked.name, state=call.state)
+                for call in lead.history.recent()[-20:]
+            ],
+            num_calls=lead.history.num_calls,
+            idle_s=lead.queue.idle_s,
+            ttl_s=lead.inactivity.ttl_s,
+            setup=lead.setup.digest,
+            env=lead.setup.env,
+            steps=lead.setup.steps,
+            record=lead.record,
+            version=names.VERSION,
+            python=f"{sys.version_info[0]}.{sys.version_info[1]}",
+            born=self._born,
+        )

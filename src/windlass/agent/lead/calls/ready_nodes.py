@@ -1,0 +1,215 @@
+"""Nodes made ready for a call: here, with no ranks out of sight, with the call's code, and set up.
+
+Waits and sends orders to nodes; why a call cannot start are exceptions of the lead's own, and clients are
+told in words. Which ranks a call then runs on is `agent.lead.calls.world_pool`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from windlass import names
+from windlass.agent.lead.calls.call_state import Call
+from windlass.agent.lead.changes import Changes
+from windlass.agent.lead.node_table import NodeTable
+from windlass.agent.projects import Projects
+from windlass.bundle.manifest import EMPTY
+from windlass.errors import WindlassError
+from windlass.records import to_json
+from windlass.spec.work import ImageStep
+from windlass.wire.message import Handlers
+from windlass.wire.messages.calls import CallProfile, CallSaid, CallWaiting
+from windlass.wire.messages.computes import CodeSynced, NodeSetUp, SetUpNode, SyncCode
+from windlass.wire.status import FailureKind
+
+logger = logging.getLogger(__name__)
+
+
+class MustMake(Exception):
+    """The object that a call is for is gone, and only its client can make it anew."""
+
+
+class NotReady(Exception):
+    """A call cannot start, and why; `node` is the one to blame, if one is; `hint` says what to do."""
+
+    kind = FailureKind.START_FAILED
+
+    def __init__(self, why: str, node: int | None = None, hint: str = "") -> None:
+        super().__init__(why)
+        self.node = node
+        self.hint = hint
+
+
+class NotSetUp(NotReady):
+    """A step of the image failed."""
+
+    kind = FailureKind.STEP_FAILED
+
+
+class ReadyNodes:
+    """What calls need of nodes, and what each has of it; `setup` tells the set-up that is wanted now."""
+
+    def __init__(
+        self,
+        nodes: NodeTable,
+        changed: Changes,
+        projects: Projects | None,
+        setup: Callable[[], SetUpNode],
+    ) -> None:
+        self._nodes = nodes
+        self._changed = changed
+        self._projects = projects
+        self._setup = setup
+        self._given_up: set[int] = set()  # nodes that a call went on without
+        self.handlers: Handlers = {CodeSynced: self._take_synced, NodeSetUp: self._take_set_up}
+
+    def is_up_to_date(self, index: int, asked: CallProfile) -> bool:
+        """Whether a node has the code and the set-up that a call wants."""
+        node = self._nodes.get(index)
+        if node is None or node.setup != self._setup().digest:
+            return False
+        project = asked.project
+        return not project.digest or node.digests.get(project.key) == project.digest
+
+    # -- being there ---------------------------------------------------------------------------
+
+    async def wait_for(self, call: Call, indexes: Sequence[int]) -> None:
+        """Until these nodes are here, and none that is out of sight can have ranks of an earlier call."""
+        await self._wait_for_nodes(call, indexes)
+        one_world = self._nodes.one_world
+        if unseen := one_world.unseen():
+            what = f"waiting for the ranks of {_name_nodes(unseen)}, out of sight, to have ended"
+            call.tell_waiting(CallWaiting(id=call.id, what=what))
+            await self._changed.until(
+                lambda: not one_world.unseen() or call.stop is not None, timeout_s=None
+            )
+
+    async def _wait_for_nodes(self, call: Call, indexes: Sequence[int]) -> None:
+        """All of them; where fewer will do, for the others only so long, and once."""
+        asked, limit_s = call.asked.world, call.asked.launch_timeout_s
+        self._given_up &= set(self._nodes.missing(self._given_up))
+        if not set(self._nodes.missing(indexes)) - self._given_up:
+            return
+        what = f"waiting for {_name_nodes(self._nodes.missing(indexes))}"
+        call.tell_waiting(CallWaiting(id=call.id, what=what))
+
+        def is_over() -> bool:
+            return not self._nodes.missing(indexes) or call.stop is not None
+
+        def is_enough() -> bool:
+            num_here = len(indexes) - len(self._nodes.missing(indexes))
+            return is_over() or (num_here >= asked.min_nodes and 0 in self._nodes)
+
+        is_elastic = asked.min_nodes < asked.nodes
+        first_s = min(names.FEWER_AFTER_S, limit_s) if is_elastic else limit_s
+        if await self._changed.until(is_over, timeout_s=first_s):
+            return
+        if is_elastic and await self._changed.until(is_enough, timeout_s=limit_s - first_s):
+            self._give_up(call, indexes)
+            return
+        late = _name_nodes(self._nodes.missing(indexes))
+        raise NotReady(f"{late} did not join within {limit_s:g} s (launch_timeout)")
+
+    def _give_up(self, call: Call, indexes: Sequence[int]) -> None:
+        self._given_up = set(self._nodes.missing(indexes))
+        if self._given_up:
+            num_here = len(indexes) - len(self._given_up)
+            without = f"without {_name_nodes(self._given_up)}"
+            line = f"going on with {num_here} of {len(indexes)} nodes, {without}"
+            call.tell(CallSaid(id=call.id, line=line))
+
+    # -- code ----------------------------------------------------------------------------------
+
+    def sync(self, call: Call, indexes: Sequence[int]) -> None:
+        """Send each node the code it lacks; what follows on its link finds it there."""
+        key, digest = call.asked.project.key, call.asked.project.digest
+        if not digest or self._projects is None:
+            return
+        self._sync_own(self._projects, call)
+        self._nodes[0].digests[key] = digest
+        whole: bytes | None = None
+        for index in indexes:
+            node = self._nodes[index]
+            has = node.digests.get(key, EMPTY.digest)
+            if index == 0 or has == digest:
+                continue
+            if call.sync is not None and call.sync[0].base == has:
+                node.send(*call.sync)
+            else:
+                whole = whole or self._projects.pack(key)
+                node.send(SyncCode(project=key, base=EMPTY.digest, digest=digest), whole)
+            node.digests[key] = digest
+
+    @staticmethod
+    def _sync_own(projects: Projects, call: Call) -> None:
+        if projects.digest(call.asked.project.key) == call.asked.project.digest:
+            return
+        if call.sync is None:
+            raise NotReady("the project's code is not here; call again")
+        try:
+            projects.apply(*call.sync)
+        except WindlassError as error:
+            raise NotReady(f"the code could not be unpacked: {error.message}", 0) from error
+
+    def _take_synced(self, index: int, message: CodeSynced, _body: bytes) -> None:
+        if message.error:
+            logger.warning("code for node %s: %s", index, message.error)
+            if index in self._nodes:
+                self._nodes[index].digests.pop(message.project, None)
+
+    # -- set-up --------------------------------------------------------------------------------
+
+    async def set_up(self, call: Call, indexes: Sequence[int], before: Callable[[], None]) -> None:
+        """Have nodes do the set-up that they have not done; `before` it starts, all ranks are given up."""
+        wanted = self._setup().digest
+        todo = [index for index in indexes if self._lacks_setup(index)]
+        if not todo:
+            return
+        before()
+        call.tell_waiting(CallWaiting(id=call.id, what="setting up nodes"))
+        for index in todo:
+            self._nodes[index].setup_error = ""
+            self._nodes.order(index, self._setup().replaced(cwd=call.asked.project.cwd))
+
+        def is_over() -> bool:
+            pending = [i for i in todo if i in self._nodes and self._nodes[i].setup != wanted]
+            return not pending or call.stop is not None
+
+        await self._changed.until(is_over, timeout_s=None)
+        for index in todo:
+            node = self._nodes.get(index)
+            if node is not None and node.setup_error:
+                error, node.setup, node.setup_error = node.setup_error, "", ""
+                raise NotSetUp(f"node {index}: {error}", index, node.setup_hint)
+
+    def _lacks_setup(self, index: int) -> bool:
+        node = self._nodes.get(index)
+        return node is not None and node.setup != self._setup().digest
+
+    def _take_set_up(self, index: int, message: NodeSetUp, _body: bytes) -> None:
+        if index in self._nodes:
+            node = self._nodes[index]
+            node.setup, node.setup_error = message.digest, message.error
+            node.setup_hint = message.hint
+
+
+def make_setup(
+    env: Mapping[str, str | None],
+    steps: Sequence[ImageStep],
+    hidden: Mapping[str, str] | None = None,
+) -> SetUpNode:
+    """The order to set up nodes; nothing to do has an empty digest.
+
+    `hidden` are values of secrets that changed since the nodes started: told to nodes, shown to nobody.
+    """
+    told = {"env": env, "steps": to_json(steps), "hidden": hidden or {}}
+    text = json.dumps(told, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest() if any(told.values()) else ""
+    return SetUpNode(env=env, steps=steps, hidden=hidden or {}, digest=digest)
+
+
+def _name_nodes(indexes: Iterable[int]) -> str:
+    return ", ".join(f"node {index}" for index in sorted(indexes))

@@ -1,0 +1,329 @@
+"""The worlds of a compute that wait for calls: those that are kept in slots, and a spare one.
+
+Makes worlds when asked, keeps them, gives them up. Worlds of one shape, which is all that their ranks
+were forked with, can stand in for each other. Which call runs on which world, and when, is
+`agent.lead.calls.call_lead`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+from dataclasses import replace
+
+from windlass.agent.lead.calls.call_state import Call
+from windlass.agent.lead.calls.ready_nodes import MustMake, NotReady, ReadyNodes
+from windlass.agent.lead.changes import Changes
+from windlass.agent.lead.node_table import JoinedNode, NodeTable
+from windlass.agent.lead.rendezvous import LeadRendezvous
+from windlass.agent.lead.status_writer import StatusWriter
+from windlass.agent.lead.world import World, WorldTable, make_world_nodes
+from windlass.frameworks.framework import load_framework
+from windlass.plan.plan import Plan, make_nodes
+from windlass.spec.node_resources import NodeSizes
+from windlass.wire.message import to_plain
+from windlass.wire.messages.calls import CallProfile, CallWaiting
+from windlass.wire.messages.computes import ForkWorld, RunCall
+from windlass.wire.messages.forkserver import CallRankSetup
+from windlass.wire.messages.jobs import EndAgent
+
+CLEAR_MARGIN_S = 5.0  # for ranks to be gone after their grace
+_STORE_S = 30.0
+
+
+def shape_of(asked: CallProfile) -> str:
+    """What a call wants of the ranks that run it, as a text to compare."""
+    project = asked.project
+    place = [project.cwd, project.root, project.paths]
+    forked = [asked.preload, asked.store, asked.start, asked.framework, asked.sizes]
+    return json.dumps([asked.world, asked.env, forked, place], default=to_plain)
+
+
+class WorldPool:
+    """Worlds by what they can be called for."""
+
+    def __init__(
+        self,
+        nodes: NodeTable,
+        worlds: WorldTable,
+        ready_nodes: ReadyNodes,
+        rendezvous: LeadRendezvous,
+        changed: Changes,
+        status_writer: StatusWriter,
+    ) -> None:
+        self._nodes = nodes
+        self._worlds = worlds
+        self._ready_nodes = ready_nodes
+        self._rendezvous = rendezvous
+        self._changed = changed
+        self._status_writer = status_writer
+        self._first_nodes = nodes.plan.nodes  # as the plan's file has them
+        self._slots: dict[str, World] = {}
+        self._spare: World | None = None
+        self._numbers = itertools.count()  # of worlds and of stores
+
+    def has_instance(self, slot: str, instance: str) -> bool:
+        """Whether the object of a kept world is alive."""
+        world = self._slots.get(slot)
+        return world is not None and world.is_alive and world.instance == instance
+
+    def scale(self, num_nodes: int, *, ends_others: bool = False) -> None:
+        """So many nodes from now on; `ends_others`: agents beyond are told that they are not needed."""
+        plan = self._nodes.plan
+        nodes = make_nodes(num_nodes, plan.nodes[0].num_ranks, job_name=plan.name)
+        self._nodes.resize(plan.with_nodes(nodes))
+        for index in self._nodes.here() if ends_others else ():
+            if index >= num_nodes:
+                self._nodes.order(index, EndAgent())
+
+    # -- finding a world -----------------------------------------------------------------------
+
+    def find(self, call: Call) -> World | None:
+        """A world that can take this call at once."""
+        asked = call.asked
+        world = self._slots.get(asked.slot) if asked.slot else self._spare
+        if world is None or not world.is_alive or world.shape != call.shape:
+            return None
+        if self._nodes.one_world.unseen():
+            return None
+        if not asked.slot and self._has_grown(world, call):
+            return None
+        if asked.slot and (world.instance != asked.instance or call.constructor is not None):
+            return None
+        if not all(self._ready_nodes.is_up_to_date(index, asked) for index in world.nodes):
+            return None
+        if not self._have_met(world, asked):
+            return None
+        if world is self._spare:
+            self._spare = None
+        return world
+
+    async def prepare(self, call: Call) -> World | None:
+        """Bring nodes, code and ranks to where the call can start; None when it was ended meanwhile."""
+        asked, ready_nodes = call.asked, self._ready_nodes
+        if asked.world.nodes > len(self._nodes.plan.nodes):  # of which an earlier lead knew
+            self.scale(asked.world.nodes)
+        while True:
+            wanted = make_world_nodes(self._nodes.plan, asked.world)
+            await ready_nodes.wait_for(call, [node.index for node in wanted])
+            if call.stop is not None:
+                return None
+            plan = self._plan_world(call)
+            indexes = [node.index for node in plan.nodes]
+            ready_nodes.sync(call, indexes)
+            await ready_nodes.set_up(call, indexes, before=self._give_up_all)
+            if load_framework(asked.framework).cluster is not None:
+                if not await self._await_cluster(call, indexes):
+                    continue  # a node was lost meanwhile
+            elif asked.store:
+                await self._await_store(asked)
+            world = self.find(call)
+            if world is not None or call.stop is not None:
+                return world
+            await self._make_room(call)
+            if all(ready_nodes.is_up_to_date(index, asked) for index in indexes):
+                break  # else one went away meanwhile, and whoever comes in its place has nothing
+        made = self._make(call, plan)
+        self._have_met(made, asked)
+        return made
+
+    def _has_grown(self, world: World, call: Call) -> bool:
+        """Whether more nodes came since a world was made of those that were there."""
+        asked = call.asked.world
+        if asked.min_nodes == asked.nodes:
+            return False
+        return len(self._plan_world(call).nodes) > len(world.nodes)
+
+    def _plan_world(self, call: Call) -> Plan:
+        """The nodes and ranks of a call: all that it asks for, or those that are here if they will do."""
+        asked = call.asked.world
+        here = None
+        if asked.min_nodes < asked.nodes:
+            here = [index for index in range(asked.nodes) if index in self._nodes]
+        plan = replace(self._nodes.plan, framework=call.asked.framework)
+        return plan.with_nodes(make_world_nodes(plan, asked, here))
+
+    # -- where its ranks meet ------------------------------------------------------------------
+
+    def meet(self, world: World) -> dict[str, str]:
+        """What the ranks of a world are told of their meeting."""
+        if world.meeting is None:
+            return {}
+        first = self._nodes.get(world.nodes[0])
+        own = first.address if first is not None else ""
+        shared = self._rendezvous.address
+        address = shared if world.meeting.has_store else own or shared
+        return world.meeting.render(address, world.plan.framework)
+
+    def _have_met(self, world: World, asked: CallProfile) -> bool:
+        """Whether a world has its meeting point now; not while the store is not open yet."""
+        if world.meeting is not None:
+            return True
+        if not asked.store:
+            world.meeting = self._rendezvous.hold_port(next(self._numbers))
+            return True
+        store = self._rendezvous.find_store(world.plan.framework)
+        if store is not None and store.port is not None:
+            world.meeting = store
+        return world.meeting is not None
+
+    async def _await_store(self, asked: CallProfile) -> None:
+        self._open_store(asked)
+        store = self._rendezvous.find_store(asked.framework)
+        if store is not None and not await self._changed.until(
+            lambda: store.port is not None, timeout_s=_STORE_S
+        ):
+            self._rendezvous.do_without(store)
+
+    async def _await_cluster(self, call: Call, indexes: list[int]) -> bool:
+        """Until the framework's own processes are on all nodes, where they stay; False if that is over."""
+        asked = call.asked
+        sizes, number = asked.sizes or NodeSizes(), next(self._numbers)
+        own = load_framework(asked.framework).cluster
+        if own is not None and own.is_in_project:
+            place = asked.project
+            sizes = replace(sizes, cwd=place.cwd, paths=(place.root, *place.paths))
+        cluster = self._rendezvous.open_cluster(
+            asked.framework, number, indexes, sizes, asked.preload, is_shared=True
+        )
+        if not cluster.is_settled:
+            what = f"starting {asked.framework} on {len(indexes)} node(s)"
+            call.tell_waiting(CallWaiting(id=call.id, what=what))
+        await self._changed.until(
+            lambda: cluster.is_settled or call.stop is not None,
+            timeout_s=asked.launch_timeout_s,
+        )
+        node, error = cluster.find_error()
+        if cluster.error and self._rendezvous.find_store(asked.framework) is cluster:
+            self._rendezvous.close_store(asked.framework)
+        if error or not cluster.is_settled:
+            late = f"{asked.framework} did not start within {asked.launch_timeout_s:g} s"
+            raise NotReady(error or f"{late} (launch_timeout)", node if error else None)
+        return not cluster.is_given_up
+
+    def _open_store(self, asked: CallProfile) -> None:
+        if self._rendezvous.find_store(asked.framework) is None:
+            number = next(self._numbers)
+            self._rendezvous.open_store(asked.framework, number, asked.preload, is_shared=True)
+
+    def renew_store(self, asked: CallProfile) -> None:
+        """Open another store in place of one that has served for long and that no world uses any more."""
+        in_use = [world.meeting for world in self._worlds.all()]
+        if asked.store and self._rendezvous.is_worn(asked.framework, in_use):
+            self._rendezvous.close_store(asked.framework)
+            self._open_store(asked)
+
+    # -- making a world ------------------------------------------------------------------------
+
+    async def _make_room(self, call: Call) -> None:
+        """End the ranks that those of a new world would stand beside."""
+        if call.asked.instance and call.constructor is None:
+            raise MustMake
+        if self._spare is not None:
+            self.dismiss(self._spare, now=True)
+            self._spare = None
+        old = self._slots.pop(call.asked.slot, None) if call.asked.slot else None
+        if old is not None:
+            self.dismiss(old, now=False)
+            limit_s = self._nodes.plan.grace_s + CLEAR_MARGIN_S
+            await self._changed.until(lambda: old.is_cleared, timeout_s=limit_s)
+            self._worlds.forget(old)
+
+    def _make(self, call: Call, plan: Plan) -> World:
+        asked = call.asked
+        world = World(
+            next(self._numbers),
+            plan,
+            call.shape,
+            made_for=call.id,
+            slot=asked.slot,
+            instance=asked.instance,
+            version=asked.version,
+        )
+        self._worlds.add(world)
+        self._worlds.send(world, _make_fork_order(world, asked))
+        if plan.nodes != self._first_nodes:
+            self._status_writer.keep_world(world.number, plan)
+        if world.slot:
+            self._slots[world.slot] = world
+            if call.constructor is not None:
+                order, body = call.constructor
+                self._worlds.send(world, order.replaced(world=world.number), body)
+        return world
+
+    def make_spare(self, call: Call) -> None:
+        """Have the ranks of the next call forked before it comes, if it is like this one."""
+        plan = self._plan_world(call)
+        if self._spare is None and not self._nodes.missing(node.index for node in plan.nodes):
+            self._spare = self._make(call, plan)
+
+    def put_back(self, world: World | None) -> None:
+        """A world that a call took and did not use waits for the next one."""
+        if world is None or world.slot:
+            return
+        if self._spare is None and world.is_alive:
+            self._spare = world
+        else:
+            self.dismiss(world, now=True)
+
+    async def send_call(self, world: World, order: RunCall, path: str) -> None:
+        """A call whose payload lies in a file: to other machines it goes ahead by parts."""
+        nodes = [node for index in world.rank_nodes if (node := self._nodes.get(index)) is not None]
+        for node in nodes:
+            if node.ship is None:
+                node.send(order.replaced(file=path), b"")
+        await asyncio.gather(*(_ship(node, order, path) for node in nodes))
+
+    # -- giving worlds up ----------------------------------------------------------------------
+
+    def dismiss(self, world: World, *, now: bool, signum: int | None = None) -> None:
+        """End a world's ranks; those that work are asked with `signum`."""
+        self._rendezvous.leave(world.meeting)
+        world.meeting = None
+        self._worlds.end(world, now=now, signum=signum)
+
+    async def dismiss_all(self, *, now: bool) -> None:
+        live = self._worlds.all()
+        for world in live:
+            self.dismiss(world, now=now)
+        limit_s = self._nodes.plan.grace_s + CLEAR_MARGIN_S
+        await self._changed.until(
+            lambda: all(world.is_cleared for world in live), timeout_s=limit_s
+        )
+        self._rendezvous.drop_stores()
+
+    def _give_up_all(self) -> None:
+        """Nodes start their fork servers anew: what these had forked goes with them."""
+        for world in self._worlds.all():
+            world.is_alive = False
+        self._spare = None
+        self._rendezvous.drop_stores(close=True)  # some nodes may keep theirs
+
+
+def _make_fork_order(world: World, asked: CallProfile) -> ForkWorld:
+    project = asked.project
+    about = CallRankSetup(
+        framework=world.plan.framework,
+        keep=bool(world.slot),
+        start=asked.start,
+        cwd=project.cwd,
+        root=project.root,
+        paths=project.paths,
+    )
+    return ForkWorld(
+        world=world.number,
+        nodes=world.plan.nodes,
+        preload=asked.preload,
+        env=asked.env,
+        about=about,
+    )
+
+
+async def _ship(node: JoinedNode, order: RunCall, path: str) -> None:
+    if node.ship is None:
+        return
+    with contextlib.suppress(OSError):  # then its link breaks, which is heard of
+        await node.ship(path, path)
+        node.send(order.replaced(payload=path), b"")

@@ -1,0 +1,1 @@
+"""The lead of a job: when attempts start, end and are tried again, and the results they leave."""

@@ -1,0 +1,372 @@
+"""The lead of a job: node 0's agent decides for all nodes when an attempt starts, ends and is tried again.
+
+It hears of ranks from nodes (its own included), gives orders to nodes, and writes what it knows to the
+status. It touches no process and no socket itself: nodes do the one, links the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from windlass import names
+from windlass.agent.lead.attempt import Attempt, RankNews
+from windlass.agent.lead.changes import Changes
+from windlass.agent.lead.jobs.next_attempt import Budget, Gathering
+from windlass.agent.lead.jobs.owed_results import OwedResults
+from windlass.agent.lead.node_table import JoinedNode, NodeNews, NodeTable, SendBody
+from windlass.agent.lead.rendezvous import LeadRendezvous, MeetingPoint
+from windlass.agent.lead.status_writer import StatusWriter
+from windlass.agent.lead.verdicts import StopRequest, make_job_verdict
+from windlass.agent.lead.world import World, WorldTable
+from windlass.agent.silence_limits import SIGHT, Parting, SilenceLimits
+from windlass.frameworks.framework import load_framework
+from windlass.plan.plan import Plan
+from windlass.wire.lead_handover import LeadHandover, Seat
+from windlass.wire.message import Handlers, Message
+from windlass.wire.messages.jobs import JoinLead, KeepHandover, ReleaseRanks, StartAttempt
+from windlass.wire.messages.worlds import WorldCleared
+from windlass.wire.status import FailureKind, Phase, Verdict
+
+if TYPE_CHECKING:
+    from windlass.agent.link.payload_parts import Ship
+
+logger = logging.getLogger(__name__)
+
+_SETTLE_S = 0.3  # how long a verdict waits for a failure that came earlier but is heard of later
+_SETTLE_LOST_S = 6.0  # a silent node takes so long to be missed
+_STOP_MARGIN_S = 5.0
+
+
+class JobLead:
+    """One job, from the first node that joins to the last that stops."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        status_writer: StatusWriter,
+        *,
+        address: str = "",
+        memory: LeadHandover | None = None,
+        incarnation: str = "",
+        sight: SilenceLimits = SIGHT,
+    ) -> None:
+        self._plan = plan
+        self._status_writer = status_writer
+        self._changed = Changes()
+        self.stop = StopRequest()
+        self.nodes = NodeTable(
+            plan, status_writer, self._changed.set, incarnation=incarnation, sight=sight
+        )
+        self._worlds = WorldTable(self.nodes)
+        self._world = World(-1, plan)  # none yet
+        self._rendezvous = LeadRendezvous(
+            plan, address, self.nodes, status_writer, self._lose_cluster
+        )
+        self.budget = Budget(plan, memory or LeadHandover())
+        self._gathering = Gathering(
+            self.nodes, self.budget, self.stop, self._changed, status_writer, self._end_for_time
+        )
+        self._owed_results = OwedResults(self.nodes, self._changed, status_writer)
+        self._ranks = RankNews(Attempt(-1, plan), status_writer)
+        self._handlers: Handlers = {
+            **NodeNews(self.nodes, status_writer).handlers,
+            **self._ranks.handlers,
+            **self._rendezvous.handlers,
+            **self._owed_results.handlers,
+            WorldCleared: self._take_cleared,
+        }
+
+    @property
+    def attempt(self) -> Attempt:
+        """The current attempt, or the last one."""
+        return self._ranks.attempt
+
+    # -- nodes ---------------------------------------------------------------------------------
+
+    def join(
+        self, index: int, send: SendBody, about: JoinLead, *, ship: Ship | None = None
+    ) -> None:
+        """A node is there, with what it knows of the lead before this one."""
+        self.nodes.join(index, send, about, ship)
+        if self.budget.hear(about.memory) and about.memory and about.lost_lead:
+            self.nodes.one_world.hear_of_lost_lead(about.memory, about.lost_lead)
+        self._check_python(index, about.python)
+        self._rendezvous.check_clusters()
+
+    def _check_python(self, index: int, python: str) -> None:
+        wanted = self._plan.python_minor
+        has = ".".join(python.split(".")[:2])
+        if wanted and has != wanted:
+            message = (
+                f"the function travels by value from Python {wanted}, but {self.nodes.name(index)} "
+                f"runs {has}, which cannot run its code; put it in a module of the project, or use "
+                f"an image with Python {wanted}, or a client with {has}"
+            )
+            self.end(FailureKind.START_FAILED, message)
+
+    def receive(self, index: int, message: Message, body: bytes = b"") -> None:
+        """Something a node says."""
+        self._handlers[type(message)](index, message, body)
+        self._rendezvous.check_clusters()
+        self._changed.set()
+
+    def lose(self, index: int, why: str = "", *, parting: Parting = Parting.CLOSED) -> None:
+        """A node is gone. Where it was cut off, its ranks may go on, and it may be this one that is."""
+        node = self._worlds.lose(index, why, parting)
+        if node is not None:
+            is_cut = parting is Parting.CUT and self._world.is_cut
+            note = _render_loss(why, node)
+            for outcome in list(self.attempt.lose_node(index, note, is_cut=is_cut)):
+                self._ranks.take(outcome, exited=True)
+            self._rendezvous.lose_node(index)
+
+    def part(self, index: int) -> None:
+        """The ranks of a node that leaves are dead: a lead that comes after this one need not wait for it."""
+        self.lose(index)
+        self._forget_gone()
+
+    def hear_farewell(self, seat: Seat, memory: LeadHandover | None) -> None:
+        """A node that had been out of sight ends for good, and has no ranks; others may know what it knew."""
+        self.budget.hear(memory)
+        logger.info("node %s of an earlier attempt has ended for good", seat.index)
+        self.nodes.part(seat)
+
+    def _forget_gone(self) -> None:
+        self.budget.memory = self.nodes.one_world.without_gone(self.budget.memory)
+        self._have_remembered()
+
+    def _have_remembered(self) -> None:
+        """Have every node keep what this lead knows, in case it is lost."""
+        self.nodes.tell_all(KeepHandover(memory=self.budget.memory))
+
+    def end(
+        self, kind: FailureKind, message: str, *, now: bool = False, signum: int = signal.SIGTERM
+    ) -> None:
+        """Somebody wants the job to end, which ranks hear as `signum`; asked again, it may end at once."""
+        attempt = max(0, self.attempt.number)
+        verdict = make_job_verdict(self._plan, kind, message, at_s=time.time(), attempt=attempt)
+        is_hurried = self.stop.ask(verdict, now=now, signum=signum)
+        if is_hurried and self._status_writer.status.phase is Phase.STOPPING:
+            self._worlds.end(self._world, now=True, signum=self.stop.signal)
+        self._changed.set()
+
+    # -- the job -------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """The whole job; afterwards the status is final."""
+        verdict = await self._run_attempts()
+        if verdict is not None:
+            self._status_writer.set_verdict(verdict, final=True)
+        await self._owed_results.collect(self.attempt, is_complete=verdict is None)
+        if verdict is None:
+            message = f"all {self.attempt.num_ranks} ranks returned"
+            self._status_writer.set_phase(Phase.SUCCEEDED, names.REASON_ALL_RETURNED, message)
+            return
+        phase = Phase.CANCELLED if verdict.kind is FailureKind.CANCELLED else Phase.FAILED
+        self._status_writer.set_phase(phase, verdict.reason, verdict.message)
+
+    async def _run_attempts(self) -> Verdict | None:
+        verdict = await self._gathering.wait() or self._take_over()
+        while verdict is None:
+            verdict = await self._run_attempt()
+            is_last = verdict is None or self.stop.is_asked or self._gathering.is_hopeless
+            if verdict is None or is_last or not self._spend(verdict):
+                return verdict
+            verdict = await self._gathering.wait() or self._take_over()
+        return verdict
+
+    def _take_over(self) -> Verdict | None:
+        """Go on where another lead stopped, if there was one; a verdict when its loss was one too many."""
+        if not self.budget.take_over():
+            return None
+        known = self.budget.memory
+        verdict = make_job_verdict(
+            self._plan,
+            FailureKind.LOST_NODE,
+            f"{self._plan.nodes[0].name} was lost, and with it the lead",
+            at_s=time.time(),
+            attempt=known.attempt,
+            node=0,
+        )
+        self._status_writer.restore(known.history, known.timeline)
+        return None if self._spend(verdict) else verdict
+
+    def _spend(self, verdict: Verdict) -> bool:
+        """Whether there is another attempt after this one."""
+        if not self.budget.spend(verdict):
+            return False
+        self._status_writer.set_verdict(verdict, final=False)
+        return True
+
+    async def leave(self) -> None:
+        """End the attempt everywhere while its nodes still hear their lead, then leave for good."""
+        if self.attempt.number < 0:
+            return
+        self._worlds.end(self._world, now=False, signum=self.stop.signal)
+        limit_s = self._plan.grace_s + _STOP_MARGIN_S
+        if await self._changed.until(lambda: self._world.is_cleared, timeout_s=limit_s):
+            one_world = self.nodes.one_world
+            one_world.lose(one_world.own, Parting.CLOSED)
+            self._forget_gone()
+
+    @property
+    def has_lost_nodes(self) -> bool:
+        """Whether nodes of the last attempt are out of sight, and may have another lead."""
+        return bool(set(self.budget.memory.seats) - set(self.nodes.seats()))
+
+    # -- an attempt ----------------------------------------------------------------------------
+
+    async def _run_attempt(self) -> Verdict | None:
+        plan = self._plan.on_nodes(self.nodes.prepared())
+        number = self.budget.begin(self._status_writer.status.timeline, self.nodes.seats())
+        self._ranks.attempt = attempt = Attempt(number, plan)
+        self._worlds.forget(self._world)
+        self._world = World(number, plan)
+        self._worlds.add(self._world)
+        self._status_writer.start_attempt(number, plan)
+        self._have_remembered()
+        about = f"attempt {number}, {plan.num_ranks} rank(s)"
+        self._status_writer.set_phase(Phase.RUNNING, names.REASON_RANKS_RUNNING, about)
+        meeting = await self._meet(attempt)
+        try:
+            if meeting.sizes is None or (meeting.is_settled and not attempt.has_failure):
+                self._start_ranks(number, meeting)
+            await self._watch(attempt)
+            if not attempt.has_failure and not self.stop.is_asked:
+                return None
+            return await self._stop_attempt(attempt)
+        finally:
+            self._rendezvous.leave(meeting)
+            # a node that came while ranks were ended was told to join what is no more
+            self._rendezvous.drop_stores(close=attempt.has_failure)
+
+    def _start_ranks(self, number: int, meeting: MeetingPoint) -> None:
+        order = StartAttempt(
+            attempt=number,
+            nodes=self._world.nodes,
+            address=meeting.address or self._rendezvous.address,
+            port=meeting.port or 0,
+            has_store=meeting.has_store,
+        )
+        if meeting.secret:
+            order = order.replaced(secret=meeting.secret, members=meeting.members)
+        self._worlds.send(self._world, order)
+
+    async def _open_cluster(self, attempt: Attempt) -> MeetingPoint:
+        """The framework's own processes, on all nodes, before any rank starts."""
+        from windlass.spec.node_resources import NodeSizes  # which most jobs have no need of
+
+        plan = self._plan
+        sizes = plan.sizes or NodeSizes()
+        meeting = self._rendezvous.open_cluster(
+            plan.framework, attempt.number, self._world.nodes, sizes, plan.preload
+        )
+
+        def is_over() -> bool:
+            return meeting.is_settled or self.stop.is_asked or attempt.has_failure
+
+        await self._changed.until(is_over, timeout_s=self.budget.left_s())
+        node, error = meeting.find_error()
+        if error:
+            self._break_off(FailureKind.START_FAILED, error, node)
+        return meeting
+
+    def _lose_cluster(
+        self, _meeting: MeetingPoint, kind: FailureKind, what: str, node: int
+    ) -> None:
+        message = f"{what} on {self.nodes.name(node)} was lost, and the cluster with it"
+        self._break_off(kind, message, node)
+
+    def _break_off(self, kind: FailureKind, message: str, node: int) -> None:
+        attempt = self.attempt
+        verdict = make_job_verdict(
+            self._plan, kind, message, at_s=time.time(), attempt=attempt.number, node=node
+        )
+        attempt.break_off(verdict)
+
+    async def _meet(self, attempt: Attempt) -> MeetingPoint:
+        """Where the ranks meet: in a store of node 0's, if their framework has one, else rank 0 opens it."""
+        framework = self._plan.framework
+        loaded = load_framework(framework)
+        if loaded.cluster is not None:
+            return await self._open_cluster(attempt)
+        if loaded.opens_store(self._plan.preload, attempt.num_ranks):
+            self._rendezvous.open_store(framework, attempt.number)
+        meeting = self._rendezvous.find_store(framework)
+        if meeting is None:
+            return self._rendezvous.hold_port(attempt.number)
+
+        def is_over() -> bool:
+            return meeting.port is not None or self.stop.is_asked or attempt.has_failure
+
+        await self._changed.until(is_over, timeout_s=self.budget.left_s())
+        if meeting.port is None:
+            self._rendezvous.do_without(meeting)
+        return meeting
+
+    async def _watch(self, attempt: Attempt) -> None:
+        """Until all ranks have returned, one has failed, or somebody ends the job."""
+
+        def is_over() -> bool:
+            return attempt.is_done or attempt.has_failure or self.stop.is_asked
+
+        def is_over_or_done() -> bool:
+            return is_over() or attempt.are_all_done
+
+        await self._changed.until(is_over_or_done, timeout_s=self.budget.left_s())
+        if not is_over() and attempt.are_all_done:
+            self._worlds.send(self._world, ReleaseRanks())
+        if not await self._changed.until(is_over, timeout_s=self.budget.left_s()):
+            self._end_for_time()
+
+    def _end_for_time(self) -> None:
+        limit = f"{self._plan.timeout_s:g} s"
+        self.end(FailureKind.TIMEOUT, f"the job was not done after its time limit of {limit}")
+
+    async def _stop_attempt(self, attempt: Attempt) -> Verdict:
+        """End the attempt everywhere at once; the verdict does not wait for the slowest rank."""
+        world = self._world
+        why = self.stop.verdict.message if self.stop.verdict else "a rank failed"
+        self._status_writer.set_phase(Phase.STOPPING, self._make_verdict(attempt).reason, why)
+        await self._hear_cause(attempt, lambda: attempt.are_all_done, self._plan.grace_s)
+        self._worlds.end(world, now=self.stop.now, signum=self.stop.signal)
+        await self._changed.until(lambda: world.is_cleared, timeout_s=_SETTLE_S)
+        settle_s = max(self._plan.grace_s, _SETTLE_LOST_S)
+        await self._hear_cause(attempt, lambda: world.is_cleared, settle_s)
+        verdict = self._make_verdict(attempt)
+        if not world.is_cleared and (self.stop.is_asked or not self.budget.allows(verdict)):
+            self._status_writer.set_verdict(verdict, final=True)
+        limit_s = self._plan.grace_s + _STOP_MARGIN_S
+        if not await self._changed.until(lambda: world.is_cleared, timeout_s=limit_s):
+            for index in set(world.nodes) - world.cleared:
+                self.lose(index, "it did not stop its ranks", parting=Parting.CUT)
+        last = self._make_verdict(
+            attempt
+        )  # the same, but what became of the others is known by now
+        return last if verdict.rank in (None, last.rank) else verdict
+
+    async def _hear_cause(
+        self, attempt: Attempt, is_in_vain: Callable[[], bool], limit_s: float
+    ) -> None:
+        await attempt.hear_cause(
+            self._changed, lambda: self.stop.is_asked or is_in_vain(), timeout_s=limit_s
+        )
+
+    def _make_verdict(self, attempt: Attempt) -> Verdict:
+        verdict = self.stop.choose(attempt.make_verdict())
+        if verdict is None:
+            raise RuntimeError("an attempt was stopped without a reason")
+        return verdict
+
+    def _take_cleared(self, index: int, message: WorldCleared, _body: bytes) -> None:
+        """Ranks that have ended by themselves are still missed if their node is cut off before the others."""
+        if self._world.is_ending:
+            self._worlds.take_cleared(index, message)
+
+
+def _render_loss(why: str, node: JoinedNode) -> str:
+    return "; ".join(part for part in (why, f"it was on {node.host}" * bool(node.host)) if part)

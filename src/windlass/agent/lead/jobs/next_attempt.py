@@ -1,0 +1,204 @@
+"""The next attempt of a job: whether its budgets allow one, and whether there are nodes enough for it.
+
+Budget is arithmetic on what is remembered of attempts so far; Gathering looks at the nodes, says what it
+waits for, and gives the verdict when there never will be enough. Nothing is started here: when an attempt
+starts or ends is `agent.lead.jobs.job_lead`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from windlass import names
+from windlass.agent.lead.changes import Changes
+from windlass.agent.lead.node_table import NodeTable
+from windlass.agent.lead.status_writer import StatusWriter
+from windlass.agent.lead.verdicts import StopRequest, make_job_verdict
+from windlass.plan.plan import Plan
+from windlass.wire.lead_handover import LeadHandover, Seat, choose_memory
+from windlass.wire.states import MomentName
+from windlass.wire.status import FailureKind, Moment, Phase, Verdict
+
+logger = logging.getLogger(__name__)
+
+
+class Budget:
+    """Attempts so far, of this lead and of those before it."""
+
+    def __init__(self, plan: Plan, memory: LeadHandover) -> None:
+        self._plan = plan
+        self.memory = memory
+        self.has_begun = False  # an attempt, under this lead
+        self.told: list[LeadHandover] = []  # what nodes remember of an earlier lead
+        self._deadline: tuple[float, float] | None = (
+            None  # by the wall clock, and by the monotonic one
+        )
+
+    def hear(self, memory: LeadHandover | None) -> bool:
+        """What a node remembers; whether it is not what this lead has told itself."""
+        own = self.memory.attempt if self.has_begun else -1
+        if memory is None or memory.attempt <= own:
+            return False
+        self.told.append(memory)
+        return True
+
+    def recall(self) -> LeadHandover:
+        """What is known of the last attempt, be it this lead's or another's."""
+        if not self.has_begun:
+            return choose_memory(self.told, own=self.memory)
+        return max((self.memory, *self.told), key=lambda memory: memory.attempt)
+
+    def take_over(self) -> bool:
+        """Go on where another lead stopped; False when there was none, or none that got further."""
+        known = self.recall()
+        self.told.clear()
+        if known.attempt < 0 or known is self.memory:
+            return False
+        self.memory = known
+        return True
+
+    def begin(self, timeline: tuple[Moment, ...], seats: Iterable[Seat]) -> int:
+        """Another attempt begins, on these nodes; its number."""
+        self.has_begun = True
+        deadline = self.memory.deadline_at_s
+        if deadline is None and self._plan.timeout_s is not None:
+            deadline = time.time() + self._plan.timeout_s
+        self.memory = replace(
+            self.memory,
+            attempt=self.memory.attempt + 1,
+            deadline_at_s=deadline,
+            timeline=timeline,
+            seats=tuple(seats),
+        )
+        self.left_s()  # from now on, jumps of the wall clock do not count
+        return self.memory.attempt
+
+    def spend(self, verdict: Verdict) -> bool:
+        """Take what failed out of its budget; whether there is another attempt."""
+        if not self.allows(verdict):
+            return False
+        memory = self.memory
+        if verdict.kind is FailureKind.LOST_NODE:
+            memory = replace(memory, losses_used=memory.losses_used + 1)
+        else:
+            memory = replace(memory, restarts_used=memory.restarts_used + 1)
+        logger.info("attempt %s: %s", verdict.attempt, verdict.message)
+        self.memory = replace(memory, history=(*memory.history, verdict))
+        return True
+
+    def allows(self, verdict: Verdict) -> bool:
+        """Whether another attempt may follow what failed."""
+        if verdict.kind is FailureKind.LOST_NODE:
+            return self.memory.losses_used < self._plan.node_restarts
+        return self.memory.restarts_used < self._plan.restarts
+
+    def left_s(self) -> float | None:
+        """Return how much of the job's time limit is left; None without a limit.
+
+        Leads on different machines share the wall clock only. Each counts by its monotonic clock from the
+        moment when it learns of the deadline.
+        """
+        at_s = self.memory.deadline_at_s
+        if at_s is None:
+            return None
+        if self._deadline is None or self._deadline[0] != at_s:
+            self._deadline = at_s, time.monotonic() + at_s - time.time()
+        return max(0.0, self._deadline[1] - time.monotonic())
+
+
+class Gathering:
+    """Before each attempt. `end_for_time` ends the job: its time limit is over."""
+
+    def __init__(
+        self,
+        nodes: NodeTable,
+        budget: Budget,
+        stop: StopRequest,
+        changed: Changes,
+        status_writer: StatusWriter,
+        end_for_time: Callable[[], None],
+    ) -> None:
+        self._end_for_time = end_for_time
+        self._plan = nodes.plan
+        self._nodes = nodes
+        self._budget = budget
+        self._stop = stop
+        self._changed = changed
+        self._status_writer = status_writer
+
+    async def wait(self) -> Verdict | None:
+        """Until there are nodes enough for an attempt; a verdict when there never will be."""
+        missing = f"{len(self._nodes.missing())} node(s) of {len(self._plan.nodes)}"
+        self._status_writer.set_phase(
+            Phase.STARTING, names.REASON_WAITING_FOR_NODES, f"waiting for {missing}"
+        )
+        join_s, left_s = self._plan.join_timeout_s, self._budget.left_s()
+        timeout_s = join_s if left_s is None else min(join_s, left_s)
+        first_s = min(names.FEWER_AFTER_S, timeout_s) if self._is_elastic else timeout_s
+        if not await self._changed.until(self._is_over, timeout_s=first_s) and self._is_elastic:
+            await self._changed.until(self._is_enough, timeout_s=timeout_s - first_s)
+        is_late = not (self._nodes.is_enough and self._may_start())
+        if is_late and timeout_s < join_s and not self.is_hopeless:
+            self._end_for_time()
+        if self._stop.is_asked:
+            return self._stop.verdict
+        if is_late:
+            return self._judge_missing()
+        self._status_writer.mark(MomentName.NODES_JOINED)
+        return None
+
+    def _is_over(self) -> bool:
+        is_ready = self._nodes.is_complete and self._may_start()
+        return is_ready or self.is_hopeless or self._stop.is_asked
+
+    def _is_enough(self) -> bool:
+        return (self._nodes.is_enough and self._may_start()) or self._is_over()
+
+    @property
+    def _is_elastic(self) -> bool:
+        return self._plan.min_nodes < len(self._plan.nodes)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether a node is gone, and none will come in its place."""
+        return bool(self._nodes.lost) and self._plan.node_restarts == 0
+
+    def _may_start(self) -> bool:
+        """Whether no other world of this job can be there; if one might, the status says why."""
+        obstacle = self._find_obstacle()
+        message = f"{obstacle}; the job ends if that lasts for {self._plan.join_timeout_s:g} s"
+        if obstacle and self._status_writer.status.conditions[-1].message != message:
+            self._status_writer.set_phase(Phase.STARTING, names.REASON_ONE_WORLD, message)
+        return not obstacle
+
+    def _find_obstacle(self) -> str:
+        return self._nodes.one_world.find_obstacle(
+            self._budget.recall(),
+            self._nodes.seats(),
+            is_complete=self._nodes.is_complete,
+            is_elastic=self._is_elastic,
+        )
+
+    def _judge_missing(self) -> Verdict:
+        """Why the nodes that are here are not enough."""
+        plan, nodes = self._plan, self._nodes
+        timeout = f"within {plan.join_timeout_s:g} s"
+        missing = nodes.missing()
+        if self.is_hopeless:
+            missing = sorted(nodes.lost)
+            kind, what = FailureKind.LOST_NODE, "was lost before the job could start"
+        elif nodes.is_enough and (obstacle := self._find_obstacle()):
+            why = f"no attempt could start {timeout}: {obstacle}"
+            return make_job_verdict(plan, FailureKind.LOST_NODE, why, at_s=time.time())
+        elif self._budget.has_begun:
+            kind, what = FailureKind.LOST_NODE, f"was lost and did not come back {timeout}"
+        elif missing:
+            kind, what = FailureKind.START_FAILED, f"did not join {timeout}"
+        else:
+            missing = sorted(set(nodes.here()) - set(nodes.prepared()))
+            kind, what = FailureKind.START_FAILED, f"did not get the code {timeout}"
+        who = ", ".join(plan.nodes[index].name for index in missing)
+        return make_job_verdict(plan, kind, f"{who} {what}", at_s=time.time(), node=missing[0])

@@ -1,0 +1,228 @@
+"""Verdicts: who failed first and why, from what was seen of ranks and nodes; and the end that was asked for.
+
+Pure. The lead calls it; nothing here touches a process or ends anything.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Collection, Iterable
+
+from windlass.errors import StepFailed
+from windlass.frameworks.framework import load_framework
+from windlass.plan.plan import Plan
+from windlass.wire.results import ErrorInfo, Outcome
+from windlass.wire.states import RankState
+from windlass.wire.status import FailureKind, Verdict, cut_text
+
+_STEP_FAILED = f"{StepFailed.__module__}.{StepFailed.__qualname__}"
+_ASKED_TO_END = (
+    128 + signal.SIGTERM
+)  # what programs exit with when SIGTERM ended them in good order
+_MAX_MESSAGE = 200
+_MAX_NAMED = 8
+
+
+def choose_first(plan: Plan, outcomes: Iterable[Outcome]) -> Outcome | None:
+    """The failure that came first; a rank that failed only because another did is blamed last."""
+    failures = [outcome for outcome in outcomes if outcome.is_failure]
+    return min(failures, key=lambda o: (is_consequence(plan, o), o.at_s, o.rank), default=None)
+
+
+def is_consequence(plan: Plan, outcome: Outcome) -> bool:
+    """Whether a rank failed only because another did, as its framework knows."""
+    error = outcome.error
+    return error is not None and load_framework(plan.framework).is_consequence(error)
+
+
+def make_verdict(
+    plan: Plan,
+    outcomes: Iterable[Outcome],
+    *,
+    attempt: int,
+    running: int = 0,
+    returned: Collection[int] = (),
+) -> Verdict | None:
+    """Return the verdict over one attempt, or None when no rank failed.
+
+    `returned` are ranks whose work has returned, with or without an outcome.
+    """
+    outcomes = list(outcomes)
+    first = choose_first(plan, outcomes)
+    if first is None:
+        return None
+    node = plan.node_of(first.rank)
+    others: Counter[str] = Counter(o.state for o in outcomes if o.rank != first.rank)
+    if running:
+        others[RankState.RUNNING] += running
+    error = first.error
+    gone = {o.rank for o in outcomes if o.state == RankState.RETURNED} | set(returned)
+    note = _describe_returned(first.rank, gone) if is_consequence(plan, first) else ""
+    message = _describe(first, node.name, _memory_limit(plan))
+    return Verdict(
+        kind=_classify(first),
+        message=f"{message}; {note}" if note else message,
+        rank=first.rank,
+        node=node.index,
+        node_name=node.name,
+        attempt=attempt,
+        at_s=first.at_s,
+        exception=error.text if error else "",
+        file=error.file if error else "",
+        line=error.line if error else 0,
+        source=error.source if error else "",
+        exit_code=first.exit_code,
+        signal=_name_signal(first),
+        others=dict(others),
+        note=note,
+        next=_next_step(plan, first),
+    )
+
+
+def _describe_returned(rank: int, returned: Collection[int]) -> str:
+    """Say which ranks had returned when `rank` lost its peer: it called a collective that they did not."""
+    others = sorted(set(returned) - {rank})
+    if not others:
+        return ""
+    named = ", ".join(map(str, others[:_MAX_NAMED]))
+    more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
+    ranks = f"{'rank' if len(others) == 1 else 'ranks'} {named}{more}"
+    gone = f"{ranks} had already returned when rank {rank} lost its peer"
+    return f"{gone}: do all ranks call the same collectives?"
+
+
+def _classify(outcome: Outcome) -> FailureKind:
+    if outcome.state == RankState.LOST:
+        return FailureKind.LOST_NODE
+    if outcome.out_of_memory or (outcome.error and _is_memory_error(outcome.error.type)):
+        return FailureKind.OUT_OF_MEMORY
+    if outcome.state == RankState.KILLED or _was_asked_to_end(outcome):
+        return FailureKind.KILLED
+    if _never_started(outcome):
+        return FailureKind.START_FAILED
+    if outcome.error is not None and outcome.error.type == _STEP_FAILED:
+        return FailureKind.STEP_FAILED
+    return FailureKind.USER_ERROR
+
+
+def _name_signal(outcome: Outcome) -> str:
+    if _was_asked_to_end(outcome):
+        return signal.SIGTERM.name
+    return signal_name(outcome.signal) if outcome.signal else ""
+
+
+def _was_asked_to_end(outcome: Outcome) -> bool:
+    """Whether a rank took SIGTERM as a request, finished what it wanted to, and left."""
+    return outcome.state == RankState.EXITED and outcome.exit_code == _ASKED_TO_END
+
+
+def _never_started(outcome: Outcome) -> bool:
+    return outcome.state == RankState.EXITED and outcome.exit_code is None and outcome.error is None
+
+
+def _is_memory_error(type_name: str) -> bool:
+    return type_name.rpartition(".")[2] in ("MemoryError", "OutOfMemoryError")
+
+
+def _memory_limit(plan: Plan) -> str:
+    """What a pod may use; empty where that is the whole machine."""
+    return "" if plan.pod is None else plan.pod.memory
+
+
+def _describe(outcome: Outcome, node_name: str, memory: str) -> str:
+    who = f"rank {outcome.rank} on {node_name}"
+    if outcome.state == RankState.LOST:
+        why = f": {outcome.note}" if outcome.note else ""
+        return f"{node_name} was lost with rank {outcome.rank} on it{why}"
+    if outcome.out_of_memory:
+        if memory:
+            return f"{who} was killed: its node is limited to {memory} of memory (--memory)"
+        return f"{who} was killed because the machine ran out of memory"
+    if outcome.signal:
+        return f"{who} was killed by {signal_name(outcome.signal)}"
+    error = outcome.error
+    where = f" at {error.file}:{error.line}" if error and error.file else ""
+    if _was_asked_to_end(outcome):
+        why = f": {text}" if error and (text := _exit_text(error)) else ""
+        return f"{who} ended on SIGTERM{why}"
+    if error is not None and error.text and not error.type.endswith("SystemExit"):
+        return f"{who} raised {cut_text(error.text.splitlines()[0], _MAX_MESSAGE)}{where}"
+    if _never_started(outcome):
+        return f"{who} never started: its fork server died (see agent-N.log in the job's folder)"
+    if outcome.exit_code == 0:
+        return f"{who} exited with code 0 before its work returned (os._exit?)"
+    why = f": {text}" if error and (text := _exit_text(error)) else ""
+    return f"{who} exited with code {outcome.exit_code}{why}{where}"
+
+
+def _exit_text(error: ErrorInfo) -> str:
+    """What `sys.exit` was called with, unless that was the code."""
+    first = cut_text(error.message.strip().partition("\n")[0], _MAX_MESSAGE)
+    is_code = first.lstrip("-").isdigit() or first in ("True", "False")
+    return "" if is_code else first
+
+
+def _next_step(plan: Plan, outcome: Outcome) -> str:
+    if outcome.error is not None and outcome.error.type.endswith("ModuleNotFoundError"):
+        missing = outcome.error.message.rpartition("'")[0].rpartition("'")[2]
+        python = plan.python or "python"
+        if missing:
+            return f"{python} -m pip install {missing.partition('.')[0]}"
+    return f"windlass logs {plan.job_id} --rank {outcome.rank}"
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL rather than 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def make_job_verdict(
+    plan: Plan,
+    kind: FailureKind,
+    message: str,
+    *,
+    at_s: float,
+    attempt: int = 0,
+    node: int | None = None,
+) -> Verdict:
+    """A verdict about the job or a node rather than about one rank."""
+    return Verdict(
+        kind=kind,
+        message=message,
+        node=node,
+        node_name=plan.nodes[node].name if node is not None else "",
+        attempt=attempt,
+        at_s=at_s,
+        next=f"windlass logs {plan.job_id}",
+    )
+
+
+class StopRequest:
+    """The first reason counts; asked again, it may have to be at once."""
+
+    def __init__(self) -> None:
+        self.verdict: Verdict | None = None
+        self.signal: int = signal.SIGTERM
+        self.now = False
+
+    def ask(self, verdict: Verdict, *, now: bool, signum: int) -> bool:
+        """Ask for the end; whether it has to be at once, and had not before."""
+        if self.verdict is None:
+            self.verdict, self.signal = verdict, signum
+        is_hurried = now and not self.now
+        self.now |= now
+        return is_hurried
+
+    @property
+    def is_asked(self) -> bool:
+        return self.verdict is not None
+
+    def choose(self, verdict: Verdict | None) -> Verdict | None:
+        """What counts: a failure that came before the request, else the request."""
+        if self.verdict is None or (verdict is not None and verdict.at_s <= self.verdict.at_s):
+            return verdict
+        return self.verdict

@@ -1,0 +1,105 @@
+"""Short exchanges with a lead by an agent that has no link to it: ask for an index, say farewell.
+
+An agent without an index of its own gets one from the lead, and waits as a spare while none is free. A node
+that is told to stop and has lost its lead tells the next one that it ends for good: another lead may wait
+for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+
+from windlass.agent.agent_context import AgentContext
+from windlass.agent.link import endpoints
+from windlass.errors import ProtocolError
+from windlass.wire.identity import NODE
+from windlass.wire.lead_handover import LeadHandover, Seat
+from windlass.wire.message import Message
+from windlass.wire.messages.jobs import LEAD_TO_NODE, EndAgent
+from windlass.wire.messages.link import GiveIndex
+
+logger = logging.getLogger(__name__)
+
+_AGAIN_S = 1.0
+_ANSWER_S = 10.0
+_PATIENCE_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenIndex:
+    """An index, and the lead that gave it."""
+
+    index: int
+    lead: str
+
+
+async def ask_index(
+    place: endpoints.Place, job_id: str, agent: str, *, timeout_s: float
+) -> GivenIndex | None:
+    """The index of `agent` in the job whose lead is at `place`; None when the job has ended.
+
+    OSError when no lead can be reached for `timeout_s`.
+    """
+    lead = ""
+    while True:
+        try:
+            answer = await _ask(place, job_id, agent, lead, timeout_s)
+            if isinstance(answer, EndAgent):
+                return None
+            if isinstance(answer, GiveIndex):
+                lead = answer.lead
+                if answer.index is not None:
+                    return GivenIndex(index=answer.index, lead=lead)
+                logger.info("there are nodes enough: waiting until one is lost")
+        except ProtocolError as error:
+            logger.warning("%s", error)
+        except asyncio.TimeoutError:
+            logger.warning("the lead has not said which node this is")
+        await asyncio.sleep(_AGAIN_S)
+
+
+async def _ask(
+    place: endpoints.Place, job_id: str, agent: str, lead: str, timeout_s: float
+) -> Message | None:
+    also = {"asks_index": agent, "last_lead": lead}
+    link = await endpoints.connect(
+        place, role=NODE, job_id=job_id, node=None, timeout_s=timeout_s, also=also
+    )
+    frames = link.frames()
+    try:
+        return await asyncio.wait_for(_read_answer(frames), _ANSWER_S)
+    finally:
+        await frames.aclose()
+        await link.close()
+
+
+async def _read_answer(frames: endpoints.Frames) -> Message | None:
+    async for frame in frames:
+        message = LEAD_TO_NODE.read(frame.header)
+        if isinstance(message, (GiveIndex, EndAgent)):
+            return message
+    return None
+
+
+async def say_farewell(
+    context: AgentContext, place: endpoints.Place, memory: LeadHandover | None
+) -> None:
+    """Tell the lead that there is at `place`, if there is one.
+
+    With what the node remembers: it may have taken part in a later attempt than that lead knows of, whose
+    other nodes go on without it.
+    """
+    seat = Seat(index=context.index, incarnation=context.incarnation)
+    with contextlib.suppress(OSError, ProtocolError):
+        link = await endpoints.connect(
+            place,
+            role="node",
+            job_id=context.plan.job_id,
+            node=context.index,
+            timeout_s=_PATIENCE_S,
+            also={"farewell": seat, "memory": memory},
+        )
+        await link.close()

@@ -1,0 +1,133 @@
+"""What an agent writes to its pod's log: lines of ranks while they run, and at the end what the job leaves.
+
+The log is for whoever asks Kubernetes instead of us. Nothing blocks while ranks run: when the container
+runtime does not read, lines are dropped and counted; the rank's own log file has them all. At the end
+node 0 leaves the last word there, and a sentence for Kubernetes. Sizes are looked at before anything is
+read: results may be larger than the pod's memory. What cannot be read is left out and named. The job is
+over by then, so nothing here may be what an agent fails of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from windlass import names
+from windlass.wire.file_sync import measure_files
+from windlass.wire.job_folder import JobFolder
+from windlass.wire.last_word import choose_files, render_last_word
+from windlass.wire.log_lines import render_pod_lines
+from windlass.wire.status import JobStatus, Phase
+from windlass.wire.status_file import render_status
+
+_MAX_WAITING_BYTES = 1 << 20
+logger = logging.getLogger(__name__)
+
+_MESSAGE_FILE = Path("/dev/termination-log")
+_MESSAGE_BYTES = 4000
+
+
+class PodLogWriter:
+    """Standard output of an agent in a pod."""
+
+    def __init__(self, fd: int = 1) -> None:
+        self._fd = fd
+        self._waiting = b""
+        self._num_dropped = 0
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(fd, False)
+
+    def add(self, rank: int, attempt: int, records: bytes) -> None:
+        """Lines of a rank, as its log file has them."""
+        if len(self._waiting) > _MAX_WAITING_BYTES // 2:  # rendering costs more than counting
+            self._num_dropped += records.count(b"\n")
+            return
+        lines = render_pod_lines(records, rank=rank, attempt=attempt)
+        if len(self._waiting) + len(lines) > _MAX_WAITING_BYTES:
+            self._num_dropped += lines.count(b"\n")
+            return
+        if self._num_dropped:
+            lines = b"[%d lines are missing here]\n" % self._num_dropped + lines
+            self._num_dropped = 0
+        was_idle = not self._waiting
+        self._waiting += lines
+        if was_idle:
+            self._write()
+
+    def _write(self) -> None:
+        try:
+            self._waiting = self._waiting[os.write(self._fd, self._waiting) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._waiting = b""
+        if self._waiting:
+            self._loop.add_writer(self._fd, self._write_rest)
+
+    def _write_rest(self) -> None:
+        self._loop.remove_writer(self._fd)
+        self._write()
+
+    def finish(self, data: bytes) -> None:
+        """What is left, and `data` after it, however long that takes: the last thing an agent does."""
+        self._loop.remove_writer(self._fd)
+        os.set_blocking(self._fd, True)
+        data, self._waiting = self._waiting + data, b""
+        while data:
+            try:
+                data = data[os.write(self._fd, data) :]
+            except OSError:
+                return
+
+
+def loses_results(status: JobStatus, folder: JobFolder) -> bool:
+    """Whether a result is gone with the pod unless a client reads it from here."""
+    sizes = _measure(status, folder)
+    unkept = sizes.keys() - choose_files(sizes)
+    is_wanted = status.phase is not Phase.CANCELLED
+    return is_wanted and any(path.endswith(".result") for path in unkept)
+
+
+def leave_last_word(status: JobStatus, folder: JobFolder, log: PodLogWriter) -> None:
+    """Status, results and logs of the last attempt, where they outlive the pod."""
+    log.finish(_make_last_word(status, folder))
+    said = status.verdict.message if status.verdict else status.conditions[-1].message
+    try:
+        _MESSAGE_FILE.write_bytes(f"{status.phase.value}: {said}".encode()[:_MESSAGE_BYTES])
+    except OSError as error:
+        logger.warning("termination message: %s", error)
+
+
+def _make_last_word(status: JobStatus, folder: JobFolder) -> bytes:
+    # without the command's arguments: more people may read logs than plans, and readers have the plan
+    files = {names.STATUS_FILE: render_status(replace(status, work=""))}
+    try:
+        sizes = _measure(status, folder)
+        kept = choose_files(sizes)
+        read = {path: _read(folder.path / path, sizes[path]) for path in sizes if path in kept}
+        kept_files = {path: data for path, data in read.items() if data is not None}
+        omitted = {path: size for path, size in sizes.items() if path not in kept_files}
+        return render_last_word({**files, **kept_files}, omitted=omitted)
+    except Exception:  # memory that ran out, most of all: the status alone is small
+        logger.exception("the last word is the status alone")
+        return render_last_word(files)
+
+
+def _measure(status: JobStatus, folder: JobFolder) -> dict[str, int]:
+    """The files of the last attempt."""
+    prefix = f"{folder.attempt(status.attempt).name}/"
+    return measure_files(folder, lambda path: path.startswith(prefix))
+
+
+def _read(path: Path, size: int) -> bytes | None:
+    """A file as large as it was when it was measured; None when that cannot be."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(size)
+    except OSError as error:
+        logger.warning("%s is not in the last word: %s", path.name, error)
+        return None
+    return data if len(data) == size else None

@@ -1,0 +1,94 @@
+"""A rank's preparation before a command or the user's Python: the image's steps, and our package on the path.
+
+Runs in the rank itself, so that steps are logged there and what fails in them fails the rank; ranks of one
+node wait for each other. A command has an interpreter of its own: it imports the installed `windlass` if
+there is one, else the archive's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from windlass import names
+from windlass.errors import StepFailed
+from windlass.spec.work import read_step
+from windlass.trusted import make_own
+from windlass.wire.job_folder import JobFolder
+from windlass.wire.states import RankState
+
+# Stands first on the path and steps aside when it is imported.
+_PACKAGE = """import importlib.util, sys, zipimport
+sys.path[:] = [path for path in sys.path if path != {folder!r}]
+_specs = (finder.find_spec("windlass", None) for finder in sys.meta_path)
+_spec = next((spec for spec in _specs if spec is not None), None)
+_spec = _spec or zipimport.zipimporter({archive!r}).find_spec("windlass")
+_module = sys.modules["windlass"] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_module)
+"""
+
+
+def run_prelude(job: JobFolder, *, rank: int, attempt: int) -> list[str]:
+    """Run the steps that this node has not run yet; where what they installed is.
+
+    A command finds it by its variables.
+    """
+    steps = [read_step(one) for one in json.loads(os.environ.get(names.STEPS) or "[]")]
+    if not steps:
+        return []
+    import asyncio
+
+    from windlass.agent.image_steps import run_steps
+
+    folder = job.path
+    work = run_steps(
+        steps, folder=folder, python=sys.executable, cwd=os.getcwd(), env=os.environ, say=_say
+    )
+    try:
+        paths = asyncio.run(work)
+    except (StepFailed, OSError) as error:
+        _say(f"windlass: {error}")
+        _leave_error(job.result(attempt, rank), error, rank=rank, attempt=attempt)
+        os._exit(1)
+    _put_first("PYTHONPATH", paths)
+    _put_first("PATH", [str(folder / "site" / "bin")])
+    return paths
+
+
+def _leave_error(path: Path, error: Exception, *, rank: int, attempt: int) -> None:
+    """Report that a step failed: the command never ran."""
+    from windlass.agent.rank.rank_outcome import make_error
+    from windlass.wire.results import ResultHeader, write_result
+
+    about = make_error(error, root="")
+    header = ResultHeader(
+        rank=rank, attempt=attempt, at_s=time.time(), state=RankState.RAISED, error=about
+    )
+    with contextlib.suppress(OSError):  # a full disk: the log has it
+        write_result(path, header, b"")
+
+
+def _put_first(variable: str, paths: list[str]) -> None:
+    known = os.environ.get(variable)
+    os.environ[variable] = os.pathsep.join([*paths, *([known] if known else [])])
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def lend_package(folder: Path) -> None:
+    """Let `import windlass` work in this process after its exec."""
+    archive = os.path.abspath(sys.argv[0])
+    package = folder / "windlass"
+    make_own(package, below=folder.parent)
+    beside = package / f"{os.getpid()}.tmp"
+    beside.write_text(_PACKAGE.format(archive=archive, folder=str(folder)))
+    beside.rename(package / "__init__.py")  # ranks of one node may do this at the same time
+    paths = [os.environ.get("PYTHONPATH", ""), os.environ.get(names.TRAIN, ""), str(folder)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in paths if entry)

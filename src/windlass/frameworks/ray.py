@@ -1,0 +1,81 @@
+"""ray: a Ray cluster on all nodes, and the work once, on node 0, where Ray's head is.
+
+`ray.init()` and `ray.init(address="auto")` find the cluster by its variables. Ray's own processes belong
+to nodes and not to ranks (`frameworks.ray_node`), so that on a compute they outlive calls.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from windlass.frameworks import python_ranks
+from windlass.frameworks.framework import Framework, NodeCluster
+from windlass.frameworks.ray_flags import DASHBOARD_PORT, POD_PORT, make_auth
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    from windlass.frameworks.framework import TellCluster
+    from windlass.plan.plan import Plan
+    from windlass.plan.rank_env import Meeting
+    from windlass.wire.job_folder import JobFolder
+    from windlass.wire.messages.forkserver import ClusterNode
+
+_LIBRARY = "ray"
+
+
+def _make_env(plan: Plan, rank: int, *, attempt: int, meeting: Meeting) -> dict[str, str]:
+    env = python_ranks.make_lone_env(plan, rank, attempt=attempt, meeting=meeting)
+    return {**env, **_make_call_env(meeting)}
+
+
+def _make_call_env(meeting: Meeting) -> dict[str, str]:
+    if not meeting.port:
+        return {}
+    return {
+        "RAY_ADDRESS": f"{meeting.address}:{meeting.port}",
+        **make_auth(meeting.secret),
+    }
+
+
+def _heed_variables() -> None:
+    """Ray reads its variables when it is imported, which may have been ahead: have it read them again."""
+    raylet = sys.modules.get("ray._raylet")
+    if raylet is not None:
+        raylet.Config.initialize("")  # as Ray does where it turns tokens on by itself
+
+
+def _enter(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> int:
+    _heed_variables()
+    return python_ranks.enter(plan, folder, rank=rank, attempt=attempt)
+
+
+def _run_node(address: str, port: int, node: ClusterNode, tell: TellCluster) -> NoReturn:
+    from windlass.frameworks.ray_node import run_node
+
+    run_node(address, port, node, tell)
+
+
+FRAMEWORK = Framework(
+    name="ray",
+    preload=(_LIBRARY,),
+    takes_commands=False,
+    gives_list=False,
+    count_procs=lambda _procs, _kind: 1,
+    make_env=_make_env,
+    make_call_env=_make_call_env,
+    store=None,
+    enter=_enter,
+    is_consequence=lambda _error: False,
+    cluster=NodeCluster(
+        run=_run_node,
+        meet=_heed_variables,
+        first="Ray's head",
+        other="Ray's worker",
+        extra_nodes=1,
+        library=_LIBRARY,
+        pod_port=POD_PORT,
+        dashboard_port=DASHBOARD_PORT,
+    ),
+)

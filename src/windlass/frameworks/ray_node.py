@@ -1,0 +1,293 @@
+"""A node of a Ray cluster: starts Ray's own processes on this node, and serves until they end.
+
+Runs in a fork of the fork server. Loaded only when a cluster is opened. The flags of `ray start` are made in
+`frameworks.ray_flags`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from windlass import names, processes
+from windlass.frameworks import python_ranks
+from windlass.frameworks.ray_flags import (
+    AGENT_PORT,
+    FIRST_WITH_TOKENS,
+    choose_dashboard_port,
+    make_auth,
+    make_flags,
+    read_version,
+)
+
+if TYPE_CHECKING:
+    from windlass.frameworks.framework import TellCluster
+    from windlass.wire.messages.forkserver import ClusterNode
+
+
+_ADDRESS_FILE = "ray_current_cluster"  # written when all that a node has is up
+VITAL = ("gcs_server", "raylet")  # without which the node is none
+_START_S = 180.0
+_POLL_S = 0.05
+_PAGE_NICE = 19
+_PAGE = b"dashboard.py"
+_READER = b"log_monitor.py"
+_STARTED = b"Ray runtime started"
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_CONNECT_S = 2.0
+_AGENT_S = 15.0
+_HELD_S = 5.0  # in which most functions have begun
+_MAX_FOLDER = 107 - len("/session_2026-01-01_00-00-00_000000_1000000/sockets/plasma_store")
+_TRIES = 3
+# ports that were free may be taken a moment later; on a busy machine Ray's own 30 s may be too few
+_WORTH_ANOTHER = ("port", "timed out", "No node info")
+
+
+class RayStart:
+    """One `ray start`. With `holds`, of a version that can do without its dashboard."""
+
+    def __init__(self, flags: list[str], folder: Path, *, holds: bool, joins: bool = False) -> None:
+        self._folder = folder
+        self._log = folder / "start.log"
+        self._holds = holds
+        self._joins = joins
+        self._held: set[int] = set()  # pids
+        parent = os.getpid()
+        # else Ray waits for it, and with it everybody else
+        env = {"RAY_DASHBOARD_STARTUP_TIMEOUT_S": "0"} if holds else {}
+        with self._log.open("wb") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *flags],
+                env={**os.environ, **env},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                preexec_fn=lambda: processes.die_with_parent(parent, signal.SIGKILL),
+            )
+
+    def wait(self) -> str:
+        """Until the node is up: empty; else why it is not, and nothing is left of it."""
+        until_s = time.monotonic() + _START_S
+        while self.process.poll() is None and time.monotonic() < until_s:
+            if read_address(self._folder)[1] or self._says_that_it_joined():
+                return ""
+            if self._holds:
+                self._hold()
+            time.sleep(_POLL_S)
+        is_late = self.process.poll() is None
+        self.process.kill()
+        self.process.wait()
+        for session in self._folder.glob("session_*"):
+            shutil.rmtree(session, ignore_errors=True)
+        return f"it was not up after {_START_S:g} s" if is_late else self._read_reason()
+
+    def _says_that_it_joined(self) -> bool:
+        """Before 2.53 a worker writes its address into the head's folder, wherever it was told to."""
+        return self._joins and _STARTED in self._log.read_bytes()
+
+    def release(self) -> None:
+        """What was held may start, and the dashboard have what others leave of the machine."""
+        while self._held:
+            with contextlib.suppress(OSError):
+                os.kill(self._held.pop(), signal.SIGCONT)
+
+    def find_vital(self) -> list[int]:
+        return [
+            pid for pid in self._find_children() if _read(pid, "comm").decode().strip() in VITAL
+        ]
+
+    def _find_children(self) -> list[int]:
+        parents = processes.read_parents()
+        return [pid for pid, parent in parents.items() if parent == self.process.pid]
+
+    def _hold(self) -> None:
+        own = _read(self.process.pid, "cmdline")
+        for pid in self._find_children():
+            what = _read(pid, "cmdline")
+            program = os.path.basename(what.split(b"\0")[0])
+            is_none_yet = what == own  # it was forked, and will be another program
+            is_meant = program.startswith(b"python") and _READER not in what
+            if pid in self._held or is_none_yet or not is_meant:
+                continue
+            with contextlib.suppress(OSError):
+                if _PAGE in what:
+                    os.setpriority(os.PRIO_PROCESS, pid, _PAGE_NICE)
+                os.kill(pid, signal.SIGSTOP)
+                self._held.add(pid)
+
+    def _read_reason(self) -> str:
+        text = _COLOUR.sub("", self._log.read_text(errors="replace"))
+        lines = [line.strip() for line in text.splitlines()]
+        lines = [line for line in lines if line and not line.startswith(("File ", "^", "raise "))]
+        return " ".join(lines[-2:])[-400:] or "it said nothing"
+
+
+def read_address(folder: Path) -> tuple[str, int]:
+    """Where the cluster is, once a node that is up has written it; port 0 before, and while it writes."""
+    with contextlib.suppress(OSError, ValueError):
+        host, _, port = (folder / _ADDRESS_FILE).read_text().strip().rpartition(":")
+        return host, int(port)
+    return "", 0
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def run_node(address: str, port: int, node: ClusterNode, tell: TellCluster) -> NoReturn:
+    """Be the parent of one node of a Ray cluster: tell where it is, or why it cannot be, and stay."""
+    version = python_ranks.find_version("ray")
+    error = find_fault(version, node)
+    if error:
+        tell(0, error=error)
+        os._exit(1)
+    _prepare_process(node)
+    if node.joins:
+        _wait_for_head(address, node, port)
+    folder = _make_folder(node)
+    holds = not node.joins and read_version(version) >= FIRST_WITH_TOKENS
+    for _ in range(_TRIES):
+        page = choose_dashboard_port(node)
+        flags = make_flags(address, port, node, folder, dashboard_port=page)
+        started = RayStart(flags, folder, holds=holds, joins=node.joins)
+        error = started.wait()
+        if not any(sign in error for sign in _WORTH_ANOTHER):
+            break
+    if error:
+        tell(0, error=f"Ray could not start on node {node.index}: {error}")
+        os._exit(1)
+    host, own_port = read_address(folder)
+    if node.joins and not own_port:
+        host, own_port = address, port
+    dashboard = f"127.0.0.1:{page}" if page else ""
+    tell(own_port, address=host, note=make_note(version, node), dashboard=dashboard)
+    _wait_for_end(started)
+    os._exit(1)
+
+
+# -- what must be so -----------------------------------------------------------------------------
+
+
+def find_fault(version: str, node: ClusterNode) -> str:
+    """Why Ray cannot be what was asked for; empty when it can."""
+    where = f"node {node.index}"
+    if not version:
+        return (
+            f"Ray is not installed on {where} ({sys.executable}) -> "
+            "pip install 'ray[default]' there, or use an image that has it: images.ray(TAG)"
+        )
+    if node.version and read_version(version)[:1] != read_version(node.version)[:1]:
+        return (
+            f"the client has Ray {node.version}, and {where} has {version}: what one pickles the other "
+            f"may not read -> use the same on both: pip install ray=={version}, or another image"
+        )
+    if node.own_address or node.pretends_gpus or node.size.gpus <= (here := count_gpus()):
+        return ""  # a cluster has given a pod what it asked for
+    return (
+        f"{where} was to have {node.size.gpus} GPU(s), and there are {here} here -> "
+        "ask for fewer, or pretend them: pretend_gpus=True, --pretend-gpus"
+    )
+
+
+def count_gpus() -> int:
+    visible = os.environ.get(names.CUDA_VISIBLE_DEVICES)
+    if visible is not None:
+        return len([one for one in visible.split(",") if one.strip() not in ("", "-1")])
+    return len(glob.glob("/dev/nvidia[0-9]*"))
+
+
+def make_note(version: str, node: ClusterNode) -> str:
+    """What people should know of this node."""
+    notes = []
+    if not node.index and read_version(version) < FIRST_WITH_TOKENS:
+        notes.append(f"Ray {version} asks nobody for a token (2.52 and later do)")
+    if not node.index and node.version and read_version(version) != read_version(node.version):
+        notes.append(f"the client has Ray {node.version}, the nodes have {version}")
+    if node.pretends_gpus and node.size.gpus:
+        notes.append(f"the {node.size.gpus} GPU(s) of node {node.index} are pretended")
+    return "; ".join(notes)
+
+
+# -- starting ----------------------------------------------------------------------------------
+
+
+def _prepare_process(node: ClusterNode) -> None:
+    for name in node.forget:
+        os.environ.pop(name, None)
+    if node.pretends_gpus:  # Ray counts no more than this shows
+        os.environ.pop(names.CUDA_VISIBLE_DEVICES, None)
+    os.environ.update(make_auth(node.secret))
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ["PYTHONUNBUFFERED"] = "1"
+    with contextlib.suppress(OSError):
+        os.chdir(node.cwd or "/")
+
+
+def _wait_for_head(address: str, node: ClusterNode, port: int) -> None:
+    """Nodes may be told to join while the head still starts. Who waits is ended if there will be none.
+
+    `ray start` finds no head before that has its agents, and looks again only two seconds later.
+    """
+    while not _is_open(address, port):
+        time.sleep(_POLL_S)
+    until_s = time.monotonic() + _AGENT_S
+    while node.own_address and not _is_open(address, AGENT_PORT) and time.monotonic() < until_s:
+        time.sleep(_POLL_S)
+
+
+def _is_open(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), _CONNECT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _make_folder(node: ClusterNode) -> Path:
+    """Where Ray keeps its sockets, whose paths must be short: a link leads to one whose own is too long."""
+    real = Path(node.folder) / f"r{node.index}-{os.getpid()}"
+    real.mkdir(mode=0o700, parents=True)
+    if len(os.fsencode(real)) <= _MAX_FOLDER:
+        return real
+    link = f"r{zlib.crc32(os.fsencode(real)):08x}"
+    short = real.parent.parent / link
+    if len(os.fsencode(short)) > _MAX_FOLDER:
+        short = Path("/tmp") / link  # noqa: S108 - only a name for `real`
+    for old in short.parent.glob("r????????"):  # of clusters that are gone
+        if old.is_symlink() and not old.exists():
+            with contextlib.suppress(OSError):
+                old.unlink()
+    short.symlink_to(real)
+    return short
+
+
+# -- ending ------------------------------------------------------------------------------------
+
+
+def _wait_for_end(started: RayStart) -> None:
+    """Until Ray's node is no more: `ray start` looks only once per second, and drivers notice before that."""
+    watched = []
+    for pid in (started.process.pid, *started.find_vital()):
+        with contextlib.suppress(OSError, AttributeError):  # gone already; not on this system
+            watched.append(os.pidfd_open(pid))
+    if watched and not select.select(watched, [], [], _HELD_S)[0]:
+        started.release()
+        select.select(watched, [], [])
+    elif not watched:
+        started.release()
+        started.process.wait()

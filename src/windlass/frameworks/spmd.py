@@ -1,0 +1,22 @@
+"""spmd: the same program on every rank, whatever library it uses. Nothing is imported ahead unasked.
+
+Ranks have torchrun's variables and may meet at the master's port, which rank 0 opens if they do.
+"""
+
+from __future__ import annotations
+
+from windlass.frameworks import python_ranks
+from windlass.frameworks.framework import Framework
+
+FRAMEWORK = Framework(
+    name="spmd",
+    preload=(),
+    takes_commands=False,
+    gives_list=True,
+    count_procs=python_ranks.count_as_asked,
+    make_env=python_ranks.make_env,
+    make_call_env=python_ranks.make_call_env,
+    store=None,
+    enter=python_ranks.enter,
+    is_consequence=python_ranks.has_lost_peer,
+)
