@@ -8,9 +8,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from windlass import names
 from windlass.wire.states import NOT_ENDED, MomentName, NodeState, RankState
+
+if TYPE_CHECKING:
+    from windlass.plan.plan import Plan
 
 
 class Phase(str, enum.Enum):
@@ -113,6 +117,27 @@ class Verdict:
         """What the job's conditions say of it, for programs."""
         own = names.REASON_NODE_LOST if self.rank is None else names.REASON_RANK_FAILED
         return _REASONS.get(self.kind, own)
+
+
+def make_job_verdict(
+    plan: Plan,
+    kind: FailureKind,
+    message: str,
+    *,
+    at_s: float,
+    attempt: int = 0,
+    node: int | None = None,
+) -> Verdict:
+    """Return a verdict about the job, or about a node of it."""
+    return Verdict(
+        kind=kind,
+        message=message,
+        node=node,
+        node_name=plan.nodes[node].name if node is not None else "",
+        attempt=attempt,
+        at_s=at_s,
+        next=f"windlass logs {plan.job_id}",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spec.strategies import error_infos
 
-from windlass.agent.lead.verdicts import choose_first, make_job_verdict, make_verdict, signal_name
+from windlass.agent.lead.verdicts import choose_first, make_verdict, signal_name
 from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Script
 from windlass.wire.results import ErrorInfo, Outcome
-from windlass.wire.status import FailureKind
+from windlass.wire.status import FailureKind, make_job_verdict
 
 PLAN = make_plan(
     JobSpec(work=Script(path="a.py"), nodes=2, procs=2),

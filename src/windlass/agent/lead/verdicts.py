@@ -180,27 +180,6 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def make_job_verdict(
-    plan: Plan,
-    kind: FailureKind,
-    message: str,
-    *,
-    at_s: float,
-    attempt: int = 0,
-    node: int | None = None,
-) -> Verdict:
-    """A verdict about the job or a node rather than about one rank."""
-    return Verdict(
-        kind=kind,
-        message=message,
-        node=node,
-        node_name=plan.nodes[node].name if node is not None else "",
-        attempt=attempt,
-        at_s=at_s,
-        next=f"windlass logs {plan.job_id}",
-    )
-
-
 class StopRequest:
     """The first reason counts; asked again, it may have to be at once."""
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from windlass import names, records
-from windlass.agent.lead.verdicts import make_job_verdict
 from windlass.engines.cluster.job_watch import JobWatch
 from windlass.errors import ProtocolError
 from windlass.kube.client.api import Api
@@ -33,7 +32,7 @@ from windlass.wire.file_sync import is_from_lead
 from windlass.wire.job_folder import JobFolder, write_atomically
 from windlass.wire.last_word import LastWord, num_lines, read_last_word
 from windlass.wire.log_lines import read_pod_log
-from windlass.wire.status import Condition, FailureKind, JobStatus, Phase, Verdict
+from windlass.wire.status import Condition, FailureKind, JobStatus, Phase, Verdict, make_job_verdict
 from windlass.wire.status_file import read_status, render_status
 
 _ENDING_S = 120.0  # how far apart a loss and a pod's end may be to be the same

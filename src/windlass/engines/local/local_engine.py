@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from windlass import names, processes, records
-from windlass.agent.lead.verdicts import make_job_verdict
 from windlass.engines.archives import local_archive
 from windlass.engines.finished_jobs import forget_old_jobs, read_outcomes
 from windlass.engines.local.lead_socket import (
@@ -62,7 +61,7 @@ from windlass.wire.messages.jobs import CancelJob
 from windlass.wire.payloads import remove_spills
 from windlass.wire.results import ResultHeader
 from windlass.wire.states import NodeState
-from windlass.wire.status import FailureKind, JobStatus, Phase, cut_text
+from windlass.wire.status import FailureKind, JobStatus, Phase, cut_text, make_job_verdict
 from windlass.wire.status_file import StatusFile, make_first_status, render_status
 
 _TIDY_S = 10.0

@@ -23,7 +23,7 @@ from windlass.agent.lead.changes import Changes
 from windlass.agent.lead.node_table import NodeNews, NodeTable, SendBody
 from windlass.agent.lead.rendezvous import LeadRendezvous, MeetingPoint
 from windlass.agent.lead.status_writer import StatusWriter
-from windlass.agent.lead.verdicts import StopRequest, make_job_verdict
+from windlass.agent.lead.verdicts import StopRequest
 from windlass.agent.lead.world import WorldTable, keep_log
 from windlass.agent.link.payload_parts import Ship
 from windlass.agent.projects import Projects
@@ -50,7 +50,7 @@ from windlass.wire.messages.ranks import RankReport
 from windlass.wire.messages.worlds import RankEnded, WorldCleared
 from windlass.wire.payloads import forget
 from windlass.wire.states import RankState
-from windlass.wire.status import FailureKind, Phase
+from windlass.wire.status import FailureKind, Phase, make_job_verdict
 
 logger = logging.getLogger(__name__)
 

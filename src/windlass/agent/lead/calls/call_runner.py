@@ -16,14 +16,14 @@ from windlass.agent.lead.calls.ready_nodes import MustMake, NotReady
 from windlass.agent.lead.calls.world_pool import CLEAR_MARGIN_S, WorldPool
 from windlass.agent.lead.changes import Changes
 from windlass.agent.lead.node_table import NodeTable
-from windlass.agent.lead.verdicts import StopRequest, make_job_verdict
+from windlass.agent.lead.verdicts import StopRequest
 from windlass.agent.lead.world import World, WorldTable, prune_logs
 from windlass.agent.silence_limits import Parting
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.messages.calls import CallAgain, CallStarted
 from windlass.wire.messages.computes import RunCall
 from windlass.wire.states import CallState
-from windlass.wire.status import FailureKind, Verdict
+from windlass.wire.status import FailureKind, Verdict, make_job_verdict
 
 _SETTLE_S = 0.3  # how long a verdict waits for a failure that came earlier but is heard of later
 

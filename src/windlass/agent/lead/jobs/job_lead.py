@@ -20,7 +20,7 @@ from windlass.agent.lead.jobs.owed_results import OwedResults
 from windlass.agent.lead.node_table import JoinedNode, NodeNews, NodeTable, SendBody
 from windlass.agent.lead.rendezvous import LeadRendezvous, MeetingPoint
 from windlass.agent.lead.status_writer import StatusWriter
-from windlass.agent.lead.verdicts import StopRequest, make_job_verdict
+from windlass.agent.lead.verdicts import StopRequest
 from windlass.agent.lead.world import World, WorldTable
 from windlass.agent.silence_limits import SIGHT, Parting, SilenceLimits
 from windlass.frameworks.framework import load_framework
@@ -29,7 +29,7 @@ from windlass.wire.lead_handover import LeadHandover, Seat
 from windlass.wire.message import Handlers, Message
 from windlass.wire.messages.jobs import JoinLead, KeepHandover, ReleaseRanks, StartAttempt
 from windlass.wire.messages.worlds import WorldCleared
-from windlass.wire.status import FailureKind, Phase, Verdict
+from windlass.wire.status import FailureKind, Phase, Verdict, make_job_verdict
 
 if TYPE_CHECKING:
     from windlass.agent.link.payload_parts import Ship

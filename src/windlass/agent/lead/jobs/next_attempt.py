@@ -16,11 +16,11 @@ from windlass import names
 from windlass.agent.lead.changes import Changes
 from windlass.agent.lead.node_table import NodeTable
 from windlass.agent.lead.status_writer import StatusWriter
-from windlass.agent.lead.verdicts import StopRequest, make_job_verdict
+from windlass.agent.lead.verdicts import StopRequest
 from windlass.plan.plan import Plan
 from windlass.wire.lead_handover import LeadHandover, Seat, choose_memory
 from windlass.wire.states import MomentName
-from windlass.wire.status import FailureKind, Moment, Phase, Verdict
+from windlass.wire.status import FailureKind, Moment, Phase, Verdict, make_job_verdict
 
 logger = logging.getLogger(__name__)
 
