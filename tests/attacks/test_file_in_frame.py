@@ -16,7 +16,8 @@ import pytest
 
 from windlass import RemoteError
 from windlass.agent.link.payload_parts import PartStore
-from windlass.client.compute.calls.client_call import CallRequest, ClientCall
+from windlass.client.compute.calls.call_requests import CallRequest
+from windlass.client.compute.calls.client_call import ClientCall
 from windlass.client.compute.nodes.compute_connection import Connection
 from windlass.errors import ProtocolError
 from windlass.wire.frames import FrameDecoder, render_frame

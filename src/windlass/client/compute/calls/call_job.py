@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from windlass.agent.rank.rank_outcome import describe
-from windlass.client.compute.calls.client_call import KEEPS, CallRequest, ClientCall, Reply, of_call
+from windlass.client.compute.calls.call_requests import CallRequest
+from windlass.client.compute.calls.client_call import KEEPS, ClientCall, Reply, of_call
 from windlass.client.compute.nodes.compute_connection import expect
 from windlass.client.compute.nodes.live_nodes import LiveNodes
 from windlass.client.jobs.job import Job

@@ -14,7 +14,8 @@ import linecache
 import os
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,6 @@ from windlass import names, records
 from windlass.bundle.functions import read_contents
 from windlass.client.compute.caller_output import say
 from windlass.client.compute.calls.callable_work import Work, first_method, fit_called_command
-from windlass.client.compute.calls.client_call import CallRequest
 from windlass.client.compute.calls.project_files import (
     PlacedProject,
     Project,
@@ -49,6 +49,7 @@ from windlass.wire import payloads
 from windlass.wire.call_targets import ByFile
 from windlass.wire.message import to_plain
 from windlass.wire.messages.calls import AskCall, CallProfile, ProjectPlace, WorldAsked
+from windlass.wire.messages.computes import SyncCode
 
 if TYPE_CHECKING:
     from windlass.client.compute.calls.callable_work import Options
@@ -118,6 +119,24 @@ def _is_guarded(path: Path) -> bool:
         return False
     tests = [ast.unparse(node.test) for node in tree.body if isinstance(node, ast.If)]
     return any("__name__" in test and "__main__" in test for test in tests)
+
+
+@dataclass(slots=True)
+class CallRequest:
+    """A call as it is sent: its message and payload, and what the lead may need before them."""
+
+    message: AskCall
+    segments: Sequence[payloads.Segment]
+    profile: CallProfile | None  # what it has in common with others: sent once per connection
+    make_sync: Callable[[str], tuple[SyncCode, bytes] | None]
+    has: str = ""  # the digest that the lead was last known to have
+    constructor: Sequence[payloads.Segment] | None = None
+    must_make: bool = False
+    was_made: bool = False  # by an earlier call: what it held is lost if it must be made again
+
+    @property
+    def id(self) -> str:
+        return self.message.id
 
 
 class Requests:

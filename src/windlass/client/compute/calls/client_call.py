@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 from windlass.client.compute.caller_output import say, waiting_line
+from windlass.client.compute.calls.call_requests import CallRequest
 from windlass.client.compute.nodes.compute_connection import Connection
 from windlass.client.jobs.job import load_error, make_failure
 from windlass.errors import JobNotFound, NodeLost, ProtocolError, RemoteError, WaitTimeout
@@ -28,7 +29,6 @@ from windlass.wire.messages.calls import (
     CallEnded,
     CallForgotten,
     CallPrinted,
-    CallProfile,
     CallQueued,
     CallResult,
     CallResults,
@@ -40,8 +40,8 @@ from windlass.wire.messages.calls import (
     LeadEnding,
     SetProfile,
 )
-from windlass.wire.messages.computes import CallAnswer, MakeObject, PayloadPart, SyncCode
-from windlass.wire.payloads import Segment, forget
+from windlass.wire.messages.computes import CallAnswer, MakeObject, PayloadPart
+from windlass.wire.payloads import forget
 from windlass.wire.results import ResultHeader
 from windlass.wire.states import CallState, RankState
 from windlass.wire.status import Verdict
@@ -118,24 +118,6 @@ class Home(Protocol):
 
     def look_after(self, what: str) -> None:
         """A call waits: do what can be done about it, and say what it is."""
-
-
-@dataclass(slots=True)
-class CallRequest:
-    """What is said: the call, its payload, and what goes ahead of it."""
-
-    message: AskCall
-    segments: Sequence[Segment]
-    profile: CallProfile | None  # what it has in common with others: said once per line
-    make_sync: Callable[[str], tuple[SyncCode, bytes] | None]
-    has: str = ""  # the digest that the lead was last known to have
-    constructor: Sequence[Segment] | None = None
-    must_make: bool = False
-    was_made: bool = False  # by an earlier call: what it held is lost if it must be made again
-
-    @property
-    def id(self) -> str:
-        return self.message.id
 
 
 def _describe_queue(num_ahead: int, first: str) -> str:

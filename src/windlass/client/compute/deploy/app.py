@@ -22,6 +22,7 @@ from windlass import names
 from windlass.client.compute.caller_output import say
 from windlass.client.compute.nodes.compute_keywords import check_app_keywords, read_words
 from windlass.client.compute.nodes.compute_spec import Wanted, decide
+from windlass.client.compute.nodes.find_computes import END_S
 from windlass.client.jobs.job import Job
 from windlass.client.jobs.job_ids import is_made_from
 from windlass.client.jobs.launcher_size import check_num_nodes, read_num_nodes
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 # what only a shell understands; words in quotes mean the same to it as to us
 _SHELL = re.compile(r"[|&;<>()$`*?~\n]|\A\s*\w+=")
-_END_S = 120.0
 
 
 @show_keywords(APP)
@@ -126,10 +126,10 @@ class App:
                 hint=f"app.deploy(replace=True) ends it first; windlass cancel {running.id} ends it",
             )
         prepared = self._prepare(wanted)
-        ensure_volumes(wanted, self.replicas)
+        wanted.ensure_volumes(self.replicas)
         if running is not None:
             running.cancel(why=f"{self.name} is deployed anew")
-            running.wait(_END_S, say=lambda _: say(f"waiting for {running.id} to end"))
+            running.wait(END_S, say=lambda _: say(f"waiting for {running.id} to end"))
         self._job = prepared.start(hidden=wanted.hidden)
         where = wanted.where
         nodes = f"{self.replicas} node{'s' * (self.replicas > 1)}"
@@ -273,15 +273,3 @@ def _count_nodes(command: str, replicas: int | None) -> int:
         raise SpecError(f"replicas must be a whole number from 1, found {replicas!r:.60}")
     check_num_nodes(command, replicas, "replicas=")
     return replicas
-
-
-def ensure_volumes(wanted: Wanted, num_nodes: int) -> None:
-    """Make the claims that are missing, and say what was made."""
-    if not wanted.volumes or not wanted.has_pods:
-        return
-    from windlass.kube.client.api import connect
-
-    api = connect(context=wanted.settings.context, namespace=wanted.settings.namespace)
-    for volume in wanted.volumes:
-        for line in volume.ensure(api, num_nodes):
-            say(line)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass import names, records
+from windlass.client.compute.caller_output import say
 from windlass.client.compute.nodes.compute_keywords import make_flags
 from windlass.client.compute.nodes.compute_owners import name_user
 from windlass.client.compute.nodes.engine_choice import EngineChoice, choose_where
@@ -81,6 +82,17 @@ class Wanted:
     @property
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(self.fixed, sort_keys=True).encode()).hexdigest()
+
+    def ensure_volumes(self, num_nodes: int) -> None:
+        """Make the claims that are missing, and print what was made."""
+        if not self.volumes or not self.has_pods:
+            return
+        from windlass.kube.client.api import connect
+
+        api = connect(context=self.settings.context, namespace=self.settings.namespace)
+        for volume in self.volumes:
+            for sentence in volume.ensure(api, num_nodes):
+                say(sentence)
 
     def compare_env(self, there: Mapping[str, str]) -> dict[str, str | None]:
         """Variables to set, or with None to take away, on nodes that were planned with `there`."""

@@ -34,7 +34,7 @@ from windlass.wire.message import to_plain
 from windlass.wire.states import NodeState
 from windlass.wire.status import JobStatus
 
-_END_S = 120.0
+END_S = 120.0
 _HERE = "local"
 
 
@@ -98,7 +98,7 @@ def end_job(wanted: Wanted, ref: JobRef) -> None:
     """End a compute and wait until it is gone."""
     engine = wanted.engine
     engine.cancel(ref, now=True, why="taken down")
-    wait_until(lambda: engine.status(ref).phase.is_final, timeout_s=_END_S, every_s=0.02)
+    wait_until(lambda: engine.status(ref).phase.is_final, timeout_s=END_S, every_s=0.02)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

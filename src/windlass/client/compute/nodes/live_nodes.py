@@ -184,7 +184,7 @@ class LiveNodes:
 
     def _start(self, num_nodes: int) -> None:
         wanted = self.wanted
-        self._make_volumes(num_nodes)
+        wanted.ensure_volumes(num_nodes)
         fewest = min(self._min_nodes, num_nodes)
         plan = wanted.make_plan(
             self.name,
@@ -203,17 +203,6 @@ class LiveNodes:
             wanted.engine.grow(ref, (), num_nodes, workers=self._workers)
         self.num_nodes = num_nodes
         self._settle(ref, is_new=True)
-
-    def _make_volumes(self, num_nodes: int) -> None:
-        if not self.wanted.volumes or not self.is_remote:
-            return
-        from windlass.kube.client.api import connect
-
-        settings = self.wanted.settings
-        api = connect(context=settings.context, namespace=settings.namespace)
-        for volume in self.wanted.volumes:
-            for sentence in volume.ensure(api, num_nodes):
-                say(sentence)
 
     def _settle(self, ref: JobRef, *, is_new: bool = False) -> None:
         """Wait for the lead; afterwards calls reach it without asking anybody where it is."""
