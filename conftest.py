@@ -108,7 +108,7 @@ def client_preamble(monkeypatch: pytest.MonkeyPatch) -> str:
     import stateful_set_dialect
 
     stateful_set_dialect.install(monkeypatch.setitem)
-    folder = str(ROOT / "tests")
+    folder = str(ROOT / "tests/support")
     return (
         f"import sys; sys.path.append({folder!r})\n"
         "import stateful_set_dialect; stateful_set_dialect.install()\n"

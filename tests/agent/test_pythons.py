@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import rank_work as work
 from interpreters import DEBIAN, SUPPORTED, find_pythons, need_python
-from severed import open_ground
+from severable_agents import open_ground
 from waits import wait_for
 
 import windlass as wl

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 import rank_work as work
-from pod_places import make_job, run_at_door
+from pod_connections import make_job, run_at_door
 from tls_peers import JOB, until
 
 import windlass as wl

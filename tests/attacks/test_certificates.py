@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from cryptography import x509
 from kube.plans import make_pod_plan
-from pod_places import run_at_door
+from pod_connections import run_at_door
 from tls_peers import (
     JOB,
     join,

@@ -17,7 +17,7 @@ import pytest
 from kube.api_server import connect_to
 from kube.fake_cluster import fake_cluster, make_fake_job, make_fake_pod
 from kube.plans import make_pod_plan
-from pod_places import run_at_door
+from pod_connections import run_at_door
 from tls_peers import JOB, until, write_certificates
 
 from windlass.engines.cluster.cluster_job import ClusterJob

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from attacks.cluster_ground import wait_until_up, working_in
+from cluster_objects import make_foreign_pod
 from cluster_space import Space
-from foreign_pod import make_foreign_pod
 from waits import wait_for
 
 import windlass as wl

@@ -13,7 +13,7 @@ import signal
 
 import pytest
 from attacks import once
-from pod_places import make_job, put, run_at_door
+from pod_connections import make_job, put, run_at_door
 from tls_peers import until
 from waits import wait_for
 

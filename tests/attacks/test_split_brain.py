@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from severed import open_ground
+from severable_agents import open_ground
 from waits import wait_for
 
 from windlass.wire.status import Phase

@@ -9,7 +9,7 @@ import os
 import signal
 
 import pytest
-from severed import open_ground
+from severable_agents import open_ground
 from waits import wait_for
 
 from windlass import processes

@@ -15,7 +15,7 @@ import pytest
 from kube.api_server import connect_to
 from kube.fake_cluster import fake_cluster, make_fake_job, make_fake_pod
 from kube.plans import make_pod_plan
-from pod_places import make_job, put, run_at_door, send
+from pod_connections import make_job, put, run_at_door, send
 from tls_peers import until
 from waits import wait_for
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 
 import pytest
-from pod_places import make_job, run_at_door, send
+from pod_connections import make_job, run_at_door, send
 from tls_peers import until
 
 from windlass import names

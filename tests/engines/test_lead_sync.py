@@ -10,7 +10,7 @@ import socket
 import threading
 
 import pytest
-from pod_places import make_job, run_at_door
+from pod_connections import make_job, run_at_door
 from tls_peers import JOB, until
 
 from windlass import names

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from foreign_pod import make_foreign_pod
+from cluster_objects import make_foreign_pod
 from strict_cluster.ground import Ground, wait_for
 
 from windlass.kube.client.api import Api

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kueue_queue import open_queue
+from cluster_objects import open_queue
 from strict_cluster.conftest import Become
 from strict_cluster.ground import Ground, take_away, wait_for
 

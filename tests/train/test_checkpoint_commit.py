@@ -10,12 +10,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from checkpoint_states import fill, make_state
+from toy_training import fill, make_state
 
 from windlass.train.checkpoint.checkpoint_commit import BestStep
 from windlass.train.checkpoint.checkpoints import Checkpoints
 
-TESTS = str(Path(__file__).parent.parent)
+SUPPORT = str(Path(__file__).parents[1] / "support")
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_what_is_left_of_one_that_was_being_removed_goes_with_the_next(checkpoin
     """Retention gives it another name first, so a kill leaves nothing that looks like a checkpoint."""
     script = f"""
         import os, shutil, signal
-        from checkpoint_states import make_state
+        from toy_training import make_state
         from windlass.train.checkpoint.checkpoints import Checkpoints
 
         shutil.rmtree = lambda *_args, **_keywords: os.kill(os.getpid(), signal.SIGKILL)
@@ -113,7 +113,7 @@ def test_what_is_left_of_one_that_was_being_removed_goes_with_the_next(checkpoin
             checkpoints.save(make_state(), step=step, facts={{}})
     """
     killed = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], env={**os.environ, "PYTHONPATH": TESTS}
+        [sys.executable, "-c", textwrap.dedent(script)], env={**os.environ, "PYTHONPATH": SUPPORT}
     )
     assert killed.returncode == -signal.SIGKILL
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-1.gone-1", "step-2"]

@@ -18,8 +18,8 @@ import fsspec
 import numpy
 import pytest
 import torch
-from checkpoint_states import fill, make_state, train
 from fsspec.implementations.memory import MemoryFileSystem
+from toy_training import fill, make_state, train
 
 from windlass.errors import EngineError, SpecError
 from windlass.train.checkpoint import checkpoint_commit

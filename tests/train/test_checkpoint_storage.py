@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 import torch
-from checkpoint_states import fill, make_state
+from toy_training import fill, make_state
 
 from windlass.errors import SpecError
 from windlass.train.checkpoint.checkpoint_storage import open_storage

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_states import fill, make_state
+from toy_training import fill, make_state
 
 from windlass.errors import EngineError
 from windlass.train.checkpoint.checkpoint_writer import StagingMemory, read_staged
 from windlass.train.checkpoint.checkpoints import Checkpoints
 from windlass.waiting import wait_until
 
-TESTS = Path(__file__).parent.parent
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 def test_a_copy_in_shared_memory_is_what_was_there_before():
@@ -242,7 +242,7 @@ def ignores(pid: str, number: signal.Signals) -> bool:
 
 TRAINER = """
     import sys, torch
-    from checkpoint_states import fill
+    from toy_training import fill
     from windlass.train.checkpoint.checkpoints import Checkpoints
 
     state = {"model": torch.nn.Sequential(torch.nn.Linear(2000, 4000))}  # 32 MB
@@ -268,7 +268,7 @@ def test_a_trainer_killed_in_a_save_loses_only_that_save(tmp_path, alone):
     run = tmp_path / "run"
     trainer = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(TRAINER), str(run)],
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
         stdout=subprocess.PIPE,
     )
     writer = int(trainer.stdout.readline().split()[1])

@@ -9,8 +9,8 @@ import resource
 
 import pytest
 import torch
-from checkpoint_states import fill, make_state, same_state, train
 from torch import nn
+from toy_training import fill, make_state, same_state, train
 from train.rounded_momentum import Rounded, RoundedMomentum
 
 from windlass.errors import EngineError, SpecError

@@ -12,8 +12,7 @@ import sys
 import textwrap
 
 import pytest
-from checkpoint_states import fill, make_state
-from toy_training import make_trainer
+from toy_training import fill, make_state, make_trainer
 
 from windlass import names
 from windlass.errors import EngineError, SpecError

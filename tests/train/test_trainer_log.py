@@ -47,7 +47,7 @@ def read_losses(out: Path) -> list[tuple[int, float]]:
 
 KILLED = """
 import os, signal, sys
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, {support!r})
 from toy_training import make_trainer
 from windlass.train import Callback
 
@@ -63,7 +63,7 @@ trainer.fit()
 
 
 def test_what_was_logged_before_a_checkpoint_outlives_a_kill(tmp_path):
-    code = KILLED.format(tests=str(Path(__file__).parents[1]), out=str(tmp_path))
+    code = KILLED.format(support=str(Path(__file__).parents[1] / "support"), out=str(tmp_path))
     ended = subprocess.run([sys.executable, "-c", code], check=False, timeout=120)
     assert ended.returncode == -signal.SIGKILL
     assert [step for step, _ in read_losses(tmp_path)] == [4, 8]

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from all_reduce import ALL_REDUCE
 from cluster_space import Space
 from kube.plans import make_pod_plan
+from operator_jobs import ALL_REDUCE
 from trainer.guide_run import GUIDE_JOB, run_guide
 from trainer.trained import AWKWARD, make_failure, make_sum
 from waits import wait_for

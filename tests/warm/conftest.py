@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from cluster_shared import SharedFolder, make_shared
 from waits import find_left_over, wait_for
-from warm_ground import PROJECT, Client, Ground, Project
+from warm_computes import PROJECT, Client, Ground, Project
 
 import windlass as kt
 

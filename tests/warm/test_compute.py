@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import warm_tasks as tasks
 from waits import wait_for
-from warm_ground import PROJECT
+from warm_computes import PROJECT
 
 import windlass as kt
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cluster_space import Space
-from dialect_in_use import skip_where_missing
+from operator_jobs import skip_where_missing
 from ray_tasks import run_ray_job
 
 import windlass as kt

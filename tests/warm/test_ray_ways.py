@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from warm_ground import PROJECT
+from warm_computes import PROJECT
 
 import windlass as kt
 

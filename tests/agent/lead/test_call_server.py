@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from call_parties import make_profile
-from calling import serve_calls, shorten
+from scripted_peers import make_profile, serve_calls, shorten
 from tls_peers import until
 
 from windlass import names

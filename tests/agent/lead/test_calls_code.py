@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
-from call_parties import PROJECT, CodeFolder, make_profile
-from calling import serve_calls
+from scripted_peers import PROJECT, CodeFolder, make_profile, serve_calls
 
 from windlass.bundle.archive import extract
 from windlass.bundle.manifest import EMPTY

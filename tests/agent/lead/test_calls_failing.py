@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from call_parties import make_profile
-from calling import serve_calls, shorten
+from scripted_peers import make_profile, serve_calls, shorten
 from tls_peers import until
 
 from windlass.wire.messages.calls import CallResults, CallWaiting

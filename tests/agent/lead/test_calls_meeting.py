@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from call_parties import STORE_PORT, make_profile
-from calling import serve_calls, shorten
+from scripted_peers import STORE_PORT, make_profile, serve_calls, shorten
 
 from windlass.wire.messages.worlds import CloseStore, OpenStore, StoreGone, StoreReady
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from call_parties import make_profile
-from calling import serve_calls
+from scripted_peers import make_profile, serve_calls
 
 from windlass.wire.messages.calls import (
     AskCallStatus,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from call_parties import make_profile
-from calling import serve_calls
+from scripted_peers import make_profile, serve_calls
 from tls_peers import until
 
 from windlass.wire.messages.calls import AttendCall, CallResult

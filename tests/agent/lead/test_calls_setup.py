@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from call_parties import make_profile
-from calling import serve_calls
+from scripted_peers import make_profile, serve_calls
 
 from windlass.spec.work import PipStep
 from windlass.wire.messages.calls import (

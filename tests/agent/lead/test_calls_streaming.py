@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from call_parties import JOB, make_profile
-from calling import serve_calls, shorten
+from scripted_peers import JOB, make_profile, serve_calls, shorten
 
 from windlass.wire.frames import make_hello, render_frame
 from windlass.wire.messages.calls import (

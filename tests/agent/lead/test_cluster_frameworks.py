@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from call_parties import make_profile
-from calling import serve_calls
-from leading import lead_through, reasons
+from scripted_peers import make_profile, serve_calls
+from socketless_lead import lead_through, reasons
 from tls_peers import until
 
 from windlass.spec.node_resources import NodeSize, NodeSizes

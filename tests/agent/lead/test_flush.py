@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from pod_places import make_job, put, run_at_door, send
+from pod_connections import make_job, put, run_at_door, send
 from tls_peers import until
 
 from windlass import records

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
-from leading import lead_through
+from socketless_lead import lead_through
 
 from windlass import names
 from windlass.wire.status import FailureKind, Phase

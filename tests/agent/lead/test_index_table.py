@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from pod_places import make_job, run_at_door
+from pod_connections import make_job, run_at_door
 from tls_peers import JOB, run_with_lead, until, write_certificates
 
 from windlass.agent import lead_requests

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from leading import lead_through, reasons
+from socketless_lead import lead_through, reasons
 
 from windlass.wire.results import ErrorInfo
 from windlass.wire.status import FailureKind, Phase

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from leading import lead_through, reasons
+from socketless_lead import lead_through, reasons
 
 from windlass.agent.lead.jobs import job_lead as leads
 from windlass.wire.results import ErrorInfo

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from leading import lead_through
+from socketless_lead import lead_through
 
 from windlass import records
 from windlass.agent.lead.jobs.next_attempt import Budget

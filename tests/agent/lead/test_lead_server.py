@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pod_places import make_job, put, run_at_door, send
+from pod_connections import make_job, put, run_at_door, send
 from tls_peers import until
 
 from windlass import names, records

@@ -10,11 +10,10 @@ import json
 import signal
 import socket
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from pod_places import make_job
+from pod_connections import make_job
+from pod_programs import make_command
 from tls_peers import JOB, write_certificates
 from waits import wait_for
 
@@ -25,7 +24,6 @@ from windlass.spec.work import Command
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.last_word import read_last_word
 
-LEAD = Path(__file__).parents[2] / "pod_lead.py"
 RESULT = "attempt-0/rank-0.result"
 LARGE = 3 << 20
 HEADER = '{"rank":0,"attempt":0,"state":"returned","at_s":1.0}'
@@ -59,9 +57,7 @@ class PodLead:
             "constants": constants or {"_FIRST_READER_S": 0.1},
         }
         with self.log.open("wb") as log, (tmp_path / "errors").open("wb") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, LEAD, json.dumps(about)], stdout=log, stderr=errors
-            )
+            self.process = subprocess.Popen(make_command("lead", about), stdout=log, stderr=errors)
 
     def ends(self):
         """Its exit code, and its last word."""

@@ -8,11 +8,11 @@ import os
 import signal
 
 import pytest
-from pod_places import HandMadeLead, follower_process, make_job
+from pod_connections import HandMadeLead, follower_process, make_job
 from tls_peers import run_with_lead, until, write_certificates
 
 from windlass import names
-from windlass.agent.lead.lead_server import beat
+from windlass.agent.link.agent_link import beat
 from windlass.plan.plan import Input
 from windlass.spec.work import Command
 from windlass.wire.file_sync import Piece

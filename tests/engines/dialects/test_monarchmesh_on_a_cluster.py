@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cluster_shared import make_shared
 from cluster_space import Space
-from dialect_in_use import use_dialect
+from operator_jobs import use_dialect
 from waits import wait_for
 
 import windlass as wl

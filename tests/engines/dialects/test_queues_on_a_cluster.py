@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cluster_objects import open_queue
 from cluster_space import Space
-from dialect_in_use import use_dialect
-from kueue_queue import open_queue
+from operator_jobs import use_dialect
 from waits import wait_for
 
 import windlass as wl

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 from cluster_space import Space
-from dialect_in_use import skip_where_missing
 from kube.users import make_kubeconfig
+from operator_jobs import skip_where_missing
 from waits import wait_for
 
 import windlass as wl

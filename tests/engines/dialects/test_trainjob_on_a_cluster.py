@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from all_reduce import ALL_REDUCE
 from cluster_shared import make_shared
 from cluster_space import Space
-from dialect_in_use import use_dialect
 from kube.plans import make_pod_plan
-from operator_work import make_work, read_exit_code
+from operator_jobs import ALL_REDUCE, make_work, read_exit_code, use_dialect
 from waits import wait_for
 
 import windlass as wl

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pod_programs import make_command
 from tls_peers import JOB, settle, write_certificates
 
 from windlass.agent.agent_context import AgentContext
 from windlass.agent.inputs import Inputs
 from windlass.agent.lead.jobs.job_lead import JobLead
-from windlass.agent.lead.lead_server import LeadServer, beat
+from windlass.agent.lead.lead_server import LeadServer
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.link import endpoints
-from windlass.agent.link.agent_link import Link
+from windlass.agent.link.agent_link import Link, beat
 from windlass.agent.link.tcp import TlsPlace
 from windlass.agent.silence_limits import SIGHT, SilenceLimits
 from windlass.engines.archives import local_archive
@@ -33,8 +32,6 @@ from windlass.wire.frames import Frame
 from windlass.wire.job_folder import JobFolder, write_atomically
 from windlass.wire.message import Message
 from windlass.wire.messages.jobs import JoinLead
-
-FOLLOWER = Path(__file__).parent / "pod_follower.py"
 
 
 def make_job(*, inputs: tuple[Input, ...] = (), **spec: Any) -> Plan:
@@ -223,7 +220,7 @@ def follower_process(
         "given_by": given_by,
     }
     with (tmp_path / "follower.log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, FOLLOWER, json.dumps(about)], stderr=log)
+        process = subprocess.Popen(make_command("follower", about), stderr=log)
     try:
         yield process
     finally:

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pod_places import make_job
+from pod_connections import make_job
+from pod_programs import make_command
 from tls_peers import write_certificates
 from waits import wait_for
 
@@ -34,7 +35,6 @@ from windlass.spec.work import Command
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.status import JobStatus
 
-AGENT = Path(__file__).parent / "pod_agent.py"
 _ENV = {**os.environ, "PYTHONPATH": str(Path(windlass.__file__).parents[1])}
 HEARTBEAT_S = 0.25
 SIGHT = {"silence_s": 2.0, "fence_s": 4.0, "cut_grace_s": 1.0, "slack_s": 1.0}
@@ -218,7 +218,7 @@ class Ground:
             "sight": SIGHT,
         }
         with (self.path / f"{name}.log").open("wb") as log:
-            command = [self.python, AGENT, json.dumps(about)]
+            command = make_command("agent", about, python=self.python)
             process = subprocess.Popen(command, stderr=log, env=_ENV)
         agent = self.agents[name] = Agent(name, index, process, folder, port)
         return agent

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from call_parties import JOB, WAIT_S, make_profile
+from scripted_peers import JOB, WAIT_S, make_profile
 
 from windlass import names
-from windlass.client.compute.calls.client_call import CallRequest, ClientCall
+from windlass.client.compute.calls.call_requests import CallRequest
+from windlass.client.compute.calls.client_call import ClientCall
 from windlass.client.compute.nodes.compute_connection import Connection, ask_info
 from windlass.wire.frames import FrameDecoder, render_frame
 from windlass.wire.message import Message

@@ -12,7 +12,7 @@ from typing import Any
 
 from windlass.cli.verbs.export import render_manifests
 
-_FOLDER = Path(__file__).parent / "golden"
+_FOLDER = Path(__file__).parents[1] / "golden"
 _RENEW = os.environ.get("RENEW_GOLDEN") == "1"
 
 

@@ -25,7 +25,7 @@ from windlass.wire.message import to_plain
 if TYPE_CHECKING:
     from cluster_space import Space
 
-PROJECT = Path(__file__).parent / "warm" / "project"
+PROJECT = Path(__file__).parents[1] / "warm" / "project"
 WAIT_S = 120.0
 _TTL_S = 240  # what a killed test leaves ends by itself
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
-import sys
-from pathlib import Path
 
-from pod_places import make_job
+from pod_connections import make_job
+from pod_programs import make_command
 from tls_peers import JOB, write_certificates
 from waits import wait_for
 
@@ -19,8 +17,6 @@ from windlass.plan.plan import render_plan
 from windlass.spec.pod_spec import PodSpec
 from windlass.spec.work import Command
 from windlass.wire.job_folder import JobFolder
-
-CONTAINER = Path(__file__).parent / "pod_container.py"
 
 
 class Pod:
@@ -54,7 +50,7 @@ class Pod:
         }
         with self.log.open("ab") as log, self.errors.open("ab") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, CONTAINER, json.dumps(about)], env=env, stdout=log, stderr=errors
+                make_command("container", about), env=env, stdout=log, stderr=errors
             )
         return self
 

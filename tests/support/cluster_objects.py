@@ -1,16 +1,47 @@
-"""A Kueue queue for a test: small, of one namespace, and gone afterwards."""
+"""Objects that tests create on a real cluster: a pod outside of any job, and a Kueue queue."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from windlass import names
 from windlass.kube.client.api import Api
 from windlass.kube.objects.kinds import ObjectKind
+
+
+def make_foreign_pod(
+    name: str, image: str, program: str, *, env: Mapping[str, str] | None = None, **metadata: Any
+) -> dict[str, Any]:
+    """It runs `program` in Python, meets the restricted standard, and has whatever metadata is given."""
+    container = {
+        "name": names.CONTAINER,
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["python3", "-u", "-c", program],
+        "env": [{"name": key, "value": value} for key, value in (env or {}).items()],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    security = {
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    return {
+        "metadata": {"name": name, **metadata},
+        "spec": {
+            "containers": [container],
+            "securityContext": security,
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": 0,
+        },
+    }
+
 
 GROUP = "kueue.x-k8s.io"
 
