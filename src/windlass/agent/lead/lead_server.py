@@ -21,9 +21,9 @@ from windlass.agent.inputs import Inputs
 from windlass.agent.lead.lead_links import ClientLink, Lead, NodeLink
 from windlass.agent.lead.local_nodes import LocalNodes
 from windlass.agent.lead.one_world import IndexTable
-from windlass.agent.link.agent_link import Link
+from windlass.agent.link.agent_link import Link, beat
 from windlass.agent.link.folder_sender import FolderSender
-from windlass.agent.silence_limits import HEARTBEAT_S, Parting
+from windlass.agent.silence_limits import Parting
 from windlass.errors import ProtocolError
 from windlass.wire.file_sync import Sender, is_from_lead
 from windlass.wire.frames import Frame
@@ -268,13 +268,6 @@ class LeadServer:
             if order is not None:
                 link.send(order)
         await asyncio.gather(*(link.close() for link in self._links))
-
-
-async def beat(link: Link) -> None:
-    """Be heard, whatever else there is to say."""
-    while True:
-        link.send(Heartbeat())
-        await asyncio.sleep(HEARTBEAT_S)
 
 
 class EndedJob:

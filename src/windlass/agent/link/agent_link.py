@@ -18,10 +18,12 @@ from typing import Any
 
 from windlass import names
 from windlass.agent.link.tcp import SHUTDOWN_TIMEOUT_S, render_address, render_trouble
+from windlass.agent.silence_limits import HEARTBEAT_S
 from windlass.errors import ProtocolError
 from windlass.trusted import find_peer_fault
 from windlass.wire.frames import Frame, FrameDecoder, render_pieces
 from windlass.wire.message import Message
+from windlass.wire.messages.link import Heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -312,3 +314,10 @@ class Link(asyncio.Protocol):
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._gone.wait(), 2 * SHUTDOWN_TIMEOUT_S)
             self._transport.abort()  # on Python 3.10 nothing else gives up
+
+
+async def beat(link: Link) -> None:
+    """Send heartbeats until cancelled, so that the peer hears something at any time."""
+    while True:
+        link.send(Heartbeat())
+        await asyncio.sleep(HEARTBEAT_S)

@@ -18,10 +18,9 @@ from windlass import names
 from windlass.agent.agent_context import AgentContext
 from windlass.agent.fork_server_client import ForkServer
 from windlass.agent.inputs import Inputs
-from windlass.agent.lead.lead_server import beat
 from windlass.agent.lead_requests import say_farewell
 from windlass.agent.link import endpoints
-from windlass.agent.link.agent_link import Link
+from windlass.agent.link.agent_link import Link, beat
 from windlass.agent.link.folder_sender import FolderSender
 from windlass.agent.node.attempt_ranks import JobOrders
 from windlass.agent.node.node import Node
