@@ -18,7 +18,6 @@ from windlass.engines.dialects.monarchmesh import (
     index_in_name,
     make_name,
     owns,
-    read_phase,
 )
 from windlass.errors import SpecError
 from windlass.kube.diagnosis.blocker import OPERATOR_IDLE
@@ -94,7 +93,7 @@ def test_a_mesh_of_another_name_is_refused():
     ],
 )
 def test_its_phase(mesh, phase):
-    assert read_phase(mesh) is phase
+    assert MONARCHMESH.read_phase(mesh) is phase
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ A record of data and pure functions; nothing else in the project knows the kind.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -20,11 +22,14 @@ from windlass.kube.objects.fields import (
     event_last_s,
     is_controlled_by,
     is_true,
+    labels_of,
     name_of,
+    read_index,
     read_time,
 )
 from windlass.kube.objects.kinds import ObjectKind
-from windlass.kube.objects.manifests import FileNames
+from windlass.kube.objects.manifests import FileNames, make_metadata, pod_of
+from windlass.kube.objects.naming import make_annotations
 from windlass.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -32,6 +37,11 @@ if TYPE_CHECKING:
     from windlass.spec.pod_spec import PodSize
 
 Patch = dict[str, Any]
+
+LABEL_JOB_INDEX = "batch.kubernetes.io/job-completion-index"  # of the pods of an Indexed Job
+JOB_FAILURES = "metadata.annotations['batch.kubernetes.io/job-index-failure-count']"  # likewise
+_DAY_S = 86400
+_MAX_INT32 = (1 << 31) - 1
 
 
 class ObjectPhase(Enum):
@@ -77,6 +87,83 @@ def read_condition_end(body: Object, *, complete: str = "Complete") -> ObjectEnd
                 message=": ".join(why),
             )
     return None
+
+
+def never_ends(_body: Object) -> None:
+    """Return no end: for kinds that never end."""
+
+
+def never_held(
+    _body: Object, *, events: Sequence[Object], queues: Sequence[str] | None
+) -> Blocker | None:
+    """Return no hold: for kinds that have their pods at once."""
+
+
+def read_ready_phase(body: Object) -> ObjectPhase:
+    """Return the phase of a kind that only counts the pods that are ready."""
+    is_up = body.get("status", {}).get("readyReplicas")
+    return ObjectPhase.STARTED if is_up else ObjectPhase.WAITING
+
+
+def count_replicas(body: Object) -> int:
+    """Return the number of pods of an object that has it as `replicas`."""
+    return int(body.get("spec", {}).get("replicas") or 0)
+
+
+def make_main_object(
+    plan: Plan,
+    submit: str,
+    kind: ObjectKind,
+    spec: Object,
+    *,
+    name: str = "",
+    annotations: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Return the main object of a job, named by the job's id by default, with its metadata and queue."""
+    about = {**make_annotations(plan, submit), **(annotations or {})}
+    metadata = make_metadata(plan, name or plan.job_id, annotations=about)
+    if queue := pod_of(plan).queue:
+        metadata["labels"][names.LABEL_QUEUE] = queue
+    return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, "spec": spec}
+
+
+def limit_time(plan: Plan) -> dict[str, int]:
+    """Return the field that ends a job whose lead does not.
+
+    Kubernetes counts from the start of the first pod, so the limit is far above the job's own.
+    """
+    if plan.timeout_s is None:
+        return {}
+    limit_s = 2 * math.ceil(plan.timeout_s) + _DAY_S
+    return {"activeDeadlineSeconds": min(limit_s, _MAX_INT32)}
+
+
+def allow_missing_pods(plan: Plan) -> dict[str, Any]:
+    """Return the fields of an Indexed Job that let it end although some of its pods never came."""
+    if plan.min_nodes == len(plan.nodes):
+        return {}
+    return {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}}
+
+
+def read_index_label(label: str) -> Callable[[Object], int | None]:
+    """Return a reader of a pod's index from one of its labels."""
+    return lambda pod: read_index(labels_of(pod).get(label, ""))
+
+
+def read_index_in_name(
+    form: str, make_name: Callable[[str], str] = str
+) -> Callable[[str, str], int | None]:
+    """Return a reader of a pod's index from its name.
+
+    `form` is a regular expression with the groups `job`, which is the main object's name, and `index`.
+    """
+    pattern = re.compile(form)
+
+    def index_in_name(pod: str, job_id: str) -> int | None:
+        match = pattern.fullmatch(pod)
+        return int(match["index"]) if match and match["job"] == make_name(job_id) else None
+
+    return index_in_name
 
 
 def is_suspended(body: Object) -> bool:
@@ -187,10 +274,10 @@ class Dialect:
     it is deleted. Empty: to delete it is enough; None: it is replaced anyway."""
     stays_up: bool = False  # it never ends, and starts its containers again
 
-    read_end: Callable[[Object], ObjectEnd | None]
+    read_end: Callable[[Object], ObjectEnd | None] = never_ends
     read_phase: Callable[[Object], ObjectPhase]
-    num_pods: Callable[[Object], int]
-    read_hold: ReadHold
+    num_pods: Callable[[Object], int] = count_replicas
+    read_hold: ReadHold = never_held
     pod_made: str = ""
     """Where pods are not told how many were lost before them: the reason of its event when it makes one."""
     pod_maker: Callable[[Object], tuple[str, str]] | None = None

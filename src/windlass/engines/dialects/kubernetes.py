@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import replace
 from typing import Any
 
 from windlass import names, records
 from windlass.engines.dialects.dialect import (
+    JOB_FAILURES,
+    LABEL_JOB_INDEX,
     Dialect,
     ObjectPhase,
+    allow_missing_pods,
     is_suspended,
+    limit_time,
     make_hold_reader,
+    make_main_object,
     read_condition_end,
+    read_index_in_name,
+    read_index_label,
 )
-from windlass.kube.objects.fields import (
-    Object,
-    controller_name_of,
-    is_controlled_by,
-    labels_of,
-    read_index,
-)
+from windlass.kube.objects.fields import Object, controller_name_of, is_controlled_by, labels_of
 from windlass.kube.objects.kinds import JOBS
 from windlass.kube.objects.manifests import FileNames, make_metadata, pod_of
 from windlass.kube.objects.naming import make_annotations
@@ -34,13 +34,10 @@ from windlass.kube.objects.pod_template import make_template
 from windlass.plan.plan import Plan
 from windlass.spec.pod_spec import PodSize
 
-LABEL_INDEX = "batch.kubernetes.io/job-completion-index"
+LABEL_INDEX = LABEL_JOB_INDEX
 INDEX_VARIABLE = "JOB_COMPLETION_INDEX"  # in every container
 _LABEL_JOB_NAME = "batch.kubernetes.io/job-name"  # which Kubernetes gives to every pod of a Job
-_FAILURES = "metadata.annotations['batch.kubernetes.io/job-index-failure-count']"
 _KUEUE_PREFIX = "job-"  # of the names of its Workloads
-_POD_NAME = re.compile(r"(?P<job>.+)-(?P<index>\d+)-[a-z0-9]{5}")
-_DAY_S = 86400
 
 
 def make_job(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
@@ -50,9 +47,6 @@ def make_job(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
     what is tried again, and the Job's own budget only has to be large enough.
     """
     pod = pod_of(plan)
-    metadata = make_metadata(plan, plan.job_id, annotations=make_annotations(plan, submit))
-    if pod.queue:
-        metadata["labels"][names.LABEL_QUEUE] = pod.queue
     spec: dict[str, Any] = {
         "suspend": True,
         "completionMode": "Indexed",
@@ -60,16 +54,12 @@ def make_job(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
         "backoffLimitPerIndex": plan.node_restarts,
         "maxFailedIndexes": 0,
         "podReplacementPolicy": "TerminatingOrFailed",
-        "template": make_template(plan, files, env_fields={names.NODE_FAILURES: _FAILURES}),
+        "template": make_template(plan, files, env_fields={names.NODE_FAILURES: JOB_FAILURES}),
+        **allow_missing_pods(plan),
     }
-    if plan.min_nodes < len(plan.nodes):  # pods that never came must not keep it from ending
-        spec["successPolicy"] = {"rules": [{"succeededIndexes": "0"}]}
     if pod.ttl_s is not None:
         spec["ttlSecondsAfterFinished"] = math.ceil(pod.ttl_s)
-    if plan.timeout_s is not None:
-        # it counts from the first pod's creation, so it can only catch a lead that forgot
-        spec["activeDeadlineSeconds"] = min(2 * math.ceil(plan.timeout_s) + _DAY_S, (1 << 31) - 1)
-    return {"apiVersion": JOBS.api_version, "kind": JOBS.name, "metadata": metadata, "spec": spec}
+    return make_main_object(plan, submit, JOBS, spec | limit_time(plan))
 
 
 def make_workers(
@@ -94,7 +84,7 @@ def make_workers(
     template = make_template(
         plan,
         files,
-        env_fields={names.NODE_FAILURES: _FAILURES},
+        env_fields={names.NODE_FAILURES: JOB_FAILURES},
         env={names.FIRST_INDEX: "1"},
         is_worker=True,
     )
@@ -119,10 +109,12 @@ def _owns(pod: Object, uid: str) -> bool:
     return labels.get(names.LABEL_MAIN) == uid and controller_name_of(pod) == workers
 
 
+_index_by_label = read_index_label(LABEL_INDEX)
+
+
 def _index_of(pod: Object) -> int | None:
-    labels = labels_of(pod)
-    index = read_index(labels.get(LABEL_INDEX, ""))
-    return None if index is None else index + (names.LABEL_FIRST_INDEX in labels)
+    index = _index_by_label(pod)
+    return None if index is None else index + (names.LABEL_FIRST_INDEX in labels_of(pod))
 
 
 def _resize(num_nodes: int) -> dict[str, Any]:
@@ -138,10 +130,12 @@ def read_phase(job: Object) -> ObjectPhase:
     return ObjectPhase.HELD if is_suspended(job) else ObjectPhase.WAITING
 
 
+_index_in_name = read_index_in_name(r"(?P<job>.+)-(?P<index>\d+)-[a-z0-9]{5}")
+
+
 def index_in_name(pod: str, job_id: str) -> int | None:
-    match = _POD_NAME.fullmatch(pod)
-    first = {job_id: 0, names.WORKERS.format(job_id=job_id): 1}
-    return int(match["index"]) + first[match["job"]] if match and match["job"] in first else None
+    index = _index_in_name(pod, names.WORKERS.format(job_id=job_id))
+    return _index_in_name(pod, job_id) if index is None else index + 1
 
 
 KUBERNETES = Dialect(

@@ -7,17 +7,22 @@ removes it. Pods are always replaced under the same name. A name has no dashes.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from windlass import names
-from windlass.engines.dialects.dialect import Adoption, Dialect, ObjectPhase
+from windlass.engines.dialects.dialect import (
+    Adoption,
+    Dialect,
+    make_main_object,
+    read_index_in_name,
+    read_index_label,
+    read_ready_phase,
+)
 from windlass.errors import SpecError
 from windlass.kube.client.access import END_LOST_PODS, Need
-from windlass.kube.objects.fields import Object, controller_name_of, labels_of, name_of, read_index
+from windlass.kube.objects.fields import Object, controller_name_of, labels_of, name_of
 from windlass.kube.objects.kinds import MONARCH_MESHES, STATEFUL_SETS
-from windlass.kube.objects.manifests import FileNames, make_metadata, pod_of
-from windlass.kube.objects.naming import make_annotations
+from windlass.kube.objects.manifests import FileNames, pod_of
 from windlass.kube.objects.pod_template import make_template
 from windlass.plan.plan import Plan
 
@@ -37,9 +42,6 @@ def render(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
             f"the mesh of this job is its MonarchMesh, {name}, and its operator gives pods that name",
             hint="leave out --mesh-name, or use --engine kubernetes",
         )
-    metadata = make_metadata(plan, name, annotations=make_annotations(plan, submit))
-    if pod.queue:
-        metadata["labels"][names.LABEL_QUEUE] = pod.queue
     template = make_template(
         plan,
         files,
@@ -48,17 +50,8 @@ def render(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
         restart_policy="Always",
     )
     del template["spec"]["subdomain"]  # a StatefulSet gives its pods its own
-    return {
-        "apiVersion": MONARCH_MESHES.api_version,
-        "kind": MONARCH_MESHES.name,
-        "metadata": metadata,
-        "spec": {"replicas": len(plan.nodes), "port": names.MONARCH_PORT, "podTemplate": template},
-    }
-
-
-def read_phase(mesh: Object) -> ObjectPhase:
-    is_up = mesh.get("status", {}).get("readyReplicas")
-    return ObjectPhase.STARTED if is_up else ObjectPhase.WAITING
+    spec = {"replicas": len(plan.nodes), "port": names.MONARCH_PORT, "podTemplate": template}
+    return make_main_object(plan, submit, MONARCH_MESHES, spec, name=name)
 
 
 def owns(pod: Object, _uid: str) -> bool:
@@ -66,13 +59,8 @@ def owns(pod: Object, _uid: str) -> bool:
     return controller_name_of(pod) == labels_of(pod).get(names.LABEL_MESH)
 
 
-def index_of(pod: Object) -> int | None:
-    return read_index(labels_of(pod).get(LABEL_INDEX, ""))
-
-
-def index_in_name(pod: str, job_id: str) -> int | None:
-    match = re.fullmatch(rf"{re.escape(make_name(job_id))}-(\d+)", pod)
-    return int(match[1]) if match else None
+index_of = read_index_label(LABEL_INDEX)
+index_in_name = read_index_in_name(r"(?P<job>.+)-(?P<index>\d+)", make_name)
 
 
 MONARCHMESH = Dialect(
@@ -87,10 +75,7 @@ MONARCHMESH = Dialect(
     resize=lambda num_nodes: {"spec": {"replicas": num_nodes}},
     end_lost_pod={},  # its name is free then
     stays_up=True,
-    read_end=lambda _mesh: None,
-    read_phase=read_phase,
-    num_pods=lambda mesh: int(mesh.get("spec", {}).get("replicas") or 0),
-    read_hold=lambda _mesh, **_around: None,  # Kueue gates the pods
+    read_phase=read_ready_phase,  # and Kueue gates the pods
     pod_made="SuccessfulCreate",
     pod_maker=lambda mesh: (STATEFUL_SETS.name, name_of(mesh)),
     lead_labels={LABEL_INDEX: "0"},

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from typing import Any
 
 from windlass import names
@@ -19,8 +18,12 @@ from windlass.engines.dialects.dialect import (
     Dialect,
     ObjectEnd,
     ObjectPhase,
+    limit_time,
     make_hold_reader,
+    make_main_object,
     read_condition_end,
+    read_index_in_name,
+    read_index_label,
 )
 from windlass.kube.client.access import END_LOST_PODS, Need
 from windlass.kube.objects.fields import (
@@ -29,11 +32,9 @@ from windlass.kube.objects.fields import (
     condition_of,
     is_true,
     labels_of,
-    read_index,
 )
 from windlass.kube.objects.kinds import PYTORCH_JOBS
-from windlass.kube.objects.manifests import FileNames, make_metadata, pod_of
-from windlass.kube.objects.naming import make_annotations
+from windlass.kube.objects.manifests import FileNames, pod_of
 from windlass.kube.objects.pod_template import make_template
 from windlass.plan.plan import Plan
 
@@ -49,16 +50,10 @@ _OPERATORS_OWN = (
 _MISSPELT = "nProcPerNode"
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _KUEUE_PREFIX = "pytorchjob-"  # of the names of its Workloads
-_POD_NAME = re.compile(r"(?P<job>.+)-(?P<type>master|worker)-(?P<index>\d+)")
-_DAY_S = 86400
 
 
 def render(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
     """The PyTorchJob, suspended. Which attempt follows on a lost pod is for the lead to say."""
-    pod = pod_of(plan)
-    metadata = make_metadata(plan, plan.job_id, annotations=make_annotations(plan, submit))
-    if pod.queue:
-        metadata["labels"][names.LABEL_QUEUE] = pod.queue
     worker = {
         "replicas": len(plan.nodes),
         "restartPolicy": "ExitCode",
@@ -75,12 +70,7 @@ def render(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
             "maxReplicas": len(plan.nodes),
             "rdzvBackend": "c10d",
         }
-    return {
-        "apiVersion": PYTORCH_JOBS.api_version,
-        "kind": PYTORCH_JOBS.name,
-        "metadata": metadata,
-        "spec": spec,
-    }
+    return make_main_object(plan, submit, PYTORCH_JOBS, spec)
 
 
 def _make_template(plan: Plan, files: FileNames) -> dict[str, Any]:
@@ -103,10 +93,7 @@ def _make_run_policy(plan: Plan) -> dict[str, Any]:
     ttl_s = pod_of(plan).ttl_s
     if ttl_s is not None:
         policy["ttlSecondsAfterFinished"] = math.ceil(ttl_s)
-    if plan.timeout_s is not None:
-        # it counts from the start of the first pod, so it can only catch a lead that forgot
-        policy["activeDeadlineSeconds"] = min(2 * math.ceil(plan.timeout_s) + _DAY_S, (1 << 31) - 1)
-    return policy
+    return policy | limit_time(plan)
 
 
 def read_end(job: Object) -> ObjectEnd | None:
@@ -133,8 +120,7 @@ def num_pods(job: Object) -> int:
     return sum(int(of.get("replicas") or 1) for of in replicas.values())
 
 
-def index_of(pod: Object) -> int | None:
-    return read_index(labels_of(pod).get(LABEL_INDEX, ""))
+index_of = read_index_label(LABEL_INDEX)
 
 
 def index_among(job: Object, pod: Object) -> int | None:
@@ -162,10 +148,7 @@ def find_misspelt(job: Object) -> str:
     )
 
 
-def index_in_name(pod: str, job_id: str) -> int | None:
-    match = _POD_NAME.fullmatch(pod)
-    return int(match["index"]) if match and match["job"] == job_id else None
-
+index_in_name = read_index_in_name(r"(?P<job>.+)-(master|worker)-(?P<index>\d+)")
 
 PYTORCHJOB = Dialect(
     name="pytorchjob",

@@ -20,6 +20,7 @@ from windlass.engines.dialects.dialect import (
     ObjectPhase,
     is_suspended,
     make_hold_reader,
+    make_main_object,
 )
 from windlass.kube.client.access import END_LOST_PODS, Need, Right
 from windlass.kube.objects.fields import (
@@ -32,8 +33,7 @@ from windlass.kube.objects.fields import (
     read_time,
 )
 from windlass.kube.objects.kinds import RAY_CLUSTERS, RAY_JOBS
-from windlass.kube.objects.manifests import FileNames, make_metadata, pod_of, read_file_names
-from windlass.kube.objects.naming import make_annotations
+from windlass.kube.objects.manifests import FileNames, pod_of, read_file_names
 from windlass.kube.objects.pod_template import apply_patch, make_template
 from windlass.plan.plan import Plan
 from windlass.spec.pod_spec import PodSize
@@ -60,26 +60,18 @@ _NEVER = (1 << 31) - 1
 
 def render(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
     """The RayCluster, suspended: a head, and one group of workers of a fixed size."""
-    pod = pod_of(plan)
-    metadata = make_metadata(plan, plan.job_id, annotations=make_annotations(plan, submit))
-    if pod.queue:
-        metadata["labels"][names.LABEL_QUEUE] = pod.queue
     num_workers = len(plan.nodes) - 1
     group = {
         **_make_group(plan, files, num_workers),
         "minReplicas": max(0, plan.min_nodes - 1),
     }
     head = {"rayStartParams": {}, "template": _make_template(plan, files, is_worker=False)}
-    return {
-        "apiVersion": RAY_CLUSTERS.api_version,
-        "kind": RAY_CLUSTERS.name,
-        "metadata": metadata,
-        "spec": {
-            "suspend": True,
-            "headGroupSpec": head,
-            "workerGroupSpecs": [group] if num_workers else [],
-        },
+    spec = {
+        "suspend": True,
+        "headGroupSpec": head,
+        "workerGroupSpecs": [group] if num_workers else [],
     }
+    return make_main_object(plan, submit, RAY_CLUSTERS, spec)
 
 
 def _make_group(plan: Plan, files: FileNames, num_workers: int) -> dict[str, Any]:
@@ -227,7 +219,6 @@ RAYCLUSTER = Dialect(
     regroup=regroup,
     end_lost_pod={},  # while it is there, no other takes its place
     stays_up=True,
-    read_end=lambda _cluster: None,
     read_phase=read_phase,
     num_pods=num_pods,
     pod_made="CreatedHeadPod",

@@ -8,24 +8,30 @@ from the chosen one: its pod is merged with ours, lost pods are replaced, and a 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from windlass import names
 from windlass.engines.dialects.dialect import (
+    JOB_FAILURES,
+    LABEL_JOB_INDEX,
     Adoption,
     Dialect,
     ObjectPhase,
     Prerequisite,
+    allow_missing_pods,
     is_suspended,
+    limit_time,
     make_hold_reader,
+    make_main_object,
     read_condition_end,
+    read_index_in_name,
+    read_index_label,
 )
 from windlass.errors import SpecError
 from windlass.kube.client.access import END_LOST_PODS, Need, Right
-from windlass.kube.objects.fields import Object, controller_name_of, labels_of, name_of, read_index
+from windlass.kube.objects.fields import Object, controller_name_of, labels_of, name_of
 from windlass.kube.objects.kinds import CLUSTER_TRAINING_RUNTIMES, TRAIN_JOBS, TRAINING_RUNTIMES
 from windlass.kube.objects.manifests import FileNames, make_metadata, pod_of
 from windlass.kube.objects.naming import make_annotations
@@ -35,7 +41,7 @@ from windlass.spec.storage import SecretVariable
 
 RUNTIME = "torch-distributed"
 CONTAINER = STEP = "node"  # what the operator wants the trainer's container and job to be called
-LABEL_INDEX = "batch.kubernetes.io/job-completion-index"
+LABEL_INDEX = LABEL_JOB_INDEX
 LABEL_JOBSET = "jobset.sigs.k8s.io/jobset-name"  # which is the TrainJob's
 LABEL_STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 LABEL_FRAMEWORK = "trainer.kubeflow.org/framework"
@@ -64,10 +70,8 @@ SHIPPED: Mapping[str, Object] = {
         },
     }
 }
-_FAILURES = "metadata.annotations['batch.kubernetes.io/job-index-failure-count']"
 _UNSTARTABLE = (126, 127, 128)  # the image lacks the program: no other pod will find it
 _KUEUE_PREFIX = "trainjob-"  # of the names of its Workloads
-_POD_NAME = re.compile(rf"(?P<job>.+)-{STEP}-0-(?P<index>\d+)-[a-z0-9]{{5}}")
 _OF_TRAINER = {
     "image": "image",
     "command": "command",
@@ -75,18 +79,12 @@ _OF_TRAINER = {
     "resources": "resourcesPerNode",
 }
 _NOT_OURS = ("args", "workingDir", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle")
-_DAY_S = 86400
 
 
 def render(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
     """The TrainJob, suspended: what the trainer runs, on how many nodes; the rest is in its runtime."""
     pod = pod_of(plan)
-    annotations = make_annotations(plan, submit)
-    if pod.ttl_s is not None:
-        annotations[names.ANNOTATION_TTL] = str(math.ceil(pod.ttl_s))
-    metadata = make_metadata(plan, plan.job_id, annotations=annotations)
-    if pod.queue:
-        metadata["labels"][names.LABEL_QUEUE] = pod.queue
+    ttl = {} if pod.ttl_s is None else {names.ANNOTATION_TTL: str(math.ceil(pod.ttl_s))}
     container = _make_template(plan, files)["spec"]["containers"][0]
     spec: dict[str, Any] = {
         "suspend": True,
@@ -100,16 +98,9 @@ def render(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
             "numProcPerNode": plan.nodes[0].num_ranks,
             **{_OF_TRAINER[key]: container[key] for key in _OF_TRAINER if key in container},
         },
+        **limit_time(plan),
     }
-    if plan.timeout_s is not None:
-        # it counts from the first pod's creation, so it can only catch a lead that forgot
-        spec["activeDeadlineSeconds"] = min(2 * math.ceil(plan.timeout_s) + _DAY_S, (1 << 31) - 1)
-    return {
-        "apiVersion": TRAIN_JOBS.api_version,
-        "kind": TRAIN_JOBS.name,
-        "metadata": metadata,
-        "spec": spec,
-    }
+    return make_main_object(plan, submit, TRAIN_JOBS, spec, annotations=ttl)
 
 
 def render_runtime(plan: Plan, files: FileNames, submit: str, source: Object) -> dict[str, Any]:
@@ -204,9 +195,8 @@ def _make_step(plan: Plan, files: FileNames, step: Object) -> dict[str, Any]:
                 }
             ]
         },
+        **allow_missing_pods(plan),
     }
-    if plan.min_nodes < len(plan.nodes):  # pods that never came must not keep it from ending
-        policy["successPolicy"] = {"rules": [{"succeededIndexes": "0"}]}
     return {**step, "template": apply_patch(job, {"spec": {**policy, "template": patch}})}
 
 
@@ -225,7 +215,7 @@ def _make_template(plan: Plan, files: FileNames) -> dict[str, Any]:
             names.ENV_TELLS_FAILURE: names.TELLS_BY_LEAD,
             names.ENV_FORGET: ",".join(RESERVED),  # they are for a torchrun that is not ours
         },
-        env_fields={names.NODE_FAILURES: _FAILURES},
+        env_fields={names.NODE_FAILURES: JOB_FAILURES},
         container=CONTAINER,
     )
     del template["spec"]["subdomain"]
@@ -247,13 +237,8 @@ def owns(pod: Object, _uid: str) -> bool:
     return controller_name_of(pod) == f"{labels_of(pod).get(LABEL_JOBSET)}-{STEP}-0"
 
 
-def index_of(pod: Object) -> int | None:
-    return read_index(labels_of(pod).get(LABEL_INDEX, ""))
-
-
-def index_in_name(pod: str, job_id: str) -> int | None:
-    match = _POD_NAME.fullmatch(pod)
-    return int(match["index"]) if match and match["job"] == job_id else None
+index_of = read_index_label(LABEL_INDEX)
+index_in_name = read_index_in_name(rf"(?P<job>.+)-{STEP}-0-(?P<index>\d+)-[a-z0-9]{{5}}")
 
 
 TRAINJOB = Dialect(
