@@ -143,7 +143,7 @@ def test_the_cause_is_not_waited_for_when_every_rank_has_failed(tmp_path):
 def test_a_verdict_comes_early_and_counts_the_others_in_the_end(tmp_path, monkeypatch):
     from windlass.agent.lead.jobs import job_lead
 
-    monkeypatch.setattr(job_lead, "_SETTLE_S", 0.01)
+    monkeypatch.setattr(job_lead, "SETTLE_S", 0.01)
     early = []
 
     def acts(nodes, index, order):

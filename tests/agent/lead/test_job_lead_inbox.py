@@ -158,7 +158,7 @@ def lose_peer_then(nodes, index, order, *, after):
 
 
 def test_a_failure_that_is_only_a_consequence_waits_for_the_lost_node(tmp_path, monkeypatch):
-    monkeypatch.setattr(leads, "_SETTLE_S", 0.01)
+    monkeypatch.setattr(leads, "SETTLE_S", 0.01)
 
     def after(nodes):
         def lose():
@@ -177,7 +177,7 @@ def test_a_failure_that_is_only_a_consequence_waits_for_the_lost_node(tmp_path, 
 
 
 def test_when_no_node_is_lost_the_consequence_is_blamed(tmp_path, monkeypatch):
-    monkeypatch.setattr(leads, "_SETTLE_S", 0.01)
+    monkeypatch.setattr(leads, "SETTLE_S", 0.01)
     monkeypatch.setattr(leads, "_SETTLE_LOST_S", 0.05)
     status, _ = lead_through(
         tmp_path,

@@ -22,6 +22,8 @@ from windlass.wire.results import Outcome
 from windlass.wire.states import MomentName, RankState
 from windlass.wire.status import Verdict
 
+SETTLE_S = 0.3  # how long to wait, before a verdict, for reports of earlier failures
+
 
 class Attempt:
     """One generation of all ranks. `world` is the plan on the nodes that take part in it."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from windlass.agent.lead.attempt import SETTLE_S
 from windlass.agent.lead.calls.call_queue import CallHistory
 from windlass.agent.lead.calls.call_state import Call
 from windlass.agent.lead.calls.ready_nodes import MustMake, NotReady
@@ -24,8 +25,6 @@ from windlass.wire.messages.calls import CallAgain, CallStarted
 from windlass.wire.messages.computes import RunCall
 from windlass.wire.states import CallState
 from windlass.wire.status import FailureKind, Verdict, make_job_verdict
-
-_SETTLE_S = 0.3  # how long a verdict waits for a failure that came earlier but is heard of later
 
 
 class CallRunner:
@@ -150,7 +149,7 @@ class CallRunner:
             return
         if world.slot and world.is_alive and call.stop is None:
             # ranks that are kept are given the chance to fail together, and stay
-            await self._changed.until(lambda: attempt.is_done, timeout_s=2 * _SETTLE_S)
+            await self._changed.until(lambda: attempt.is_done, timeout_s=2 * SETTLE_S)
         await attempt.hear_cause(
             self._changed,
             lambda: attempt.is_done or call.stop is not None,
@@ -160,7 +159,7 @@ class CallRunner:
             must_hurry = call.stop is not None and self._stop.now
             self._pool.dismiss(world, now=must_hurry, signum=call.stop_signal)
             if not attempt.is_done:
-                await self._changed.until(lambda: attempt.is_done, timeout_s=_SETTLE_S)
+                await self._changed.until(lambda: attempt.is_done, timeout_s=SETTLE_S)
         if call.may_start_again(world):
             return
         verdict = attempt.make_verdict()

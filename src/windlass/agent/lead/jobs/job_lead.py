@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from windlass import names
-from windlass.agent.lead.attempt import Attempt, RankNews
+from windlass.agent.lead.attempt import SETTLE_S, Attempt, RankNews
 from windlass.agent.lead.changes import Changes
 from windlass.agent.lead.jobs.next_attempt import Budget, Gathering
 from windlass.agent.lead.jobs.owed_results import OwedResults
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SETTLE_S = 0.3  # how long a verdict waits for a failure that came earlier but is heard of later
 _SETTLE_LOST_S = 6.0  # a silent node takes so long to be missed
 _STOP_MARGIN_S = 5.0
 
@@ -334,7 +333,7 @@ class JobLead:
         self._status_writer.set_phase(Phase.STOPPING, self._make_verdict(attempt).reason, why)
         await self._hear_cause(attempt, lambda: attempt.are_all_done, self._plan.grace_s)
         self._worlds.end(world, now=self.stop.now, signum=self.stop.signal)
-        await self._changed.until(lambda: world.is_cleared, timeout_s=_SETTLE_S)
+        await self._changed.until(lambda: world.is_cleared, timeout_s=SETTLE_S)
         settle_s = max(self._plan.grace_s, _SETTLE_LOST_S)
         await self._hear_cause(attempt, lambda: world.is_cleared, settle_s)
         verdict = self._make_verdict(attempt)
