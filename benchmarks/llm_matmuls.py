@@ -1,4 +1,4 @@
-"""What adapters' columns cost the matmuls of a Llama's layers: why `llm_lora` lays them out as it does.
+"""What adapters' columns cost the matmuls of a Llama's layers: why `linear_layers` lays them out as it does.
 
     python benchmarks/llm_matmuls.py [--shape 1b] [--tokens 32768] [--more 0,16,32,64] [--json FILE]
 

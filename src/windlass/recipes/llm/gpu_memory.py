@@ -21,7 +21,7 @@ _ADAPTED_TOKENS_AT_ONCE = 65_536  # with adapters, whose many small kernels take
 _USABLE = 0.92  # of a GPU's memory; the rest is the context's, and lies between tensors
 _MOST = 0.96  # of a GPU's memory: no training whose estimate was larger has been seen to fit
 _SLACK_BYTES = 3 << 30  # at most; what kernels hold for a moment grows with the tokens up to here
-_LOGITS_BYTES = 4 << 30  # at most; of the loss, see `llm_loss`
+_LOGITS_BYTES = 4 << 30  # at most; of the loss, see `cross_entropy`
 _TRAINED_BYTES = {"adamw8bit": 10.03, "sgd": 8.0}  # of a weight with its gradient and moments
 _ADAMW_BYTES = 16.0
 _ADAPTER_GROUPS = (3, 1, 2, 1)  # adapters of layers with one input, which lie in one matrix
@@ -53,7 +53,7 @@ def _split(share: int, *, most: int) -> int:
 
 
 def is_mlp_joined(config: LlamaConfig, options: LlmOptions, shape: Shape, num_tokens: int) -> bool:
-    """Whether an MLP with adapters is one function on a GPU: `llm_adapted_mlp`."""
+    """Whether an MLP with adapters is one function on a GPU: `gated_mlp`."""
     if not 0 < options.lora <= MOST_RANK or options.fp8 or shape.tp > 1:
         return False
     names = set(options.lora_targets)

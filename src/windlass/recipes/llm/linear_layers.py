@@ -183,7 +183,7 @@ class CastLinear(nn.Linear):
     """A linear layer without bias, in the dtype of its input; in float8 when told so."""
 
     is_fp8 = False
-    joined: Tensor | None = None  # of a frozen one that is the first with its input: `llm_frozen`
+    joined: Tensor | None = None  # of a frozen one that is the first with its input: `FrozenGroup`
 
     def __init__(self, num_in: int, num_out: int) -> None:
         super().__init__(num_in, num_out, bias=False)

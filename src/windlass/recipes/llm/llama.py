@@ -301,7 +301,7 @@ class Llama(nn.Module):
         """The logits of tokens (rows, length); with labels, `scale` times the summed loss.
 
         positions: (rows, length), from 0 in each document; 0, 1, 2, ... unless given.
-        offsets: of documents packed into the rows, see `llm_attention`.
+        offsets: of documents packed into the rows, see `attend`.
         labels: (rows, length), shifted already: what is to follow each token, or -100.
         """
         hidden = self.model(tokens, positions, offsets)

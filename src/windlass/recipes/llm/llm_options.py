@@ -91,7 +91,7 @@ class LlmOptions(TrainerOptions):
 
     @property
     def is_base_joined(self) -> bool:
-        """Whether weights below adapters are kept as their matmuls read them: `llm_frozen`."""
+        """Whether weights below adapters are kept as their matmuls read them: `linear_layers`."""
         return bool(self.lora) and not self.fp8 and self.strategy == "ddp"
 
 

@@ -162,7 +162,7 @@ class HfCausalLM(nn.Module):
         labels: Tensor | None = None,
         scale: float | Tensor = 1.0,
     ) -> Tensor:
-        """Logits, or the scaled loss; see `llm_model.Llama.forward`."""
+        """Logits, or the scaled loss; see `llama.Llama.forward`."""
         inputs: dict[str, Any] = {"input_ids": tokens, "use_cache": False}
         if offsets is not None:
             inputs |= {

@@ -68,7 +68,7 @@ def encode_plain(value: Any) -> bytes:
 
 
 def decode_plain(data: bytes) -> Any:
-    """Return the value that `encode` was given."""
+    """Return the value that `encode_plain` was given."""
     try:
         return _from_json(json.loads(data))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
