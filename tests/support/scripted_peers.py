@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from tls_peers import settle, until
@@ -448,15 +447,15 @@ def serve_calls(
             is_pod=is_pod,
         )
         status_writer = StatusWriter(plan, folder)
-        node_zero = SimpleNamespace(spill=spill, projects=Projects(context))
+        projects = Projects(context)
         lead = CallLead(
             plan,
             status_writer,
             address="127.0.0.1",
-            projects=node_zero.projects,
+            projects=projects,
             keeps_logs=is_pod,
         )
-        call_server = CallServer(context, lead, node_zero)
+        call_server = CallServer(context, lead, projects, spill)
         lead_server = LeadServer(context, lead, Inputs(plan, folder), call_server)
         server = await endpoints.serve(path, JOB, lead_server.take)
         compute = Compute(path, folder, spill, lead, status_writer)

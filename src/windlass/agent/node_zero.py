@@ -31,4 +31,4 @@ def make_staff(
         projects=orders.projects,
         keeps_logs=context.is_pod,
     )
-    return lead, node, CallServer(context, lead, orders)
+    return lead, node, CallServer(context, lead, orders.projects, orders.spill)

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from windlass import names
 from windlass.agent.agent_context import AgentContext
@@ -25,7 +26,7 @@ from windlass.agent.lead.calls.ready_nodes import make_setup
 from windlass.agent.lead.calls.world_pool import shape_of
 from windlass.agent.link.agent_link import Link
 from windlass.agent.link.payload_parts import PartStore, send_parts
-from windlass.agent.node.compute_orders import ComputeOrders
+from windlass.agent.projects import Projects
 from windlass.bundle.manifest import EMPTY
 from windlass.errors import ProtocolError
 from windlass.wire.message import Handlers, Message
@@ -70,15 +71,18 @@ class _Visitor:
 
 
 class CallServer:
-    """Takes what clients ask."""
+    """Server of a compute's clients. `projects` and `spill`, a folder for large payloads, are node 0's."""
 
     client_reads = CLIENT_TO_COMPUTE_LEAD
     node_reads = COMPUTE_NODE_TO_LEAD
 
-    def __init__(self, context: AgentContext, lead: CallLead, node: ComputeOrders) -> None:
+    def __init__(
+        self, context: AgentContext, lead: CallLead, projects: Projects, spill: Path
+    ) -> None:
         self._context = context
         self._lead = lead
-        self._node = node
+        self._projects = projects
+        self._spill = spill
         self._visitors: dict[Link, _Visitor] = {}
         self._born = os.urandom(8).hex()  # tells one lead of a compute from the next
         self._handlers: Handlers = {
@@ -134,7 +138,7 @@ class CallServer:
         visitor = self._visitors.get(link)
         if visitor is None:
             visitor = self._visitors[link] = _Visitor(
-                PartStore(self._node.spill, is_far=self._context.is_pod)
+                PartStore(self._spill, is_far=self._context.is_pod)
             )
         return visitor
 
@@ -160,7 +164,7 @@ class CallServer:
         for call in self._lead.queue.newest_first():
             if call.sync is not None and call.sync[0].project == key:
                 return call.sync[0].digest
-        return self._node.projects.digest(key)
+        return self._projects.digest(key)
 
     def _take_call(self, link: Link, message: AskCall, body: bytes) -> None:
         visitor, call_id = self._visitor(link), message.id
@@ -303,10 +307,10 @@ class CallServer:
         lead = self._lead
         return ComputeInfo(
             job_id=self._context.plan.job_id,
-            spill=str(self._node.spill),
+            spill=str(self._spill),
             nodes=len(lead.plan.nodes),
             here=[node.index for node in lead.plan.nodes if node.index in lead.nodes],
-            projects={key: self._expected(key) for key in self._node.projects.digests()},
+            projects={key: self._expected(key) for key in self._projects.digests()},
             calls=[
                 CallListed(id=call.id, name=call.asked.name, state=call.state)
                 for call in lead.history.recent()[-20:]
