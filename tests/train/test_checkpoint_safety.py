@@ -27,6 +27,7 @@ from windlass.train.checkpoint.checkpoints import Checkpoints
 from windlass.train.checkpoint.rank_shares import ShareReader
 from windlass.train.checkpoint.safe_unpickle import load_entry, load_metadata
 from windlass.train.checkpoint.state_json import NeedsTrustError, decode, encode
+from windlass.train.checkpoint.training_state import TensorAt, WrappedAt
 from windlass.waiting import wait_until
 
 OLD = Path(__file__).parent / "old_checkpoint"
@@ -316,14 +317,17 @@ class Own:
         self.value = value
 
 
-def test_a_checkpoint_of_an_earlier_version_is_loaded(tmp_path, alone):
+@pytest.mark.parametrize("allow_pickle", [False, True])
+def test_a_checkpoint_of_an_earlier_version_is_loaded(tmp_path, alone, allow_pickle):
     """Written by the last version that pickled: optimizer, schedules and random numbers included."""
     shutil.copytree(OLD, tmp_path / "run")
     state = make_state(seed=1)
     sgd = torch.optim.SGD([torch.zeros(1)], lr=0.5)
     state["steps_at"] = torch.optim.lr_scheduler.MultiStepLR(sgd, milestones=[9])
     state["own"] = Own()
-    loaded = Checkpoints(tmp_path / "run", is_async=False, context=alone).load(state)
+    folder = tmp_path / "run"
+    checkpoints = Checkpoints(folder, is_async=False, allow_pickle=allow_pickle, context=alone)
+    loaded = checkpoints.load(state)
     assert (loaded.step, loaded.is_rng_restored) == (3, True)
     drawn = [random.random(), numpy.random.rand(), torch.rand(1).item()]
     assert drawn == [0.32383276483316237, 0.07630828937395717, 0.7792044281959534]
@@ -384,6 +388,19 @@ def test_metadata_runs_nothing(tmp_path, trick):
         load_metadata(data, files)
     assert not mark.exists()
     assert load_metadata(real, {"rank-0/0.distcp"}).storage_data  # the classes are as they were
+
+
+@pytest.mark.parametrize("allow_pickle", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (TensorAt, "windlass.train.checkpoint_state TensorAt"),
+        (WrappedAt, "windlass.train.wrapped_tensors WrappedAt"),
+    ],
+)
+def test_old_entries_name_classes_by_the_modules_they_were_in(kind, name, allow_pickle):
+    data = b"c%s\n%s\n." % tuple(name.encode().split())
+    assert load_entry(data, name="own~", allow_pickle=allow_pickle) is kind
 
 
 def test_old_entries_run_nothing(tmp_path):
