@@ -317,8 +317,8 @@ class Own:
         self.value = value
 
 
-@pytest.mark.parametrize("allow_pickle", [False, True])
-def test_a_checkpoint_of_an_earlier_version_is_loaded(tmp_path, alone, allow_pickle):
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_checkpoint_of_an_earlier_version_is_loaded(tmp_path, alone, trusted):
     """Written by the last version that pickled: optimizer, schedules and random numbers included."""
     shutil.copytree(OLD, tmp_path / "run")
     state = make_state(seed=1)
@@ -326,7 +326,7 @@ def test_a_checkpoint_of_an_earlier_version_is_loaded(tmp_path, alone, allow_pic
     state["steps_at"] = torch.optim.lr_scheduler.MultiStepLR(sgd, milestones=[9])
     state["own"] = Own()
     folder = tmp_path / "run"
-    checkpoints = Checkpoints(folder, is_async=False, allow_pickle=allow_pickle, context=alone)
+    checkpoints = Checkpoints(folder, is_async=False, trust_checkpoint=trusted, context=alone)
     loaded = checkpoints.load(state)
     assert (loaded.step, loaded.is_rng_restored) == (3, True)
     drawn = [random.random(), numpy.random.rand(), torch.rand(1).item()]
