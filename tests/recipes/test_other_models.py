@@ -105,7 +105,8 @@ def test_a_full_disk_at_the_end_is_told_without_a_traceback(work, capsys):
     """A limit on the size of files stands for it; checkpoints are small enough."""
     script = f"""
         import resource, signal
-        from windlass.recipes.llm import llm_trainer, train_framework
+        from windlass.recipes import train_framework
+        from windlass.recipes.llm import llm_trainer
 
         export = llm_trainer.LlmTrainer.export
 

@@ -338,7 +338,8 @@ def test_killed_ranks_go_on_to_the_same_end(tmp_path, home):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from windlass.recipes.llm import llm_trainer, train_framework
+from windlass.recipes import train_framework
+from windlass.recipes.llm import llm_trainer
 
 class Killed(llm_trainer.LlmTrainer):
     num_steps = 0

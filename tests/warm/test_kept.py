@@ -129,7 +129,7 @@ def test_calls_in_turn_are_described_to_the_lead_once(warm):
         counter.add()
         counter.was_born()
         counter.options(timeout=60).add()
-        return {key for connection in warm.nodes()._idle for key in connection.profiles}
+        return {key for connection in warm.nodes().connections._free for key in connection.profiles}
 
     known = call_in_turn()
     for _ in range(5):

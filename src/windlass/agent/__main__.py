@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import socket
     from typing import NoReturn
 
+    from windlass.agent.forkserver.fork_server import RankPrograms
+
 
 def run_agent(order_fd: str, *guess: str) -> int:
     """One agent per node; it learns which node it is from its order.
@@ -73,23 +75,29 @@ def _take_socket(fd: str) -> socket.socket:
 
 def run_rank(plan_path: str, rank: str, attempt: str) -> NoReturn:
     """One rank in a fresh interpreter, for `--start spawn`."""
-    from windlass.agent.forkserver.fork_server import enter_work, load_job
+    from windlass.agent.forkserver.fork_server import load_job
     from windlass.agent.rank_process import leave, prepare
 
     prepare()
-    leave(enter_work(*load_job(plan_path), rank=int(rank), attempt=int(attempt)))
+    leave(load_programs().enter_work(*load_job(plan_path), rank=int(rank), attempt=int(attempt)))
 
 
 def run_callee(fd: str, about: str) -> NoReturn:
     """The same for a rank that takes calls."""
     import json
 
-    from windlass.agent.forkserver.fork_server import enter_callee
     from windlass.agent.rank_process import leave, prepare
     from windlass.wire.messages.forkserver import CallRankSetup
 
     prepare()
-    leave(enter_callee(int(fd), CallRankSetup.read(json.loads(about))))
+    leave(load_programs().enter_callee(int(fd), CallRankSetup.read(json.loads(about))))
+
+
+def load_programs() -> RankPrograms:
+    """What a rank does; the fork server imports it after what it imports ahead."""
+    from windlass.agent.rank import rank_main
+
+    return rank_main
 
 
 def main() -> int:
@@ -106,7 +114,7 @@ def main() -> int:
     if program == "forkserver":
         from windlass.agent.forkserver.fork_server import serve
 
-        serve(int(args[0]), args[1].split(",") if args[1] else [])
+        serve(int(args[0]), args[1].split(",") if args[1] else [], load_programs)
     if program == "rank":
         run_rank(*args)
     if program == "callee":

@@ -6,20 +6,13 @@ function is run once on each node, too, under the same variables.
 
 from __future__ import annotations
 
-import os
-import sys
-
-from windlass.agent.rank.rank_setup import lend_package, run_prelude
 from windlass.frameworks import python_ranks
 from windlass.frameworks.framework import Framework
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
-
     from windlass.plan.plan import Plan
     from windlass.plan.rank_env import Meeting
-    from windlass.wire.job_folder import JobFolder
 
 _COMMAND = "command"  # the kind of work
 
@@ -36,26 +29,6 @@ def _make_env(plan: Plan, rank: int, *, attempt: int, meeting: Meeting) -> dict[
     return {**env, **make_command_env(plan, rank, meeting)}
 
 
-def _enter(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> int:
-    if plan["work"]["kind"] == _COMMAND:
-        run_prelude(folder, rank=rank, attempt=attempt)
-        lend_package(folder.path / "lent")
-        _execute(plan["work"]["argv"])
-    return python_ranks.enter(plan, folder, rank=rank, attempt=attempt)
-
-
-def _execute(argv: list[str]) -> NoReturn:
-    os.environ.setdefault("PYTHONUNBUFFERED", "1")
-    try:
-        os.execvp(argv[0], argv)
-    except FileNotFoundError:
-        sys.stderr.write(f"windlass: command not found: {argv[0]}\n")
-        os._exit(127)
-    except OSError as error:
-        sys.stderr.write(f"windlass: cannot run {argv[0]}: {error.strerror}\n")
-        os._exit(126)
-
-
 FRAMEWORK = Framework(
     name=_COMMAND,
     preload=(),
@@ -65,6 +38,5 @@ FRAMEWORK = Framework(
     make_env=_make_env,
     make_call_env=python_ranks.make_call_env,
     store=None,
-    enter=_enter,
     is_consequence=python_ranks.has_lost_peer,
 )

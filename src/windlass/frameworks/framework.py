@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from windlass.plan.plan import Plan
     from windlass.plan.rank_env import Meeting
-    from windlass.wire.job_folder import JobFolder
     from windlass.wire.messages.forkserver import ClusterNode
     from windlass.wire.results import ErrorInfo
 
@@ -37,11 +36,6 @@ if TYPE_CHECKING:
         def __call__(
             self, plan: Plan, rank: int, *, attempt: int, meeting: Meeting
         ) -> dict[str, str]: ...
-
-    class Enter(Protocol):
-        def __call__(
-            self, plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int
-        ) -> int: ...
 
     class Fill(Protocol):
         def __call__(
@@ -125,9 +119,10 @@ class Framework:
     # those that a call brings to ranks which wait for it
     make_call_env: Callable[[Meeting], dict[str, str]]
     store: MeetingStore | None  # None: rank 0 opens a place to meet, at a port that is held for it
-    enter: Enter  # from a prepared process into the work; its exit code
     is_consequence: Callable[[ErrorInfo], bool]  # whether a rank failed only because another did
     cluster: NodeCluster | None = None  # then ranks are on node 0 alone, and meet there
+    # in a rank of a job, before its work: what has to read the variables that it was started with
+    heed_env: Callable[[], None] = lambda: None
     gives: str = ""  # a parameter that functions may have, and that `fill` gives them
     fill: Fill = (
         _fill_nothing  # in a rank: the arguments of a function, and what it is given beside

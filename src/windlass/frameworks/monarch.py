@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from windlass.frameworks.framework import TellCluster
     from windlass.plan.plan import Plan
     from windlass.plan.rank_env import Meeting
-    from windlass.wire.job_folder import JobFolder
     from windlass.wire.messages.forkserver import ClusterNode
 
 _LIBRARY = "torchmonarch"
@@ -95,11 +94,6 @@ def _leave() -> None:
         client.leave_mesh()
 
 
-def _enter(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> int:
-    more = {"fill": _fill, "explain": _explain}
-    return python_ranks.enter(plan, folder, rank=rank, attempt=attempt, **more)
-
-
 def _run_worker(address: str, port: int, node: ClusterNode, tell: TellCluster) -> NoReturn:
     del address, port  # each has its own
     from windlass.frameworks.monarch_worker import run_worker
@@ -116,7 +110,6 @@ FRAMEWORK = Framework(
     make_env=_make_env,
     make_call_env=_make_call_env,
     store=None,
-    enter=_enter,
     is_consequence=lambda _error: False,
     cluster=NodeCluster(
         run=_run_worker,

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from windlass.plan.plan import Plan
     from windlass.plan.rank_env import Meeting
-    from windlass.wire.job_folder import JobFolder
     from windlass.wire.results import ErrorInfo
 
 # What a rank prints when it was a peer that died: sockets, torch's store, gloo, NCCL.
@@ -67,23 +64,6 @@ def make_call_env(meeting: Meeting) -> dict[str, str]:
     from windlass.plan.rank_env import make_meeting_env
 
     return {**make_meeting_env(meeting), names.TORCHELASTIC_RESTART_COUNT: "0"}
-
-
-def enter(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int, **more: Any) -> int:
-    """Into the user's Python: a function, a script or a module; `more` is for `run_rank`."""
-    import os
-
-    from windlass import names
-    from windlass.agent.rank.rank_main import run_rank
-    from windlass.agent.rank_process import settle_python
-
-    settle_python()
-    if names.STEPS in os.environ:
-        from windlass.agent.rank.rank_setup import run_prelude
-
-        paths = run_prelude(folder, rank=rank, attempt=attempt)
-        plan = {**plan, "paths": [*paths, *plan["paths"]]}
-    return run_rank(plan, folder, rank=rank, attempt=attempt, **more)
 
 
 def has_lost_peer(error: ErrorInfo) -> bool:

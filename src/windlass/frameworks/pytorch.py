@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from typing import Any, NoReturn
 
-    from windlass.wire.job_folder import JobFolder
-
 
 _RENDEZVOUS = "torch.distributed.rendezvous"
 _TOLD = (names.MASTER_ADDR, names.MASTER_PORT, names.TORCHELASTIC_USE_AGENT_STORE)
@@ -150,11 +148,6 @@ def _is_store_wanted(preload: Collection[str], num_ranks: int) -> bool:
     return _TORCH in preload and num_ranks > 1
 
 
-def _enter(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> int:
-    share_store(os.environ)
-    return python_ranks.enter(plan, folder, rank=rank, attempt=attempt)
-
-
 FRAMEWORK = Framework(
     name="pytorch",
     preload=(_TORCH,),
@@ -168,6 +161,6 @@ FRAMEWORK = Framework(
         serve=serve_store,
         share=share_store,
     ),
-    enter=_enter,
+    heed_env=lambda: share_store(os.environ),
     is_consequence=python_ranks.has_lost_peer,
 )

@@ -14,12 +14,11 @@ from windlass.frameworks.ray_flags import DASHBOARD_PORT, POD_PORT, make_auth
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import NoReturn
 
     from windlass.frameworks.framework import TellCluster
     from windlass.plan.plan import Plan
     from windlass.plan.rank_env import Meeting
-    from windlass.wire.job_folder import JobFolder
     from windlass.wire.messages.forkserver import ClusterNode
 
 _LIBRARY = "ray"
@@ -46,11 +45,6 @@ def _heed_variables() -> None:
         raylet.Config.initialize("")  # as Ray does where it turns tokens on by itself
 
 
-def _enter(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> int:
-    _heed_variables()
-    return python_ranks.enter(plan, folder, rank=rank, attempt=attempt)
-
-
 def _run_node(address: str, port: int, node: ClusterNode, tell: TellCluster) -> NoReturn:
     from windlass.frameworks.ray_node import run_node
 
@@ -66,7 +60,7 @@ FRAMEWORK = Framework(
     make_env=_make_env,
     make_call_env=_make_call_env,
     store=None,
-    enter=_enter,
+    heed_env=_heed_variables,
     is_consequence=lambda _error: False,
     cluster=NodeCluster(
         run=_run_node,

@@ -17,6 +17,5 @@ FRAMEWORK = Framework(
     make_env=python_ranks.make_env,
     make_call_env=python_ranks.make_call_env,
     store=None,
-    enter=python_ranks.enter,
     is_consequence=python_ranks.has_lost_peer,
 )

@@ -56,7 +56,6 @@ FRAMEWORK = Framework(
     make_env=make_env,
     make_call_env=make_call_env,
     store=MeetingStore(is_wanted=lambda preload, num: num > 1, serve=serve, share=share),
-    enter=python_ranks.enter,
     is_consequence=lambda error: "partner left" in error.message,
 )
 """
@@ -105,8 +104,8 @@ def place(tmp_path):
     shutil.copytree(
         Path(windlass.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__")
     )
-    (package / "agent" / "frameworks" / "duo.py").write_text(DUO)
-    table = package / "agent" / "frameworks" / "framework_table.py"
+    (package / "frameworks" / "duo.py").write_text(DUO)
+    table = package / "frameworks" / "framework.py"
     text = table.read_text()
     assert text.count(LINE) == 1
     table.write_text(text.replace(LINE, f"{LINE}{LINE.replace('spmd', 'duo')}"))

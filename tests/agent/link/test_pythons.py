@@ -18,8 +18,9 @@ PYTHONS = find_pythons()
 PEER = """
 import asyncio, sys
 from pathlib import Path
-from windlass.agent.link import endpoints, tls
+from windlass.agent.link import endpoints
 from windlass.agent.link.tcp import TlsPlace
+from windlass.wire import tls
 
 async def echo(link, hello, frames):
     async for frame in frames:

@@ -77,7 +77,7 @@ def test_our_own_frames_are_cut_off(tmp_path):
     def ours():
         run()
 
-    run = compile("def run():\n    ours()\n", str(Path(rank_outcome._OURS, "rank.py")), "exec")
+    run = compile("def run():\n    ours()\n", str(Path(rank_outcome._OURS[0], "rank.py")), "exec")
     text = "def user():\n    raise ValueError('x')\n"
     space: dict = {}
     exec(compile(text, str(tmp_path / "u.py"), "exec"), space)
@@ -96,7 +96,7 @@ def test_an_error_in_our_own_lines_is_blamed_on_no_line():
     """As when an argument cannot be unpickled: no line of the user's has run yet."""
     space: dict = {}
     code = "def load():\n    import no_such_module\n"
-    exec(compile(code, str(Path(rank_outcome._OURS, "rank.py")), "exec"), space)
+    exec(compile(code, str(Path(rank_outcome._OURS[0], "rank.py")), "exec"), space)
     try:
         space["load"]()
     except ImportError as error:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import json
 import os
 import select
@@ -22,14 +21,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from windlass import processes
 from windlass.agent import rank_process
 from windlass.agent.fork_server_client import read_request, send_event
 from windlass.agent.forkserver import import_snapshot
 from windlass.agent.forkserver.openblas import Threads
-from windlass.agent.rank_process import settle_python
 from windlass.frameworks.framework import load_framework
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.message import Handlers, to_plain
@@ -55,7 +53,23 @@ _ORDERS_TO_END = frozenset({signal.SIGTERM, signal.SIGINT})
 _SPARED = frozenset({"torch", "numpy"})
 
 
-def serve(control_fd: int, preload: Sequence[str]) -> NoReturn:
+class RankPrograms(Protocol):
+    """What forks become: a rank of a job, or one that takes calls."""
+
+    def note_modules(self) -> None: ...
+
+    def prepare(self, framework: str) -> None: ...
+
+    def enter_work(
+        self, plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int
+    ) -> int: ...
+
+    def enter_callee(self, fd: int, about: CallRankSetup) -> int: ...
+
+
+def serve(
+    control_fd: int, preload: Sequence[str], load_programs: Callable[[], RankPrograms]
+) -> NoReturn:
     """Import, then fork on request until the agent hangs up. A fork that has ended unwinds from here."""
     rank_process.prepare()
     control = socket.socket(fileno=control_fd)
@@ -64,8 +78,8 @@ def serve(control_fd: int, preload: Sequence[str]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.die_with_parent(os.getppid(), signal.SIGTERM)
     with contextlib.suppress(ConnectionError):
-        is_safe = _preload(preload, control)
-        _ForkServer(control, is_safe=is_safe).loop()
+        is_safe = _preload(preload, control, load_programs)
+        _ForkServer(control, load_programs(), is_safe=is_safe).loop()
     _end_now()
 
 
@@ -74,7 +88,9 @@ def _end_now(*_: object) -> NoReturn:
     os._exit(0)
 
 
-def _preload(modules: Sequence[str], control: socket.socket) -> bool:
+def _preload(
+    modules: Sequence[str], control: socket.socket, load_programs: Callable[[], RankPrograms]
+) -> bool:
     """Import the modules and tell the agent how it went; returns whether it is safe to fork now."""
     missing: dict[str, str] = {}
     culprit = ""
@@ -88,10 +104,7 @@ def _preload(modules: Sequence[str], control: socket.socket) -> bool:
             missing[name] = f"{type(error).__name__}: {error}"
         if not culprit and processes.count_threads() > 1:
             culprit = name
-    rank = importlib.import_module(
-        "windlass.agent.rank.rank_main"
-    )  # once here, not once in each rank
-    rank.note_modules()
+    load_programs().note_modules()  # once here, not once in each rank
     gc.freeze()
     gc.enable()
     imported = ModulesImported(
@@ -176,8 +189,9 @@ class _Guard:
 class _ForkServer:
     """Takes requests, forks, reaps."""
 
-    def __init__(self, control: socket.socket, *, is_safe: bool) -> None:
+    def __init__(self, control: socket.socket, programs: RankPrograms, *, is_safe: bool) -> None:
         self._control = control
+        self._programs = programs
         self._is_safe = is_safe
         self._guard: _Guard | None = None
         self._has_children = False
@@ -227,7 +241,7 @@ class _ForkServer:
     def _import_more(self, request: PreloadModules, _fds: list[int]) -> None:
         guard = self._guard if self._has_children else None
         with contextlib.nullcontext() if guard is None else guard.standing_in():
-            self._is_safe &= _preload(request.modules, self._control)
+            self._is_safe &= _preload(request.modules, self._control, lambda: self._programs)
         self._threads = Threads()
 
     def _reap(self) -> None:
@@ -256,7 +270,7 @@ class _ForkServer:
 
     def _fork(self, enter: Callable[..., int], request: Any, fds: list[int]) -> int:
         server = os.getpid()
-        load_framework(request.framework)  # once here, not once in each rank
+        self._programs.prepare(request.framework)
         # an order to end that comes right after the fork must find a process that hears it
         signal.pthread_sigmask(signal.SIG_BLOCK, _ORDERS_TO_END)
         pid = os.fork()
@@ -330,7 +344,7 @@ class _ForkServer:
         if is_python and (plan["start"] == "spawn" or not self._is_safe):
             rank = (str(request.rank), str(request.attempt))
             os.execv(sys.executable, [sys.executable, sys.argv[0], "rank", request.plan, *rank])
-        return enter_work(plan, folder, rank=request.rank, attempt=request.attempt)
+        return self._programs.enter_work(plan, folder, rank=request.rank, attempt=request.attempt)
 
     def _enter_callee(self, channel: int, about: CallRankSetup) -> int:
         if about.start == "spawn" or not self._is_safe:
@@ -338,15 +352,7 @@ class _ForkServer:
             said = json.dumps(to_plain(about))
             argv = [sys.executable, sys.argv[0], "callee", str(channel), said]
             os.execv(sys.executable, argv)
-        return enter_callee(channel, about)
-
-
-def enter_callee(fd: int, about: CallRankSetup) -> int:
-    """In a prepared process, forked or spawned: take calls; returns the exit code."""
-    from windlass.agent.rank.call_rank import serve as serve_calls
-
-    settle_python()
-    return serve_calls(fd, about)
+        return self._programs.enter_callee(channel, about)
 
 
 def load_job(plan_path: str) -> tuple[dict[str, Any], JobFolder]:
@@ -356,11 +362,6 @@ def load_job(plan_path: str) -> tuple[dict[str, Any], JobFolder]:
     """
     folder = JobFolder(Path(plan_path).parent)
     return json.loads(folder.plan.read_bytes()), folder
-
-
-def enter_work(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> int:
-    """In a prepared process, forked or spawned: enter the user's work; returns the exit code."""
-    return load_framework(plan["framework"]).enter(plan, folder, rank=rank, attempt=attempt)
 
 
 def _connect_streams(fds: list[int]) -> None:

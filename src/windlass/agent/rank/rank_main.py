@@ -22,11 +22,17 @@ import zipfile
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windlass import names
 from windlass.agent.rank.rank_outcome import RankOutcome
+from windlass.agent.rank_process import settle_python
+from windlass.frameworks.framework import load_framework
 from windlass.wire.job_folder import JobFolder
+from windlass.wire.messages.forkserver import CallRankSetup
+
+if TYPE_CHECKING:
+    from windlass.frameworks.framework import Fill
 
 # There before any script runs, whatever lies beside it.
 _LOADED_BY_PYTHON = frozenset(
@@ -130,37 +136,54 @@ def _would_find(folder: str, name: str) -> bool:
     return spec is not None and spec.has_location and spec.origin != getattr(known, "origin", None)
 
 
-def run_rank(
-    plan: dict[str, Any],
-    folder: JobFolder,
-    *,
-    rank: int,
-    attempt: int,
-    fill: Callable[..., Any] | None = None,
-    explain: Callable[[BaseException], BaseException] = lambda error: error,
-) -> int:
-    """Run the work of one rank, write its result and wait for its peers; returns the exit code.
+def prepare(framework: str) -> None:
+    """In the fork server: import what ranks of this framework need, once here, not once in each rank."""
+    if load_framework(framework).takes_commands:
+        importlib.import_module("windlass.agent.rank.rank_setup")
 
-    What a function is given beside its arguments, and how errors are put, is the framework's.
+
+def enter_callee(fd: int, about: CallRankSetup) -> int:
+    """In a prepared process, forked or spawned: take calls; returns the exit code."""
+    from windlass.agent.rank.call_rank import serve
+
+    settle_python()
+    return serve(fd, about)
+
+
+def enter_work(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> int:
+    """In a prepared process, forked or spawned: do the work of one rank; returns the exit code.
+
+    Its result is written and its peers are waited for. What a function is given beside its arguments, and
+    how errors are put, is the framework's.
     """
+    framework = load_framework(plan["framework"])
+    work, paths = plan["work"], plan["paths"]
+    if work["kind"] == "command":
+        from windlass.agent.rank.rank_setup import run_command
+
+        run_command(work["argv"], folder, rank=rank, attempt=attempt)
+    framework.heed_env()
+    settle_python()
+    if names.STEPS in os.environ:
+        from windlass.agent.rank.rank_setup import run_prelude
+
+        paths = [*run_prelude(folder, rank=rank, attempt=attempt), *paths]
     outcome = RankOutcome(
         folder.result(attempt, rank),
         rank=rank,
         attempt=attempt,
         root=plan["cwd"],
-        owes_result=plan["work"]["kind"] == "function",
+        owes_result=work["kind"] == "function",
     )
-    call = _make_call(plan, folder, fill)
-    step_aside(plan["paths"])
+    call = _make_call(plan, folder, framework.fill)
+    step_aside(paths)
     outcome.tell_running()
-    code = outcome.take(call, explain)
+    code = outcome.take(call, framework.explain)
     outcome.wait_for_peers(plan["peer_wait_s"])
     return code
 
 
-def _make_call(
-    plan: dict[str, Any], folder: JobFolder, fill: Callable[..., Any] | None
-) -> Callable[[], Any]:
+def _make_call(plan: dict[str, Any], folder: JobFolder, fill: Fill) -> Callable[[], Any]:
     """What to call; everything of ours that it needs is loaded by the time this returns."""
     work = plan["work"]
     if work["kind"] == "script" and is_folder(Path(plan["cwd"], work["path"])):
@@ -178,17 +201,14 @@ def _make_call(
     return lambda: _call_function(work["name"], file, payload, fill)
 
 
-def _call_function(
-    name: str, file: Path | None, payload: bytes, fill: Callable[..., Any] | None
-) -> Any:
+def _call_function(name: str, file: Path | None, payload: bytes, fill: Fill) -> Any:
     make_main()
     set_argv([name])
     target = _import_file(file) if file else None
     function, args, kwargs = pickle.loads(payload)  # noqa: S301 - written by this job's own client
     if target is not None:
         function = getattr(target, name)
-    if fill is not None:
-        args, kwargs = fill(function, args, kwargs)
+    args, kwargs = fill(function, args, kwargs)
     return function(*args, **kwargs)
 
 

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 from windlass import names
 from windlass.errors import StepFailed
@@ -30,6 +31,21 @@ _spec = _spec or zipimport.zipimporter({archive!r}).find_spec("windlass")
 _module = sys.modules["windlass"] = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_module)
 """
+
+
+def run_command(argv: list[str], job: JobFolder, *, rank: int, attempt: int) -> NoReturn:
+    """Be another program from here on."""
+    run_prelude(job, rank=rank, attempt=attempt)
+    lend_package(job.path / "lent")
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    try:
+        os.execvp(argv[0], argv)
+    except FileNotFoundError:
+        sys.stderr.write(f"windlass: command not found: {argv[0]}\n")
+        os._exit(127)
+    except OSError as error:
+        sys.stderr.write(f"windlass: cannot run {argv[0]}: {error.strerror}\n")
+        os._exit(126)
 
 
 def run_prelude(job: JobFolder, *, rank: int, attempt: int) -> list[str]:

@@ -25,7 +25,6 @@ from windlass.client.terminal import one_line, say
 from windlass.errors import SpecError
 
 _WIDEST = 40
-_LAUNCH_TIMEOUT_S = 900.0
 
 
 @click.group(cls=NearGroup, invoke_without_command=True)
@@ -167,7 +166,7 @@ def scale(text: str, num_nodes: int, as_json: bool) -> None:
             f"{living.name} is at work, and its calls would lose nodes",
             hint=f"wait for them (windlass compute ls), or windlass compute rm {living.name}",
         )
-    nodes = LiveNodes(living.name, living.where, launch_timeout_s=_LAUNCH_TIMEOUT_S)
+    nodes = LiveNodes(living.name, living.where)
     nodes.adopt(living.ref)
     nodes.scale(num_nodes)
     if as_json:

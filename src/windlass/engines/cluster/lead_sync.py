@@ -61,7 +61,6 @@ _MAX_SAID = 20
 
 Secure = Callable[[socket.socket], ssl.SSLSocket]  # speaks the job's TLS over a socket
 Dial = Callable[[Secure], ssl.SSLSocket | None]  # a line to the lead; None while there is no lead
-_DIAL_HANDSHAKE_S = 10.0
 
 
 class CannotKeep(EngineError):
@@ -318,7 +317,7 @@ class LeadDial:
 
     def _connect(self, pod: str) -> TlsOver:
         reached = self._api.forward_in_turns(pod, names.AGENT_PORT)
-        reached.settimeout(_DIAL_HANDSHAKE_S)
+        reached.settimeout(_HANDSHAKE_S)
         try:
             return TlsOver(reached, self._context, server_hostname=server_name(self._job_id))
         except BaseException:

@@ -1,4 +1,4 @@
-"""The API server of one cluster, as one user: plain dicts in and out, errors from `refusals`.
+"""The API server of one cluster, as one user: plain dicts in and out, errors from `api_errors`.
 
 Everything that reads or changes a cluster goes through here. What objects mean is nobody's matter here.
 Every request has a deadline and is tried again for about ten seconds while the server is busy or away.

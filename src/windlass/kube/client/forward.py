@@ -52,7 +52,7 @@ def open_forward(
 def open_wire(
     transport: Transport, path: str, port: int, *, asked: str, timeout_s: float
 ) -> Websocket:
-    """The websocket itself, for reading and writing in turn without a thread: `kube.client.forward`."""
+    """Return the websocket itself, which `Forward` reads and writes in turn without a thread."""
     end_s = time.monotonic() + timeout_s
     url = f"{transport.target.server}{path}?{urlencode({'ports': port})}"
     login = transport.login.current()

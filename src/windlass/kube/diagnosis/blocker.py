@@ -1,6 +1,6 @@
 """Blocker: one thing that keeps a job from getting on. The record, its reasons, and their rank.
 
-What blocks is found in blockers.py and the files it asks. Reasons are what programs match on.
+`pod_blockers`, `pod_scheduling` and `job_admission` find blockers. Programs match on the reasons.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ _RANKS = {
     )
 }
 
+_FLAGS = {"cpu": "--cpus", "memory": "--memory", "ephemeral-storage": "--ephemeral-storage"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocker:
@@ -78,6 +80,11 @@ class Blocker:
     def is_hopeless(self) -> bool:
         """Whether no waiting will cure it: somebody has to change something."""
         return self.rank <= _RANKS[START_ERROR] or self.reason == CONTAINER_CONFIG
+
+
+def flag_for(resource: str) -> str:
+    """Return the flag that asks for a resource of pods."""
+    return _FLAGS.get(resource, "--gpus")
 
 
 def make_half_submitted(since_s: float) -> Blocker:

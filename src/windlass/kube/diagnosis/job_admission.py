@@ -18,6 +18,7 @@ from windlass.kube.diagnosis.blocker import (
     QUEUE_TOO_SMALL,
     SUSPENDED,
     Blocker,
+    flag_for,
     make_half_submitted,
 )
 from windlass.kube.objects.fields import (
@@ -32,7 +33,6 @@ from windlass.kube.objects.fields import (
 )
 
 _MAX_NAMED = 8
-_FLAGS = {"cpu": "--cpus", "memory": "--memory", "ephemeral-storage": "--ephemeral-storage"}
 # `insufficient quota for cpu in flavor a, previously considered podsets requests (0) + current podset
 # request (8) > maximum capacity (1)`; before Kueue 0.11 `..., request > maximum capacity (8 > 1)`
 _OVER = re.compile(
@@ -88,7 +88,7 @@ def read_waiting(
     why = _last_word_of_kueue(f"{prefix}{name_of(job)}-", events)
     if never := _why_never(why):
         resource, sentence = never
-        flag = _FLAGS.get(resource, "--gpus")
+        flag = flag_for(resource)
         return Blocker(
             reason=QUEUE_TOO_SMALL,
             message=f'it will never start in the queue "{queue}": {sentence}',

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from windlass.kube.diagnosis import blocker as reasons
 from windlass.kube.diagnosis.blocker import Blocker
 from windlass.kube.diagnosis.pod_endings import (
-    NODE_LOST,
     describe_exit,
     diagnose_container,
     diagnose_start,
@@ -224,7 +223,7 @@ def _read_lost(pod: Object) -> Blocker | None:
     """A pod on a node that does not answer stays until it is evicted; only then comes the next one."""
     ending = read_ending(pod)
     is_gone = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-    if ending is None or is_gone or ending.reason != NODE_LOST:
+    if ending is None or is_gone or ending.reason != reasons.NODE_LOST:
         return None
     return Blocker(
         reason=reasons.NODE_LOST,

@@ -19,6 +19,7 @@ from windlass.kube.diagnosis.blocker import (
     CRASH_LOOP,
     IMAGE_NAME,
     IMAGE_PULL,
+    NODE_LOST,
     RUNTIME_REFUSED,
     START_ERROR,
 )
@@ -78,11 +79,9 @@ OUT_OF_MEMORY = "OutOfMemory"
 EVICTED = "Evicted"
 PREEMPTED = "Preempted"
 DRAINED = "Drained"
-NODE_LOST = "NodeLost"
 NODE_STOPPED = "NodeStopped"
 DELETED = "Deleted"
 REFUSED = "RefusedByNode"
-START_FAILED = "StartError"
 KILLED = "Killed"
 EXITED = "Exited"
 COMPLETED = "Completed"
@@ -97,11 +96,11 @@ _DISRUPTIONS: Mapping[str, tuple[str, str]] = {
 }
 _KINDS: Mapping[str, FailureKind] = {
     OUT_OF_MEMORY: FailureKind.OUT_OF_MEMORY,
-    START_FAILED: FailureKind.START_FAILED,
+    START_ERROR: FailureKind.START_FAILED,
     KILLED: FailureKind.KILLED,
     EXITED: FailureKind.USER_ERROR,
 }
-_START_ERRORS = ("StartError", "ContainerCannotRun", "RunContainerError")
+_START_ERRORS = (START_ERROR, "ContainerCannotRun", "RunContainerError")
 _REFUSALS = re.compile(r"(OutOf.+|UnexpectedAdmissionError|NodeAffinity|TopologyAffinityError)")
 _RESOURCE = re.compile(
     r"low on resource: ([^\s.]+)|(EmptyDir volume|ephemeral local storage|limit)"
@@ -330,7 +329,7 @@ def _read_terminated(pod: Object, terminated: Object) -> tuple[str, str] | None:
     if reason in _START_ERRORS:
         said = diagnose_start(image_of(pod), text)
         words = said.message if said else text or reason
-        return START_FAILED, f"could not be started: {words}"
+        return START_ERROR, f"could not be started: {words}"
     is_ours = names.LABEL_JOB in labels_of(pod)
     if code == 0 or (is_ours and code == names.EXIT_FAILED_WORK):
         return COMPLETED, "completed"

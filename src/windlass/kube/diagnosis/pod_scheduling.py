@@ -22,6 +22,7 @@ from windlass.kube.diagnosis.blocker import (
     UNSCHEDULABLE,
     VOLUME,
     WHEN_OTHERS_END,
+    flag_for,
 )
 from windlass.kube.objects.fields import Object, container_spec_of
 from windlass.spec.node_resources import BILLION, read_quantity
@@ -30,7 +31,6 @@ _SENTENCE = re.compile(r"\d+/(?P<num_nodes>\d+) nodes are available: (?P<causes>
 _TAIL = re.compile(r"\. (?:no new claims to deallocate|preemption: |not found$)|\.+\s*$")
 _MAX_TAINTS = 3
 _TOO_BIG = "Preemption is not helpful"
-_FLAGS = {"cpu": "--cpus", "memory": "--memory", "ephemeral-storage": "--ephemeral-storage"}
 _PREFIX = re.compile(r'^Error creating: (?:pods "[^"]*" is forbidden: )?')
 _QUOTA = re.compile(
     r"exceeded quota: (?P<name>[^,]+), requested: (?P<requested>.*?), "
@@ -124,7 +124,7 @@ def _count_lacking(cause: Cause, num_nodes: int, is_too_big: bool) -> str:
 
 
 def _hint_lacking(resources: list[str], is_too_big: bool) -> str:
-    flags = ", ".join(dict.fromkeys(_FLAGS.get(name, "--gpus") for name in resources))
+    flags = ", ".join(dict.fromkeys(flag_for(name) for name in resources))
     if is_too_big:
         return f"no node is that big: ask for less with {flags}, and for more --nodes"
     return (

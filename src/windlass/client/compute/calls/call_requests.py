@@ -223,8 +223,8 @@ class Requests:
         segments = self._pack(method, args, kwargs)
         key, profile = self._choose_profile(method, options, detach=detach)
         call_id = make_call_id(nodes.ref.job_id if nodes.ref else nodes.name)
-        has = nodes.has.get(self._project.key, "")
-        nodes.has[self._project.key] = profile.project.digest
+        has = nodes.connections.projects.get(self._project.key, "")
+        nodes.connections.projects[self._project.key] = profile.project.digest
         was_made, self._was_made = self._was_made, True
         return CallRequest(
             AskCall(id=call_id, profile=key),
@@ -377,20 +377,20 @@ class Requests:
 
     def _by_file(self, target: Any) -> Any:
         """What is called; a script's own by the script's name, where nodes run another Python."""
-        if self._nodes.python in ("", _MINOR):
+        if self._nodes.connections.python in ("", _MINOR):
             return target
         return name_by_file(target, self._project.root) or target
 
     def _check(self, payload: bytes) -> None:
         """Refuse what the nodes could not load."""
         here = _MINOR
-        if not self._nodes.is_remote and self._nodes.python in ("", here):
+        if not self._nodes.is_remote and self._nodes.connections.python in ("", here):
             return
         contents = read_contents(payload)
-        if contents.by_value and self._nodes.python != here:
+        if contents.by_value and self._nodes.connections.python != here:
             raise SpecError(
                 f"{self._work.name} travels by value from Python {here}, but the nodes run "
-                f"{self._nodes.python}, which cannot run its code",
+                f"{self._nodes.connections.python}, which cannot run its code",
                 hint=f"put it in a module of the project, or use an image with Python {here}; of a "
                 f"script, {GUARD}",
             )

@@ -104,8 +104,11 @@ def of_call(verdict: Verdict, call_id: str) -> Verdict:
 class Home(Protocol):
     """What a call needs of its compute."""
 
-    is_remote: bool
-    spill: str
+    @property
+    def is_remote(self) -> bool: ...
+
+    @property
+    def spill(self) -> str: ...
 
     def take_talk(self, timeout_s: float | None) -> Connection:
         """A connection to the lead."""

@@ -1,19 +1,20 @@
-"""A client's connection to the lead of a compute: which lead that is, and whether it is still there.
+"""Connections of a client to the lead of a compute: one for each call in flight, kept and used again.
 
-How it is talked over is `wire.blocking_link`; what is said over it is
-`client.compute.calls.client_call`.
+`windlass.wire.blocking_link` sends and receives messages. `windlass.client.compute.calls.client_call`
+decides what a call sends.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Sequence
 from typing import TypeVar
 
 from windlass import names
 from windlass.engines.protocol import ComputeEngine, JobRef
-from windlass.errors import ProtocolError
+from windlass.errors import ProtocolError, WindlassError
 from windlass.wire.blocking_link import BlockingLink, Received, Stream, Unanswered
 from windlass.wire.frames import make_hello
 from windlass.wire.message import Message
@@ -23,9 +24,12 @@ from windlass.wire.payloads import Segment
 
 _HELLO_S = 10.0
 _PING_S = 5.0
+_TELL_S = 5.0
 _FRESH_S = 1.0  # a connection that was used so lately is taken to be alive
 
 M = TypeVar("M", bound=Message)
+
+_of_parent: list[Connection] = []  # made before this process was forked: never closed from here
 
 
 class Connection(BlockingLink):
@@ -91,3 +95,67 @@ def ask_at(engine: ComputeEngine, ref: JobRef) -> ComputeInfo:
     """The same of a compute that is not talked to otherwise."""
     with contextlib.closing(Connection(engine.dial(ref), ref.job_id)) as connection:
         return ask_info(connection)
+
+
+class LeadConnections:
+    """Free connections to the lead of one compute, and what the lead last said of itself."""
+
+    def __init__(self, engine: ComputeEngine) -> None:
+        self.spill = ""
+        self.python = ""  # of the nodes, such as 3.11
+        self.projects: dict[str, str] = {}  # digests of projects that the lead has
+        self._engine = engine
+        self._free: list[Connection] = []
+
+    def __del__(self) -> None:
+        self.close()
+
+    def open(self, ref: JobRef) -> tuple[Connection, ComputeInfo]:
+        """Open a connection, and return it with what the lead says of itself."""
+        connection = Connection(self._engine.dial(ref), ref.job_id)
+        info = ask_info(connection)
+        self.spill, self.python = info.spill, info.python
+        self.projects.update(info.projects)
+        return connection, info
+
+    def take(self) -> Connection | None:
+        """Return a free connection whose lead still answers, or None."""
+        while self._free:
+            try:
+                connection = self._free.pop()
+            except IndexError:  # another thread took the last one
+                break
+            if connection.is_alive():
+                return connection
+            connection.close()
+        return None
+
+    def give(self, connection: Connection) -> None:
+        """Keep a connection for the next call."""
+        connection.used_s = time.monotonic()
+        self._free.append(connection)
+
+    def tell(self, ref: JobRef, message: Message) -> None:
+        """Send a message over a connection of its own, if the lead lives. Never raises."""
+        if sys.is_finalizing():
+            return
+        with contextlib.suppress(OSError, WindlassError):
+            opened = Connection(self._engine.dial(ref), ref.job_id)
+            with contextlib.closing(opened) as connection:
+                connection.ask(message, timeout_s=_TELL_S)
+
+    def close(self) -> None:
+        """Close the free connections."""
+        for connection in self._free:
+            connection.close()
+        self._free.clear()
+
+    def forget_lead(self) -> None:
+        """Close the free connections; another lead has none of the projects."""
+        self.close()
+        self.projects.clear()
+
+    def leave_to_parent(self) -> None:
+        """In a fork: leave the connections to the process that made them, untouched."""
+        _of_parent.extend(self._free)
+        self._free = []

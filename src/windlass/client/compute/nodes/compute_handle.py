@@ -15,7 +15,7 @@ from windlass.client.compute.nodes.compute_keywords import check_values
 from windlass.client.compute.nodes.compute_owners import name_user
 from windlass.client.compute.nodes.compute_spec import decide
 from windlass.client.compute.nodes.distribution import Distribution, default_framework, make_spread
-from windlass.client.compute.nodes.live_nodes import LiveNodes
+from windlass.client.compute.nodes.live_nodes import LAUNCH_TIMEOUT_S, LiveNodes
 from windlass.client.keywords import COMPUTE, COMPUTE_MORE, DISTRIBUTE_MORE, show_keywords
 from windlass.engines.protocol import JobRef
 from windlass.errors import SpecError
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _OF_SPREAD = ("framework", "workers", "replicas", "nodes", "num_nodes", "num_workers")
 _TTL = "1h"
-_LAUNCH_TIMEOUT_S = 900.0
 
 
 def check_compute_keywords(given: Mapping[str, Any]) -> None:
@@ -120,7 +119,7 @@ class Compute:
         living = cls(**where)
         living.name = name
         wanted = decide(where, is_there=True)
-        living._nodes.append(LiveNodes(name, wanted, launch_timeout_s=_LAUNCH_TIMEOUT_S))
+        living._nodes.append(LiveNodes(name, wanted))
         living._nodes[0].adopt(ref)
         return living
 
@@ -149,7 +148,7 @@ def make_name(what: str) -> str:
 
 def _read_launch(given: Any) -> float:
     if given is None:
-        return _LAUNCH_TIMEOUT_S
+        return LAUNCH_TIMEOUT_S
     timeout_s = read_duration(given)
     if timeout_s <= 0:
         raise SpecError("launch_timeout must be more than 0", hint='write 600 or "10m"')

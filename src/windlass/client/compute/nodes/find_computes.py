@@ -1,34 +1,47 @@
 """Computes that exist: listed through their engine, found by name, described, and ended.
 
-`windlass compute` shows what `list_living` and `find_living` return. `LiveNodes` looks for nodes to use
-again with `find_meant`. Who owns a compute is decided in `windlass.client.compute.nodes.compute_owners`.
+`windlass compute` shows what `list_living` and `find_living` return. `NodeDiscovery` looks for nodes that
+another process can use again. `windlass.client.compute.nodes.compute_owners` decides who owns a compute.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from windlass import records
+from windlass.client.compute.caller_output import say
 from windlass.client.compute.nodes.compute_connection import ask_at
 from windlass.client.compute.nodes.compute_owners import (
     is_meant,
+    is_own,
     join_owner,
     make_refusal,
     name_for,
     name_user,
     split_owner,
 )
-from windlass.client.compute.nodes.compute_spec import Wanted, decide
+from windlass.client.compute.nodes.compute_spec import (
+    Wanted,
+    decide,
+    describe_change,
+    forget_changing,
+)
 from windlass.client.compute.nodes.engine_choice import choose_where
 from windlass.client.jobs.job_ids import is_made_from
 from windlass.engines.protocol import ComputeEngine, JobRef
 from windlass.errors import JobNotFound, KeysReplaced, SpecError, WindlassError
 from windlass.kube.diagnosis.blocker import CONDITION
+from windlass.kube.objects.naming import object_name
 from windlass.near_names import did_you_mean
 from windlass.plan.plan import Plan
 from windlass.settings import Settings, read_settings_here
 from windlass.spec.work import Calls
+from windlass.trusted import make_own
 from windlass.waiting import wait_until
 from windlass.wire.message import to_plain
 from windlass.wire.states import NodeState
@@ -99,6 +112,59 @@ def end_job(wanted: Wanted, ref: JobRef) -> None:
     engine = wanted.engine
     engine.cancel(ref, now=True, why="taken down")
     wait_until(lambda: engine.status(ref).phase.is_final, timeout_s=END_S, every_s=0.02)
+
+
+class NodeDiscovery:
+    """Live nodes of a compute by its name: found to be used again, or ended to make room."""
+
+    def __init__(self, wanted: Wanted, asked_as: str) -> None:
+        self._wanted = wanted
+        self._asked_as = asked_as
+        self._name = split_owner(asked_as)[1]
+
+    @contextlib.contextmanager
+    def lock_name(self) -> Iterator[None]:
+        """Let one process at a time start this compute; the others find what the first one started."""
+        home = Path(str(self._wanted.settings.value("home"))).expanduser()
+        make_own(home / "locks", below=home)
+        with (home / "locks" / object_name(self._name, 60)).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def list_refs(self) -> list[JobRef]:
+        """Return the live nodes that the name means."""
+        return [ref for ref, _ in find_meant(self._wanted, self._asked_as)]
+
+    def find(self) -> tuple[JobRef, bool] | None:
+        """Return nodes to use and whether they are this user's, or None. Ends nodes of another spec."""
+        for ref, plan in find_meant(self._wanted, self._asked_as):
+            if not is_own(self._wanted.engine, ref, plan):
+                return ref, False
+            if isinstance(plan.work, Calls) and plan.work.fixed == self._wanted.digest:
+                return ref, True
+            self._replace(ref, plan)
+        return None
+
+    def _replace(self, ref: JobRef, plan: Plan) -> None:
+        """End nodes that are not what is wanted any more. Raise if they are at work."""
+        there = {} if plan.pod is None else forget_changing(records.to_json(plan.pod))
+        there |= plan.work.about if isinstance(plan.work, Calls) else {}
+        change = describe_change(there, self._wanted.fixed)
+        if self._is_at_work(ref):
+            raise SpecError(
+                f"{self._name} is at work, and its nodes would have to be replaced ({change})",
+                hint=f"wait for its calls, or windlass compute rm {self._name}, or another name=",
+            )
+        say(f"{self._name}: its nodes are replaced, since they cannot change in place: {change}")
+        end_job(self._wanted, ref)
+
+    def _is_at_work(self, ref: JobRef) -> bool:
+        """Return whether calls run or wait there; nodes that do not answer have none to lose."""
+        try:
+            calls = ask_at(self._wanted.engine, ref).calls
+        except (OSError, WindlassError):
+            return False
+        return not all(call.state.is_final for call in calls)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

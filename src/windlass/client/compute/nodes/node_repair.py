@@ -1,15 +1,17 @@
-"""The wait for a compute's first node: what keeps it, said once; how long, and how the cluster is told.
+"""Missing nodes of a compute: the wait for the first one, and the repair of those that are lost later.
 
-A compute that is not up keeps its place while somebody waits, and for as long afterwards as it would stay
-idle; then it is abandoned, and the next client that lists jobs removes it.
+A compute that is not up keeps its place while a client waits, and for as long afterwards as it would stay
+idle. Then it is abandoned, and the next client that lists jobs removes it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 
-from windlass.client.compute.caller_output import waiting_line
+from windlass.client.compute.caller_output import say, waiting_line
+from windlass.client.compute.nodes.compute_connection import ask_at
 from windlass.client.compute.nodes.compute_keywords import speak_python
 from windlass.client.compute.nodes.compute_spec import Wanted
 from windlass.client.compute.nodes.idle_computes import IdleComputes, remove_by_call
@@ -17,11 +19,12 @@ from windlass.engines.protocol import JobRef
 from windlass.errors import EngineError, WindlassError
 from windlass.kube.diagnosis.blocker import CONDITION
 from windlass.waiting import wait_until
+from windlass.wire.states import NodeState
 from windlass.wire.status import JobStatus, Phase
 
 
 class StartWait:
-    """Of one compute."""
+    """Wait for node 0 of one compute, with a reason for the user while it lasts."""
 
     def __init__(self, name: str, wanted: Wanted, *, timeout_s: float) -> None:
         self._name = name
@@ -91,3 +94,41 @@ class StartWait:
         blockers = [c for c in told.conditions if c.type == CONDITION]
         hints = dict.fromkeys(c.hint for c in blockers if c.hint)
         return speak_python("; ".join(c.message for c in blockers)), speak_python("; ".join(hints))
+
+
+class NodeRepair:
+    """Starts nodes again that a waiting call lacks, and shows what keeps the others."""
+
+    def __init__(self, name: str, wanted: Wanted, start_wait: StartWait) -> None:
+        self._name = name
+        self._wanted = wanted
+        self._start_wait = start_wait
+
+    def look_after(
+        self, what: str, ref: JobRef, num_nodes: int, restore: Callable[[], None]
+    ) -> None:
+        """Show what a call waits for, and start missing nodes that nothing else will start.
+
+        `restore` asks for `num_nodes` again, after another client took nodes away.
+        """
+        if not what.startswith("waiting for node"):
+            waiting_line.show(f"{self._name}: {what}")
+            return
+        engine = self._wanted.engine
+        with contextlib.suppress(OSError, WindlassError):
+            if ask_at(engine, ref).nodes < num_nodes:
+                restore()
+            if not self._wanted.has_pods:
+                self._restart_lost(ref)
+        if self._wanted.has_pods:
+            blocked, hint = self._start_wait.explain(engine.status(ref), ref)
+            waiting_line.show(f"{self._name}: {what}{f': {blocked}' if blocked else ''}", hint)
+
+    def _restart_lost(self, ref: JobRef) -> None:
+        """Start nodes of this machine again that died. No cluster does it."""
+        info, engine = ask_at(self._wanted.engine, ref), self._wanted.engine
+        lost = {node.index for node in engine.status(ref).nodes if node.state == NodeState.LOST}
+        missing = [i for i in range(info.nodes) if i not in info.here and i in lost]
+        if missing:
+            say(f"{self._name}: starting node {', '.join(map(str, missing))} again")
+            engine.grow(ref, missing, info.nodes, hidden=self._wanted.hidden)
