@@ -109,7 +109,7 @@ class Place:
         stamps: list[Stamp] = []
 
         def is_complete() -> bool:
-            stamps[:] = [stamp for pod in self.pods() for stamp in self._read_stamps(pod)]
+            stamps[:] = [stamp for pod in self.pods() for stamp in self.read_pod(pod)]
             return len(stamps) >= num
 
         if not wait_until(is_complete, timeout_s=LIMIT_S, every_s=0.5):
@@ -118,7 +118,7 @@ class Place:
             )
         return stamps
 
-    def _read_stamps(self, pod: Object) -> list[Stamp]:
+    def read_pod(self, pod: Object) -> list[Stamp]:
         if pod["status"].get("phase") not in ("Running", "Succeeded"):
             return []
         try:
