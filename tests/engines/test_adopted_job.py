@@ -49,7 +49,7 @@ def engine(cluster: StoringCluster, settings: Settings) -> Iterator[ClusterEngin
     made = ClusterEngine(PYTORCHJOB, settings)
     yield made
     for adopted in made._adopted.values():
-        adopted._sight.close()
+        adopted._watch.close()
 
 
 def put_job(cluster: StoringCluster, *conditions: str, suspend: bool = False) -> None:

@@ -42,7 +42,7 @@ def engine(cluster: StoringCluster, tmp_path: Path) -> Iterator[ClusterEngine]:
     )
     yield made
     for adopted in made._adopted.values():
-        adopted._sight.close()
+        adopted._watch.close()
 
 
 def put_cluster(cluster: StoringCluster, name: str, replicas: int = 2) -> None:

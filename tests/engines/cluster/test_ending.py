@@ -68,7 +68,7 @@ def test_what_never_ends_by_itself_is_removed_by_the_client_that_saw_the_end(
 ) -> None:
     """And what does end stays for others, as long as its ttl says."""
     ref = submit(engine, dialect)
-    wait_for(lambda: engine._views[ref.job_id]._sight.wait(0), "it was seen")
+    wait_for(lambda: engine._views[ref.job_id]._watch.wait(0), "it was seen")
     folder = JobFolder(tmp_path / "home" / dialect.name / ref.job_id)
     last = replace(make_first_status(engine.plan(ref)), phase=Phase.SUCCEEDED, ended_at_s=1.0)
     write_atomically(folder.status, render_status(last))

@@ -46,15 +46,15 @@ def test_strangers_pods_are_not_its_own(engine, cluster, dialect) -> None:
     strangers["metadata"]["ownerReferences"][0] |= somebody
     cluster.put("pods", strangers, own)
     engine.status(ref)
-    sight = engine._views[ref.job_id]._sight
-    wait_for(lambda: len(sight._pods) == 2 and sight.job is not None, "all was seen")
-    assert [name_of(pod) for pod in sight.pods] == [name_of(own)]
+    watch = engine._views[ref.job_id]._watch
+    wait_for(lambda: len(watch._pods) == 2 and watch.job is not None, "all was seen")
+    assert [name_of(pod) for pod in watch.pods] == [name_of(own)]
 
 
 def test_one_that_was_deleted_is_cancelled(engine, cluster, dialect) -> None:
     ref = submit(engine, dialect)
     wait_for_status(engine, ref, lambda status: not status.phase.is_final, "it is there")
-    wait_for(lambda: engine._views[ref.job_id]._sight.job is not None, "it was seen")
+    wait_for(lambda: engine._views[ref.job_id]._watch.job is not None, "it was seen")
     cluster.put(dialect.kind.plural)
     status = wait_for_status(engine, ref, lambda status: status.phase.is_final, "it has ended")
     assert status.phase is Phase.CANCELLED
@@ -113,7 +113,7 @@ def test_an_only_pod_that_was_made_again_is_told_where_no_count_survives(
     pod = make_pod(cluster, dialect)
     cluster.put("pods", pod)
     view = engine._views[ref.job_id]
-    wait_for(lambda: len(view._sight.pods) == 1, "it sees the pod")
+    wait_for(lambda: len(view._watch.pods) == 1, "it sees the pod")
     assert not is_told_forgotten(engine.status(ref))
     again = {**pod, "metadata": {**pod["metadata"], "uid": "another"}}
     cluster.put("pods", again)

@@ -69,7 +69,7 @@ def look_until_ended(engine: ClusterEngine, ref: JobRef, cluster, dialect) -> No
 
 def look(engine: ClusterEngine, ref: JobRef) -> None:
     """Ask for the status once the pod is seen."""
-    wait_for(lambda: bool(engine._views[ref.job_id]._sight.pods), "it sees the pod", 20)
+    wait_for(lambda: bool(engine._views[ref.job_id]._watch.pods), "it sees the pod", 20)
     engine.status(ref)
 
 

@@ -140,10 +140,10 @@ class AdoptedJob:
         self._numbers: dict[str, int] = {}  # of pods that have no index, by their names
         self._dialect = dialect = self._adopt(dialect)
         labels = dialect.adoption.pod_labels(name) if dialect.adoption else None
-        self._sight = JobWatch(api, dialect, name, labels)
-        self._blockers = JobBlockers(dialect, self._sight)
+        self._watch = JobWatch(api, dialect, name, labels)
+        self._blockers = JobBlockers(dialect, self._watch)
         self._cancelled_why = ""
-        self._sight.wait(_SETTLE_S)
+        self._watch.wait(_SETTLE_S)
 
     def _adopt(self, dialect: Dialect) -> Dialect:
         """The dialect, as it numbers the pods of this object, which are not ours to end."""
@@ -160,19 +160,19 @@ class AdoptedJob:
 
     def cancel(self, *, now: bool, why: str, interrupt: bool) -> None:  # noqa: ARG002 - it has no lead
         """Delete it, and with it its pods, which have their own grace. What has ended stays, with logs."""
-        if self._dialect.read_end(self._sight.job or self._job) is not None:
+        if self._dialect.read_end(self._watch.job or self._job) is not None:
             return
         self._cancelled_why = why or "cancelled by a client"
         self._api.delete(self._dialect.kind, self._name)
 
     def remove(self) -> None:
         """Delete what has ended."""
-        self._sight.close()
+        self._watch.close()
         self._api.delete(self._dialect.kind, self._name)
 
     def find_lead(self) -> str | None:
         """The name of node 0's pod, while it runs."""
-        return self._sight.find_lead()
+        return self._watch.find_lead()
 
     def hold_lease(self, held: bool) -> None:
         """It lives as long as whoever made it wants."""
@@ -182,7 +182,7 @@ class AdoptedJob:
 
     def status(self) -> JobStatus:
         """What is known now."""
-        job = self._sight.job
+        job = self._watch.job
         self._job = job or self._job
         newest, end = self._find_newest(), self._dialect.read_end(self._job)
         phase = self._find_phase(newest, end, is_there=job is not None)
@@ -207,7 +207,7 @@ class AdoptedJob:
 
     def _find_newest(self) -> dict[int, Object]:
         """The newest pod of each index."""
-        pods = sorted(self._sight.pods, key=lambda pod: (created_s(pod), name_of(pod)))
+        pods = sorted(self._watch.pods, key=lambda pod: (created_s(pod), name_of(pod)))
         indexes = [(self._dialect.index_of(pod), pod) for pod in pods]
         taken = {index for index, _ in indexes if index is not None}
         here = {name_of(pod) for index, pod in indexes if index is None}
@@ -244,7 +244,7 @@ class AdoptedJob:
 
     def _find_moments(self) -> tuple[Moment, ...]:
         passed = timeline(
-            self._sight.pods, indexes=self._indexes, num_nodes=self._dialect.num_pods(self._job)
+            self._watch.pods, indexes=self._indexes, num_nodes=self._dialect.num_pods(self._job)
         )
         return (Moment(name=MomentName.SUBMITTED, at_s=created_s(self._job)), *passed)
 
@@ -266,7 +266,7 @@ class AdoptedJob:
         if phase is Phase.CANCELLED:
             gone = f"its {self._dialect.kind.name} was deleted from the cluster"
             return Verdict(kind=FailureKind.CANCELLED, message=self._cancelled_why or gone)
-        first = next(iter(read_dead_pods(self._sight.pods, indexes=self._indexes)), None)
+        first = next(iter(read_dead_pods(self._watch.pods, indexes=self._indexes)), None)
         if first is None:
             message = end.message if end else ""
             return Verdict(kind=FailureKind.UNKNOWN, message=message, next=self._next)

@@ -129,13 +129,13 @@ class ClusterJob:
         self._plan = plan
         self.folder = folder
         self._status_file = StatusFile(folder.status)
-        self._sight = JobWatch(api, dialect, plan.job_id)
-        self._line = LeadSync(
-            plan.job_id, folder, certificates, make_dial(api, plan.job_id, self._sight)
+        self._watch = JobWatch(api, dialect, plan.job_id)
+        self._connection = LeadSync(
+            plan.job_id, folder, certificates, make_dial(api, plan.job_id, self._watch)
         )
         self._renewal = LeaseRenewal(api, plan) if keeps_lease(dialect, plan) else None
         # Nobody closes the handle of a job: its threads end when it is forgotten.
-        weakref.finalize(self, _let_go, self._line, self._sight, self._renewal).atexit = False
+        weakref.finalize(self, _let_go, self._connection, self._watch, self._renewal).atexit = False
         self._cancelled_s: float | None = None
         self._cancelled_why = ""
         self._has_leftovers = False
@@ -154,45 +154,47 @@ class ClusterJob:
             over=f"what comes is written to {folder.path} again",
             patience_s=0.0,
         )
-        self._blockers = JobBlockers(dialect, self._sight)
-        self._unreachable = UnreachablePods(api, dialect, self._sight)
-        self._untold = UntoldEnd(plan, dialect.kind.name, self._sight, self._indexes)
+        self._blockers = JobBlockers(dialect, self._watch)
+        self._unreachable = UnreachablePods(api, dialect, self._watch)
+        self._untold = UntoldEnd(plan, dialect.kind.name, self._watch, self._indexes)
 
     def close(self) -> None:
-        self._line.close()
-        self._sight.close()
+        self._connection.close()
+        self._watch.close()
         if self._renewal is not None:
             self._renewal.hold(False)
 
     def let_go(self) -> None:
         """End its threads soon."""
-        _let_go(self._line, self._sight, self._renewal)
+        _let_go(self._connection, self._watch, self._renewal)
 
     def hold_lease(self, held: bool) -> None:
-        self._line.hold_lease(held)
+        self._connection.hold_lease(held)
         if self._renewal is not None:
             self._renewal.hold(held)
 
     def settle(self) -> None:
-        """Wait for the first sight of the job, and for its lead's word if it has a lead."""
+        """Wait for the first list of the job's objects, and for its lead's status if it has a lead."""
         end_s = time.monotonic() + _SETTLE_S
         self._is_visit = True
-        self._sight.wait(_SETTLE_S)
-        error = self._sight.error
-        if error is not None and (self._sight.job is None or not error.retryable):
+        self._watch.wait(_SETTLE_S)
+        error = self._watch.error
+        if error is not None and (self._watch.job is None or not error.retryable):
             raise error
 
         def is_known() -> bool:
-            has_lead = self._sight.find_lead() is not None
-            line = self._line
-            is_told = line.is_synced.is_set() or line.forbidden or line.expired
-            return bool(is_told) or not has_lead or self._sight.has_ended
+            has_lead = self._watch.find_lead() is not None
+            connection = self._connection
+            has_answered = (
+                connection.is_synced.is_set() or connection.forbidden or connection.expired
+            )
+            return bool(has_answered) or not has_lead or self._watch.has_ended
 
         wait_until(is_known, timeout_s=max(0.0, end_s - time.monotonic()), every_s=0.02)
 
     def find_lead(self) -> str | None:
         """The name of node 0's pod, while it runs."""
-        return self._sight.find_lead()
+        return self._watch.find_lead()
 
     def wait_for_inputs(self, timeout_s: float) -> bool:
         """Until the lead has been reached: what did not fit the Secret has been sent by then."""
@@ -205,7 +207,7 @@ class ClusterJob:
             )
 
         return wait_until(
-            lambda: self._line.is_synced.is_set() or self.status().phase.is_final,
+            lambda: self._connection.is_synced.is_set() or self.status().phase.is_final,
             timeout_s=timeout_s,
             say=say,
         )
@@ -214,7 +216,7 @@ class ClusterJob:
         """Ask the lead; a job without one is deleted when its status is next looked at."""
         self._cancelled_s = self._cancelled_s or time.monotonic()
         self._cancelled_why = why or "cancelled by a client"
-        self._line.cancel(now=now, why=why, interrupt=interrupt)
+        self._connection.cancel(now=now, why=why, interrupt=interrupt)
 
     # -- status --------------------------------------------------------------------------------
 
@@ -226,12 +228,12 @@ class ClusterJob:
         status = self._explain(self._add_moments(status))
         if status.phase.is_final:
             self._keep(status)
-            self._line.finish()
+            self._connection.finish()
         return replace(status, conditions=(*self._note_outages(), *status.conditions))
 
     def _note_outages(self) -> tuple[Condition, ...]:
         """What this client cannot reach or write: the job goes on, but whoever watches it must know."""
-        away, full = self._find_away(), self._line.cannot_keep
+        away, full = self._find_away(), self._connection.cannot_keep
         waits = "the job goes on, and this client waits for it"
         room = f"{full.message}; {full.hint}; it is tried again" if full else ""
         return (
@@ -241,7 +243,7 @@ class ClusterJob:
 
     def _find_away(self) -> ClusterError | None:
         """Why the API server cannot be asked now; a line that is up goes through it."""
-        return None if self._line.is_up else self._line.unreachable or self._sight.away
+        return None if self._connection.is_up else self._connection.unreachable or self._watch.away
 
     def _read_status(self) -> JobStatus:
         status = self._status_file.read_known() or make_first_status(self._plan)
@@ -250,14 +252,14 @@ class ClusterJob:
 
     def _look(self, status: JobStatus) -> JobStatus:
         """A job that its lead has not called ended: what the API server says of it."""
-        if not self._sight.wait(0):  # to judge by half of what there is would be wrong
+        if not self._watch.wait(0):  # to judge by half of what there is would be wrong
             return self._add_unseen(status)
-        if self._sight.job is None:
-            self._check_sight()
-            if self._sight.error is not None:
+        if self._watch.job is None:
+            self._check_watch()
+            if self._watch.error is not None:
                 return self._add_unseen(status)
             return self._untold.judge_deleted(status, self._cancelled_why)
-        if self._sight.has_ended and self._sight.error is None:
+        if self._watch.has_ended and self._watch.error is None:
             return self._judge_ended(status)
         self._unreachable.end()
         if self._dialect.stays_up and self._is_past_answering():
@@ -269,19 +271,19 @@ class ClusterJob:
             self._delete()
             return self._untold.judge_deleted(status, self._cancelled_why)
         if (
-            self._line.is_up
+            self._connection.is_up
             and status.phase is not Phase.STARTING
             and not self._lacks_nodes(status)
         ):
             return status
         # a lead that waits for its other nodes cannot know what keeps them
-        self._check_sight()
+        self._check_watch()
         if self._find_away() is not None:  # each question would wait ten seconds for no answer
             return status
-        if self._line.forbidden is not None and not self._line.is_up:
-            raise self._line.forbidden
+        if self._connection.forbidden is not None and not self._connection.is_up:
+            raise self._connection.forbidden
         status = self._add_silence(self._add_blockers(status))
-        if self._blockers.unstartable and self._sight.find_lead() is None:
+        if self._blockers.unstartable and self._watch.find_lead() is None:
             self._give_up()
             return self._untold.judge_unstartable(status, self._blockers.unstartable)
         limit_s = self._start_timeout_s
@@ -297,28 +299,30 @@ class ClusterJob:
             node.state in (NodeState.PENDING, NodeState.LOST) for node in status.nodes
         )
 
-    def _check_sight(self) -> None:
+    def _check_watch(self) -> None:
         """Blind for good, and nobody tells: saying so beats waiting for ever."""
-        error = self._sight.error
-        if error is not None and not error.retryable and not self._line.is_up:
+        error = self._watch.error
+        if error is not None and not error.retryable and not self._connection.is_up:
             raise error
 
     def _is_past_cancelling(self) -> bool:
-        if self._cancelled_s is None or self._line.is_up:
+        if self._cancelled_s is None or self._connection.is_up:
             return False
-        has_lead = self._sight.find_lead() is not None
+        has_lead = self._watch.find_lead() is not None
         return not has_lead or time.monotonic() - self._cancelled_s > _CANCEL_S
 
     def _is_past_answering(self) -> bool:
         """Whether a lead that runs may have ended its job so long ago that it answers nobody any more."""
-        ttl_s, leads = pod_of(self._plan).ttl_s, self._sight.find_leads()
-        if ttl_s is None or not leads or self._line.is_up or self._has_leftovers:
+        ttl_s, leads = pod_of(self._plan).ttl_s, self._watch.find_leads()
+        if ttl_s is None or not leads or self._connection.is_up or self._has_leftovers:
             return False
         return time.time() - (started_s(leads[-1]) or time.time()) > ttl_s
 
     def _is_late(self, status: JobStatus, limit_s: float) -> bool:
         """Whether its lead should have been there: one that never starts cannot keep the limit itself."""
-        return not self._line.is_synced.is_set() and time.time() - status.created_at_s > limit_s
+        return (
+            not self._connection.is_synced.is_set() and time.time() - status.created_at_s > limit_s
+        )
 
     def _give_up(self) -> None:
         """Let a job that cannot start fail by itself: a client that looks later finds what its pods show."""
@@ -337,7 +341,7 @@ class ClusterJob:
         if not self._has_leftovers:
             self._take_leftovers()
             status = self._read_status()
-        at_s = self._sight.ended_at_s
+        at_s = self._watch.ended_at_s
         if status.phase.is_final:
             return status
         if time.time() - at_s < _JOB_GRACE_S:
@@ -346,7 +350,7 @@ class ClusterJob:
 
     def _take_leftovers(self) -> None:
         """What pods' logs keep of the job: its last word and, where it is asked for, its lines."""
-        pods, leads = self._sight.pods, self._sight.list_leads()
+        pods, leads = self._watch.pods, self._watch.list_leads()
         with keeping(self.folder):
             own = self._dialect.container
             read_leftovers(self._api, self._plan, pods, self.folder, leads=leads, container=own)
@@ -357,7 +361,7 @@ class ClusterJob:
     def _keep(self, status: JobStatus) -> None:
         """The last status stays here; in the cluster nothing does of a job that was cancelled."""
         data = render_status(status)
-        may_be_found_yet = status.phase is Phase.ENDED and bool(self._sight.pods)
+        may_be_found_yet = status.phase is Phase.ENDED and bool(self._watch.pods)
         if may_be_found_yet:
             return
         with keeping(self.folder):
@@ -368,7 +372,7 @@ class ClusterJob:
             self._delete()
 
     def _delete(self) -> None:
-        if self._sight.job is None or not self._may_delete:
+        if self._watch.job is None or not self._may_delete:
             return
         try:
             self._api.delete(self._dialect.kind, self._dialect.make_name(self._plan.job_id))
@@ -386,7 +390,7 @@ class ClusterJob:
         num_nodes = self._plan.min_nodes
         known = {moment.name: moment.at_s for moment in status.timeline}
         passed = timeline(
-            self._sight.pods,
+            self._watch.pods,
             indexes=self._indexes,
             num_nodes=num_nodes,
             joined_at_s=known.get(MomentName.NODES_JOINED),
@@ -407,17 +411,17 @@ class ClusterJob:
 
     def _add_unseen(self, status: JobStatus) -> JobStatus:
         """That the API server has not told yet, or not all: what is shown is what was known before."""
-        if not self._is_visit or self._line.is_up:
+        if not self._is_visit or self._connection.is_up:
             return status
         return add_warning(status, names.REASON_UNSEEN, UNSEEN)
 
     def _add_silence(self, status: JobStatus) -> JobStatus:
         """That node 0 runs and does not answer this client: what is not known must not look like nothing."""
-        lead, expired = self._sight.find_lead(), self._line.expired
-        if expired and not self._line.is_up:
+        lead, expired = self._watch.find_lead(), self._connection.expired
+        if expired and not self._connection.is_up:
             text = f"{expired.message}; {expired.hint}"
             return add_warning(status, names.REASON_KEYS_EXPIRED, text)
-        if lead is None or not self._is_visit or self._line.is_synced.is_set():
+        if lead is None or not self._is_visit or self._connection.is_synced.is_set():
             return status
         return add_warning(status, names.REASON_LEAD_SILENT, describe_silence(lead))
 
@@ -426,10 +430,10 @@ class ClusterJob:
         reason, is_alone = self._dialect.pod_made, len(self._plan.nodes) == 1
         if status.phase.is_final or not reason or not is_alone:
             return status
-        if not self._sight.was_made_again(reason, is_visit=self._is_visit):
+        if not self._watch.was_made_again(reason, is_visit=self._is_visit):
             return status
         text = describe_forgotten(self._dialect.kind.name)
-        since_s = max(map(created_s, self._sight.pods), default=0.0)
+        since_s = max(map(created_s, self._watch.pods), default=0.0)
         return add_warning(status, names.REASON_LOSS_FORGOTTEN, text, since_s=since_s)
 
     def _explain(self, status: JobStatus) -> JobStatus:
@@ -437,14 +441,14 @@ class ClusterJob:
         lost = [v for v in (*status.history, status.verdict) if v is not None and is_unexplained(v)]
         if not lost:
             return status
-        dead = read_dead_pods(self._sight.all_pods, indexes=self._indexes)
+        dead = read_dead_pods(self._watch.all_pods, indexes=self._indexes)
         history = tuple(explain_loss(verdict, dead) for verdict in status.history)
         verdict = explain_loss(status.verdict, dead) if status.verdict else None
         return replace(status, history=history, verdict=verdict)
 
 
-def _let_go(line: LeadSync, sight: JobWatch, renewal: LeaseRenewal | None) -> None:
-    line.let_go()
-    sight.close()
+def _let_go(connection: LeadSync, watch: JobWatch, renewal: LeaseRenewal | None) -> None:
+    connection.let_go()
+    watch.close()
     if renewal is not None:
         renewal.hold(False)

@@ -320,16 +320,16 @@ class JobWatch:
 class JobBlockers:
     """Of one job, as they were found last."""
 
-    def __init__(self, dialect: Dialect, sight: JobWatch) -> None:
+    def __init__(self, dialect: Dialect, watch: JobWatch) -> None:
         self._dialect = dialect
-        self._sight = sight
+        self._watch = watch
         self._looked_s = -PATIENCE_S
         self._conditions: tuple[Condition, ...] = ()
         self.unstartable: Blocker | None = None  # its image lacks the interpreter
 
     def look(self) -> tuple[Condition, ...]:
         """What blocks it, as conditions, most important first."""
-        if self._sight.job is None:
+        if self._watch.job is None:
             return ()
         if time.monotonic() - self._looked_s >= PATIENCE_S:
             self._looked_s = time.monotonic()
@@ -339,12 +339,12 @@ class JobBlockers:
         return self._conditions
 
     def _find(self) -> list[Blocker]:
-        job, pods, events = self._sight.job or {}, self._sight.pods, self._sight.read_events()
+        job, pods, events = self._watch.job or {}, self._watch.pods, self._watch.read_events()
         blockers = self._dialect.find_blockers(job, pods, events)
         if not blockers:
             return []
         # now it is worth asking for what makes the sentences more exact
-        quotas, claims, nodes = self._sight.read_around()
+        quotas, claims, nodes = self._watch.read_around()
         is_queued = blockers[0].reason == NOT_ADMITTED
         return self._dialect.find_blockers(
             job,
@@ -353,8 +353,8 @@ class JobBlockers:
             quotas,
             claims=claims,
             nodes=nodes,
-            queues=self._sight.read_queues() if is_queued else None,
-            last_lines=self._sight.read_last_lines(),
+            queues=self._watch.read_queues() if is_queued else None,
+            last_lines=self._watch.read_last_lines(),
         )
 
 
@@ -368,28 +368,28 @@ def _is_young(blocker: Blocker) -> bool:
 class UnreachablePods:
     """Of one job; ended whenever somebody looks."""
 
-    def __init__(self, api: Api, dialect: Dialect, sight: JobWatch) -> None:
+    def __init__(self, api: Api, dialect: Dialect, watch: JobWatch) -> None:
         self._api = api
         self._end_status = dialect.end_lost_pod
-        self._sight = sight
+        self._watch = watch
         self._looked_s = -_EVERY_S
         self._may = True
 
     def end(self) -> None:
         """End those that are there, so that others are made."""
-        if self._end_status is None or not self._may or self._sight.away is not None:
+        if self._end_status is None or not self._may or self._watch.away is not None:
             return
         if time.monotonic() - self._looked_s < _EVERY_S:
             return
         self._looked_s = time.monotonic()
-        taken = [pod for pod in self._sight.pods if is_taken_with_its_node(pod)]
+        taken = [pod for pod in self._watch.pods if is_taken_with_its_node(pod)]
         for pod in taken:
             if self._is_unreachable(pod):
                 self._end(pod)
 
     def _is_unreachable(self, pod: Object) -> bool:
         """By its node, where that may be read; else by its grace, which is over."""
-        _, _, nodes = self._sight.read_around()
+        _, _, nodes = self._watch.read_around()
         for node in nodes:
             if name_of(node) == pod["spec"].get("nodeName"):
                 return not is_true(condition_of(node, "Ready"))
