@@ -5,12 +5,15 @@
 is refused, as are flags of launchers such as torchrun. The source is parsed for this and never run.
 
 Parameters of a function become flags here (`cli.function_flags`). Scripts, modules and commands get their
-words unchanged. `client.jobs.run.prepare` does the rest.
+words unchanged. Each stage is frozen and made from the ones before it; settings and target are read once:
+
+    words -> SplitWords -> Settings -> WorkTarget -> client.jobs.run.prepare_target -> Prepared
 """
 
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,15 +22,22 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from windlass.cli.flags import load_settings
 from windlass.client.jobs.launcher_size import is_torchrun
-from windlass.client.jobs.run import Prepared, check_honoured, prepare
+from windlass.client.jobs.run import (
+    Prepared,
+    check_declares,
+    check_honoured,
+    choose_target,
+    current_folder,
+    prepare_target,
+)
 from windlass.client.jobs.source_analysis import find_imported, list_imports, read_tree
-from windlass.client.jobs.target import find_script, read_target
+from windlass.client.jobs.target import WorkTarget, find_script
 from windlass.client.terminal import say
 from windlass.errors import SpecError
 from windlass.frameworks.framework import choose_framework
 from windlass.near_names import nearest
+from windlass.settings import Settings, read_settings
 from windlass.spec.launchers import find_launcher, translate_flag
 from windlass.spec.work import Command
 
@@ -254,26 +264,33 @@ def _spell(name: str) -> tuple[str, str]:
 
 
 def prepare_words(words: SplitWords, *, detach: bool, flags: Mapping[str, Any]) -> Prepared:
-    """The job that was asked for, decided but not started."""
+    """Decide the job that was asked for without starting it."""
     if not words.target:
         raise SpecError(
             "there is nothing to run",
             hint=f"windlass {_verb()} train.py, train.py::function, -m module or any command",
         )
-    prepared = _prepare(words, detach=detach, flags=flags)
+    cwd = current_folder()
+    settings = read_settings(flags=flags, environ=os.environ, start=cwd)
+    target = _choose_target(words, settings, cwd)
+    prepared = prepare_target(target, settings, cwd=cwd, detach=detach)
     if _verb() != "export":  # which says itself that it needs another engine
         check_honoured(prepared)
     return prepared
 
 
-def _prepare(words: SplitWords, *, detach: bool, flags: Mapping[str, Any]) -> Prepared:
+def _choose_target(words: SplitWords, settings: Settings, cwd: Path) -> WorkTarget:
+    """Read the target that the words name, and check the words against its source."""
     if words.is_function:
-        args, kwargs = _read_blind(words) if _is_in_image(flags) else _read_call(words, flags)
-        return prepare(words.target[0], args, kwargs, detach=detach, flags=flags)
-    sources = () if _is_in_image(flags) else _find_sources(words)
+        args, kwargs = _read_blind(words) if settings.in_image else _read_call(words, settings)
+        return choose_target(words.target[0], args, kwargs, settings=settings, cwd=cwd)
+    target = choose_target([*words.target, *words.rest], settings=settings, cwd=cwd)
+    sources = () if settings.in_image else _find_sources(words, target, cwd)
     _check_late(words, sources)
     _check_loose(words, sources)
-    return prepare([*words.target, *words.rest], detach=detach, flags=flags)
+    if not settings.in_image:
+        check_declares(target, cwd)
+    return target
 
 
 def _verb() -> str:
@@ -282,27 +299,21 @@ def _verb() -> str:
     return (context.info_name if context else None) or "run"
 
 
-def _is_in_image(flags: Mapping[str, Any]) -> bool:
-    given = flags.get("in_image")
-    return bool(load_settings().in_image if given is None else given)
-
-
 def _read_blind(words: SplitWords) -> tuple[Sequence[object], Mapping[str, object]]:
     from windlass.cli.argument_values import read_blind
 
     return read_blind(words.rest)
 
 
-def _find_sources(words: SplitWords) -> Sequence[Path]:
+def _find_sources(words: SplitWords, target: WorkTarget, cwd: Path) -> Sequence[Path]:
     """Return the script of a target, or of a command that names one, if a word may be its own."""
     if not words.late and not any(word.startswith("--") for word in words.loose):
         return ()
-    target = read_target([*words.target, *words.rest], cwd=Path.cwd(), is_local=False)
     if target.source:
         return (target.source,)
     if not isinstance(target.work, Command):
         return ()
-    scripts = [Path.cwd() / word for word in words.rest if word.endswith(".py")]
+    scripts = [cwd / word for word in words.rest if word.endswith(".py")]
     return [path for path in scripts if path.is_file()][:1]
 
 
@@ -353,12 +364,11 @@ def _doubt(word: str, flag: str, target: str) -> None:
 
 
 def _read_call(
-    words: SplitWords, flags: Mapping[str, Any]
+    words: SplitWords, settings: Settings
 ) -> tuple[Sequence[object], Mapping[str, object]]:
     from windlass.cli.function_flags import read_flags
 
-    framework = flags.get("framework") or load_settings().framework
-    given = choose_framework(framework, is_command=False).gives
+    given = choose_framework(settings.framework, is_command=False).gives
     signature = _find_signature(words).without(given)
     names = [parameter.name for parameter in signature.parameters]
     own = {f"--{name.replace('_', dash)}" for name in names for dash in "_-"}

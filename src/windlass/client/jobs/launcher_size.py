@@ -74,16 +74,17 @@ def describe_worlds(work: Work, num_nodes: int) -> tuple[str, ...]:
     return ()
 
 
-def fit_command(work: Work, settings: Settings) -> tuple[Work, Settings]:
-    """Work and settings as a launcher's line wants them: one command per node, told what it does not say."""
-    line = find_launcher(work.argv) if isinstance(work, Command) else None
-    if not isinstance(work, Command) or line is None:
+def fit_launcher(work: Command, settings: Settings) -> tuple[Command, Settings]:
+    """Return work and settings as a launcher needs them: one command per node, with the missing flags."""
+    line = find_launcher(work.argv)
+    if line is None:
         return work, settings
     command = work.label
     said = read_num_nodes(command)
+    nodes = settings.nodes
     if said is not None and settings.origin("nodes") == "default":
-        settings = replace(settings, nodes=said.max)
-    most = settings.nodes.max if isinstance(settings.nodes, NodeRange) else settings.nodes
+        nodes = said.max
+    most = nodes.max if isinstance(nodes, NodeRange) else nodes
     check_num_nodes(command, most, "--nodes ")
     _check_rank(line, most)
     asked = work.procs or settings.procs
@@ -93,11 +94,11 @@ def fit_command(work: Work, settings: Settings) -> tuple[Work, Settings]:
             hint=f"leave the number out of the command, or write --procs {line.num_procs}",
         )
     procs = line.num_procs or asked or settings.gpus or 1
-    work = replace(work, procs=procs)
-    return tell_size(work, line, most), replace(settings, procs=1)
+    sized = add_size_flags(replace(work, procs=procs), line, most)
+    return sized, replace(settings, nodes=nodes, procs=1)
 
 
-def tell_size(work: Command, line: LauncherLine, num_nodes: int) -> Command:
+def add_size_flags(work: Command, line: LauncherLine, num_nodes: int) -> Command:
     """The command with its launcher's flags for what it does not say; torchrun needs none."""
     if line.launcher == ACCELERATE:
         return insert_flags(work, line, _make_accelerate_flags(line, work.procs, num_nodes))

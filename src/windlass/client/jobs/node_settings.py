@@ -100,7 +100,12 @@ def forget_own_python(settings: Settings) -> Settings:
     return replace(settings, python="")
 
 
-def name_mesh(settings: Settings, framework: Framework, job_id: str) -> Settings:
+def fit_to_pods(settings: Settings, framework: Framework, job_id: str) -> Settings:
+    """Return the settings for pods: without this machine's interpreter, and with a name for a mesh."""
+    return _name_mesh(forget_own_python(settings), framework, job_id)
+
+
+def _name_mesh(settings: Settings, framework: Framework, job_id: str) -> Settings:
     """The settings with a name for the mesh that a job's pods are, where its framework makes them one."""
     is_mesh = framework.cluster is not None and framework.cluster.is_mesh
     if settings.mesh_name or not is_mesh:

@@ -1,5 +1,9 @@
 """run and submit: from a target and keywords to a job, and with `run`, to every rank's value.
 
+A job is prepared in frozen stages, each made from the ones before it. Settings and target are read once:
+
+    Settings -> WorkTarget -> FittedJob -> JobSpec -> Plan -> Prepared
+
 The only place where spec, plan and engine meet. Prints through `client.jobs.live_view` only.
 """
 
@@ -15,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from windlass.client.jobs.interrupts import Interrupts
 from windlass.client.jobs.job import Job
 from windlass.client.jobs.job_ids import make_job_id
-from windlass.client.jobs.launcher_size import describe_worlds, fit_command
-from windlass.client.jobs.node_settings import forget_own_python, make_pod, make_sizes, name_mesh
+from windlass.client.jobs.launcher_size import describe_worlds, fit_launcher
+from windlass.client.jobs.node_settings import fit_to_pods, make_pod, make_sizes
 from windlass.client.jobs.packing import Packed, pack
 from windlass.client.jobs.source_analysis import check_script, choose_preload
 from windlass.client.jobs.target import WorkTarget, import_paths, read_in_image, read_target
@@ -25,7 +29,7 @@ from windlass.engines.protocol import Renderer, as_engine, check_capabilities, m
 from windlass.errors import SpecError
 from windlass.frameworks.framework import Framework, choose_framework, load_framework
 from windlass.near_names import did_you_mean
-from windlass.plan.plan import Facts, Plan, make_plan
+from windlass.plan.plan import Plan, make_plan
 from windlass.settings import NodeRange, Settings, read_settings
 from windlass.settings.table import BY_NAME, PODS
 from windlass.spec.job_spec import JobSpec
@@ -38,6 +42,21 @@ if TYPE_CHECKING:
     from windlass.client.keyword_types import JobKeywords
 
 TargetLike = str | Path | Callable[..., Any] | Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedJob:
+    """A target and settings that fit each other, with engine, framework and id: the stage before the spec."""
+
+    target: WorkTarget
+    settings: Settings
+    engine: Renderer
+    framework: Framework
+    job_id: str
+
+    @property
+    def has_pods(self) -> bool:
+        return "pods" in self.engine.can
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,18 +144,29 @@ def prepare(
     flags: Mapping[str, Any],
     job_id: str = "",
 ) -> Prepared:
-    """Decide everything about a job, and start nothing. Without `job_id` it gets one that nobody has."""
+    """Decide everything about a job without starting it. Without `job_id` it gets a new id."""
     cwd = current_folder()
     _check_arguments(target, args, kwargs, flags)
     settings = read_settings(flags=flags, environ=os.environ, start=cwd)
-    if settings.in_image:
-        work_target = read_in_image(target, args, kwargs)
-    else:
-        is_local = settings.engine == "local"
-        given = choose_framework(settings.framework, is_command=False).gives
-        work_target = read_target(target, args, kwargs, cwd=cwd, is_local=is_local, given=given)
-        _check_declares(work_target, cwd)
+    work_target = choose_target(target, args, kwargs, settings=settings, cwd=cwd)
+    check_declares(work_target, cwd)
     return prepare_target(work_target, settings, cwd=cwd, detach=detach, job_id=job_id)
+
+
+def choose_target(
+    target: TargetLike,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    settings: Settings,
+    cwd: Path,
+) -> WorkTarget:
+    """Read a target as the settings say: from the image, or from this machine."""
+    if settings.in_image:
+        return read_in_image(target, args, kwargs)
+    is_local = settings.engine == "local"
+    given = choose_framework(settings.framework, is_command=False).gives
+    return read_target(target, args, kwargs, cwd=cwd, is_local=is_local, given=given)
 
 
 def _check_arguments(
@@ -186,8 +216,8 @@ def check_honoured(prepared: Prepared) -> None:
             )
 
 
-def _check_declares(target: WorkTarget, cwd: Path) -> None:
-    """A script that only declares apps, named itself or behind `python`, would start nothing."""
+def check_declares(target: WorkTarget, cwd: Path) -> None:
+    """Refuse a script that only declares apps, named itself or behind `python`."""
     work = target.work
     if isinstance(work, Script):
         check_script(target.source, (work.path,))
@@ -207,64 +237,59 @@ def prepare_target(
     root: Path | None = None,
     job_id: str = "",
 ) -> Prepared:
-    """The same for work that is known already, to be run in `cwd`.
+    """Decide everything about a job whose target and settings are read, to be run in `cwd`.
 
-    `pod` and `root`, the project's folder, are given where settings and files do not tell.
+    `pod` and `root`, the project's folder, replace what settings and files say.
     """
-    work, settings = fit_command(target.work, settings)
-    target = replace(target, work=work)
-    engine = make_renderer(settings.engine, settings)
-    has_pods = "pods" in engine.can
-    settings = forget_own_python(settings) if has_pods else settings
-    framework = choose_framework(settings.framework, is_command=isinstance(work, Command))
-    job_id = job_id or make_job_id(target.work, settings.name)
-    settings = name_mesh(settings, framework, job_id) if has_pods else settings
-    preload, notes = _choose_preload(target, settings, framework)
-    spec = make_spec(
-        target,
-        settings,
-        cwd=cwd,
-        detach=detach,
-        has_pods=has_pods,
-        preload=preload,
-        framework=framework,
-    )
-    spec = spec if pod is None else replace(spec, pod=pod)
-    packed, plan = _decide(target, spec, settings, engine.facts(), job_id, cwd=cwd, root=root)
-    check_capabilities(engine, plan)
+    job = fit_job(target, settings, job_id=job_id)
+    preload, note = _choose_preload(job)
+    spec = make_spec(job, cwd=cwd, detach=detach, preload=preload, pod=pod)
+    packed, plan = _decide(job, spec, cwd=cwd, root=root)
+    check_capabilities(job.engine, plan)
     return Prepared(
-        engine=engine,
+        engine=job.engine,
         plan=plan,
         payload=target.payload,
         bundle=packed.bundle,
-        settings=settings,
+        settings=job.settings,
         notes=(
-            *notes,
-            *describe_pretence(settings),
-            *_describe_procs(settings.procs, spec),
-            *describe_worlds(work, len(plan.nodes)),
+            *note,
+            *describe_pretence(job.settings),
+            *_describe_procs(job.settings.procs, spec),
+            *describe_worlds(job.target.work, len(plan.nodes)),
         ),
     )
 
 
-def _decide(
-    target: WorkTarget,
-    spec: JobSpec,
-    settings: Settings,
-    facts: Facts,
-    job_id: str,
-    *,
-    cwd: Path,
-    root: Path | None,
-) -> tuple[Packed, Plan]:
-    """The plan, and the code that travels where nodes do not share this machine."""
+def fit_job(target: WorkTarget, settings: Settings, *, job_id: str = "") -> FittedJob:
+    """Fit target and settings to each other, and choose engine, framework and id."""
+    work, sized = target.work, settings
+    if isinstance(work, Command):
+        work, sized = fit_launcher(work, settings)
+    engine = make_renderer(sized.engine, sized)
+    framework = choose_framework(sized.framework, is_command=isinstance(work, Command))
+    job_id = job_id or make_job_id(work, sized.name)
+    has_pods = "pods" in engine.can
+    return FittedJob(
+        target=replace(target, work=work),
+        settings=fit_to_pods(sized, framework, job_id) if has_pods else sized,
+        engine=engine,
+        framework=framework,
+        job_id=job_id,
+    )
+
+
+def _decide(job: FittedJob, spec: JobSpec, *, cwd: Path, root: Path | None) -> tuple[Packed, Plan]:
+    """Return the plan, and the code that travels where nodes do not share this machine."""
+    facts = job.engine.facts()
     packed = Packed(spec=spec)
     if facts.code_folder:
-        home = Path(str(settings.value("home"))).expanduser()
-        packed = pack(spec, target, cwd=cwd, code_folder=facts.code_folder, home=home, root=root)
+        home = Path(job.settings.home).expanduser()
+        folder = facts.code_folder
+        packed = pack(spec, job.target, cwd=cwd, code_folder=folder, home=home, root=root)
     plan = make_plan(
         packed.spec,
-        job_id=job_id,
+        job_id=job.job_id,
         now_s=time.time(),
         facts=facts,
         inputs=packed.inputs,
@@ -297,29 +322,25 @@ def current_folder() -> Path:
 
 
 def make_spec(
-    target: WorkTarget,
-    settings: Settings,
-    *,
-    cwd: Path,
-    detach: bool,
-    has_pods: bool = False,
-    preload: tuple[str, ...] = (),
-    framework: Framework,
+    job: FittedJob, *, cwd: Path, detach: bool, preload: tuple[str, ...], pod: PodSpec | None = None
 ) -> JobSpec:
-    """What was asked, from the target and the settings."""
+    """Return what was asked for; `pod` replaces what the settings say of pods."""
+    work, settings, framework = job.target.work, job.settings, job.framework
     nodes = settings.nodes
+    if pod is None and job.has_pods:
+        pod = make_pod(settings)
     return JobSpec(
-        work=target.work,
+        work=work,
         name=settings.name,
         engine=settings.engine,
         framework=framework.name,
         nodes=nodes.max if isinstance(nodes, NodeRange) else nodes,
         min_nodes=nodes.min if isinstance(nodes, NodeRange) else 0,
-        procs=framework.count_procs(settings.procs or settings.gpus or 1, target.work.kind),
+        procs=framework.count_procs(settings.procs or settings.gpus or 1, work.kind),
         env=settings.env,
         cwd="" if settings.in_image else str(cwd),
         # scripts and modules find their own; only a callable of this process needs its paths
-        paths=import_paths() if isinstance(target.work, Function) and not target.work.file else (),
+        paths=import_paths() if isinstance(work, Function) and not work.file else (),
         python=settings.python,
         start=settings.start,
         preload=preload,
@@ -331,24 +352,22 @@ def make_spec(
         lease_s=settings.lease_s,
         join_timeout_s=settings.join_timeout_s,
         detach=detach,
-        pod=make_pod(settings) if has_pods else None,
+        pod=pod,
         only_first=framework.cluster is not None,
         sizes=make_sizes(framework, settings),
     )
 
 
-def _choose_preload(
-    target: WorkTarget, settings: Settings, framework: Framework
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What to import ahead, and a word on why nothing is."""
+def _choose_preload(job: FittedJob) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what to import ahead, and a note if torch is left to the rank."""
+    target, settings, framework = job.target, job.settings, job.framework
     if settings.start == "spawn" or isinstance(target.work, Command):
         return (), ()
     if settings.preload is not None:
         return settings.preload, ()
-    chosen = target.preload
-    if chosen is None:
-        source = target.source
-        chosen = framework.preload if source is None else choose_preload(source)
-    chosen = tuple(name for name in chosen if name.partition(".")[0] in framework.preload)
+    known = target.preload
+    if known is None:
+        known = framework.preload if target.source is None else choose_preload(target.source)
+    chosen = tuple(name for name in known if name.partition(".")[0] in framework.preload)
     early = target.find_early_write() if chosen else None
     return (chosen, ()) if early is None else ((), (f"torch is not imported ahead: {early}",))

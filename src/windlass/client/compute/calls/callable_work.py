@@ -15,7 +15,7 @@ from typing import Any
 
 from windlass.client.compute.nodes.compute_keywords import read_words
 from windlass.client.jobs.job_ids import make_letters
-from windlass.client.jobs.launcher_size import tell_size
+from windlass.client.jobs.launcher_size import add_size_flags
 from windlass.client.jobs.source_analysis import TORCH, choose_preload, find_early_write
 from windlass.client.jobs.target import function_name, travels_alone, unwrap
 from windlass.errors import SpecError
@@ -161,7 +161,7 @@ def fit_called_command(work: Work, num_nodes: int, procs: int) -> Work:
     line = find_launcher(command.argv)
     if line is None:
         return work
-    words = tell_size(command, line, num_nodes).argv
+    words = add_size_flags(command, line, num_nodes).argv
     return work if words == command.argv else replace(work, target=call_targets.CommandCall(words))
 
 
