@@ -69,11 +69,11 @@ def make_own(
     for part in os.path.relpath(place, top).split(os.sep):
         top = os.path.join(top, part)
         _make(top, is_new=is_new and top == place)
-        check_own(top)
+        check_folder_owner(top)
         _close(top)
 
 
-def check_own(folder: str | os.PathLike[str]) -> None:
+def check_folder_owner(folder: str | os.PathLike[str]) -> None:
     """Refuse by name a folder that belongs to somebody else; one that is not there is nobody's."""
     try:
         fault = find_foreign_fault(folder)

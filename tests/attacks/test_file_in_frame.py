@@ -54,16 +54,16 @@ class _Home:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def take_talk(self, timeout_s: float | None) -> Connection:
+    def take_connection(self, timeout_s: float | None) -> Connection:
         return self._connection
 
-    def give_talk(self, connection: Connection) -> None:
+    def return_connection(self, connection: Connection) -> None:
         connection.close()
 
-    def tell(self, what: dict) -> None:
+    def notify(self, what: dict) -> None:
         raise AssertionError(what)
 
-    def look_after(self, what: str) -> None:
+    def report_wait(self, what: str) -> None:
         raise AssertionError(what)
 
 
@@ -81,7 +81,7 @@ def call():
             message=message, segments=[b"x"], profile=None, make_sync=lambda _has: None
         )
         calling = ClientCall(_Home(Connection(ours, "c")), request, lambda _rank, _data: None)
-        calling.say()
+        calling.send()
         return calling
 
     yield make

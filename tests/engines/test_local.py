@@ -17,7 +17,7 @@ from waits import wait_for
 
 import windlass as wl
 from windlass import records
-from windlass.client.jobs.run import prepare
+from windlass.client.jobs.run import prepare_job
 from windlass.engines.protocol import (
     JobRef,
     engine_names,
@@ -41,7 +41,7 @@ def engine():
 
 @pytest.fixture
 def prepared():
-    return prepare(work.rank, detach=True, flags={})
+    return prepare_job(work.rank, detach=True, flags={})
 
 
 # -- by name ---------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def test_the_same_plan_twice_is_refused_and_the_first_job_is_kept(engine, prepar
 
 def test_the_same_plan_while_it_runs(prepared, tmp_path):
     flag = tmp_path / "flag"
-    prepared = prepare(work.wait_and_return, (str(flag),), detach=True, flags={})
+    prepared = prepare_job(work.wait_and_return, (str(flag),), detach=True, flags={})
     job = prepared.start()
     with pytest.raises(wl.EngineError, match=r"there is a job .* already"):
         prepared.start()

@@ -13,7 +13,7 @@ from windlass.observe.training_report import (
     TrainingRow,
     check_can_draw,
     compare,
-    make_rows,
+    make_report_rows,
     read_sessions,
     write_chart,
 )
@@ -25,7 +25,7 @@ def rows_of(folder: Path, *, unit: str, sizes: tuple[int, ...]) -> list[Training
         lines = MetricsLines(folder / str(index))
         lines.start(world_size=world_size)
         lines.steps(10, 20, **{unit: 10.0 * world_size})
-        rows += make_rows(str(index), read_sessions(lines.path))
+        rows += make_report_rows(str(index), read_sessions(lines.path))
     return compare(rows)
 
 

@@ -11,7 +11,7 @@ from windlass.observe.training_report import (
     compare,
     find_metrics_files,
     find_remarks,
-    make_rows,
+    make_report_rows,
     read_sessions,
 )
 
@@ -34,7 +34,7 @@ def test_efficiency_is_against_the_fewest_ranks(tmp_path: Path) -> None:
         "one": write_run(tmp_path / "one", world_size=1, tokens_per_s=100.0, mfu=0.4),
     }
     one, four = compare(
-        [row for name, path in paths.items() for row in make_rows(name, read_sessions(path))]
+        [row for name, path in paths.items() for row in make_report_rows(name, read_sessions(path))]
     )
     assert (one.run, one.speed_up, one.efficiency) == ("one", 1.0, 1.0)
     assert (four.run, four.speed_up, four.efficiency) == (
@@ -52,7 +52,7 @@ def test_steps_that_were_done_again_and_the_time_between_are_lost(tmp_path: Path
     lines.steps(9, 19, 29, samples_per_s=50.0)  # steps 0 to 29
     lines.start(world_size=2, attempt=1, after_s=15.0)
     lines.steps(24, 34, samples_per_s=50.0)  # from step 15 on
-    (row,) = make_rows("run", read_sessions(lines.path))
+    (row,) = make_report_rows("run", read_sessions(lines.path))
     assert row.num_steps == 35
     assert row.wall_s == pytest.approx(30 + 15 + 20)
     assert row.productive_s == pytest.approx(15 + 20)
@@ -66,7 +66,7 @@ def test_a_run_that_went_on_with_fewer_ranks_has_two_rows(tmp_path: Path) -> Non
     lines.steps(10, samples_per_s=80.0)
     lines.start(world_size=2, attempt=1)
     lines.steps(20, samples_per_s=40.0)
-    rows = compare(make_rows("run", read_sessions(lines.path)))
+    rows = compare(make_report_rows("run", read_sessions(lines.path)))
     assert [(row.num_ranks, row.num_steps, row.speed_up) for row in rows] == [
         (2, 10, 1.0),
         (4, 10, 2.0),
@@ -80,7 +80,10 @@ def test_runs_of_different_units_are_not_compared(tmp_path: Path) -> None:
     lines.steps(10, samples_per_s=80.0)
     other = write_run(tmp_path / "b", world_size=2, tokens_per_s=5.0)
     rows = compare(
-        [*make_rows("a", read_sessions(lines.path)), *make_rows("b", read_sessions(other))]
+        [
+            *make_report_rows("a", read_sessions(lines.path)),
+            *make_report_rows("b", read_sessions(other)),
+        ]
     )
     assert [(row.speed_up, row.efficiency) for row in rows] == [(None, None)] * 2
 
@@ -96,7 +99,7 @@ def test_broken_and_foreign_lines_are_left_out(tmp_path: Path) -> None:
         file.write(
             '\n{"event":"metrics","step":11,"metrics":{"val_loss":1.0}}\n{"event":"metrics"}\n'
         )
-    (row,) = make_rows("run", read_sessions(lines.path)[:1])
+    (row,) = make_report_rows("run", read_sessions(lines.path)[:1])
     assert row.num_steps == 10
 
 
@@ -104,13 +107,13 @@ def test_a_stretch_that_is_told_twice_counts_once(tmp_path: Path) -> None:
     lines = MetricsLines(tmp_path)
     lines.start(world_size=2)
     lines.steps(10, 20, 20, samples_per_s=80.0)
-    (row,) = make_rows("run", read_sessions(lines.path))
+    (row,) = make_report_rows("run", read_sessions(lines.path))
     assert (row.num_steps, row.productive_s) == (20, 20.0)
 
 
 def test_waiting_for_data_is_remarked(tmp_path: Path) -> None:
     path = write_run(tmp_path, world_size=2, tokens_per_s=5.0, data_wait_share=0.64)
-    (row,) = make_rows("slow", read_sessions(path))
+    (row,) = make_report_rows("slow", read_sessions(path))
     assert list(find_remarks([row])) == [
         "slow on 2 ranks waits for data 64% of the time: give its loader more workers, or cheaper samples"
     ]
@@ -130,7 +133,12 @@ def test_efficiency_is_of_steps_of_one_size(
     """Equal over all ranks, or equal on each of them; else there is none, and a remark."""
     one = write_run(tmp_path / "one", world_size=1, tokens_per_s=100.0)
     four = write_run(tmp_path / "four", world_size=4, tokens_per_s=300.0, batch=batch)
-    rows = compare([*make_rows("one", read_sessions(one)), *make_rows("four", read_sessions(four))])
+    rows = compare(
+        [
+            *make_report_rows("one", read_sessions(one)),
+            *make_report_rows("four", read_sessions(four)),
+        ]
+    )
     assert rows[1].efficiency == (None if efficiency is None else pytest.approx(efficiency))
     remarks = [remark for remark in find_remarks(rows) if "no efficiency" in remark]
     said = "four on 4 ranks has no efficiency: its steps have 800 tokens, those of one 100"

@@ -175,21 +175,21 @@ class ScriptedHome:
         connection.connect(str(self.path))
         return Connection(connection, JOB)
 
-    def take_talk(self, _timeout_s: float | None) -> Connection:
+    def take_connection(self, _timeout_s: float | None) -> Connection:
         if self.idle:
             return self.idle.pop()
         connection = self.dial()
         ask_info(connection)
         return connection
 
-    def give_talk(self, connection: Connection) -> None:
+    def return_connection(self, connection: Connection) -> None:
         self.idle.append(connection)
 
-    def tell(self, message: Message) -> None:
+    def notify(self, message: Message) -> None:
         with contextlib.closing(self.dial()) as connection:
             connection.ask(message)
 
-    def look_after(self, what: str) -> None:
+    def report_wait(self, what: str) -> None:
         self.looked_after.append(what)
 
     def make_call(self, value: Any = None, **request: Any) -> ClientCall:
@@ -229,4 +229,4 @@ def look_often(monkeypatch: Any) -> None:
     """Calls that wait look after their compute without delay."""
     from windlass.client.compute.calls import client_call
 
-    monkeypatch.setattr(client_call, "_LOOK_S", 0.01)
+    monkeypatch.setattr(client_call, "_CHECK_EVERY_S", 0.01)

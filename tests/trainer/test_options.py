@@ -9,18 +9,18 @@ from windlass.trainer.options import (
     Name,
     TrainerArgs,
     TrainerCommand,
-    read_options,
+    read_sdk_options,
 )
 from windlass.trainer.sdk_errors import WrongArgument
 
 
 def test_nothing():
-    options = read_options(None)
+    options = read_sdk_options(None)
     assert (options.name, options.command, dict(options.settings)) == ("", (), {})
 
 
 def test_all_of_them():
-    options = read_options(
+    options = read_sdk_options(
         [
             Name("first"),
             Labels({"team": "a", "kueue.x-k8s.io/queue-name": "fast"}),
@@ -60,5 +60,5 @@ class RuntimePatch:
 )
 def test_what_is_wrong(option, message):
     with pytest.raises(WrongArgument) as caught:
-        read_options([option])
+        read_sdk_options([option])
     assert message in str(caught.value)

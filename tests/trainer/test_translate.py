@@ -10,7 +10,7 @@ import pytest
 
 from windlass import names
 from windlass.trainer import CustomTrainer, CustomTrainerContainer
-from windlass.trainer.options import Labels, Name, TrainerArgs, TrainerCommand, read_options
+from windlass.trainer.options import Labels, Name, TrainerArgs, TrainerCommand, read_sdk_options
 from windlass.trainer.sdk_errors import WrongArgument
 from windlass.trainer.translate import JobRequest, read_trainer, read_v1_job
 
@@ -99,7 +99,7 @@ def test_v2():
         resources_per_node={"cpu": 3, "memory": "1Gi"},
         env={"A": "1"},
     )
-    options = read_options([Name("x"), Labels({"kueue.x-k8s.io/queue-name": "fast"})])
+    options = read_sdk_options([Name("x"), Labels({"kueue.x-k8s.io/queue-name": "fast"})])
     request = read_trainer(trainer, options)
     assert (request.target, request.kwargs, request.name) == (print, {"sep": "-"}, "x")
     assert request.settings == {
@@ -114,7 +114,7 @@ def test_v2():
 
 
 def test_a_container_is_its_command_in_its_image():
-    options = read_options([TrainerCommand(["torchrun", "/app/main.py"]), TrainerArgs(["--x"])])
+    options = read_sdk_options([TrainerCommand(["torchrun", "/app/main.py"]), TrainerArgs(["--x"])])
     request = read_trainer(CustomTrainerContainer(image="torch:1", num_nodes=2), options)
     assert request.target == ("torchrun", "/app/main.py", "--x")
     assert request.settings == {"image": "torch:1", "nodes": 2, "env": {}, "in_image": True}

@@ -20,7 +20,7 @@ from windlass.trainer import (
     TorchTuneConfig,
     TrainerClient,
 )
-from windlass.trainer.options import Name, TrainerCommand, read_options
+from windlass.trainer.options import Name, TrainerCommand, read_sdk_options
 from windlass.trainer.sdk_errors import WrongArgument
 from windlass.trainer.translate import RECIPE, JobRequest, is_for_tuning, read_trainer
 
@@ -29,7 +29,7 @@ MODEL = Initializer(model=HuggingFaceModelInitializer("hf://org/name", access_to
 
 def read(initializer: Any = MODEL, **settings: Any) -> JobRequest:
     trainer = BuiltinTrainer(config=TorchTuneConfig(**settings))
-    return read_trainer(trainer, read_options([Name("tuned")]), initializer)
+    return read_trainer(trainer, read_sdk_options([Name("tuned")]), initializer)
 
 
 def read_words(request: JobRequest) -> Any:
@@ -89,8 +89,8 @@ def test_what_the_recipe_cannot_do_is_refused_by_name(settings, shown):
 
 def test_a_config_of_another_kind_and_a_command_are_refused():
     with pytest.raises(WrongArgument, match="config must be a TorchTuneConfig, not 3"):
-        read_trainer(BuiltinTrainer(config=3), read_options(None), MODEL)
-    command = read_options([TrainerCommand(["sh"])])
+        read_trainer(BuiltinTrainer(config=3), read_sdk_options(None), MODEL)
+    command = read_sdk_options([TrainerCommand(["sh"])])
     with pytest.raises(WrongArgument, match="are for a CustomTrainerContainer"):
         read_trainer(BuiltinTrainer(config=TorchTuneConfig()), command, MODEL)
 
@@ -108,7 +108,7 @@ def test_the_sdks_own_objects_are_understood():
     )
     model = types.HuggingFaceModelInitializer(storage_uri="hf://org/name")
     trainer, initializer = types.BuiltinTrainer(config=config), types.Initializer(model=model)
-    options = read_words(read_trainer(trainer, read_options(None), initializer))
+    options = read_words(read_trainer(trainer, read_sdk_options(None), initializer))
     assert (options.model, options.precision, options.lora) == ("org/name", "fp32", 2)
 
 

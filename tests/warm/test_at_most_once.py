@@ -48,7 +48,7 @@ def test_a_call_whose_line_was_broken_for_201_others_runs_once(warm, shared, kee
 def test_a_call_that_was_never_heard_of_is_said_again(warm, shared):
     """Also after 201 others: what is not known was not forgotten."""
     calling = make_calling(kt.fn(tasks.append).to(warm), f"{shared.path}/ran", "once")
-    calling._take_talk(None)
+    calling._take_connection(None)
     break_line(calling)
     make_others(warm)
     assert calling.follow().state == "returned"

@@ -188,7 +188,7 @@ def test_a_call_that_waits_for_another_says_so_once(warm, shared, monkeypatch):
 
 def test_a_lone_user_waits_for_nobody(warm, monkeypatch):
     err = listen(monkeypatch)
-    monkeypatch.setattr(client_call, "_LOOK_S", 0.02)
+    monkeypatch.setattr(client_call, "_CHECK_EVERY_S", 0.02)
     remote = kt.fn(tasks.echo).to(warm).distribute("spmd", workers=2, procs=2)
     for number in range(10):  # the ranks of the call before may still be leaving
         assert remote(number) == [((number,), {})] * 4

@@ -47,12 +47,12 @@ def find_root(target: Path) -> Path:
     for folder in (own, *own.parents):
         if _too_wide(folder):
             break
-        if is_marked(folder):
+        if is_project_root(folder):
             return folder
     return own
 
 
-def is_marked(folder: Path) -> bool:
+def is_project_root(folder: Path) -> bool:
     """Whether `folder` itself holds a marker."""
     return any(os.path.lexists(folder / marker) for marker in MARKERS)
 

@@ -23,7 +23,7 @@ from windlass.wire.status import JobStatus
 DEBUG = "WINDLASS_DEBUG"
 
 
-def report(error: Exception) -> int:
+def report_error(error: Exception) -> int:
     """Say what went wrong on stderr; the exit code for it."""
     if os.environ.get(DEBUG):
         traceback.print_exception(error)

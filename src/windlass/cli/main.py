@@ -32,9 +32,9 @@ def _run(argv: list[str] | None) -> int:
     except click.Abort:
         return names.EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the one place where all of them end
-        from windlass.cli.error_output import report
+        from windlass.cli.error_output import report_error
 
-        return report(error)
+        return report_error(error)
     return code if isinstance(code, int) else names.EXIT_OK
 
 

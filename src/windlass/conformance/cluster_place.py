@@ -16,7 +16,7 @@ from typing import Any
 
 from windlass import names
 from windlass.client.jobs.job import Job
-from windlass.client.jobs.run import Prepared, prepare
+from windlass.client.jobs.run import Prepared, prepare_job
 from windlass.client.terminal import say
 from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.dialects.dialect_table import load_dialect
@@ -99,7 +99,7 @@ def _prepare_first(settings: Settings, namespace: str, run: str) -> Prepared:
         "name": "conformance",
         "labels": {LABEL: run},
     }
-    return prepare(["true"], detach=True, flags=flags)
+    return prepare_job(["true"], detach=True, flags=flags)
 
 
 def _check_exists(api: Api) -> None:

@@ -184,7 +184,7 @@ class ComputeEngine(Engine, Protocol):
     def let_go(self, ref: JobRef) -> None:
         """Stop following a job from here; it is followed again when somebody asks."""
 
-    def keep_place(self, ref: JobRef, until_s: float | None) -> None:
+    def set_wait_deadline(self, ref: JobRef, until_s: float | None) -> None:
         """Until when a compute waits for its machines though nobody waits for it; None: it is up."""
 
     def is_made_here(self, ref: JobRef) -> bool:

@@ -89,12 +89,12 @@ def read_sessions(path: Path) -> list[Session]:
         if line["event"] == "end":
             session.is_ok = bool(line.get("ok"))
         stretch = _read_stretch(line) if line["event"] == "metrics" else None
-        if stretch is not None and not _is_told_already(stretch, session):
+        if stretch is not None and not _is_reported(stretch, session):
             session.stretches.append(stretch)
     return sessions
 
 
-def _is_told_already(stretch: Stretch, session: Session) -> bool:
+def _is_reported(stretch: Stretch, session: Session) -> bool:
     """Meters that are read twice without a step between say the same twice."""
     return bool(session.stretches) and stretch.last_step <= session.stretches[-1].last_step
 
@@ -173,7 +173,7 @@ class TrainingRow:
         return min(self.productive_s / self.wall_s, 1.0) if self.wall_s > 0 else 0.0
 
 
-def make_rows(run: str, sessions: Sequence[Session]) -> list[TrainingRow]:
+def make_report_rows(run: str, sessions: Sequence[Session]) -> list[TrainingRow]:
     """One row for each number of ranks that the run had steps on."""
     kept = _kept_shares(sessions)
     sizes = sorted({session.world_size for session in sessions if session.stretches})

@@ -74,7 +74,7 @@ class Source:
         raise SpecError(f"{subject} must be {expected}, found {raw!r:.60}", hint=setting.hint)
 
 
-def read_value(setting: Setting, raw: object, layer: Source, environ: Mapping[str, str]) -> Any:
+def read_setting(setting: Setting, raw: object, layer: Source, environ: Mapping[str, str]) -> Any:
     value: Any = _READERS[setting.kind](setting, raw, layer)
     if value is None:
         return None

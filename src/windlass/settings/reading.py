@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
-from windlass.settings.parse_values import Source, read_value
+from windlass.settings.parse_values import Source, read_setting
 from windlass.settings.table import BY_NAME, SETTINGS, Setting, Settings, find_setting, place
 from windlass.trusted import find_settings_fault, is_open_to_everybody, open_now
 
@@ -75,7 +75,7 @@ def _resolve(
 ) -> tuple[Any, str]:
     # Every layer is read, also those that lose: a mistake in a file is told on the first day.
     given = [
-        (read_value(setting, layer.values[setting.name], layer, environ), layer.origin(setting))
+        (read_setting(setting, layer.values[setting.name], layer, environ), layer.origin(setting))
         for layer in layers
         if layer.values.get(setting.name) is not None
     ]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.errors import SpecError
-from windlass.settings.parse_values import Source, read_value
+from windlass.settings.parse_values import Source, read_setting
 from windlass.settings.reading import PROJECT_FILE, find_project_file, parse_toml
 from windlass.settings.table import find_setting
 
@@ -31,7 +31,7 @@ def set_in_project(name: str, text: str, folder: Path, root: Path) -> Path:
         raise SpecError(
             f"{name} is a table, which is not set by this command", hint=f"edit {PROJECT_FILE}"
         )
-    value = read_value(setting, text, Source(values={}, source="flag", folder=folder), os.environ)
+    value = read_setting(setting, text, Source(values={}, source="flag", folder=folder), os.environ)
     line = f"{name} = {_render(text, value)}"
     path, table = find_project_file(folder)
     if table is None:

@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from windlass.client.jobs.live_view import LiveView, follow
-from windlass.client.jobs.run import prepare
+from windlass.client.jobs.run import prepare_job
 from windlass.client.terminal import say
 from windlass.engines.dialects.dialect_table import dialect_names, load_dialect
 from windlass.errors import JobNotFound, ProtocolError
 from windlass.kube.client.api import Api, connect
 from windlass.trainer.engine_pick import pick_engine
 from windlass.trainer.job_names import JobNames, remove_job, start_when_gone
-from windlass.trainer.options import read_options
+from windlass.trainer.options import read_sdk_options
 from windlass.trainer.sdk_errors import JobMissing, WrongArgument
 from windlass.trainer.statuses import (
     COMPLETE,
@@ -198,7 +198,7 @@ class TrainerClient:
         options: Name, Labels, Annotations, TrainerCommand, TrainerArgs, ActiveDeadlineSeconds.
         """
         check_train_keywords(wrong)
-        request = read_trainer(trainer, read_options(options), initializer)
+        request = read_trainer(trainer, read_sdk_options(options), initializer)
         if type(trainer).__name__ == "BuiltinTrainer" and is_for_tuning(runtime):
             runtime = None  # the recipe runs in the one that is there by itself
         settings = self._add_runtime(request.settings, runtime)
@@ -323,7 +323,7 @@ class TrainerClient:
         with self._names.taking():
             if replaces:
                 self._remove_ended(request.name)
-            prepared = prepare(
+            prepared = prepare_job(
                 *(request.target, request.args, request.kwargs),
                 detach=True,
                 flags=flags,

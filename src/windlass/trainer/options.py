@@ -92,7 +92,7 @@ _INSTEAD = {
 }
 
 
-def read_options(options: Iterable[Any] | None) -> ReadOptions:
+def read_sdk_options(options: Iterable[Any] | None) -> ReadOptions:
     """Name, command and settings; the last option of a kind wins, as in the SDK."""
     values: dict[str, Any] = {}
     for option in options or ():

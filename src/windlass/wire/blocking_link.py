@@ -38,11 +38,11 @@ class Received(NamedTuple):
     body: bytes
 
 
-class LineBroke(OSError):
+class ConnectionBroken(OSError):
     """The other side hung up, or cannot be reached any more."""
 
 
-class Unanswered(LineBroke):
+class Unanswered(ConnectionBroken):
     """The other side has said nothing in time; it may yet."""
 
 
@@ -74,7 +74,7 @@ class BlockingLink:
             if received is None:
                 raise Unanswered(f"the lead said nothing in {timeout_s:g} s")
             if not isinstance(received.message, Welcome):
-                raise LineBroke("the lead said no welcome")
+                raise ConnectionBroken("the lead said no welcome")
         except Unanswered:
             raise
         except BaseException:
@@ -104,7 +104,7 @@ class BlockingLink:
                 for start in range(0, len(view), _PIECE_BYTES):  # each has the time
                     self._stream.sendall(view[start : start + _PIECE_BYTES])
         except OSError as error:
-            raise LineBroke(str(error)) from error
+            raise ConnectionBroken(str(error)) from error
 
     def receive(self, timeout_s: float | None) -> Received | None:
         """The next message but heartbeats; None when there is none in time."""
@@ -126,7 +126,7 @@ class BlockingLink:
         self.send(question)
         received = self.receive(timeout_s)
         if received is None:
-            raise LineBroke(f"no answer in {timeout_s:g} s")
+            raise ConnectionBroken(f"no answer in {timeout_s:g} s")
         return received
 
     def _set_timeout(self, timeout_s: float | None) -> None:
@@ -142,9 +142,9 @@ class BlockingLink:
         except OSError as error:
             if _is_no_news(error):
                 return False
-            raise LineBroke(str(error)) from error
+            raise ConnectionBroken(str(error)) from error
         if not num_bytes:
-            raise LineBroke("the lead hung up")
+            raise ConnectionBroken("the lead hung up")
         self.heard_s = time.monotonic()
         return True
 

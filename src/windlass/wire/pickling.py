@@ -57,7 +57,7 @@ def cannot_travel(value: Any, name: str, error: Exception) -> BundleError:
     """What to say of a value that pickling failed on."""
     if isinstance(error.__cause__ or error, RecursionError):  # cloudpickle wraps it
         return BundleError(f"{name} is nested too deeply to travel")
-    path, why = explain(value, name)
+    path, why = explain_pickling(value, name)
     return BundleError(f"{path}: {why or error}", hint=_hint(why))
 
 
@@ -113,7 +113,7 @@ def build_error(kind: type[BaseException], args: tuple[Any, ...]) -> BaseExcepti
     return error
 
 
-def explain(value: Any, name: str) -> tuple[str, str]:
+def explain_pickling(value: Any, name: str) -> tuple[str, str]:
     """The path of the innermost thing that cannot travel, and why (empty when nothing is known)."""
     path, seen = name, {id(value)}
     for _ in range(_MAX_DEPTH):

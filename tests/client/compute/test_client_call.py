@@ -51,7 +51,7 @@ def test_a_call_is_said_and_its_answers_come_back():
 
     with scripted(lead) as home:
         call = home.make_call(("what", "is called"))
-        call.say()
+        call.send()
         reply = call.follow()
         assert (reply.state, reply.verdict, reply.error()) == ("returned", None, None)
         assert [reply.value(rank) for rank in (0, 1)] == ["zero", {"one": 1}]
@@ -78,7 +78,7 @@ def test_a_profile_is_said_once_per_line():
             if value == 3:
                 home.idle.pop().close()
             call = home.make_call()
-            call.say()
+            call.send()
             assert call.follow().value(0) == value
 
 
@@ -96,7 +96,7 @@ def test_what_is_said_of_other_calls_is_not_taken_for_this_one():
 
     with scripted(lead) as home:
         call = home.make_call()
-        call.say()
+        call.send()
         assert call.follow().value(0) == "mine"
 
 
@@ -111,7 +111,7 @@ def test_what_ranks_print_and_what_the_lead_says_reach_the_user(capsys):
 
     with scripted(lead) as home:
         call = home.make_call()
-        call.say()
+        call.send()
         assert call.follow().value(0) is None
         assert home.logs == [(3, b"printed\n")]
     assert capsys.readouterr().err == "windlass: node 1: installing\n"
@@ -135,7 +135,7 @@ def test_while_a_call_waits_its_compute_is_looked_after(monkeypatch):
 
     with scripted(lead) as home:
         call = home.make_call()
-        call.say()
+        call.send()
         assert call.follow().state == "returned"
         assert set(home.looked_after) == set(waits_for)
 
@@ -160,7 +160,7 @@ def test_to_cancel_is_said_over_another_line():
     lines = []
     with scripted(lead, cancelled) as home:
         call = home.make_call()
-        call.say()
+        call.send()
         call.cancel("enough", interrupt=True)
         reply = call.follow()
         assert (reply.state, reply.verdict.message) == ("cancelled", "enough")
@@ -180,7 +180,7 @@ def test_who_does_not_want_to_wait_longer_may_wait_again():
     has_waited = threading.Event()
     with scripted(lead) as home:
         call = home.make_call()
-        call.say()
+        call.send()
         with pytest.raises(WaitTimeout, match="is not done yet"):
             call.follow(wait_s=0.02)
         has_waited.set()
@@ -199,7 +199,7 @@ def test_a_detached_call_is_let_go_when_it_was_accepted():
 
     with scripted(lead) as home:
         call = home.make_call()
-        call.say()
+        call.send()
         call.wait_for_acceptance()
         assert len(home.idle) == 1
 
@@ -228,7 +228,7 @@ def test_code_is_said_before_the_call_and_again_from_where_the_lead_is():
 
     with scripted(lead) as home:
         call = home.make_call(make_sync=make_sync, has="digest-0")
-        call.say()
+        call.send()
         assert call.follow().value(0) == "done"
     assert asked == ["digest-0", "digest-1"]
 
@@ -246,7 +246,7 @@ def test_what_makes_an_object_is_said_where_it_is_asked_for(capsys):
 
     with scripted(lead) as home:
         call = home.make_call(constructor=[b"class", b"args"], was_made=True)
-        call.say()
+        call.send()
         assert call.follow().value(0) == "done"
     assert "work: the processes that held it ended; it is made anew" in capsys.readouterr().err
 
@@ -260,10 +260,10 @@ def test_an_object_that_nobody_here_can_make_is_lost():
 
     with scripted(lead) as home:
         call = home.make_call()
-        call.say()
+        call.send()
         with pytest.raises(NodeLost, match="the object is gone"):
             call.follow()
-        call.let_go(is_broken=True)
+        call.release(is_broken=True)
 
 
 # -- streams -------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ def test_what_is_yielded_comes_in_order():
 
     with scripted(lead) as home:
         call = home.make_call()
-        call.say()
+        call.send()
         assert list(call.items()) == [0, 1, 2]
         assert call.reply.state == "returned"
 
@@ -307,7 +307,7 @@ def follow_failure(error):
 
     with scripted(lead) as home:
         call = home.make_call()
-        call.say()
+        call.send()
         return call.follow()
 
 
@@ -337,6 +337,6 @@ def test_a_value_that_cannot_be_rebuilt_here_is_told_so():
 
     with scripted(lead) as home:
         call = home.make_call()
-        call.say()
+        call.send()
         with pytest.raises(RemoteError, match="rank 0 returned what cannot be rebuilt here"):
             call.follow().value(0)

@@ -49,7 +49,7 @@ def test_a_line_that_breaks_while_a_call_is_said_again_is_replaced():
     has_broken = threading.Event()
     with scripted(broken, run_again) as home:
         call = home.make_call()
-        call.say()
+        call.send()
         assert has_broken.wait(WAIT_S)
         assert call.follow().value(0) == "once"
 
@@ -68,15 +68,15 @@ def test_a_line_that_breaks_before_a_call_is_attended_to_is_replaced():
     has_broken = threading.Event()
     with scripted(broken, broken_too, run_again) as home:
         call = home.make_call()
-        call.say()
-        take_talk, lines = home.take_talk, []
+        call.send()
+        take_connection, lines = home.take_connection, []
 
         def take_late(timeout_s):
-            lines.append(take_talk(timeout_s))
+            lines.append(take_connection(timeout_s))
             assert has_broken.wait(WAIT_S)
             return lines[-1]
 
-        home.take_talk = take_late
+        home.take_connection = take_late
         assert call.follow().value(0) == "once"
         assert len(lines) == 2
 
@@ -90,7 +90,7 @@ def test_a_lead_that_refuses_what_it_is_told_is_asked_once_more():
 
     with scripted(refusing, run_again) as home:
         call = home.make_call()
-        call.say()
+        call.send()
         assert call.follow().value(0) == "once"
 
 
@@ -112,7 +112,7 @@ def test_a_lead_that_refuses_the_same_again_is_not_asked_for_ever():
 
     with scripted(refusing, refusing_again) as home:
         call = home.make_call()
-        call.say()
+        call.send()
         with pytest.raises(ProtocolError, match="it makes no sense") as caught:
             call.follow()
         assert caught.value.hint == "say something else"
@@ -138,7 +138,7 @@ def test_a_call_whose_answer_was_lost_is_attended_to_and_never_said_again():
 
     with scripted(broken, lead) as home:
         call = home.make_call()
-        call.say()
+        call.send()
         assert call.follow().value(0) == "once"
 
 
@@ -158,7 +158,7 @@ def test_a_call_that_its_lead_never_heard_of_is_said_to_it_again():
 
     with scripted(broken, lead) as home:
         call = home.make_call("what is called")
-        call.say()
+        call.send()
         assert call.follow().value(0) == "once"
 
 
@@ -173,10 +173,10 @@ def test_a_call_is_never_said_to_another_lead():
 
     with scripted(broken, another) as home:
         call = home.make_call()
-        call.say()
+        call.send()
         with pytest.raises(NodeLost, match="node 0 was lost during the call"):
             call.follow()
-        call.let_go(is_broken=True)
+        call.release(is_broken=True)
 
 
 def test_a_lead_that_ends_did_not_take_the_call_which_is_for_the_next():
@@ -195,7 +195,7 @@ def test_a_lead_that_ends_did_not_take_the_call_which_is_for_the_next():
 
     with scripted(leaving, lead) as home:
         call = home.make_call()
-        call.say()
+        call.send()
         assert call.follow().value(0) == "by the next"
 
 
@@ -212,7 +212,7 @@ def test_a_call_that_was_forgotten_is_not_repeated():
 
     with scripted(broken, lead) as home:
         call = home.make_call()
-        call.say()
+        call.send()
         with pytest.raises(JobNotFound, match="is not known any more") as caught:
             call.follow()
         assert not caught.value.retryable
@@ -228,10 +228,10 @@ def test_a_call_of_another_process_is_taken_up_and_cannot_be_said_from_here():
 
     with scripted(lead) as home:
         call = home.make_call(segments=[], profile=None)
-        call.attend()
+        call.resume()
         with pytest.raises(NodeLost):
             call.follow()
-        call.let_go()
+        call.release()
 
 
 def test_a_line_over_which_a_call_goes_on_being_told_is_not_used_again():
@@ -247,6 +247,6 @@ def test_a_line_over_which_a_call_goes_on_being_told_is_not_used_again():
 
     with scripted(broken, lead) as home:
         call = home.make_call()
-        call.say()
+        call.send()
         call.wait_for_acceptance()
         assert home.idle == []

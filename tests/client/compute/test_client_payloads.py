@@ -53,7 +53,7 @@ def test_a_small_value_is_in_the_frame(is_remote):
 
     with scripted(lead, is_remote=is_remote) as home:
         call = home.make_call("small")
-        call.say()
+        call.send()
         assert call.follow().state == "returned"
 
 
@@ -69,7 +69,7 @@ def test_a_large_value_is_in_a_file_on_one_machine():
 
     with scripted(lead) as home:
         call = home.make_call(LARGE)
-        call.say()
+        call.send()
         assert call.follow().state == "returned"
 
 
@@ -91,7 +91,7 @@ def test_a_call_that_is_said_again_has_its_file(was_taken):
 
     with scripted(broken, lead) as home:
         call = home.make_call(LARGE)
-        call.say()
+        call.send()
         assert call.follow().state == "returned"
         assert len(os.listdir(home.spill)) == 1
 
@@ -107,7 +107,7 @@ def test_a_large_value_goes_in_parts_to_another_machine():
 
     with scripted(lead, is_remote=True) as home:
         call = home.make_call(LARGE)
-        call.say()
+        call.send()
         assert call.follow().state == "returned"
         assert os.listdir(home.spill) == []
 
@@ -125,7 +125,7 @@ def test_a_large_answer_is_read_from_its_file():
 
     with scripted(lead) as home:
         call = home.make_call()
-        call.say()
+        call.send()
         assert call.follow().value(0) == LARGE
 
 
@@ -142,7 +142,7 @@ def test_an_item_that_was_read_leaves_no_file():
 
     with scripted(lead) as home:
         call = home.make_call()
-        call.say()
+        call.send()
         assert list(call.items()) == [LARGE]
         assert os.listdir(home.spill) == []
 
@@ -161,7 +161,7 @@ def test_a_large_answer_of_another_machine_is_put_together_from_its_parts():
 
     with scripted(lead, is_remote=True) as home:
         call = home.make_call()
-        call.say()
+        call.send()
         assert call.follow().value(0) == LARGE
 
 
@@ -185,7 +185,7 @@ def test_parts_of_a_line_that_broke_are_not_mixed_with_those_of_the_next():
 
     with scripted(broken, lead, is_remote=True) as home:
         call = home.make_call()
-        call.say()
+        call.send()
         assert call.follow().value(0) == LARGE
 
 
@@ -201,5 +201,5 @@ def test_a_path_of_another_machine_is_not_read_here():
 
     with scripted(lead, is_remote=True) as home:
         call = home.make_call()
-        call.say()
+        call.send()
         assert call.follow().value(0) == "in the frame"

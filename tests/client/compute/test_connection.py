@@ -7,7 +7,7 @@ from scripted_lead import Line, make_info, scripted
 
 from windlass.client.compute.nodes.compute_connection import ask_info, expect
 from windlass.errors import ProtocolError
-from windlass.wire.blocking_link import LineBroke
+from windlass.wire.blocking_link import ConnectionBroken
 from windlass.wire.frames import render_frame
 from windlass.wire.messages.calls import (
     AskInfo,
@@ -100,7 +100,7 @@ def test_without_a_welcome_there_is_no_connection(how):
             line.say(Heard())
             line.hear_end()
 
-    with scripted(lead) as home, pytest.raises(LineBroke):
+    with scripted(lead) as home, pytest.raises(ConnectionBroken):
         home.dial()
 
 
@@ -119,9 +119,9 @@ def test_a_client_that_is_refused_is_told_why():
 def test_a_lead_that_hangs_up_breaks_the_line():
     with scripted(greet) as home:
         connection = home.dial()
-        with pytest.raises(LineBroke):
+        with pytest.raises(ConnectionBroken):
             connection.receive(None)
-        with pytest.raises(LineBroke):
+        with pytest.raises(ConnectionBroken):
             connection.send(AskInfo())
         connection.close()
 
@@ -134,7 +134,7 @@ def test_a_question_that_is_not_answered_in_time_breaks_the_line():
 
     with scripted(lead) as home:
         connection = home.dial()
-        with pytest.raises(LineBroke, match=r"no answer in 0\.02 s"):
+        with pytest.raises(ConnectionBroken, match=r"no answer in 0\.02 s"):
             connection.ask(EndCall(id="a"), timeout_s=0.02)
         connection.close()
 
@@ -208,7 +208,7 @@ def test_a_line_that_was_used_just_now_is_not_asked():
 def test_a_line_at_whose_end_nobody_is_any_more_is_not_alive():
     with scripted(greet) as home:
         connection = home.dial()
-        with pytest.raises(LineBroke):
+        with pytest.raises(ConnectionBroken):
             connection.receive(None)
         assert not connection.is_alive()
         connection.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from windlass.client.jobs.node_settings import find_image
+from windlass.client.jobs.node_settings import find_torch_image
 
 
 @pytest.mark.parametrize(
@@ -19,4 +19,4 @@ from windlass.client.jobs.node_settings import find_image
     ],
 )
 def test_releases_have_an_image(version: str, image: str) -> None:
-    assert find_image(version) == image
+    assert find_torch_image(version) == image

@@ -7,14 +7,14 @@ import rank_work
 
 import windlass as wl
 from windlass.client.compute.nodes.distribution import default_framework
-from windlass.client.jobs.run import prepare
+from windlass.client.jobs.run import prepare_job
 from windlass.errors import SpecError
 
 TORCH = ("torch",)
 
 
 def plan_of(target, **flags):
-    return prepare(target, detach=False, flags=flags).plan
+    return prepare_job(target, detach=False, flags=flags).plan
 
 
 @pytest.fixture
@@ -72,9 +72,9 @@ def test_misspelt(start, home):
 
 
 def test_that_procs_are_not_the_frameworks_is_said(train):
-    notes = prepare(train, detach=False, flags={"procs": 4, "framework": "command"}).notes
+    notes = prepare_job(train, detach=False, flags={"procs": 4, "framework": "command"}).notes
     assert notes == ("framework command: one process per node, not 4",)
-    assert prepare(train, detach=False, flags={"gpus": 4, "framework": "command"}).notes == ()
+    assert prepare_job(train, detach=False, flags={"gpus": 4, "framework": "command"}).notes == ()
 
 
 def read_place():

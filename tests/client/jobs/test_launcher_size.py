@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from windlass.client.jobs.run import prepare
+from windlass.client.jobs.run import prepare_job
 from windlass.errors import SpecError
 
 
 def size(words: str, **flags):
-    plan = prepare(["sh", "-c", words], detach=False, flags=flags).plan
+    plan = prepare_job(["sh", "-c", words], detach=False, flags=flags).plan
     return len(plan.nodes), plan.nodes[0].num_ranks
 
 
@@ -46,7 +46,7 @@ MANY = (
 
 
 def plan_of(words, **flags):
-    return prepare(words.split(), detach=False, flags=flags).plan
+    return prepare_job(words.split(), detach=False, flags=flags).plan
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_others_are_told_by_their_flags(programs, words, flags, told):
 
 def test_in_a_shell_s_text_too(programs):
     words = ["bash", "-c", "cd x && accelerate launch --cpu t.py"]
-    plan = prepare(words, detach=False, flags={"procs": 3}).plan
+    plan = prepare_job(words, detach=False, flags={"procs": 3}).plan
     assert plan.work.argv[2] == (
         'cd x && accelerate launch --num_processes=3 --main_process_port="$MASTER_PORT" --cpu t.py'
     )

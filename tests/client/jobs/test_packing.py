@@ -15,8 +15,8 @@ from bundle.trees import read_tree, touch
 
 from windlass import names
 from windlass.bundle.archive import extract
-from windlass.client.jobs.packing import check_modules, pack
-from windlass.client.jobs.target import read_in_image, read_target
+from windlass.client.jobs.packing import check_modules, pack_code
+from windlass.client.jobs.target import read_in_image, read_work_target
 from windlass.errors import BundleError, SpecError
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.pod_spec import PodSpec
@@ -57,7 +57,7 @@ def pack_target(found, cwd, tmp_path, *, paths=(), in_image=False):
         paths=tuple(map(str, paths)),
         pod=PodSpec(image="any", in_image=in_image),
     )
-    return pack(spec, found, cwd=cwd, code_folder=THERE, home=tmp_path / "windlass")
+    return pack_code(spec, found, cwd=cwd, code_folder=THERE, home=tmp_path / "windlass")
 
 
 def unpack(packed, where):
@@ -77,7 +77,7 @@ def unpack(packed, where):
 )
 def test_a_script_lies_where_the_ranks_look_for_it(project, tmp_path, cwd, script, there, path):
     here = (project / cwd).resolve()
-    found = read_target(script, ["--lr", "1"], cwd=here)
+    found = read_work_target(script, ["--lr", "1"], cwd=here)
     packed = pack_target(found, here, tmp_path)
     assert packed.spec.work == Script(path=path, args=("--lr", "1"))
     assert packed.spec.cwd == there
@@ -88,12 +88,12 @@ def test_a_script_lies_where_the_ranks_look_for_it(project, tmp_path, cwd, scrip
 
 
 def test_an_absolute_path_too(project, tmp_path):
-    found = read_target(str(project / "train.py"), cwd=project)
+    found = read_work_target(str(project / "train.py"), cwd=project)
     assert pack_target(found, project, tmp_path).spec.work == Script(path="train.py")
 
 
 def test_a_function_of_a_file(project, tmp_path):
-    found = read_target("src/lib/steps.py::step", cwd=project)
+    found = read_work_target("src/lib/steps.py::step", cwd=project)
     packed = pack_target(found, project, tmp_path)
     assert packed.spec.work == Function(name="step", file="src/lib/steps.py")
     assert [wanted.name for wanted in packed.inputs] == [names.PAYLOAD_FILE, names.BUNDLE_FILE]
@@ -102,7 +102,7 @@ def test_a_function_of_a_file(project, tmp_path):
 
 @pytest.mark.parametrize("target", ["-m lib.steps", ["echo", "hi"]])
 def test_modules_and_commands_stay_what_they_are(project, tmp_path, target):
-    found = read_target(target, cwd=project)
+    found = read_work_target(target, cwd=project)
     packed = pack_target(found, project, tmp_path)
     assert packed.spec.work == found.work
     assert isinstance(found.work, (Module, Command))
@@ -110,7 +110,7 @@ def test_modules_and_commands_stay_what_they_are(project, tmp_path, target):
 
 
 def test_import_paths_of_the_project_are_the_nodes_own(project, tmp_path):
-    found = read_target("train.py", cwd=project)
+    found = read_work_target("train.py", cwd=project)
     paths = [project, project / "src", tmp_path / "elsewhere"]
     packed = pack_target(found, project, tmp_path, paths=paths)
     assert packed.spec.paths == (THERE, f"{THERE}/src")  # what is not there is no path there
@@ -118,7 +118,7 @@ def test_import_paths_of_the_project_are_the_nodes_own(project, tmp_path):
 
 def test_the_whole_project_travels_and_is_named_by_its_hash(project, tmp_path):
     touch(project, ".git/config", "__pycache__/train.pyc", "data/deep/table.csv")
-    packed = pack_target(read_target("train.py", cwd=project), project, tmp_path)
+    packed = pack_target(read_work_target("train.py", cwd=project), project, tmp_path)
     assert unpack(packed, tmp_path / "node") == {
         "pyproject.toml",
         "train.py",
@@ -137,7 +137,7 @@ def test_the_whole_project_travels_and_is_named_by_its_hash(project, tmp_path):
 
 def test_a_function_by_name_needs_no_certain_python(project, tmp_path, imports):
     steps = imports(project / "src", "lib.steps")
-    found = read_target(steps.step, cwd=project)
+    found = read_work_target(steps.step, cwd=project)
     packed = pack_target(found, project, tmp_path, paths=[project / "src"])
     assert packed.spec.work == Function(name="step")
     assert (packed.spec.paths, packed.python_minor) == ((f"{THERE}/src",), "")
@@ -145,7 +145,7 @@ def test_a_function_by_name_needs_no_certain_python(project, tmp_path, imports):
 
 
 def test_a_function_by_value_needs_this_python(project, tmp_path):
-    found = read_target(lambda: 1, cwd=project)
+    found = read_work_target(lambda: 1, cwd=project)
     packed = pack_target(replace(found, source=None), project, tmp_path)
     assert packed.python_minor == MINOR
     assert packed.inputs[0].sha256 == hashlib.sha256(found.payload).hexdigest()
@@ -154,7 +154,7 @@ def test_a_function_by_value_needs_this_python(project, tmp_path):
 def test_a_module_outside_the_project_is_refused(project, tmp_path, imports):
     touch(tmp_path / "other", "windlass_test_outside.py", text="def train():\n    pass\n")
     outside = imports(tmp_path / "other", "windlass_test_outside")
-    found = replace(read_target(outside.train, cwd=project), source=project / "train.py")
+    found = replace(read_work_target(outside.train, cwd=project), source=project / "train.py")
     with pytest.raises(
         SpecError, match=r"windlass_test_outside lies in .*other, outside"
     ) as caught:
@@ -165,7 +165,7 @@ def test_a_module_outside_the_project_is_refused(project, tmp_path, imports):
 def test_an_installed_module_is_the_images_matter(project, tmp_path):
     import json
 
-    found = read_target(json.dumps, [1], cwd=project)
+    found = read_work_target(json.dumps, [1], cwd=project)
     packed = pack_target(found, project, tmp_path, paths=[project])
     assert "train.py" in unpack(packed, tmp_path / "node")  # of the folder one is in
 
@@ -189,7 +189,7 @@ def test_what_is_in_the_image_does_not_travel(project, tmp_path):
 
 
 def test_an_unchanged_project_is_packed_once(project, tmp_path):
-    found = read_target("train.py", cwd=project)
+    found = read_work_target("train.py", cwd=project)
     first = pack_target(found, project, tmp_path).bundle
     before = first.stat()
     again = pack_target(found, project, tmp_path).bundle
@@ -203,7 +203,7 @@ def test_an_unchanged_project_is_packed_once(project, tmp_path):
 
 
 def test_only_the_last_bundles_are_kept(project, tmp_path):
-    found = read_target("train.py", cwd=project)
+    found = read_work_target("train.py", cwd=project)
     packed = []
     for number in range(12):
         (project / "train.py").write_text(f"x = {number}\n")
@@ -220,7 +220,7 @@ def test_a_home_folder_is_refused(tmp_path, monkeypatch):
     touch(home, "train.py", "photos/one.png")
     monkeypatch.setenv("HOME", str(home))
     assert Path.home() == home
-    found = read_target("train.py", cwd=home)
+    found = read_work_target("train.py", cwd=home)
     with pytest.raises(BundleError, match="which holds far more than a project") as caught:
         pack_target(found, home, tmp_path)
     assert caught.value.hint == "move the code into a folder of its own"
@@ -231,7 +231,7 @@ def test_a_folder_in_it_is_fine(tmp_path, monkeypatch):
     home = tmp_path / "person"
     touch(home, "work/train.py", "photos/one.png")
     monkeypatch.setenv("HOME", str(home))
-    found = read_target("train.py", cwd=home / "work")
+    found = read_work_target("train.py", cwd=home / "work")
     packed = pack_target(found, home / "work", tmp_path)
     assert unpack(packed, tmp_path / "node") == {"train.py"}
 
@@ -252,11 +252,11 @@ def test_installed_modules_are_the_image_s_business_wherever_the_environment_lie
 
 
 def test_a_command_needs_no_project(tmp_path, monkeypatch):
-    from windlass.client.jobs.run import prepare
+    from windlass.client.jobs.run import prepare_job
 
     monkeypatch.chdir(tmp_path)
     flags = {"engine": "kubernetes", "image": "a:1"}
-    plan = prepare(["no-such-program-here"], detach=True, flags=flags).plan
+    plan = prepare_job(["no-such-program-here"], detach=True, flags=flags).plan
     assert (plan.work.argv, plan.cwd, plan.inputs) == (("no-such-program-here",), "", ())
 
 
@@ -265,14 +265,14 @@ def test_a_command_needs_no_project(tmp_path, monkeypatch):
 )
 def test_the_training_library_is_asked_for_where_it_is_imported(project, tmp_path, source, travels):
     (project / "train.py").write_text(source)
-    target = read_target("train.py", cwd=project)
+    target = read_work_target("train.py", cwd=project)
     spec = JobSpec(work=target.work, cwd=str(project), pod=PodSpec(image="i"))
-    packed = pack(spec, target, cwd=project, code_folder=THERE, home=tmp_path)
+    packed = pack_code(spec, target, cwd=project, code_folder=THERE, home=tmp_path)
     assert (names.TRAIN in packed.spec.env) == travels
 
 
 def test_code_of_the_image_may_import_it(tmp_path):
     target = read_in_image("/app/train.py")
     spec = JobSpec(work=target.work, pod=PodSpec(image="i", in_image=True))
-    packed = pack(spec, target, cwd=tmp_path, code_folder=THERE, home=tmp_path)
+    packed = pack_code(spec, target, cwd=tmp_path, code_folder=THERE, home=tmp_path)
     assert packed.spec.env[names.TRAIN] == "/windlass/job/files/train.pyz"

@@ -8,7 +8,7 @@ import pytest
 
 from windlass.client.compute.nodes.compute_spec import decide
 from windlass.client.jobs.node_settings import make_pod
-from windlass.client.jobs.run import prepare
+from windlass.client.jobs.run import prepare_job
 from windlass.errors import SpecError
 from windlass.settings import read_settings
 from windlass.spec.pod_spec import Toleration
@@ -66,7 +66,7 @@ def test_pods_of_a_mesh_are_what_monarchs_clients_look_for(tmp_path):
 )
 def test_the_mesh_of_a_job_has_the_name_of_the_job_without_dashes(tmp_path, asked, mesh):
     flags = {"framework": "monarch", "engine": "kubernetes", "image": "torch:1", **asked}
-    prepared = prepare(tmp_path.exists, detach=True, flags=flags, job_id="mine-1")
+    prepared = prepare_job(tmp_path.exists, detach=True, flags=flags, job_id="mine-1")
     assert prepared.plan.pod.labels.get("monarch.pytorch.org/mesh-name", "") == mesh
 
 
@@ -124,7 +124,7 @@ def test_this_machines_python_is_not_the_pods(monkeypatch, caplog, engine, expor
     """One that a shell exports is for this machine; all else that names one is meant."""
     monkeypatch.setenv("WINDLASS_PYTHON", exported)
     flags = {"engine": engine, "image": "torch:1", "python": flag}
-    assert prepare(["true"], detach=True, flags=flags).plan.python == python
+    assert prepare_job(["true"], detach=True, flags=flags).plan.python == python
     assert ("--python names another" in caplog.text) == (python not in (exported, flag))
 
 
@@ -139,4 +139,4 @@ def test_a_settings_file_means_the_pods(tmp_path, monkeypatch):
     (tmp_path / "windlass.toml").write_text(f'python = "{MINE}"')
     monkeypatch.chdir(tmp_path)
     flags = {"engine": "kubernetes", "image": "torch:1"}
-    assert prepare(["true"], detach=True, flags=flags).plan.python == MINE
+    assert prepare_job(["true"], detach=True, flags=flags).plan.python == MINE

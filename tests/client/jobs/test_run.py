@@ -8,13 +8,13 @@ import pytest
 import rank_work
 
 import windlass as wl
-from windlass.client.jobs.run import prepare
+from windlass.client.jobs.run import prepare_job
 from windlass.errors import SpecError
 from windlass.spec.work import Script
 
 
 def test_preparing_starts_nothing(home):
-    prepared = prepare(
+    prepared = prepare_job(
         rank_work.rank,
         detach=False,
         flags={
@@ -52,7 +52,7 @@ def test_what_is_preloaded(tmp_path, monkeypatch, target, flags, preload):
     (tmp_path / "train.py").write_text("import torch\n")
     (tmp_path / "plain.py").write_text("def main(): pass\n")
     monkeypatch.chdir(tmp_path)
-    assert prepare(target, detach=True, flags=flags).plan.preload == preload
+    assert prepare_job(target, detach=True, flags=flags).plan.preload == preload
 
 
 @pytest.mark.parametrize(
@@ -67,18 +67,20 @@ def test_what_is_preloaded(tmp_path, monkeypatch, target, flags, preload):
     ids=str,
 )
 def test_the_size_of_a_job(flags, expected):
-    plan = prepare(rank_work.rank, detach=True, flags=flags).plan
+    plan = prepare_job(rank_work.rank, detach=True, flags=flags).plan
     assert (plan.min_nodes, len(plan.nodes), plan.nodes[0].num_ranks) == expected
 
 
 def test_local_nodes_are_no_pods_and_need_no_image():
-    plan = prepare(rank_work.rank, detach=True, flags={"image": "torch:1", "memory": "1Gi"}).plan
+    plan = prepare_job(
+        rank_work.rank, detach=True, flags={"image": "torch:1", "memory": "1Gi"}
+    ).plan
     assert plan.pod is None
     assert (plan.lease_s, plan.join_timeout_s) == (5.0, 60.0)
 
 
 def test_what_is_in_the_image_is_not_looked_for_here():
-    plan = prepare(["/app/train.py", "--lr", "1"], detach=True, flags={"in_image": True}).plan
+    plan = prepare_job(["/app/train.py", "--lr", "1"], detach=True, flags={"in_image": True}).plan
     assert (plan.work, plan.cwd) == (Script(path="/app/train.py", args=("--lr", "1")), "")
 
 
@@ -96,7 +98,7 @@ def test_what_is_in_the_image_is_not_looked_for_here():
 )
 def test_mistakes_are_told_before_anything_starts(home, flags, says):
     with pytest.raises(SpecError, match=re.escape(says)):
-        prepare(rank_work.rank, detach=True, flags=flags)
+        prepare_job(rank_work.rank, detach=True, flags=flags)
     assert not home.exists()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import rank_work
 
-from windlass.client.jobs.target import find_script, function_name, import_paths, read_target
+from windlass.client.jobs.target import find_script, function_name, import_paths, read_work_target
 from windlass.errors import BundleError, SpecError
 from windlass.spec.work import Command, Function, Module, Script
 
@@ -34,7 +34,7 @@ class Trainer:
 
 
 def test_a_function_travels_with_its_arguments(project):
-    target = read_target(rank_work.echo, (1, "a"), {"b": 2}, cwd=project)
+    target = read_work_target(rank_work.echo, (1, "a"), {"b": 2}, cwd=project)
     assert target.work == Function(name="echo")
     function, args, kwargs = pickle.loads(target.payload)
     assert (function, args, kwargs) == (rank_work.echo, (1, "a"), {"b": 2})
@@ -59,7 +59,7 @@ def a_function():
 )
 def test_callables_have_names(function, name, project):
     assert function_name(function) == name
-    assert read_target(function, cwd=project).work == Function(name=name)
+    assert read_work_target(function, cwd=project).work == Function(name=name)
 
 
 def test_a_call_that_cannot_be_made_is_refused_before_anything_starts(project):
@@ -69,9 +69,9 @@ def test_a_call_that_cannot_be_made_is_refused_before_anything_starts(project):
     with pytest.raises(
         SpecError, match="train cannot be called: missing a required argument: 'lr'"
     ):
-        read_target(train, kwargs={"steps": 1}, cwd=project)
+        read_work_target(train, kwargs={"steps": 1}, cwd=project)
     with pytest.raises(SpecError, match="got an unexpected keyword argument 'nope'"):
-        read_target(train, args=(1,), kwargs={"steps": 1, "nope": 2}, cwd=project)
+        read_work_target(train, args=(1,), kwargs={"steps": 1, "nope": 2}, cwd=project)
 
 
 def test_a_callable_object(project):
@@ -79,7 +79,7 @@ def test_a_callable_object(project):
         def __call__(self):
             return 5
 
-    target = read_target(Callable(), cwd=project)
+    target = read_work_target(Callable(), cwd=project)
     assert target.work.name.endswith("Callable")
     assert pickle.loads(target.payload)[0]() == 5
 
@@ -101,11 +101,11 @@ def test_a_callable_object(project):
     ids=str,
 )
 def test_words(project, given, args, work):
-    assert read_target(given, args, cwd=project).work == work
+    assert read_work_target(given, args, cwd=project).work == work
 
 
 def test_a_function_of_a_file(project):
-    target = read_target("train.py::main", (1,), {"x": 2}, cwd=project)
+    target = read_work_target("train.py::main", (1,), {"x": 2}, cwd=project)
     assert target.work == Function(name="main", file=str(project / "train.py"))
     assert pickle.loads(target.payload) == (None, (1,), {"x": 2})
     assert target.source == project / "train.py"
@@ -113,7 +113,7 @@ def test_a_function_of_a_file(project):
 
 def test_paths_are_found_from_the_folder_given(project, monkeypatch):
     monkeypatch.chdir("/")
-    assert read_target("train.py", cwd=project).source == project / "train.py"
+    assert read_work_target("train.py", cwd=project).source == project / "train.py"
     assert find_script(str(project / "sub" / "deep.py"), Path("/")) == project / "sub" / "deep.py"
     monkeypatch.setenv("HOME", str(project))
     assert find_script("~/train.py", Path("/")) == project / "train.py"
@@ -160,7 +160,7 @@ def test_paths_are_found_from_the_folder_given(project, monkeypatch):
 )
 def test_mistakes(project, given, kwargs, says, hint):
     with pytest.raises(SpecError) as caught:
-        read_target(given, (), kwargs, cwd=project)
+        read_work_target(given, (), kwargs, cwd=project)
     assert says in caught.value.message
     assert hint in caught.value.hint
 
@@ -170,7 +170,7 @@ def test_a_script_that_may_not_be_read(project):
     if os.access(project / "train.py", os.R_OK):
         pytest.skip("root reads everything")
     with pytest.raises(SpecError, match=r"train.py cannot be read") as caught:
-        read_target("train.py", cwd=project)
+        read_work_target("train.py", cwd=project)
     assert caught.value.hint == "chmod u+r train.py"
 
 
@@ -180,13 +180,13 @@ def train(value, *more):
 
 def test_what_cannot_travel_is_refused_by_name(project):
     with pytest.raises(BundleError, match=r"echo.*a lock cannot travel"):
-        read_target(rank_work.echo, (threading.Lock(),), cwd=project)
+        read_work_target(rank_work.echo, (threading.Lock(),), cwd=project)
     with pytest.raises(BundleError, match=r"^train: value\['state'\]\[1\]: a lock cannot travel"):
-        read_target(train, args=({"state": [1, threading.Lock()]},), cwd=project)
+        read_work_target(train, args=({"state": [1, threading.Lock()]},), cwd=project)
     with pytest.raises(BundleError, match=r"^train: more\[0\]\['x'\]: a lock cannot travel"):
-        read_target(train, args=(1, {"x": threading.Lock()}), cwd=project)
+        read_work_target(train, args=(1, {"x": threading.Lock()}), cwd=project)
     with pytest.raises(BundleError, match=r"arguments.*\['x'\]: a lock cannot travel"):
-        read_target("train.py::main", kwargs={"x": threading.Lock()}, cwd=project)
+        read_work_target("train.py::main", kwargs={"x": threading.Lock()}, cwd=project)
 
 
 def test_import_paths_are_those_the_interpreter_does_not_bring(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from windlass.client.jobs.packing import needs_train
-from windlass.client.jobs.target import read_target
+from windlass.client.jobs.target import read_work_target
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def project(tmp_path):
     ids=str,
 )
 def test_it_travels(project, target):
-    assert needs_train(read_target(target, cwd=project, is_local=False), project)
+    assert needs_train(read_work_target(target, cwd=project, is_local=False), project)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_it_travels(project, target):
     ids=str,
 )  # fmt: skip
 def test_it_stays_at_home(project, target):
-    assert not needs_train(read_target(target, cwd=project, is_local=False), project)
+    assert not needs_train(read_work_target(target, cwd=project, is_local=False), project)
 
 
 def _imports_inside():
@@ -68,13 +68,13 @@ def _imports_nothing():
 
 
 def test_of_a_function_by_value(project):
-    assert needs_train(read_target(_by_value(_imports_inside), cwd=project), project)
-    assert not needs_train(read_target(_by_value(_imports_nothing), cwd=project), project)
+    assert needs_train(read_work_target(_by_value(_imports_inside), cwd=project), project)
+    assert not needs_train(read_work_target(_by_value(_imports_nothing), cwd=project), project)
 
 
 def test_of_a_function_by_name():
     here = Path(__file__).parent
-    assert needs_train(read_target(_imports_nothing, cwd=here), here)  # its file imports it
+    assert needs_train(read_work_target(_imports_nothing, cwd=here), here)  # its file imports it
 
 
 def _by_value(function):

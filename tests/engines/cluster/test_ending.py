@@ -117,10 +117,10 @@ def test_a_compute_grows_by_a_patch(engine, cluster, dialect) -> None:
     ref = submit(engine, dialect, work=Calls())
     engine.grow(ref, [2], 3)
     assert dialect.num_pods(main_of(cluster, dialect)) == 3
-    engine.keep_place(ref, 12.0)
+    engine.set_wait_deadline(ref, 12.0)
     annotations = main_of(cluster, dialect)["metadata"]["annotations"]
     assert annotations[names.ANNOTATION_KEEP_PLACE] == "12"
-    engine.keep_place(ref, None)
+    engine.set_wait_deadline(ref, None)
     assert names.ANNOTATION_KEEP_PLACE not in main_of(cluster, dialect)["metadata"]["annotations"]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from windlass.errors import ProtocolError
-from windlass.wire.blocking_link import BlockingLink, LineBroke, Received
+from windlass.wire.blocking_link import BlockingLink, ConnectionBroken, Received
 from windlass.wire.frames import Buffer, Frame, FrameDecoder
 from windlass.wire.message import Message
 from windlass.wire.messages.computes import NODE_TO_RANK
@@ -33,12 +33,12 @@ class RankEnd:
         """The next message; None when the node has hung up."""
         try:
             return self._link.receive(None)
-        except LineBroke:
+        except ConnectionBroken:
             return None
 
     def send(self, message: Message, segments: Sequence[Buffer] = ()) -> None:
         """Say something; a node that is gone hears nothing, and will end this rank."""
-        with contextlib.suppress(LineBroke):
+        with contextlib.suppress(ConnectionBroken):
             self._link.send(message, segments)
 
     def wait_for_hangup(self, limit_s: float) -> None:

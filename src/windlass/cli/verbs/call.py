@@ -65,7 +65,7 @@ def _find(name: str) -> Any:
 def _show(job: Job, *, as_json: bool) -> None:
     status, outcomes = job.status(), job.outcomes()
     if as_json:
-        print_json(result.make_rows(status, outcomes))
+        print_json(result.make_result_rows(status, outcomes))
     elif status.phase is Phase.SUCCEEDED:
         for line in result.render_lines(status, outcomes):
             click.echo(line)

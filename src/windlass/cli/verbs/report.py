@@ -22,7 +22,7 @@ from windlass.observe.training_report import (
     compare,
     find_metrics_files,
     find_remarks,
-    make_rows,
+    make_report_rows,
     read_sessions,
     throughput,
     write_chart,
@@ -65,7 +65,7 @@ def _read(place: str) -> list[tuple[str, TrainingRow]]:
     rows = [
         (_long_name(place, folder, file), row)
         for file in files
-        for row in make_rows(file.absolute().parent.name, read_sessions(file))
+        for row in make_report_rows(file.absolute().parent.name, read_sessions(file))
     ]
     if not rows:
         missing = "no steps are in" if files else f"there is no {names.METRICS_FILE} in"

@@ -32,7 +32,7 @@ def make_record(
     only: int | None = None,
 ) -> dict[str, Any]:
     """How a job ended, the same for every verb that says it; with `only`, the row of one rank."""
-    rows = make_rows(status, outcomes)
+    rows = make_result_rows(status, outcomes)
     return {
         "job_id": status.job_id,
         "ref": ref,
@@ -44,7 +44,9 @@ def make_record(
     }
 
 
-def make_rows(status: JobStatus, outcomes: Sequence[ResultHeader | None]) -> list[dict[str, Any]]:
+def make_result_rows(
+    status: JobStatus, outcomes: Sequence[ResultHeader | None]
+) -> list[dict[str, Any]]:
     """One row per rank: its state, and a value (or its repr) or an error where there is one."""
     states = {rank.rank: rank.state for rank in status.ranks}
     return [

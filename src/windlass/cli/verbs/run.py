@@ -75,7 +75,7 @@ def run(
         view = _make_view(quiet=quiet, as_json=as_json)
         status = _follow(job, view, interrupts, prepared.settings)
     _show_end(job, status, prepared, quiet=quiet, as_json=as_json)
-    if interrupts.was_heard and status.phase is not Phase.SUCCEEDED:
+    if interrupts.was_interrupted and status.phase is not Phase.SUCCEEDED:
         return names.EXIT_INTERRUPTED
     from windlass.observe.explain import exit_code_of
 

@@ -74,11 +74,11 @@ def find_job(text: str, settings: Settings) -> Job:
     compute, call = split_call(text)
     if call:
         from windlass.client.compute.calls.call_job import attach_call
-        from windlass.client.compute.nodes.compute_owners import check_own
+        from windlass.client.compute.nodes.compute_owners import check_compute_owner
 
         job = find_job(compute, settings)
         if not compute.endswith(job.id):  # a name led to it, which anybody may have taken
-            check_own(make_compute_engine(job.ref.engine, settings), job.ref)
+            check_compute_owner(make_compute_engine(job.ref.engine, settings), job.ref)
         return attach_call(job, f"{job.id}.{call}")
     if separator:
         return _find_at(make_engine(name, settings), job_id)

@@ -31,7 +31,7 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            self._before = [signal.signal(number, self._hear) for number in _HANDLED]
+            self._before = [signal.signal(number, self._handle) for number in _HANDLED]
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -39,7 +39,7 @@ class Interrupts:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     @property
-    def was_heard(self) -> bool:
+    def was_interrupted(self) -> bool:
         return self._num > 0
 
     def pass_on(self) -> None:
@@ -53,7 +53,7 @@ class Interrupts:
         if self._num:
             job.cancel(now=False, why=self._why, interrupt=self._first == signal.SIGINT)
 
-    def _hear(self, number: int, _frame: FrameType | None) -> None:
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
         self._num += 1
         is_second = self._num > 1
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name

@@ -55,13 +55,13 @@ def choose_image() -> str:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return ""
-    image = find_image(version)
+    image = find_torch_image(version)
     if image:
         _say_image(image, version)
     return image
 
 
-def find_image(version: str) -> str:
+def find_torch_image(version: str) -> str:
     """Return the public image of a version of torch; empty for a version that has none."""
     release = _RELEASE.fullmatch(version)
     if release is None:

@@ -21,7 +21,7 @@ from windlass.bundle.archive import write_archive
 from windlass.bundle.collect import collect
 from windlass.bundle.functions import read_contents
 from windlass.bundle.manifest import EMPTY, make_delta
-from windlass.bundle.select import check_root, find_root, is_marked, select_files
+from windlass.bundle.select import check_root, find_root, is_project_root, select_files
 from windlass.client.jobs.source_analysis import is_of_train, walk_imports
 from windlass.client.jobs.target import WorkTarget, is_python
 from windlass.errors import BundleError, SpecError
@@ -104,7 +104,7 @@ class Packed:
     python_minor: str = ""
 
 
-def pack(
+def pack_code(
     spec: JobSpec,
     target: WorkTarget,
     *,
@@ -143,7 +143,9 @@ def has_project(cwd: Path) -> bool:
 def choose_root(source: Path, cwd: Path) -> Path:
     """The project of the source; where nothing marks one, the current folder if the source is in it."""
     root = find_root(source)
-    return root if is_marked(root) or not root.is_relative_to(cwd.resolve()) else find_root(cwd)
+    return (
+        root if is_project_root(root) or not root.is_relative_to(cwd.resolve()) else find_root(cwd)
+    )
 
 
 def _find_source(target: WorkTarget, cwd: Path) -> Path:

@@ -21,9 +21,9 @@ from windlass.client.jobs.job import Job
 from windlass.client.jobs.job_ids import make_job_id
 from windlass.client.jobs.launcher_size import describe_worlds, fit_launcher
 from windlass.client.jobs.node_settings import fit_to_pods, make_pod, make_sizes
-from windlass.client.jobs.packing import Packed, pack
+from windlass.client.jobs.packing import Packed, pack_code
 from windlass.client.jobs.source_analysis import check_script, choose_preload
-from windlass.client.jobs.target import WorkTarget, import_paths, read_in_image, read_target
+from windlass.client.jobs.target import WorkTarget, import_paths, read_in_image, read_work_target
 from windlass.client.keywords import JOB, show_keywords
 from windlass.engines.protocol import Renderer, as_engine, check_capabilities, make_renderer
 from windlass.errors import SpecError
@@ -99,7 +99,7 @@ def run(
     from windlass.client.jobs.live_view import LiveView, QuietView, follow
     from windlass.client.terminal import say
 
-    prepared = prepare(target, args, kwargs, detach=False, flags=settings)
+    prepared = prepare_job(target, args, kwargs, detach=False, flags=settings)
     check_honoured(prepared)
     for note in () if quiet else prepared.notes:
         say(note)
@@ -128,14 +128,14 @@ def submit(
     """
     from windlass.client.terminal import say
 
-    prepared = prepare(target, args, kwargs, detach=True, flags=settings)
+    prepared = prepare_job(target, args, kwargs, detach=True, flags=settings)
     check_honoured(prepared)
     for note in describe_pretence(prepared.settings):
         say(note)
     return prepared.start()
 
 
-def prepare(
+def prepare_job(
     target: TargetLike,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -166,7 +166,7 @@ def choose_target(
         return read_in_image(target, args, kwargs)
     is_local = settings.engine == "local"
     given = choose_framework(settings.framework, is_command=False).gives
-    return read_target(target, args, kwargs, cwd=cwd, is_local=is_local, given=given)
+    return read_work_target(target, args, kwargs, cwd=cwd, is_local=is_local, given=given)
 
 
 def _check_arguments(
@@ -286,7 +286,7 @@ def _decide(job: FittedJob, spec: JobSpec, *, cwd: Path, root: Path | None) -> t
     if facts.code_folder:
         home = Path(job.settings.home).expanduser()
         folder = facts.code_folder
-        packed = pack(spec, job.target, cwd=cwd, code_folder=folder, home=home, root=root)
+        packed = pack_code(spec, job.target, cwd=cwd, code_folder=folder, home=home, root=root)
     plan = make_plan(
         packed.spec,
         job_id=job.job_id,

@@ -52,10 +52,10 @@ def read_tree(path: Path) -> ast.Module | None:
         source = path.read_bytes()
     except OSError:
         return None
-    return parse(source)
+    return parse_source(source)
 
 
-def parse(source: bytes) -> ast.Module | None:
+def parse_source(source: bytes) -> ast.Module | None:
     """Source as Python reads it; None where it is no Python."""
     try:
         with warnings.catch_warnings():  # the user's own are told when the file runs

@@ -27,7 +27,7 @@ from windlass.client.jobs.source_analysis import (
     find_imported,
     find_module,
     is_of_train,
-    parse,
+    parse_source,
 )
 from windlass.errors import BundleError, SpecError
 from windlass.near_names import did_you_mean
@@ -57,7 +57,7 @@ class WorkTarget:
         return find_early_write(scripts, root, function=name if self.is_alone else "")
 
 
-def read_target(
+def read_work_target(
     target: str | Path | Callable[..., Any] | Sequence[str],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -93,7 +93,7 @@ def _read_function(
     name = function_name(function)
     check_call(function, args, kwargs, name, given)
     payload = _dump_call(function, args, kwargs, name)
-    inner = unwrap(function)
+    inner = unwrap_partial(function)
     module = sys.modules.get(getattr(inner, "__module__", "") or "")
     source = getattr(module, "__file__", None)
     return WorkTarget(
@@ -190,11 +190,11 @@ def _choose_for(payload: bytes) -> tuple[str, ...] | None:
 
 def function_name(function: Callable[..., Any]) -> str:
     """What a callable is called in messages."""
-    inner = unwrap(function)
+    inner = unwrap_partial(function)
     return str(getattr(inner, "__qualname__", type(inner).__qualname__))
 
 
-def unwrap(function: Any) -> Any:
+def unwrap_partial(function: Any) -> Any:
     """The function inside partials."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -257,7 +257,7 @@ def is_python(path: Path) -> bool:
     if first.startswith(b"#!"):
         # beside an interpreter lie programs that are installed, as torchrun: they have their own
         return b"python" in first and not (path.parent / "python").exists()
-    return bool(source.strip()) and b"\0" not in source[:1024] and parse(source) is not None
+    return bool(source.strip()) and b"\0" not in source[:1024] and parse_source(source) is not None
 
 
 def _find_command(words: Sequence[str], cwd: Path, *, is_local: bool) -> Command:

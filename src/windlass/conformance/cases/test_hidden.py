@@ -13,7 +13,7 @@ from kept_files import files_with
 import windlass as wl
 from windlass import names, records
 from windlass.client.jobs.job import Job
-from windlass.client.jobs.run import prepare
+from windlass.client.jobs.run import prepare_job
 from windlass.kube.objects.kinds import PODS
 from windlass.plan.plan import render_plan
 
@@ -38,7 +38,7 @@ def make_look():
 
 
 def submit(on, target, args, hidden, **flags):
-    prepared = prepare(target, args, detach=True, flags={"engine": on.engine, **flags})
+    prepared = prepare_job(target, args, detach=True, flags={"engine": on.engine, **flags})
     ref = prepared.engine.submit(prepared.plan, prepared.payload, prepared.bundle, hidden=hidden)
     job = Job(prepared.engine, ref)
     on.submitted.append(job)

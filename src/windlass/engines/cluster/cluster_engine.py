@@ -56,7 +56,7 @@ from windlass.plan.plan import Facts, Plan, read_plan, render_plan
 from windlass.settings import Settings
 from windlass.spec.pod_spec import PodSize
 from windlass.spec.work import Calls
-from windlass.trusted import check_own, make_own
+from windlass.trusted import check_folder_owner, make_own
 from windlass.wire.blocking_link import Stream
 from windlass.wire.identity import CERTIFICATES
 from windlass.wire.job_folder import JobFolder, write_atomically
@@ -188,7 +188,7 @@ class ClusterEngine:
         self._dialect = dialect
         self._settings = settings
         self._home = Path(str(settings.value("home"))).expanduser() / self.name
-        check_own(self._home)
+        check_folder_owner(self._home)
         self._apis: dict[tuple[str, str], Api] = {}
         self._views: dict[str, ClusterJob] = {}
         self._adopted: dict[str, AdoptedJob] = {}  # what others made
@@ -383,7 +383,7 @@ class ClusterEngine:
     ) -> None:
         resize_nodes(self._api_of(ref), self._dialect, self.plan(ref), num_nodes, workers)
 
-    def keep_place(self, ref: JobRef, until_s: float | None) -> None:
+    def set_wait_deadline(self, ref: JobRef, until_s: float | None) -> None:
         until = None if until_s is None else f"{until_s:.0f}"
         body = {"metadata": {"annotations": {names.ANNOTATION_KEEP_PLACE: until}}}
         name = self._dialect.make_name(ref.job_id)

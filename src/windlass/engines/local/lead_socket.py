@@ -18,7 +18,7 @@ from windlass import names
 from windlass.errors import EngineError
 from windlass.trusted import find_peer_fault, find_private_fault, make_private
 from windlass.waiting import wait_until
-from windlass.wire.blocking_link import BlockingLink, LineBroke, Unanswered
+from windlass.wire.blocking_link import BlockingLink, ConnectionBroken, Unanswered
 from windlass.wire.frames import make_hello
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.messages.jobs import LEAD_TO_CLIENT
@@ -141,6 +141,6 @@ def reach_lead(
         if not lease:
             link.close()
             return None  # a lease holds from the moment when a lead that is slow hears of it
-    except LineBroke:
+    except ConnectionBroken:
         return None
     return link

@@ -50,9 +50,9 @@ from windlass.near_names import did_you_mean
 from windlass.plan.plan import Facts, Plan, read_plan, render_plan
 from windlass.settings import Settings
 from windlass.spec.pod_spec import PodSize
-from windlass.trusted import check_own, make_own
+from windlass.trusted import check_folder_owner, make_own
 from windlass.waiting import wait_until
-from windlass.wire.blocking_link import LineBroke
+from windlass.wire.blocking_link import ConnectionBroken
 from windlass.wire.job_folder import JobFolder, write_atomically
 from windlass.wire.log_files import LogFiles
 from windlass.wire.log_lines import LogQuery
@@ -79,7 +79,7 @@ class LocalEngine:
     def __init__(self, settings: Settings) -> None:
         self._home = Path(str(settings.value("home"))).expanduser()
         self._jobs = self._home / "jobs"
-        check_own(self._jobs)
+        check_folder_owner(self._jobs)
         self._gpus = GpuShare(settings.gpus, settings.pretend_gpus)
         self._files: dict[Path, StatusFile] = {}
         self._births: dict[str, AgentProcess] = {}  # held until a lease is held instead
@@ -207,7 +207,7 @@ class LocalEngine:
     def dial(self, ref: JobRef) -> socket.socket:
         return dial_lead(JobFolder(self._jobs / ref.job_id))
 
-    def keep_place(self, ref: JobRef, until_s: float | None) -> None:
+    def set_wait_deadline(self, ref: JobRef, until_s: float | None) -> None:
         """Nodes of this machine are not waited for."""
 
     def is_made_here(self, ref: JobRef) -> bool:
@@ -313,7 +313,10 @@ class LocalEngine:
         if link is None:
             _kill_marked(ref.job_id)
             return
-        with contextlib.closing(link), contextlib.suppress(LineBroke):  # it may end meanwhile
+        with (
+            contextlib.closing(link),
+            contextlib.suppress(ConnectionBroken),
+        ):  # it may end meanwhile
             link.ask(CancelJob(now=now, why=why, interrupt=interrupt), timeout_s=60.0)
 
     @contextlib.contextmanager

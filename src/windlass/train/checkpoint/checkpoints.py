@@ -145,7 +145,7 @@ class Checkpoints:
         if not self._trust and (foreign := find_foreign(self._storage, [""])):
             raise SpecError(f"{foreign}: nothing is saved there", hint=TRUST_HINT)
         lock = self._lock_run()
-        is_own = lock.previous is not None and lock.previous.job == find_job() != ""
+        is_own = lock.previous is not None and lock.previous.job == read_job_id() != ""
         if fresh and not is_own and any(not n.startswith(".") for n in self._storage.names()):
             aside = find_free_name(self._storage.root)
             self._storage.move_root(aside)
@@ -163,7 +163,7 @@ class Checkpoints:
     def _lock_run(self) -> RunLock:
         context = self._context
         return take_run(
-            self._storage, job=find_job(), attempt=context.attempt, preemption=context.preemption
+            self._storage, job=read_job_id(), attempt=context.attempt, preemption=context.preemption
         )
 
     def save(
@@ -508,7 +508,7 @@ def _make_failed(error: str) -> Future[None]:
     return end
 
 
-def find_job() -> str:
+def read_job_id() -> str:
     """Return the id of the Windlass job that this process is a rank of; empty outside of jobs."""
     return os.environ.get(names.JOB_ID, "")
 

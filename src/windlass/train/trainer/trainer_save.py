@@ -367,7 +367,7 @@ class Saver:
     def _is_restart(self) -> bool:
         """Whether the newest checkpoint is of an earlier attempt of this job, which resume=False keeps."""
         context = self._trainer.context
-        job = find_job(os.environ)
+        job = read_launch_id(os.environ)
         is_own = (
             bool(job) and context.attempt > 0 and self._checkpoints.newest_facts.get("job") == job
         )
@@ -394,7 +394,7 @@ class Saver:
                     "identity": self._identity,
                     "entries": sorted(self._state),
                     "run_ids": run_ids,
-                    "job": find_job(os.environ),
+                    "job": read_launch_id(os.environ),
                     "shape": self._shape,
                 },
                 block=block,
@@ -444,7 +444,7 @@ def _describe(entry: str) -> str:
     return f"self.{entry[4:]}" if entry.startswith("own.") else f"the {entry}"
 
 
-def find_job(environ: Mapping[str, str]) -> str:
+def read_launch_id(environ: Mapping[str, str]) -> str:
     """What all attempts of one start have in common, by Windlass or torchrun; empty where nothing tells."""
     job = environ.get(names.JOB_ID) or environ.get(names.TORCHELASTIC_RUN_ID, "")
     return "" if job == "none" else job  # torchrun's word where nobody named the run

@@ -14,7 +14,7 @@ from typing import Any
 
 from windlass.agent.rank.rank_outcome import describe
 from windlass.client.compute.calls.call_requests import CallRequest
-from windlass.client.compute.calls.client_call import KEEPS, ClientCall, Reply, of_call
+from windlass.client.compute.calls.client_call import KEEPS, ClientCall, Reply, adapt_verdict
 from windlass.client.compute.nodes.compute_connection import expect
 from windlass.client.compute.nodes.live_nodes import LiveNodes
 from windlass.client.jobs.job import Job
@@ -102,7 +102,7 @@ class CallJob(Job):
     def status(self) -> JobStatus:
         """What is known of the call now."""
         status = expect(CallStatusTold, self._ask(AskCallStatus(id=self.id))).status
-        verdict = status.verdict and of_call(status.verdict, self.id)
+        verdict = status.verdict and adapt_verdict(status.verdict, self.id)
         return replace(status, verdict=verdict)
 
     def wait(
@@ -117,11 +117,11 @@ class CallJob(Job):
         if self._reply is None:
             request = CallRequest(AskCall(id=self.id, profile=""), (), None, lambda _has: None)
             calling = ClientCall(self._nodes, request, lambda _rank, _data: None)
-            calling.attend()
+            calling.resume()
             try:
                 self._reply = calling.follow(wait_s=timeout_s)
             finally:
-                calling.let_go(is_broken=True)  # one still held is mid-story
+                calling.release(is_broken=True)  # one still held is mid-conversation
         return self._reply
 
     def results(self, *, timeout_s: float | None = None) -> list[Any]:

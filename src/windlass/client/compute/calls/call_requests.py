@@ -39,7 +39,7 @@ from windlass.client.jobs.target import (
     check_bound,
     import_paths,
     inspect_signature,
-    unwrap,
+    unwrap_partial,
 )
 from windlass.errors import BundleError, SpecError
 from windlass.frameworks.framework import choose_framework
@@ -293,7 +293,7 @@ class Requests:
 
     def _find_sources(self) -> dict[str, str]:
         """Source lines that ranks would not find; none for what is imported there."""
-        target = inspect.unwrap(_as_defined_now(unwrap(self._work.target)))
+        target = inspect.unwrap(_as_defined_now(unwrap_partial(self._work.target)))
         if getattr(target, "__module__", None) != "__main__":
             return {}
         return find_sources(target, is_remote=self._nodes.is_remote)

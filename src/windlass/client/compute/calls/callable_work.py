@@ -17,7 +17,7 @@ from windlass.client.compute.nodes.compute_keywords import read_words
 from windlass.client.jobs.job_ids import make_letters
 from windlass.client.jobs.launcher_size import add_size_flags
 from windlass.client.jobs.source_analysis import TORCH, choose_preload, find_early_write
-from windlass.client.jobs.target import function_name, travels_alone, unwrap
+from windlass.client.jobs.target import function_name, travels_alone, unwrap_partial
 from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
 from windlass.settings.parse_values import read_duration
@@ -167,7 +167,7 @@ def fit_called_command(work: Work, num_nodes: int, procs: int) -> Work:
 
 def _unwrap(target: Any) -> Any:
     """The function inside partials and decorators: its module says where the project is."""
-    return inspect.unwrap(unwrap(target))
+    return inspect.unwrap(unwrap_partial(target))
 
 
 def _find_early(plain: Any, source: Path | None) -> str:

@@ -19,7 +19,7 @@ from windlass.client.compute.nodes.compute_connection import Connection
 from windlass.client.jobs.job import load_error, make_failure
 from windlass.errors import JobNotFound, NodeLost, ProtocolError, RemoteError, WaitTimeout
 from windlass.wire import payloads
-from windlass.wire.blocking_link import LineBroke, Received
+from windlass.wire.blocking_link import ConnectionBroken, Received
 from windlass.wire.message import Handlers, Message
 from windlass.wire.messages.calls import (
     AskCall,
@@ -46,8 +46,8 @@ from windlass.wire.results import ResultHeader
 from windlass.wire.states import CallState, RankState
 from windlass.wire.status import Verdict
 
-RankSaid = CallAnswer | CallResult
-_LOOK_S = 2.0
+RankAnswer = CallAnswer | CallResult
+_CHECK_EVERY_S = 2.0
 # what the lead may say before it takes a call, and that it has taken it, or had
 _BEFORE_ACCEPTANCE = (CallAgain, LeadEnding, CallUnknown)
 _ACCEPTANCE = (CallAccepted, CallForgotten, CallResult, CallResults, CallEnded)
@@ -58,7 +58,7 @@ KEEPS = "a compute keeps its last 200 calls, and 256 MiB of their results, while
 class Reply:
     """What came back."""
 
-    results: dict[int, tuple[RankSaid, list[memoryview]]] = field(default_factory=dict)
+    results: dict[int, tuple[RankAnswer, list[memoryview]]] = field(default_factory=dict)
     state: CallState | None = None
     verdict: Verdict | None = None
 
@@ -94,7 +94,7 @@ class Reply:
         return error
 
 
-def of_call(verdict: Verdict, call_id: str) -> Verdict:
+def adapt_verdict(verdict: Verdict, call_id: str) -> Verdict:
     """The verdict on a call: what to type next is said of the call, which is tried once."""
     job_id = call_id.rpartition(".")[0]
     words = [call_id if word == job_id else word for word in verdict.next.split(" ")]
@@ -110,17 +110,17 @@ class Home(Protocol):
     @property
     def spill(self) -> str: ...
 
-    def take_talk(self, timeout_s: float | None) -> Connection:
-        """A connection to the lead."""
+    def take_connection(self, timeout_s: float | None) -> Connection:
+        """Return a connection to the lead."""
 
-    def give_talk(self, connection: Connection) -> None:
-        """It is free again."""
+    def return_connection(self, connection: Connection) -> None:
+        """Keep a connection for the next call."""
 
-    def tell(self, message: Message) -> None:
-        """Say something to the lead, if it lives."""
+    def notify(self, message: Message) -> None:
+        """Send a message to the lead, if it lives."""
 
-    def look_after(self, what: str) -> None:
-        """A call waits: do what can be done about it, and say what it is."""
+    def report_wait(self, what: str) -> None:
+        """Show what a call waits for, and repair what can be repaired."""
 
 
 def _describe_queue(num_ahead: int, first: str) -> str:
@@ -140,7 +140,7 @@ class ClientCall:
         self._lead = ""
         self._since = 0  # so many calls that lead had taken before it can have taken this one
         self._file = ""
-        self._has_attended = False
+        self._has_resumed = False
         self._payloads: dict[str, bytearray] = {}
         self._waiting = ""  # for what
         self._refusal = ""  # why the lead hung up on it last
@@ -151,32 +151,32 @@ class ClientCall:
     def id(self) -> str:
         return self._request.id
 
-    def say(self) -> None:
-        """Ask for it; if the line breaks meanwhile, `follow` asks again."""
-        self._take_talk(None)
-        self._say()
+    def send(self) -> None:
+        """Send the request. If the connection breaks, `follow` sends it again."""
+        self._take_connection(None)
+        self._try_send()
 
-    def attend(self) -> None:
-        """Take up one that was asked for before, perhaps by another process."""
-        connection = self._take_talk(None)
+    def resume(self) -> None:
+        """Resume a call that was sent before, perhaps by another process."""
+        connection = self._take_connection(None)
         self._since = 0
         connection.send(AttendCall(id=self._request.id))
 
-    def _take_talk(self, timeout_s: float | None) -> Connection:
-        connection = self._home.take_talk(timeout_s)
+    def _take_connection(self, timeout_s: float | None) -> Connection:
+        connection = self._home.take_connection(timeout_s)
         if self._lead != connection.lead:
             self._since = connection.num_calls
         self._connection, self._lead = connection, connection.lead
         return connection
 
-    def _say(self) -> None:
-        """Say it; where the line breaks meanwhile, it is attended to over the next one."""
+    def _try_send(self) -> None:
+        """Send the request. If the connection breaks, the next one resumes the call."""
         try:
             self._send_request()
-        except LineBroke:
-            self._drop_line()
+        except ConnectionBroken:
+            self._drop_connection()
 
-    def _drop_line(self) -> None:
+    def _drop_connection(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -184,7 +184,7 @@ class ClientCall:
     def _send_request(self) -> None:
         request, connection = self._request, self._connection
         if connection is None:
-            raise LineBroke("there is no line")
+            raise ConnectionBroken("there is no connection")
         sync = request.make_sync(request.has)
         if sync is not None:
             connection.send(sync[0], [sync[1]])
@@ -210,14 +210,14 @@ class ClientCall:
     def wait_for_acceptance(self) -> None:
         """Until the lead has taken it: it goes on without us from then on."""
         while True:
-            received = self._hear(None, is_waiting=False)
+            received = self._receive(None, is_waiting=False)
             if received is None or getattr(received.message, "id", "") != self._request.id:
                 continue
             if isinstance(received.message, _BEFORE_ACCEPTANCE):
                 self._handlers[type(received.message)](self, *received)
             elif isinstance(received.message, _ACCEPTANCE):
-                self.let_go(
-                    is_broken=self._has_attended
+                self.release(
+                    is_broken=self._has_resumed
                 )  # where its lead would go on telling of it
                 return
 
@@ -234,9 +234,9 @@ class ClientCall:
         deadline = None if wait_s is None else time.monotonic() + wait_s
         self._waiting, call_id = "", self._request.id
         while not self.reply.state:
-            received = self._hear(deadline, is_waiting=bool(self._waiting))
+            received = self._receive(deadline, is_waiting=bool(self._waiting))
             if received is None:
-                self._home.look_after(self._waiting)
+                self._home.report_wait(self._waiting)
                 continue
             message, body = received
             if getattr(message, "id", call_id) != call_id:
@@ -245,10 +245,10 @@ class ClientCall:
                 yield self._take_item(message, body)
             elif (handle := self._handlers.get(type(message))) is not None:
                 handle(self, message, body)
-        self.let_go()
+        self.release()
 
-    def _hear(self, deadline: float | None, *, is_waiting: bool) -> Received | None:
-        """The next message, over another line if this one breaks; None now and then while it waits."""
+    def _receive(self, deadline: float | None, *, is_waiting: bool) -> Received | None:
+        """Return the next message, reconnecting if needed; None every 2 s while the call waits."""
         while True:
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:
@@ -257,9 +257,9 @@ class ClientCall:
                 )
             try:
                 if self._connection is None:
-                    raise LineBroke("there is no line")
-                received = self._connection.receive(_LOOK_S if is_waiting else left_s)
-            except LineBroke:
+                    raise ConnectionBroken("there is no connection")
+                received = self._connection.receive(_CHECK_EVERY_S if is_waiting else left_s)
+            except ConnectionBroken:
                 self._reconnect(left_s)
                 continue
             except ProtocolError as error:
@@ -272,23 +272,23 @@ class ClientCall:
     def _check_refusal(self, error: ProtocolError) -> None:
         """What was refused twice in the same words would be refused for ever."""
         if error.message == self._refusal:
-            self._drop_line()
+            self._drop_connection()
             raise error
         self._refusal = error.message
 
     def _reconnect(self, timeout_s: float | None) -> None:
-        self._drop_line()
-        before, connection = self._lead, self._take_talk(timeout_s)
+        self._drop_connection()
+        before, connection = self._lead, self._take_connection(timeout_s)
         if before and self._lead != before:
             raise self._lost()
         self._payloads.clear()
-        self._has_attended = True
+        self._has_resumed = True
         try:
             connection.send(AttendCall(id=self._request.id, since=self._since))
-        except LineBroke:
-            self._drop_line()
+        except ConnectionBroken:
+            self._drop_connection()
 
-    def _leave_lead(self, _message: LeadEnding, _body: bytes) -> None:
+    def _forget_lead_name(self, _message: LeadEnding, _body: bytes) -> None:
         """It did not take the call, and is about to hang up."""
         self._lead = ""
 
@@ -296,7 +296,7 @@ class ClientCall:
         """The lead that answers never heard of it: it was not said whole."""
         if self._connection is None or not self._request.segments:
             raise self._lost()  # or it was not said from here, and nobody can say it again
-        self._say()
+        self._try_send()
 
     def _lost(self) -> NodeLost:
         return NodeLost(
@@ -306,13 +306,13 @@ class ClientCall:
 
     def _raise_forgotten(self, _message: CallForgotten, _body: bytes) -> None:
         forget(self._file)
-        self.let_go()
+        self.release()
         raise JobNotFound(
             f"the call {self._request.id} was taken, and how it ended is not known any more",
             hint=f"it may have run, and is not repeated; {KEEPS}",
         )
 
-    def _say_again(self, message: CallAgain, _body: bytes) -> None:
+    def _send_again(self, message: CallAgain, _body: bytes) -> None:
         """It lacks something that was sent before: to another lead, or by another client since."""
         self._request.has = message.has
         self._request.must_make |= message.make
@@ -324,7 +324,7 @@ class ClientCall:
                 "the object is gone with the processes that held it",
                 hint="make it anew: .to(compute) again",
             )
-        self._say()
+        self._try_send()
 
     def _take_results(self, message: CallResults, body: bytes) -> None:
         """Small answers of several ranks, one after another."""
@@ -348,7 +348,7 @@ class ClientCall:
     def _take_printed(self, message: CallPrinted, body: bytes) -> None:
         self._on_log(message.rank, bytes(body))
 
-    def _take_said(self, message: CallSaid, _body: bytes) -> None:
+    def _print_line(self, message: CallSaid, _body: bytes) -> None:
         say(message.line)
 
     def _take_part(self, message: PayloadPart, body: bytes) -> None:
@@ -360,13 +360,13 @@ class ClientCall:
 
     def _take_waiting(self, message: CallWaiting, _body: bytes) -> None:
         self._waiting = message.what
-        self._home.look_after(self._waiting)
+        self._home.report_wait(self._waiting)
 
     def _take_started(self, _message: CallStarted, _body: bytes) -> None:
         self._waiting = ""
         waiting_line.end()
 
-    def _segments(self, said: RankSaid, body: Any) -> list[memoryview]:
+    def _segments(self, said: RankAnswer, body: Any) -> list[memoryview]:
         if said.payload:
             body = self._payloads.pop(said.payload, bytearray())
         elif said.file and not self._home.is_remote:  # else a path of another machine
@@ -376,21 +376,21 @@ class ClientCall:
     def _end(self, message: CallEnded, _body: bytes) -> None:
         self.reply.state = message.state
         if message.verdict is not None:
-            self.reply.verdict = of_call(message.verdict, self.id)
+            self.reply.verdict = adapt_verdict(message.verdict, self.id)
 
-    def let_go(self, *, is_broken: bool = False) -> None:
-        """Give the line back for another call, unless it is in the middle of an answer."""
+    def release(self, *, is_broken: bool = False) -> None:
+        """Return the connection for another call; close it if it is mid-answer."""
         waiting_line.end()
         if self._connection is not None:
             if is_broken:
                 self._connection.close()
             else:
-                self._home.give_talk(self._connection)
+                self._home.return_connection(self._connection)
             self._connection = None
 
     def cancel(self, why: str, *, interrupt: bool = False) -> None:
         """End it; its end is heard as any other. `interrupt`: its ranks hear it as Ctrl-C."""
-        self._home.tell(EndCall(id=self._request.id, why=why, interrupt=interrupt))
+        self._home.notify(EndCall(id=self._request.id, why=why, interrupt=interrupt))
 
     # of the class: each call would else make it for itself
     _handlers: ClassVar[Handlers] = {
@@ -401,9 +401,9 @@ class ClientCall:
         CallQueued: _take_queued,
         CallWaiting: _take_waiting,
         CallStarted: _take_started,
-        CallSaid: _take_said,
-        CallAgain: _say_again,
-        LeadEnding: _leave_lead,
+        CallSaid: _print_line,
+        CallAgain: _send_again,
+        LeadEnding: _forget_lead_name,
         CallUnknown: _check_lead,
         CallForgotten: _raise_forgotten,
         CallEnded: _end,

@@ -202,13 +202,13 @@ class Remote:
 
         Its nodes, its code and its ranks are ready when this returns.
         """
-        from windlass.client.compute.deploy.deployment import record
+        from windlass.client.compute.deploy.deployment import record_deployment
 
         idle = dataclasses.replace(
             self._work, target=call_targets.do_nothing, is_class=False, has_call=False
         )
         self._with(work=idle, options=Options(logs=False))()
-        record(self._nodes(), self._work, self._describe())
+        record_deployment(self._nodes(), self._work, self._describe())
         return self
 
     def teardown(self) -> None:
@@ -251,7 +251,7 @@ class Remote:
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         options, kwargs = self._split(method, kwargs)
         calling, echo = self._make(method, args, kwargs, options)
-        calling.say()
+        calling.send()
         if options.stream:
             return self._stream(calling, echo)
         try:
@@ -261,7 +261,7 @@ class Remote:
             raise
         finally:
             echo.close()
-            calling.let_go(is_broken=True)  # a line that is still held is in the middle of a story
+            calling.release(is_broken=True)  # one still held is mid-conversation
         return self._unwrap(reply, options)
 
     async def _acall(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -269,7 +269,7 @@ class Remote:
         calling, echo = self._make(method, args, kwargs, options)
 
         def follow() -> Reply:
-            calling.say()
+            calling.send()
             return calling.follow()
 
         following = asyncio.ensure_future(asyncio.to_thread(follow))
@@ -293,7 +293,7 @@ class Remote:
             echo.close()
             if not ended:
                 calling.cancel("its reader went away")
-            calling.let_go(is_broken=True)
+            calling.release(is_broken=True)
         error = calling.reply.error()
         if error is not None:
             raise error
@@ -303,7 +303,7 @@ class Remote:
 
         options, kwargs = self._split(method, kwargs)
         calling, _ = self._make(method, args, kwargs, options, detach=True)
-        calling.say()
+        calling.send()
         calling.wait_for_acceptance()
         return CallJob(self._nodes(), calling.id)
 

@@ -32,7 +32,7 @@ from windlass.client.compute.nodes.compute_owners import (
     split_owner,
 )
 from windlass.client.compute.nodes.compute_spec import decide
-from windlass.client.compute.nodes.find_computes import list_computes, read_owner
+from windlass.client.compute.nodes.find_computes import list_computes, read_compute_owner
 from windlass.client.compute.nodes.live_nodes import LiveNodes
 from windlass.engines.protocol import ComputeEngine, JobRef
 from windlass.errors import JobNotFound, SpecError, WindlassError
@@ -58,7 +58,7 @@ class Deployed:
         return pickle.loads, (self._data,)
 
 
-def record(nodes: LiveNodes, work: Work, about: Mapping[str, Any]) -> None:
+def record_deployment(nodes: LiveNodes, work: Work, about: Mapping[str, Any]) -> None:
     """Leave with the compute what `get` needs to call it; `about` is how it is called."""
     segments = payloads.pack(work.target, name=work.name)
     target = base64.b64encode(b"".join(bytes(s) for s in segments[:1])).decode()
@@ -79,7 +79,7 @@ def get(name: str, *, engine: str = "", namespace: str = "", context: str = "") 
 
 
 def _find(name: str, engine: ComputeEngine, context: str) -> Remote:
-    owner, name = read_owner(engine, name)
+    owner, name = read_compute_owner(engine, name)
     known: list[str] = []
     others: list[tuple[JobRef, Plan]] = []
     for ref, plan in list_computes(engine):

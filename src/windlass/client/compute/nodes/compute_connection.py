@@ -24,7 +24,7 @@ from windlass.wire.payloads import Segment
 
 _HELLO_S = 10.0
 _PING_S = 5.0
-_TELL_S = 5.0
+_NOTIFY_TIMEOUT_S = 5.0
 _FRESH_S = 1.0  # a connection that was used so lately is taken to be alive
 
 M = TypeVar("M", bound=Message)
@@ -135,14 +135,14 @@ class LeadConnections:
         connection.used_s = time.monotonic()
         self._free.append(connection)
 
-    def tell(self, ref: JobRef, message: Message) -> None:
+    def notify(self, ref: JobRef, message: Message) -> None:
         """Send a message over a connection of its own, if the lead lives. Never raises."""
         if sys.is_finalizing():
             return
         with contextlib.suppress(OSError, WindlassError):
             opened = Connection(self._engine.dial(ref), ref.job_id)
             with contextlib.closing(opened) as connection:
-                connection.ask(message, timeout_s=_TELL_S)
+                connection.ask(message, timeout_s=_NOTIFY_TIMEOUT_S)
 
     def close(self) -> None:
         """Close the free connections."""

@@ -98,7 +98,7 @@ class Compute:
     def nodes(self, default_name: str = "") -> LiveNodes:
         """The live nodes; a compute without a name is called after what is sent to it first."""
         if not self._nodes:
-            self.name = self.name or make_name(default_name or "compute")
+            self.name = self.name or make_compute_name(default_name or "compute")
             wanted = decide({"inactivity_ttl": _TTL, **self.keywords})
             self._nodes.append(LiveNodes(self.name, wanted, launch_timeout_s=self._launch_s))
         return self._nodes[0]
@@ -137,11 +137,14 @@ class Compute:
             self._nodes[0].teardown()
             return
         # of those that live under its name, nothing but that must be known
-        wanted, name = decide(self.keywords, is_there=True), self.name or make_name("compute")
+        wanted, name = (
+            decide(self.keywords, is_there=True),
+            self.name or make_compute_name("compute"),
+        )
         LiveNodes(name, wanted, launch_timeout_s=self._launch_s).teardown()
 
 
-def make_name(what: str) -> str:
+def make_compute_name(what: str) -> str:
     """A name that is this user's own."""
     return f"{name_user()}-{what}".replace("_", "-").lower()[:40].strip("-")
 

@@ -103,7 +103,7 @@ def check_app_keywords(what: str, given: Mapping[str, Any], *, own: tuple[str, .
         raise SpecError(f"{what} has no keyword {name!r}", hint=hint)
 
 
-def make_flags(given: Mapping[str, Any]) -> dict[str, Any]:
+def make_setting_flags(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that the keywords mean."""
     return {
         _SPELT.get(name, name): value for name, value in given.items() if name not in _NOT_FLAGS

@@ -58,7 +58,7 @@ def name_for(engine: ComputeEngine, ref: JobRef, plan: Plan) -> str:
     return join_owner(owners[0] if owners else "", plan.name)
 
 
-def check_own(engine: ComputeEngine, ref: JobRef) -> None:
+def check_compute_owner(engine: ComputeEngine, ref: JobRef) -> None:
     """Refuse a compute of somebody else, that only its name led to."""
     plan = engine.plan(ref)
     if not is_own(engine, ref, plan):

@@ -19,7 +19,7 @@ from typing import Any
 
 from windlass import names, records
 from windlass.client.compute.caller_output import say
-from windlass.client.compute.nodes.compute_keywords import make_flags
+from windlass.client.compute.nodes.compute_keywords import make_setting_flags
 from windlass.client.compute.nodes.compute_owners import name_user
 from windlass.client.compute.nodes.engine_choice import EngineChoice, choose_where
 from windlass.client.compute.resources.image import Image
@@ -198,7 +198,7 @@ def _make_flags(given: Mapping[str, Any], image: Image) -> dict[str, Any]:
             plain[key] = _read_quantity(key, plain[key])
     if "env" in plain:
         plain["env"] = {str(key): str(value) for key, value in plain["env"].items()}
-    flags = make_flags(plain)
+    flags = make_setting_flags(plain)
     if texts := tuple(v for v in given.get("volumes") or () if isinstance(v, str)):
         flags["volumes"] = texts
     return {**flags, "image": image.ref} if image.ref else flags

@@ -88,7 +88,7 @@ def find_computes(wanted: Wanted) -> list[tuple[JobRef, Plan]]:
 def find_meant(wanted: Wanted, text: str) -> list[tuple[JobRef, Plan]]:
     """Those that live and are meant by a name, or by owner/name; if all of the name are others', an error."""
     engine = wanted.engine
-    owner, name = read_owner(engine, text)
+    owner, name = read_compute_owner(engine, text)
     named = list(list_computes(engine, name))
     meant = [one for one in named if is_meant(engine, *one, owner)]
     living = [one for one in meant if is_live(engine, one[0])]
@@ -101,7 +101,7 @@ def find_meant(wanted: Wanted, text: str) -> list[tuple[JobRef, Plan]]:
     return living
 
 
-def read_owner(engine: ComputeEngine, text: str) -> tuple[str, str]:
+def read_compute_owner(engine: ComputeEngine, text: str) -> tuple[str, str]:
     """Owner and name in what was asked for; oneself needs no naming."""
     owner, name = split_owner(text)
     return ("" if owner in ("", name_user()) or owner == engine.identity() else owner), name
@@ -267,7 +267,7 @@ def find_living(text: str, wheres: Sequence[Wanted]) -> FoundCompute:
     meant: dict[str, FoundCompute] = {}
     others: dict[str, FoundCompute] = {}
     for where in wheres:
-        owner, name = read_owner(where.engine, text)
+        owner, name = read_compute_owner(where.engine, text)
         for ref, plan in find_computes(where):
             one = _make_found(where, ref, plan)
             if text in (ref.job_id, str(ref)):

@@ -26,7 +26,7 @@ from windlass.client.jobs.run import describe_pretence
 from windlass.engines.protocol import JobRef
 from windlass.errors import EngineError, JobNotFound, ProtocolError, WindlassError
 from windlass.spec.pod_spec import PodSize
-from windlass.wire.blocking_link import LineBroke, Received
+from windlass.wire.blocking_link import ConnectionBroken, Received
 from windlass.wire.message import Message
 from windlass.wire.messages.calls import AskInfo, ComputeInfo, ConfigureCompute, ScaleNodes
 from windlass.wire.payloads import remove_spills
@@ -158,7 +158,7 @@ class LiveNodes:
         """Wait for the lead; afterwards calls reach it without asking where it is."""
         self.ref = ref
         try:
-            is_up = self._start_wait.until_up(ref, is_new=is_new)
+            is_up = self._start_wait.wait_until_up(ref, is_new=is_new)
         except WindlassError:
             self.ref = None
             raise
@@ -206,24 +206,24 @@ class LiveNodes:
             raise JobNotFound(f"{self.name} has no nodes", hint="call it, or .to(compute) again")
         return self.ref
 
-    # -- talking -------------------------------------------------------------------------------
+    # -- messages ------------------------------------------------------------------------------
 
     def ask(self, question: Message, *, timeout_s: float | None = None) -> Received:
         """One question to the lead, one answer; `timeout_s` is for reaching it."""
-        connection = self.take_talk(timeout_s)
+        connection = self.take_connection(timeout_s)
         answer = connection.ask(question)
-        self.give_talk(connection)
+        self.return_connection(connection)
         return answer
 
-    def tell(self, message: Message) -> None:
+    def notify(self, message: Message) -> None:
         """Send a message to the lead, if it lives. Starts nothing."""
         if self.ref is not None:
-            self.connections.tell(self.ref, message)
+            self.connections.notify(self.ref, message)
 
-    def give_talk(self, connection: Connection) -> None:
+    def return_connection(self, connection: Connection) -> None:
         self.connections.give(connection)
 
-    def take_talk(self, timeout_s: float | None) -> Connection:
+    def take_connection(self, timeout_s: float | None) -> Connection:
         """Return a connection to the lead. Nodes that are gone are started again."""
         limit_s = self.launch_timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit_s
@@ -238,7 +238,7 @@ class LiveNodes:
                 connection = self.connections.open(self._here())[0]
                 waiting_line.end()
                 return connection
-            except (OSError, LineBroke, ProtocolError) as error:
+            except (OSError, ConnectionBroken, ProtocolError) as error:
                 trouble: Exception = error
             with self._lock:
                 if self._has_ended():
@@ -270,10 +270,10 @@ class LiveNodes:
         self.connections.forget_lead()
         self._start(num_nodes)
 
-    def look_after(self, what: str) -> None:
+    def report_wait(self, what: str) -> None:
         """Show what a call waits for, and start missing nodes that nothing else will start."""
         num_nodes = self.num_nodes
-        self._repair.look_after(
+        self._repair.report_wait(
             what, self._here(), num_nodes, lambda: self.scale(num_nodes, at_least=True)
         )
 

@@ -38,7 +38,7 @@ class StartWait:
         ttl_s = self._wanted.ttl_s
         return None if ttl_s is None else self._timeout_s + ttl_s
 
-    def until_up(self, ref: JobRef, *, is_new: bool) -> bool:
+    def wait_until_up(self, ref: JobRef, *, is_new: bool) -> bool:
         """Wait for node 0 of `ref`, and not for ever; one that was there before is waited for again.
 
         Whether it is up; one that never will be is an error.
@@ -47,17 +47,17 @@ class StartWait:
             if self._is_up(ref):
                 return True
             if not is_new and self.place_s is not None:
-                self._tell(ref, time.time() + self.place_s)
+                self._set_deadline(ref, time.time() + self.place_s)
             if not wait_until(lambda: self._is_up(ref), timeout_s=self._timeout_s, every_s=0.02):
                 return False
-            self._tell(ref, None)
+            self._set_deadline(ref, None)
             return True
         finally:
             waiting_line.end()
 
-    def _tell(self, ref: JobRef, until_s: float | None) -> None:
+    def _set_deadline(self, ref: JobRef, until_s: float | None) -> None:
         with contextlib.suppress(WindlassError):  # it may be late, but it goes on
-            self._wanted.engine.keep_place(ref, until_s)
+            self._wanted.engine.set_wait_deadline(ref, until_s)
 
     def _is_up(self, ref: JobRef) -> bool:
         status = self._wanted.engine.status(ref)
@@ -104,7 +104,7 @@ class NodeRepair:
         self._wanted = wanted
         self._start_wait = start_wait
 
-    def look_after(
+    def report_wait(
         self, what: str, ref: JobRef, num_nodes: int, restore: Callable[[], None]
     ) -> None:
         """Show what a call waits for, and start missing nodes that nothing else will start.
