@@ -14,7 +14,7 @@ from pod_connections import make_job, run_at_door
 from tls_peers import JOB, until
 
 from windlass import names
-from windlass.agent.lead import lead_server
+from windlass.agent.link import agent_link
 from windlass.engines.cluster import lead_sync as lines
 from windlass.engines.cluster.lead_sync import LeadSync
 from windlass.errors import EngineError
@@ -169,7 +169,7 @@ def test_while_there_is_no_lead_it_tries_on(tmp_path):
 
 
 def test_a_lead_that_falls_silent_is_dialled_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(lead_server, "HEARTBEAT_S", 600.0)
+    monkeypatch.setattr(agent_link, "HEARTBEAT_S", 600.0)
     monkeypatch.setattr(lines, "_SILENCE_S", 0.3)
 
     async def visit(_scene, client):
