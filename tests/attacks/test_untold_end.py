@@ -98,7 +98,7 @@ def test_an_api_server_that_is_away_at_the_end_hides_no_outcome(tmp_path):
         with looking(cluster, tmp_path) as view:
             assert not view.status().phase.is_final
             cluster.go_away()
-            wait_for(lambda: view._find_away() is not None, "it is noticed")
+            wait_for(lambda: view._observe().api_error is not None, "it is noticed")
             for _ in range(20):
                 assert not view.status().phase.is_final
             put_ended(cluster)  # meanwhile

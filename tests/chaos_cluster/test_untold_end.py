@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kube.recorded import read_dead_pods
 
-from windlass.engines.cluster.job_recovery import explain_loss
+from windlass.engines.cluster.job_rules import explain_loss
 from windlass.wire.status import FailureKind, Verdict
 
 CREATED_S = 1_000_000_000.0  # 2001-09-09T01:46:40Z

@@ -29,7 +29,7 @@ def view(tmp_path: Path) -> Iterator[ClusterJob]:
     with serve(Answer(lines=(), hold=held)) as server:
         found = ClusterJob(connect_to(server.url, tmp_path), KUBERNETES, PLAN, folder, keys)
         yield found
-        found.let_go()
+        found.release()
         held.set()
 
 

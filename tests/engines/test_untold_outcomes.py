@@ -160,7 +160,7 @@ def test_an_api_server_that_is_away_is_told_once_and_once_when_it_is_back(
 
             assert count("cannot reach") == 0
             cluster.go_away()
-            wait_for(lambda: view._watch.away is not None, "it is seen to be away")
+            wait_for(lambda: view._watch.snapshot().outage is not None, "it is seen to be away")
             is_told = patience_s < 1.0
             if is_told:
                 wait_for(lambda: count("cannot reach") > 0, "it is told")
@@ -169,7 +169,7 @@ def test_an_api_server_that_is_away_is_told_once_and_once_when_it_is_back(
                 assert count("cannot reach") == is_told
             assert len(cluster.seen) - num_asked < 10, "nobody is asked who does not answer"
             cluster.is_away = False
-            wait_for(lambda: view._watch.away is None, "it is seen to be back")
+            wait_for(lambda: view._watch.snapshot().outage is None, "it is seen to be back")
             for _ in range(20):
                 assert count("the API server answers again after") == is_told
     assert connection.getvalue().count("\n") == 2 * is_told, connection.getvalue()

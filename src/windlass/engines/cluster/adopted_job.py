@@ -172,7 +172,7 @@ class AdoptedJob:
 
     def find_lead(self) -> str | None:
         """The name of node 0's pod, while it runs."""
-        return self._watch.find_lead()
+        return self._watch.snapshot().lead or None
 
     def hold_lease(self, held: bool) -> None:
         """It lives as long as whoever made it wants."""
@@ -203,7 +203,7 @@ class AdoptedJob:
         adopted = self._say_adopted(phase, newest)
         if phase.is_final:
             return replace(status, conditions=(adopted,), verdict=self._judge(phase, end))
-        return replace(status, conditions=(adopted, *self._blockers.look()))
+        return replace(status, conditions=(adopted, *self._blockers.read().conditions))
 
     def _find_newest(self) -> dict[int, Object]:
         """The newest pod of each index."""

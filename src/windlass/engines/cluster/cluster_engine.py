@@ -399,7 +399,7 @@ class ClusterEngine:
 
     def let_go(self, ref: JobRef) -> None:
         if ref.job_id in self._views:
-            self._views.pop(ref.job_id).let_go()
+            self._views.pop(ref.job_id).release()
 
     # -- ending --------------------------------------------------------------------------------
 

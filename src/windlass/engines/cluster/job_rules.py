@@ -1,0 +1,529 @@
+"""Rules for the status of one job on a cluster: a frozen observation in, a judgement out.
+
+Pure: no I/O, no clock. `ClusterJob` takes an observation, calls `judge`, and carries out the actions
+that the rules asked for. `DECISIONS` and `ADDITIONS` list the rules in the order in which they
+apply. A rule that lacks a fact which costs a request names a `Lookup`. `ClusterJob` then looks the
+fact up and calls `judge` again.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from windlass import names
+from windlass.engines.cluster.job_observation import JobSnapshot, Observation
+from windlass.errors import EngineError
+from windlass.kube.diagnosis.blocker import CONDITION
+from windlass.kube.diagnosis.pod_endings import DeadPod, read_dead_pods, timeline
+from windlass.kube.objects.fields import created_s, name_of, started_s, uid_of
+from windlass.kube.objects.manifests import pod_of
+from windlass.spec.work import Calls
+from windlass.wire.states import MomentName, NodeState
+from windlass.wire.status import (
+    Condition,
+    FailureKind,
+    JobStatus,
+    Moment,
+    Phase,
+    Verdict,
+    make_job_verdict,
+)
+
+UNSEEN = "the API server has not said yet where its pods are: this is what was known before"
+BLOCKED_AFTER_S = 1.0  # a younger job is not called blocked: pods are made in a moment
+CANCEL_S = 5.0  # how long a lead that cannot be reached may take to cancel its job
+LEFTOVERS_S = 3.0  # a Job may end a moment before the log of its lead is complete
+_SAME_LOSS_S = 120.0  # a loss and a pod's end that are further apart are different events
+
+_EXPLAINING = (FailureKind.OUT_OF_MEMORY, FailureKind.LOST_NODE)
+_PHASES: Mapping[FailureKind, Phase] = {
+    FailureKind.CANCELLED: Phase.CANCELLED,
+    FailureKind.UNKNOWN: Phase.ENDED,
+}
+_KEEP = (
+    "to keep an outcome, stay attached (windlass run), look at a detached job before its pods go "
+    "(windlass status), or have the code write to a volume (--volume)"
+)
+# The API server's clock counts whole seconds, so moments of one second need an order.
+_ORDER = {name: at for at, name in enumerate(MomentName)}
+
+
+# -- rulings -------------------------------------------------------------------------------------
+
+
+class Lookup(enum.Enum):
+    """A fact that a rule needs and that costs requests."""
+
+    LEFTOVERS = enum.auto()  # what pods' logs hold of an ended job, its last status above all
+    POD_ENDINGS = enum.auto()
+    BLOCKERS = enum.auto()
+    PODS_MADE = enum.auto()  # how many pods the maker of the only pod has made
+
+
+class Action(enum.Enum):
+    """What a rule wants done in the cluster or in the job's folder."""
+
+    END_UNREACHABLE_PODS = enum.auto()
+    DELETE = enum.auto()  # the main object, and with it all others
+    GIVE_UP = enum.auto()  # let the object fail by itself, for clients that look later
+    KEEP = enum.auto()  # write the last status to the job's folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ruling:
+    """Decision of one rule. The last rule that applies, a lookup and an error end the list."""
+
+    status: JobStatus
+    is_last: bool = False
+    action: Action | None = None
+    lookup: Lookup | None = None
+    error: EngineError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """Result of all rules. The status counts only without a lookup and without an error."""
+
+    status: JobStatus
+    actions: tuple[Action, ...] = ()  # each once, in order
+    lookup: Lookup | None = None
+    error: EngineError | None = None
+
+
+Rule: TypeAlias = Callable[[Observation, JobStatus], "Ruling | None"]
+
+
+def judge(observation: Observation) -> Judgement:
+    """Return the status of a job, and what is to be done about it."""
+    decided = apply_rules(DECISIONS, observation, Judgement(status=observation.status))
+    if decided.lookup is not None or decided.error is not None:
+        return decided
+    return apply_rules(ADDITIONS, observation, decided)
+
+
+def apply_rules(rules: Sequence[Rule], observation: Observation, before: Judgement) -> Judgement:
+    """Apply rules in order, each to the status that the one before it left."""
+    status, actions = before.status, before.actions
+    for rule in rules:
+        ruling = rule(observation, status)
+        if ruling is None:
+            continue
+        status = ruling.status
+        if ruling.action is not None and ruling.action not in actions:
+            actions = (*actions, ruling.action)
+        if ruling.is_last or ruling.lookup is not None or ruling.error is not None:
+            return Judgement(
+                status=status, actions=actions, lookup=ruling.lookup, error=ruling.error
+            )
+    return Judgement(status=status, actions=actions)
+
+
+# -- decisions: is the job over, and how far is it? -------------------------------------------------
+
+
+def accept_reported_end(observation: Observation, status: JobStatus) -> Ruling | None:
+    """The lead has reported the end."""
+    return Ruling(status=status, is_last=True) if observation.status.phase.is_final else None
+
+
+def wait_for_first_lists(observation: Observation, status: JobStatus) -> Ruling | None:
+    """Nothing is concluded from a list that is not complete yet."""
+    return None if observation.watch.is_listed else _show_unseen(observation, status)
+
+
+def judge_missing_object(observation: Observation, status: JobStatus) -> Ruling | None:
+    """The main object is gone, unless the watch merely cannot see it."""
+    if observation.watch.job is not None:
+        return None
+    if observation.watch_failure is not None:
+        return Ruling(status=status, error=observation.watch_failure)
+    if observation.watch.error is not None:
+        return _show_unseen(observation, status)
+    return Ruling(status=_end_deleted(observation, status), is_last=True)
+
+
+def read_leftovers(observation: Observation, status: JobStatus) -> Ruling | None:
+    """The job is over: the log of node 0 may hold its last status."""
+    if not _has_visibly_ended(observation) or observation.client.has_leftovers:
+        return None
+    return Ruling(status=status, lookup=Lookup.LEFTOVERS)
+
+
+def wait_for_late_status(observation: Observation, status: JobStatus) -> Ruling | None:
+    """A job that has just ended is not judged: its last status may still arrive."""
+    is_fresh = observation.now_s - observation.ended_at_s < LEFTOVERS_S
+    if not _has_visibly_ended(observation) or not is_fresh:
+        return None
+    if status.phase is Phase.STOPPING:
+        return Ruling(status=status, is_last=True)
+    condition = Condition(
+        type=Phase.STOPPING.value,
+        reason=names.REASON_OUTCOME_UNKNOWN,
+        message="it has ended; what it left is being read",
+        since_s=observation.ended_at_s,
+    )
+    stopping = replace(status, phase=Phase.STOPPING, conditions=(*status.conditions, condition))
+    return Ruling(status=stopping, is_last=True)
+
+
+def judge_completed(observation: Observation, status: JobStatus) -> Ruling | None:
+    """The agents exited in good order, but the outcome that they left cannot be read."""
+    if not _has_visibly_ended(observation) or not observation.watch.has_completed:
+        return None
+    message, at_s = _describe_lost_outcome(observation.watch), observation.ended_at_s
+    ended = _end(observation, status, FailureKind.UNKNOWN, message, at_s=at_s)
+    return Ruling(status=ended, is_last=True)
+
+
+def judge_failed(observation: Observation, status: JobStatus) -> Ruling | None:
+    """The object has failed: its pods and their events show why."""
+    if not _has_visibly_ended(observation):
+        return None
+    if observation.endings is None:
+        return Ruling(status=status, lookup=Lookup.POD_ENDINGS)
+    at_s, last = observation.ended_at_s, next(reversed(observation.endings.dead), None)
+    message = (last.ending.message if last else "") or "its pods failed and are gone"
+    if last is None:
+        failure = observation.watch.failure
+        message = f"{message} ({failure})" if failure else message
+        ended = _end(observation, status, FailureKind.LOST_NODE, message, at_s=at_s)
+    else:
+        if observation.endings.last_line:
+            message = f"{message}: {observation.endings.last_line}"
+        ended = _end(observation, status, last.ending.kind, message, node=last.index, at_s=at_s)
+    return Ruling(status=ended, is_last=True)
+
+
+def end_unreachable_pods(observation: Observation, status: JobStatus) -> Ruling | None:
+    """Some kinds replace a pod only once it has ended, which it cannot on a dead machine."""
+    if observation.dialect.end_lost_pod is None or observation.watch.outage is not None:
+        return None
+    return Ruling(status=status, action=Action.END_UNREACHABLE_PODS)
+
+
+def read_leftovers_of_silent_lead(observation: Observation, status: JobStatus) -> Ruling | None:
+    """A pod that stays up may run on although its lead has ended and answers no more."""
+    watch, ttl_s = observation.watch, pod_of(observation.plan).ttl_s
+    is_silent = bool(watch.running_leads) and not observation.connection.is_up
+    if not observation.dialect.stays_up or not is_silent or ttl_s is None:
+        return None
+    runs_for_s = observation.now_s - (started_s(watch.running_leads[-1]) or observation.now_s)
+    if observation.client.has_leftovers or runs_for_s <= ttl_s:
+        return None
+    return Ruling(status=status, lookup=Lookup.LEFTOVERS)
+
+
+def delete_cancelled(observation: Observation, status: JobStatus) -> Ruling | None:
+    """A cancelled job whose lead is missing or does not answer in time is deleted."""
+    waited_s = observation.client.cancelled_for_s
+    if waited_s is None or observation.connection.is_up:
+        return None
+    if observation.watch.running_leads and waited_s <= CANCEL_S:
+        return None
+    ended = _end_deleted(observation, status)
+    return Ruling(status=ended, is_last=True, action=Action.DELETE)
+
+
+def trust_lead(observation: Observation, status: JobStatus) -> Ruling | None:
+    """A lead that is connected knows best, but not what keeps nodes that it waits for."""
+    is_compute = isinstance(observation.plan.work, Calls)
+    lacks_nodes = is_compute and any(
+        node.state in (NodeState.PENDING, NodeState.LOST) for node in status.nodes
+    )
+    is_waiting = status.phase is Phase.STARTING or lacks_nodes
+    if not observation.connection.is_up or is_waiting:
+        return None
+    return Ruling(status=status, is_last=True)
+
+
+def fail_without_watch(observation: Observation, status: JobStatus) -> Ruling | None:
+    """Neither the API server nor the lead will ever report anything."""
+    error = observation.watch_failure
+    return None if error is None else Ruling(status=status, error=error)
+
+
+def wait_for_api_server(observation: Observation, status: JobStatus) -> Ruling | None:
+    """Each request would wait ten seconds for no answer."""
+    return None if observation.api_error is None else Ruling(status=status, is_last=True)
+
+
+def fail_without_permission(observation: Observation, status: JobStatus) -> Ruling | None:
+    """This user may not reach the lead."""
+    error = observation.connection.forbidden
+    if error is None or observation.connection.is_up:
+        return None
+    return Ruling(status=status, error=error)
+
+
+def add_blockers(observation: Observation, status: JobStatus) -> Ruling | None:
+    """Show what keeps the job from starting."""
+    if observation.now_s - status.created_at_s < BLOCKED_AFTER_S:
+        return None
+    if observation.blockers is None:
+        return Ruling(status=status, lookup=Lookup.BLOCKERS)
+    conditions = (*status.conditions, *observation.blockers.conditions)
+    return Ruling(status=replace(status, conditions=conditions))
+
+
+def warn_of_expired_keys(observation: Observation, status: JobStatus) -> Ruling | None:
+    """The job's certificates are not valid, so no client will ever reach its lead."""
+    expired = observation.connection.expired
+    if expired is None or observation.connection.is_up:
+        return None
+    text = f"{expired.message}; {expired.hint}"
+    return Ruling(status=_warn(observation, status, names.REASON_KEYS_EXPIRED, text))
+
+
+def warn_of_silent_lead(observation: Observation, status: JobStatus) -> Ruling | None:
+    """Warn that node 0 is running but unreachable, so its state is unknown."""
+    lead, connection = observation.watch.lead, observation.connection
+    if connection.expired is not None and not connection.is_up:
+        return None
+    if not lead or not observation.client.is_visit or connection.is_synced:
+        return None
+    text = (
+        f"node 0 (pod {lead}) runs but does not answer: its ranks, progress and lines are not known"
+    )
+    return Ruling(status=_warn(observation, status, names.REASON_LEAD_SILENT, text))
+
+
+def give_up_unstartable(observation: Observation, status: JobStatus) -> Ruling | None:
+    """The image lacks the interpreter, so every further pod would fail, too."""
+    blocker = observation.blockers.unstartable if observation.blockers else None
+    if blocker is None or observation.watch.running_leads:
+        return None
+    ended = _end(observation, status, FailureKind.START_FAILED, blocker.message)
+    return Ruling(status=_advise(ended, blocker.hint), is_last=True, action=Action.GIVE_UP)
+
+
+def delete_late(observation: Observation, status: JobStatus) -> Ruling | None:
+    """Enforce the start timeout here, because a lead that never starts cannot."""
+    limit_s = observation.client.start_timeout_s
+    if limit_s is None or observation.connection.is_synced:
+        return None
+    if observation.now_s - status.created_at_s <= limit_s:
+        return None
+    blocked = next((c for c in status.conditions if c.type == CONDITION), None)
+    message = f"it had no nodes after {limit_s:g} s (--join-timeout)"
+    if blocked is not None:
+        message = f"{message}: {blocked.message}"
+    ended = _end(observation, status, FailureKind.START_FAILED, message)
+    advised = _advise(ended, blocked.hint if blocked else "")
+    return Ruling(status=advised, is_last=True, action=Action.DELETE)
+
+
+DECISIONS: tuple[Rule, ...] = (
+    accept_reported_end,
+    wait_for_first_lists,
+    judge_missing_object,
+    read_leftovers,
+    wait_for_late_status,
+    judge_completed,
+    judge_failed,
+    end_unreachable_pods,
+    read_leftovers_of_silent_lead,
+    delete_cancelled,
+    trust_lead,
+    fail_without_watch,
+    wait_for_api_server,
+    fail_without_permission,
+    add_blockers,
+    warn_of_expired_keys,
+    warn_of_silent_lead,
+    give_up_unstartable,
+    delete_late,
+)
+
+
+# -- additions: what the API server knows of any status ---------------------------------------------
+
+
+def warn_of_forgotten_pods(observation: Observation, status: JobStatus) -> Ruling | None:
+    """The only node had another pod before, and the new lead cannot know that."""
+    dialect, pods = observation.dialect, observation.watch.pods
+    if status.phase.is_final or not dialect.pod_made or len(observation.plan.nodes) != 1:
+        return None
+    if len({uid_of(pod) for pod in observation.watch.all_pods}) < 2:
+        if not observation.client.is_visit or observation.watch.job is None:
+            return None  # this client would have seen the first pod
+        if observation.num_pods_made is None:
+            return Ruling(status=status, lookup=Lookup.PODS_MADE)
+        if observation.num_pods_made < 2:
+            return None
+    text = (
+        f"its pod was made again: on a {dialect.kind.name} of one node nothing remembers what was before, "
+        "so it began as attempt 0 once more, and --node-restarts does not count it; --timeout bounds it"
+    )
+    since_s = max(map(created_s, pods), default=0.0)
+    reason = names.REASON_LOSS_FORGOTTEN
+    return Ruling(status=_warn(observation, status, reason, text, since_s=since_s))
+
+
+def add_moments(observation: Observation, status: JobStatus) -> Ruling | None:
+    """Show when pods were queued, scheduled and started."""
+    known = {moment.name: moment.at_s for moment in status.timeline}
+    passed = timeline(
+        observation.watch.pods,
+        indexes=observation.indexes,
+        num_nodes=observation.plan.min_nodes,
+        joined_at_s=known.get(MomentName.NODES_JOINED),
+    )
+    # the API server's times are whole seconds: nothing comes before the job was made
+    new = [
+        Moment(name=moment.name, at_s=max(moment.at_s, status.created_at_s))
+        for moment in passed
+        if moment.name not in known
+    ]
+    moments = sorted((*new, *status.timeline), key=lambda m: (m.at_s, _ORDER[m.name]))
+    return Ruling(status=replace(status, timeline=tuple(moments)))
+
+
+def explain_losses(observation: Observation, status: JobStatus) -> Ruling | None:
+    """Show why nodes were lost, which the lead cannot know."""
+    verdicts = (*status.history, status.verdict)
+    if not any(verdict is not None and is_unexplained(verdict) for verdict in verdicts):
+        return None
+    dead = read_dead_pods(observation.watch.all_pods, indexes=observation.indexes)
+    history = tuple(explain_loss(verdict, dead) for verdict in status.history)
+    verdict = explain_loss(status.verdict, dead) if status.verdict else None
+    return Ruling(status=replace(status, history=history, verdict=verdict))
+
+
+def keep_end(observation: Observation, status: JobStatus) -> Ruling | None:
+    """The last status stays on this machine."""
+    return Ruling(status=status, action=Action.KEEP) if _is_settled(observation, status) else None
+
+
+def delete_kept(observation: Observation, status: JobStatus) -> Ruling | None:
+    """Nothing of a cancelled job stays in the cluster, nor an object that never ends by itself."""
+    goes = status.phase is Phase.CANCELLED or observation.dialect.stays_up
+    if not goes or not _is_settled(observation, status):
+        return None
+    return Ruling(status=status, action=Action.DELETE)
+
+
+ADDITIONS: tuple[Rule, ...] = (
+    warn_of_forgotten_pods,
+    add_moments,
+    explain_losses,
+    keep_end,
+    delete_kept,
+)
+
+
+# -- conditions and ends -----------------------------------------------------------------------------
+
+
+def is_unexplained(verdict: Verdict) -> bool:
+    """Return whether a verdict names a lost node, but not what took it."""
+    return verdict.kind is FailureKind.LOST_NODE and verdict.node is not None
+
+
+def explain_loss(verdict: Verdict, dead: Sequence[DeadPod]) -> Verdict:
+    """Return the verdict with the ending of the node's pod, if one ended near the loss."""
+    if not is_unexplained(verdict):
+        return verdict
+    near = [
+        pod
+        for pod in dead
+        if pod.index == verdict.node and _seconds_apart(pod, verdict) < _SAME_LOSS_S
+    ]
+    if not near:
+        return verdict
+    pod = min(near, key=lambda pod: (_seconds_apart(pod, verdict), -(pod.created_s or 0.0)))
+    # the lead already knows as much as that a signal ended the pod
+    if pod.ending.message in verdict.message or pod.ending.kind not in _EXPLAINING:
+        return verdict
+    message = f"{verdict.message.partition(':')[0]}: {pod.ending.message}"
+    return replace(verdict, kind=pod.ending.kind, message=message)
+
+
+def _seconds_apart(pod: DeadPod, verdict: Verdict) -> float:
+    """Return the time between a pod's end and a loss. The end of an evicted pod may have no time."""
+    if pod.ended_s is not None:
+        return abs(pod.ended_s - verdict.at_s)
+    return 0.0 if pod.created_s is not None and pod.created_s <= verdict.at_s else _SAME_LOSS_S
+
+
+def _has_visibly_ended(observation: Observation) -> bool:
+    return observation.watch.has_ended and observation.watch.error is None
+
+
+def _is_settled(observation: Observation, status: JobStatus) -> bool:
+    """Return whether a status is the last one. An unknown outcome may be found while pods are there."""
+    is_unknown = status.phase is Phase.ENDED and bool(observation.watch.pods)
+    return status.phase.is_final and not is_unknown
+
+
+def _show_unseen(observation: Observation, status: JobStatus) -> Ruling:
+    """Return the earlier status, and warn clients that would take it for the present one."""
+    if observation.client.is_visit and not observation.connection.is_up:
+        status = _warn(observation, status, names.REASON_UNSEEN, UNSEEN)
+    return Ruling(status=status, is_last=True)
+
+
+def _warn(
+    observation: Observation,
+    status: JobStatus,
+    reason: str,
+    message: str,
+    *,
+    since_s: float | None = None,
+) -> JobStatus:
+    at_s = observation.now_s if since_s is None else since_s
+    condition = Condition(type="warning", reason=reason, message=message, since_s=at_s)
+    return replace(status, conditions=(*status.conditions, condition))
+
+
+def _describe_lost_outcome(watch: JobSnapshot) -> str:
+    if watch.leads:
+        lead = name_of(watch.leads[-1])
+        return f"how it ended stands in the log of pod {lead}, which cannot be read now"
+    return "it ran to its end, but how it ended is gone with its pods"
+
+
+def _end_deleted(observation: Observation, status: JobStatus) -> JobStatus:
+    """Return the last status of a job without a main object, whoever deleted it."""
+    why, watch = observation.client.cancelled_why, observation.watch
+    if not why and watch.has_completed:
+        return _end(observation, status, FailureKind.UNKNOWN, _describe_lost_outcome(watch))
+    message = why or f"its {observation.dialect.kind.name} was deleted from the cluster"
+    return _end(observation, status, FailureKind.CANCELLED, message)
+
+
+def _end(
+    observation: Observation,
+    status: JobStatus,
+    kind: FailureKind,
+    message: str,
+    *,
+    node: int | None = None,
+    at_s: float | None = None,
+) -> JobStatus:
+    """Return the last status of a job that ended now, or at that time."""
+    at_s = at_s or observation.now_s
+    phase = _PHASES.get(kind, Phase.FAILED)
+    verdict = make_job_verdict(
+        observation.plan, kind, message, at_s=at_s, attempt=status.attempt, node=node
+    )
+    if kind is FailureKind.UNKNOWN:
+        verdict = replace(verdict, next=_KEEP)
+    condition = Condition(type=phase.value, reason=verdict.reason, message=message, since_s=at_s)
+    return replace(
+        status,
+        phase=phase,
+        verdict=verdict,
+        ended_at_s=at_s,
+        ranks=status.lose_ranks(),
+        conditions=(*status.conditions, condition),
+    )
+
+
+def _advise(status: JobStatus, hint: str) -> JobStatus:
+    """Return the last status with what the user can do about it."""
+    if status.verdict is None or not hint:
+        return status
+    return replace(status, verdict=replace(status.verdict, next=hint))
