@@ -1,11 +1,13 @@
-# Two commands: `make demo` and `make test`. Each makes what it needs first, once. `make test` touches no cluster,
-# whatever KUBECONFIG says; `make test-cluster` does. `make test-long` has what fills the machine or takes long.
+# `make demo` shows the program, `make check` is for every edit, `make test` for every commit. Each target makes what
+# it needs first, once. `make test` touches no cluster, whatever KUBECONFIG says; `make test-cluster` does.
+# `make test-long` has what fills the machine or takes long.
 #
 # torch is installed under constraints-dev.txt only: an unpinned torch pulls gigabytes of CUDA packages.
 
 PYTHON ?= python3
 PIP_ARGS ?=
-PYTEST_ARGS ?= -n 2
+# Consecutive tests stay in one process, so that they share what their module sets up.
+PYTEST_ARGS ?= -n 2 --dist worksteal
 # most of the time of these tests is spent waiting for pods
 CLUSTER_ARGS ?= -n 3
 CHAOS_ARGS ?=
@@ -13,14 +15,25 @@ BENCH_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-dev.txt $(PIP_ARGS)
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --retries 10 -c constraints-dev.txt $(PIP_ARGS)
 OPTIONAL := adamw8bit kernels kubeflow ray monarch llm mlflow tensorboard
+EXTRAS := $(shell echo dev $(OPTIONAL) | tr ' ' ,)
 INPUTS := pyproject.toml constraints-dev.txt
-# What `make test` checks before pytest: name=command, with _ for a space.
+# What `make check` and `make test` run before pytest: name=command, with _ for a space.
 CHECKS := ruff=ruff_check format=ruff_format_--check mypy=mypy_--strict imports=lint-imports
+LINT = failed=""; \
+	for check in $(CHECKS); do \
+	    command=$$(echo "$${check\#*=}" | tr _ ' '); \
+	    echo "== $$command"; \
+	    $(BIN)/$$command || failed="$$failed $${check%%=*}"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "== failed before pytest:$$failed"; fi; \
+	echo "== pytest"
+# Byte code is cached whatever the environment says: tests start thousands of processes of these sources.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE -u KUBECONFIG $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-cluster test-contract test-faults bench api reference protocol clean
+.PHONY: help demo check test test-long test-cluster test-contract test-faults bench api reference protocol clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,22 +43,18 @@ demo: $(VENV)/.demo  ## a DDP training on 2 nodes x 2 processes of this machine
 	$(BIN)/windlass run examples/01_ddp.py --nodes 2 --procs 2
 	@echo 'to go on by hand: . $(BIN)/activate; windlass --help'
 
-test: $(VENV)/.dev  ## ruff, mypy, import-linter and pytest, in one go
-	@failed=""; \
-	for check in $(CHECKS); do \
-	    command=$$(echo "$${check#*=}" | tr _ ' '); \
-	    echo "== $$command"; \
-	    $(BIN)/$$command || failed="$$failed $${check%%=*}"; \
-	done; \
-	if [ -n "$$failed" ]; then echo "== failed before pytest:$$failed"; fi; \
-	echo "== pytest"; \
-	unset KUBECONFIG; \
-	$(BIN)/python -m pytest -m "not crowd and not long" $(PYTEST_ARGS) && [ -z "$$failed" ]
+check: $(VENV)/.dev  ## lint, types, contracts, and the tests that start no process: under a minute
+	@$(LINT); \
+	$(PYTEST) --no-processes -m "not crowd and not long" $(PYTEST_ARGS) && [ -z "$$failed" ]
+
+test: $(VENV)/.dev  ## ruff, mypy, import-linter and the tests, but for the long ones: 8 minutes on two cores
+	@$(LINT); \
+	$(PYTEST) -m "not crowd and not long" $(PYTEST_ARGS) && [ -z "$$failed" ]
 
 test-long: $(VENV)/.dev  ## examples, pages and programs from start to end, networks that are cut, what fills the machine
-	@unset KUBECONFIG; failed=""; \
-	$(BIN)/python -m pytest -m crowd || failed="$$failed crowd"; \
-	$(BIN)/python -m pytest -m "long and not cluster and not crowd" $(PYTEST_ARGS) && [ -z "$$failed" ]
+	@failed=""; \
+	$(PYTEST) -m crowd || failed="$$failed crowd"; \
+	$(PYTEST) -m "long and not cluster and not crowd" $(PYTEST_ARGS) && [ -z "$$failed" ]
 
 test-cluster: $(VENV)/.dev  ## the tests on the cluster that KUBECONFIG names
 	@[ -n "$$KUBECONFIG" ] || { echo "make $@: KUBECONFIG must name a kubeconfig" >&2; exit 2; }
@@ -82,10 +91,13 @@ $(VENV)/.demo: $(VENV)/.python $(INPUTS)
 
 $(VENV)/.dev: $(VENV)/.python $(INPUTS)
 	@echo "installing windlass, torch and the development tools into $(VENV)"
-	@$(PIP) -e '.[dev]'
-	@for extra in $(OPTIONAL); do \
-	    $(PIP) -e ".[$$extra]" || echo "$$extra cannot be installed here: its tests are skipped"; \
-	done
+	@# all at once; where that fails (a part that this Python has not, a registry that is away), one by one
+	@$(PIP) -e '.[$(EXTRAS)]' || { \
+	    $(PIP) -e '.[dev]' || exit 1; \
+	    for extra in $(OPTIONAL); do \
+	        $(PIP) -e ".[$$extra]" || echo "$$extra cannot be installed here: its tests are skipped"; \
+	    done; \
+	}
 	@# its build reads the torch that is here, and compiles nothing
 	@DS_BUILD_OPS=0 $(PIP) --no-build-isolation deepspeed || \
 	    echo "deepspeed cannot be installed here: its tests are skipped"

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import process_guard
 import pytest
 from clean_home import home
 from contract_engines import choose_engines
@@ -30,8 +31,16 @@ ROOT = Path(__file__).parent
 CASES = ROOT / "src/windlass/conformance/cases"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        process_guard.OPTION, action="store_true", help="skip each test that starts a process"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     start_as_in_a_terminal()
+    if config.getoption(process_guard.OPTION):
+        process_guard.install(config)
     for line in (
         "chaos: takes nodes or the API server away from everybody, so it runs alone",
         "local_only(reason): a contract that cannot hold on a cluster",

@@ -21,7 +21,7 @@ from windlass.agent.agent_context import AgentContext
 from windlass.agent.agent_process import prepare_forks, run_agent, start_logging
 from windlass.agent.fork_server_client import ForkServer
 from windlass.agent.inputs import Inputs
-from windlass.agent.lead import lead_server
+from windlass.agent.link import agent_link
 from windlass.agent.link.tcp import TlsPlace
 from windlass.agent.node import follower
 from windlass.agent.pod_output import PodLogWriter
@@ -35,7 +35,7 @@ from windlass.wire.tls import client_context, server_context
 
 def run_agent_program(about: dict) -> None:
     sys.argv[0] = about["archive"]  # what fork servers are started from
-    lead_server.HEARTBEAT_S = about["heartbeat_s"]
+    agent_link.HEARTBEAT_S = about["heartbeat_s"]
     names.FEWER_AFTER_S = about["fewer_after_s"]
     start_logging()
     become_subreaper()
