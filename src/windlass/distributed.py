@@ -11,7 +11,7 @@ import socket
 
 from windlass import names
 from windlass.errors import SpecError
-from windlass.plan.rank_env import read_indexes
+from windlass.plan.plan import read_indexes
 from windlass.waiting import wait_until
 
 _LOOPBACK = "127.0.0.1"

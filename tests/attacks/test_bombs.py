@@ -36,8 +36,8 @@ from windlass.wire.last_word import num_lines, read_last_word
 from windlass.wire.log_files import RankLog
 from windlass.wire.log_lines import read_pod_log
 from windlass.wire.results import ErrorInfo, ResultHeader, read_header, write_result
-from windlass.wire.status import Phase
-from windlass.wire.status_file import (
+from windlass.wire.status import (
+    Phase,
     StatusFile,
     make_first_status,
     read_status,

@@ -28,8 +28,7 @@ from windlass.engines.finished_jobs import forget_old_jobs
 from windlass.wire.file_sync import Piece, Receiver, is_from_lead
 from windlass.wire.job_folder import JobFolder, write_atomically
 from windlass.wire.results import ResultHeader, write_result
-from windlass.wire.status import Phase
-from windlass.wire.status_file import make_first_status, render_status
+from windlass.wire.status import Phase, make_first_status, render_status
 
 MB = 1 << 20
 

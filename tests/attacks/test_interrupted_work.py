@@ -38,7 +38,7 @@ def test_201_calls_during_a_broken_line(compute, tmp_path):
     path = tmp_path / "ran"
     remote = wl.fn(once.append).to(compute)
     calling, _ = remote._make("", (str(path), "once"), {}, remote._options, detach=False)
-    calling.say()
+    calling.send()
     wait_for(path.exists, "it runs")
     calling._connection.close()
     echo = wl.fn(once.echo, keep="process").to(compute)

@@ -30,8 +30,7 @@ from windlass.wire.job_folder import JobFolder
 from windlass.wire.last_word import render_last_word
 from windlass.wire.messages.jobs import NODE_TO_LEAD
 from windlass.wire.results import ResultHeader
-from windlass.wire.status import FailureKind, Phase
-from windlass.wire.status_file import make_first_status, render_status
+from windlass.wire.status import FailureKind, Phase, make_first_status, render_status
 
 PLAN = make_pod_plan(detach=True)
 COMPLETE = {"type": "Complete"}

@@ -22,8 +22,7 @@ from windlass.kube.client.api_errors import Unreachable
 from windlass.plan.plan import Input
 from windlass.wire.file_sync import find_files
 from windlass.wire.job_folder import JobFolder, write_atomically
-from windlass.wire.status import FailureKind, JobStatus, Phase
-from windlass.wire.status_file import render_status
+from windlass.wire.status import FailureKind, JobStatus, Phase, render_status
 
 LOG, RESULT = "attempt-0/rank-0.log", "attempt-0/rank-1.result"
 RUNNING, SUCCEEDED = (

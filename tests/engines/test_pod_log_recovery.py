@@ -21,8 +21,7 @@ from windlass.wire.file_sync import find_files
 from windlass.wire.job_folder import JobFolder, write_atomically
 from windlass.wire.last_word import render_last_word
 from windlass.wire.log_lines import read_record
-from windlass.wire.status import Phase
-from windlass.wire.status_file import make_first_status, render_status
+from windlass.wire.status import Phase, make_first_status, render_status
 
 PLAN = make_pod_plan(nodes=2)
 WHEN = b"2026-01-31T12:00:00.123456789Z "

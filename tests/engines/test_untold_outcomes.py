@@ -23,8 +23,7 @@ from windlass.errors import EngineError
 from windlass.observe.explain import exit_code_of, explain, render_verdict
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.last_word import render_last_word
-from windlass.wire.status import FailureKind, Phase
-from windlass.wire.status_file import make_first_status, render_status
+from windlass.wire.status import FailureKind, Phase, make_first_status, render_status
 
 PLAN = make_pod_plan(detach=True)
 LEFT = {"exitCode": 0, "reason": "Completed", "finishedAt": "2026-01-31T12:00:00Z"}

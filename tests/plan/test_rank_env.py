@@ -11,10 +11,11 @@ from spec.strategies import envs, facts, plans, specs
 
 from windlass import names
 from windlass.frameworks.framework import load_framework
-from windlass.plan.plan import Facts, make_plan
-from windlass.plan.rank_env import (
+from windlass.plan.plan import (
+    Facts,
     Meeting,
     make_job_env,
+    make_plan,
     make_rank_env,
     read_indexes,
     render_indexes,

@@ -33,7 +33,7 @@ def make_others(compute):
 @pytest.mark.parametrize("keep", ["", "process"])
 def test_a_call_whose_line_was_broken_for_201_others_runs_once(warm, shared, keep):
     calling = make_calling(kt.fn(tasks.append, keep=keep).to(warm), f"{shared.path}/ran", "once")
-    calling.say()
+    calling.send()
     shared.wait_for("ran")
     break_line(calling)
     make_others(warm)
@@ -58,7 +58,7 @@ def test_a_call_that_was_never_heard_of_is_said_again(warm, shared):
 def test_a_call_of_which_the_line_broke_is_found_again_while_it_is_kept(warm, shared):
     remote = kt.fn(tasks.block).to(warm)
     calling = make_calling(remote, f"{shared.path}/started", f"{shared.path}/go")
-    calling.say()
+    calling.send()
     shared.wait_for("started")
     break_line(calling)
     shared.touch("go")
@@ -69,7 +69,7 @@ def test_a_detached_call_is_accepted_over_the_next_line(warm, shared):
     """Not only once it has ended."""
     remote = kt.fn(tasks.block).to(warm)
     calling = make_calling(remote, f"{shared.path}/started", f"{shared.path}/go", detach=True)
-    calling.say()
+    calling.send()
     shared.wait_for("started")
     break_line(calling)
     calling.wait_for_acceptance()

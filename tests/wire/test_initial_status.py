@@ -8,8 +8,7 @@ from windlass import records
 from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Script
-from windlass.wire.status import JobStatus, Phase
-from windlass.wire.status_file import make_first_status, render_status
+from windlass.wire.status import JobStatus, Phase, make_first_status, render_status
 
 PLAN = make_plan(
     JobSpec(work=Script(path="a.py"), nodes=2, procs=2),

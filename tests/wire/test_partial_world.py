@@ -7,7 +7,7 @@ from kube.plans import make_pod_plan
 
 from windlass.wire.file_sync import is_from_lead
 from windlass.wire.job_folder import JobFolder, write_atomically
-from windlass.wire.status_file import read_world, render_world
+from windlass.wire.status import read_world, render_world
 
 PLAN = make_pod_plan(nodes=4, min_nodes=1, procs=2)
 

@@ -57,7 +57,7 @@ def find_end(folder: JobFolder) -> float | None:
         return float(mark.read_bytes())
     if not folder.status.exists():
         return None
-    from windlass.wire.status_file import StatusFile
+    from windlass.wire.status import StatusFile
 
     status = StatusFile(folder.status).read_known()
     return status.ended_at_s if status is not None and status.phase.is_final else None

@@ -20,8 +20,7 @@ from windlass.wire.file_sync import measure_files
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.last_word import choose_files, render_last_word
 from windlass.wire.log_lines import render_pod_lines
-from windlass.wire.status import JobStatus, Phase
-from windlass.wire.status_file import render_status
+from windlass.wire.status import JobStatus, Phase, render_status
 
 _MAX_WAITING_BYTES = 1 << 20
 logger = logging.getLogger(__name__)

@@ -11,8 +11,7 @@ from windlass.frameworks.framework import Framework
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from windlass.plan.plan import Plan
-    from windlass.plan.rank_env import Meeting
+    from windlass.plan.plan import Meeting, Plan
 
 _COMMAND = "command"  # the kind of work
 
@@ -23,7 +22,7 @@ def _count_procs(procs: int, kind: str) -> int:
 
 
 def _make_env(plan: Plan, rank: int, *, attempt: int, meeting: Meeting) -> dict[str, str]:
-    from windlass.plan.rank_env import make_command_env
+    from windlass.plan.plan import make_command_env
 
     env = python_ranks.make_env(plan, rank, attempt=attempt, meeting=meeting)
     return {**env, **make_command_env(plan, rank, meeting)}

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from typing import Any, NoReturn, Protocol
 
-    from windlass.plan.plan import Plan
-    from windlass.plan.rank_env import Meeting
+    from windlass.plan.plan import Meeting, Plan
     from windlass.wire.messages.forkserver import ClusterNode
     from windlass.wire.results import ErrorInfo
 

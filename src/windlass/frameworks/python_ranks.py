@@ -7,8 +7,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from windlass.plan.plan import Plan
-    from windlass.plan.rank_env import Meeting
+    from windlass.plan.plan import Meeting, Plan
     from windlass.wire.results import ErrorInfo
 
 # What a rank prints when it was a peer that died: sockets, torch's store, gloo, NCCL.
@@ -33,7 +32,7 @@ def count_as_asked(procs: int, _kind: str) -> int:
 
 def make_env(plan: Plan, rank: int, *, attempt: int, meeting: Meeting) -> dict[str, str]:
     """What torchrun sets."""
-    from windlass.plan.rank_env import make_rank_env
+    from windlass.plan.plan import make_rank_env
 
     return make_rank_env(plan, rank, attempt=attempt, meeting=meeting)
 
@@ -61,7 +60,7 @@ def find_version(library: str) -> str:
 def make_call_env(meeting: Meeting) -> dict[str, str]:
     """Where the ranks of a call meet. A call is not a restart of the one before."""
     from windlass import names
-    from windlass.plan.rank_env import make_meeting_env
+    from windlass.plan.plan import make_meeting_env
 
     return {**make_meeting_env(meeting), names.TORCHELASTIC_RESTART_COUNT: "0"}
 

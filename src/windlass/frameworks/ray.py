@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from windlass.frameworks.framework import TellCluster
-    from windlass.plan.plan import Plan
-    from windlass.plan.rank_env import Meeting
+    from windlass.plan.plan import Meeting, Plan
     from windlass.wire.messages.forkserver import ClusterNode
 
 _LIBRARY = "ray"

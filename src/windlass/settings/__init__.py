@@ -1,12 +1,12 @@
 """Settings: flags > environment > project file > user file > default, and where each came from.
 
-`table` is what may be set, `reading` finds it, `parse_values` checks it. Every command imports this, so
+`table` is what may be set, `reading` finds and checks it. Every command imports this, so
 parsers are loaded on use.
 """
 
 from __future__ import annotations
 
-from windlass.settings.parse_values import read_duration as read_duration
+from windlass.settings.reading import read_duration as read_duration
 from windlass.settings.reading import read_settings as read_settings
 from windlass.settings.reading import read_settings_here as read_settings_here
 from windlass.settings.reading import start_folder as start_folder

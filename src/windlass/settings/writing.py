@@ -14,8 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from windlass.errors import SpecError
-from windlass.settings.parse_values import Source, read_setting
-from windlass.settings.reading import PROJECT_FILE, find_project_file, parse_toml
+from windlass.settings.reading import (
+    PROJECT_FILE,
+    Source,
+    find_project_file,
+    parse_toml,
+    read_setting,
+)
 from windlass.settings.table import find_setting
 
 _TABLE = re.compile(r"^\s*\[", re.MULTILINE)

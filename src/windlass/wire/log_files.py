@@ -24,7 +24,7 @@ from windlass.wire.log_lines import (
     number_node,
     read_record,
 )
-from windlass.wire.status_file import read_world
+from windlass.wire.status import read_world
 
 _READ_BYTES = 1 << 20
 _MAX_LINE_BYTES = 64 << 10

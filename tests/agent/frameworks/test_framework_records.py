@@ -14,8 +14,7 @@ from windlass.frameworks.framework import (
     choose_framework,
     load_framework,
 )
-from windlass.plan.plan import Facts, make_plan
-from windlass.plan.rank_env import Meeting
+from windlass.plan.plan import Facts, Meeting, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Calls, Command, Function, Module, Script
 from windlass.wire.results import ErrorInfo

@@ -19,8 +19,7 @@ from windlass.agent.pod_output import PodLogWriter
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.last_word import read_last_word
 from windlass.wire.log_lines import FULL, render_prefix
-from windlass.wire.status import Phase
-from windlass.wire.status_file import read_status, render_status
+from windlass.wire.status import Phase, read_status, render_status
 
 
 @pytest.fixture

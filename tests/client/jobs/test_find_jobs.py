@@ -16,8 +16,7 @@ from windlass.settings import read_settings
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Script
 from windlass.wire.job_folder import JobFolder
-from windlass.wire.status import Phase
-from windlass.wire.status_file import make_first_status, render_status
+from windlass.wire.status import Phase, make_first_status, render_status
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import rank_work
 from waits import wait_for
 
 import windlass as wl
-from windlass.client.jobs.interrupts import Interrupts
+from windlass.client.jobs.job import Interrupts
 from windlass.wire.status import Phase
 
 

@@ -22,8 +22,7 @@ from windlass.errors import JobNotFound, SpecError
 from windlass.spec.work import Calls
 from windlass.wire.job_folder import JobFolder, write_atomically
 from windlass.wire.last_word import render_last_word
-from windlass.wire.status import Phase
-from windlass.wire.status_file import make_first_status, render_status
+from windlass.wire.status import Phase, make_first_status, render_status
 
 
 def test_one_without_a_lead_is_cancelled_by_deleting_it(engine, cluster, dialect) -> None:

@@ -44,8 +44,8 @@ from windlass.wire.status import (
     NodeStatus,
     Phase,
     Verdict,
+    make_first_status,
 )
-from windlass.wire.status_file import make_first_status
 
 MADE_S = 1_769_860_800.0  # 2026-01-31T12:00:00Z, when all objects were made
 NOW_S = MADE_S + 600.0

@@ -22,8 +22,7 @@ from windlass.agent.lead.cluster_nodes import ClusterNodes
 from windlass.agent.lead.node_table import NodeTable
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.frameworks.framework import load_framework
-from windlass.plan.plan import Plan
-from windlass.plan.rank_env import Meeting
+from windlass.plan.plan import Meeting, Plan
 from windlass.wire.message import Handlers
 from windlass.wire.messages.forkserver import ClusterNode
 from windlass.wire.messages.worlds import CloseStore, OpenStore, StoreGone, StoreReady

@@ -21,8 +21,17 @@ from windlass.wire.job_folder import JobFolder, write_atomically
 from windlass.wire.message import Metric
 from windlass.wire.messages.ranks import RankReport
 from windlass.wire.states import MomentName
-from windlass.wire.status import Condition, Moment, Phase, Progress, Verdict
-from windlass.wire.status_file import make_first_status, make_ranks, render_status, render_world
+from windlass.wire.status import (
+    Condition,
+    Moment,
+    Phase,
+    Progress,
+    Verdict,
+    make_first_status,
+    make_ranks,
+    render_status,
+    render_world,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from windlass import names, processes
 from windlass.agent.node.world_ranks import Echo, LiveRank, WorldRanks, read_error_file
 from windlass.errors import ProtocolError
 from windlass.frameworks.framework import load_framework
-from windlass.plan.rank_env import Meeting
+from windlass.plan.plan import Meeting
 from windlass.spec.work import Function
 from windlass.wire.messages.forkserver import ForkRank
 from windlass.wire.messages.jobs import RankStarted, ReleaseRanks, StartAttempt

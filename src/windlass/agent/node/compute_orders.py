@@ -25,7 +25,7 @@ from windlass.agent.node.world_ranks import Echo, LiveRank, Tell, WorldRanks
 from windlass.agent.projects import Projects
 from windlass.errors import WindlassError
 from windlass.frameworks.framework import load_framework
-from windlass.plan.rank_env import Meeting
+from windlass.plan.plan import Meeting
 from windlass.spec.work import ImageStep
 from windlass.wire import payloads
 from windlass.wire.frames import Frame, render_frame

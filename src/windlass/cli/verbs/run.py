@@ -18,8 +18,7 @@ from windlass.cli.flags import given_flags, json_option, setting_options
 from windlass.cli.prepare import SplitWords, TargetCommand, prepare_words
 from windlass.cli.show import print_json, print_yaml, render_span
 from windlass.cli.verb_table import close_stdout
-from windlass.client.jobs.interrupts import Interrupts
-from windlass.client.jobs.job import Job
+from windlass.client.jobs.job import Interrupts, Job
 from windlass.client.jobs.run import Prepared
 from windlass.client.terminal import say
 from windlass.errors import SpecError

@@ -2,15 +2,18 @@
 
 The handle knows only where the job is and asks the engine each time. Values are unpickled as they were, and
 exceptions are raised as their own type with the remote traceback as their cause. An exception that cannot
-be rebuilt here becomes a RemoteError that names it.
+be rebuilt here becomes a RemoteError that names it. `Interrupts` ends a job on Ctrl-C and SIGTERM.
 """
 
 from __future__ import annotations
 
 import pickle
+import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from types import FrameType
 from typing import Any
 
 from windlass import errors
@@ -260,3 +263,54 @@ class Job:
         if result[0].state != RankState.RETURNED:
             raise RankFailed(f"rank {rank} left no result")
         return load_value(*result)
+
+
+_HANDLED = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """Listens while it is entered; only the main thread can."""
+
+    def __init__(self) -> None:
+        self.to_show: list[bool] = []  # those yet to be shown: whether each wants the end now
+        self._job: Job | None = None
+        self._num = 0
+        self._why = ""
+        self._first: int | None = None
+        self._before: list[object] = []
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            self._before = [signal.signal(number, self._handle) for number in _HANDLED]
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for number, handler in zip(_HANDLED, self._before, strict=False):
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    @property
+    def was_interrupted(self) -> bool:
+        return self._num > 0
+
+    def pass_on(self) -> None:
+        """The job has ended: now the signal means here what it would have meant without one."""
+        if self._first is not None:
+            signal.raise_signal(self._first)
+
+    def watch(self, job: Job) -> None:
+        """The job there is now to end; at once if that was asked for meanwhile."""
+        self._job = job
+        if self._num:
+            job.cancel(now=False, why=self._why, interrupt=self._first == signal.SIGINT)
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        self._num += 1
+        is_second = self._num > 1
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        self._why = f"{name} in its client"
+        self._first = self._first or number
+        if self._job is not None:
+            self.to_show.append(is_second)
+            self._job.cancel(now=is_second, why=self._why, interrupt=self._first == signal.SIGINT)
+        elif is_second:  # the starting itself takes too long
+            raise KeyboardInterrupt

@@ -19,10 +19,10 @@ from windlass.spec.launchers import (
     find_launcher,
     insert_flags,
 )
-from windlass.spec.work import Command, Work
+from windlass.spec.work import Command
 
 _NNODES = re.compile(r"--(?:nnodes|num_machines|num_nodes)[= ]([0-9]+)(?::([0-9]+))?(?![^ ])")
-_STANDALONE = "--standalone"
+STANDALONE = "--standalone"
 # of accelerate: how processes are started, which it guesses only where their number is not told
 _KINDS = (
     *(
@@ -50,7 +50,7 @@ def _find_in(command: str) -> LauncherLine | None:
 def read_num_nodes(command: str) -> NodeRange | None:
     """How many nodes a command says there are, at least and at most; None where it says nothing."""
     match = _NNODES.search(command)
-    if match is None or _STANDALONE in command or not is_torchrun(command):
+    if match is None or STANDALONE in command or not is_torchrun(command):
         return None
     return NodeRange(min=int(match[1]), max=int(match[2] or match[1]))
 
@@ -65,13 +65,6 @@ def check_num_nodes(command: str, num_nodes: int, keyword: str) -> None:
             f"the command says {flag}={text}, and {num_nodes} node(s) would run it",
             hint=f"leave {flag} out, or write {keyword}{said.max}",
         )
-
-
-def describe_worlds(work: Work, num_nodes: int) -> tuple[str, ...]:
-    """What to say of a line that keeps its nodes apart."""
-    if num_nodes > 1 and isinstance(work, Command) and _STANDALONE in work.label:
-        return (f"{_STANDALONE}: each of the {num_nodes} nodes is a world of its own",)
-    return ()
 
 
 def fit_launcher(work: Command, settings: Settings) -> tuple[Command, Settings]:

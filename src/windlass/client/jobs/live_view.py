@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol, TextIO
 
-from windlass.client.jobs.interrupts import Interrupts
-from windlass.client.jobs.job import Job
+from windlass.client.jobs.job import Interrupts, Job
 from windlass.client.terminal import (
     can_draw,
     clean,

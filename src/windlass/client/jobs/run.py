@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windlass.client.jobs.interrupts import Interrupts
-from windlass.client.jobs.job import Job
+from windlass.client.jobs.job import Interrupts, Job
 from windlass.client.jobs.job_ids import make_job_id
-from windlass.client.jobs.launcher_size import describe_worlds, fit_launcher
+from windlass.client.jobs.launcher_size import STANDALONE, fit_launcher
 from windlass.client.jobs.node_settings import fit_to_pods, make_pod, make_sizes
 from windlass.client.jobs.packing import Packed, pack_code
 from windlass.client.jobs.source_analysis import check_script, choose_preload
@@ -34,7 +33,7 @@ from windlass.settings import NodeRange, Settings, read_settings
 from windlass.settings.table import BY_NAME, PODS
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.pod_spec import PodSpec
-from windlass.spec.work import Command, Function, Script
+from windlass.spec.work import Command, Function, Script, Work
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -256,7 +255,7 @@ def prepare_target(
             *note,
             *describe_pretence(job.settings),
             *_describe_procs(job.settings.procs, spec),
-            *describe_worlds(job.target.work, len(plan.nodes)),
+            *_describe_standalone(job.target.work, len(plan.nodes)),
         ),
     )
 
@@ -311,6 +310,13 @@ def _describe_procs(asked: int | None, spec: JobSpec) -> tuple[str, ...]:
         return ()
     processes = "one process" if spec.procs == 1 else f"{spec.procs} processes"
     return (f"framework {spec.framework}: {processes} per node, not {asked}",)
+
+
+def _describe_standalone(work: Work, num_nodes: int) -> tuple[str, ...]:
+    """Return the note on a launcher whose nodes do not meet."""
+    if num_nodes > 1 and isinstance(work, Command) and STANDALONE in work.label:
+        return (f"{STANDALONE}: each of the {num_nodes} nodes is a world of its own",)
+    return ()
 
 
 def current_folder() -> Path:

@@ -63,8 +63,7 @@ from windlass.wire.job_folder import JobFolder, write_atomically
 from windlass.wire.log_files import LogFiles
 from windlass.wire.log_lines import LogQuery
 from windlass.wire.results import ResultHeader
-from windlass.wire.status import JobStatus
-from windlass.wire.status_file import StatusFile
+from windlass.wire.status import JobStatus, StatusFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

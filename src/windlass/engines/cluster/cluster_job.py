@@ -36,8 +36,7 @@ from windlass.kube.diagnosis.pod_endings import PodIndexes, read_dead_pods
 from windlass.plan.plan import Plan
 from windlass.waiting import wait_until
 from windlass.wire.job_folder import JobFolder, write_atomically
-from windlass.wire.status import Condition, JobStatus
-from windlass.wire.status_file import StatusFile, make_first_status, render_status
+from windlass.wire.status import Condition, JobStatus, StatusFile, make_first_status, render_status
 
 logger = logging.getLogger(__name__)
 

@@ -27,8 +27,7 @@ from windlass.wire.file_sync import is_from_lead
 from windlass.wire.job_folder import JobFolder, write_atomically
 from windlass.wire.last_word import LastWord, num_lines, read_last_word
 from windlass.wire.log_lines import read_pod_log
-from windlass.wire.status import JobStatus
-from windlass.wire.status_file import read_status, render_status
+from windlass.wire.status import JobStatus, read_status, render_status
 
 logger = logging.getLogger(__name__)
 

@@ -42,8 +42,7 @@ from windlass.wire.job_folder import JobFolder
 from windlass.wire.message import Message
 from windlass.wire.messages.jobs import LEAD_TO_CLIENT, AllRead, CancelJob, HoldLease, InputsWanted
 from windlass.wire.messages.link import FilePiece, Heartbeat, Welcome
-from windlass.wire.status import JobStatus
-from windlass.wire.status_file import read_status
+from windlass.wire.status import JobStatus, read_status
 from windlass.wire.tls import client_context_from, server_name
 
 logger = logging.getLogger(__name__)

@@ -61,8 +61,16 @@ from windlass.wire.messages.jobs import CancelJob
 from windlass.wire.payloads import remove_spills
 from windlass.wire.results import ResultHeader
 from windlass.wire.states import NodeState
-from windlass.wire.status import FailureKind, JobStatus, Phase, cut_text, make_job_verdict
-from windlass.wire.status_file import StatusFile, make_first_status, render_status
+from windlass.wire.status import (
+    FailureKind,
+    JobStatus,
+    Phase,
+    StatusFile,
+    cut_text,
+    make_first_status,
+    make_job_verdict,
+    render_status,
+)
 
 _TIDY_S = 10.0
 _MAX_NAMES = 50  # of jobs that an error about an unknown one looks at

@@ -29,8 +29,15 @@ from windlass.wire.messages.computes import CallAnswer, CallItem, MakeObject, Sy
 from windlass.wire.payloads import forget
 from windlass.wire.results import Outcome
 from windlass.wire.states import CallState, RankState
-from windlass.wire.status import Condition, FailureKind, JobStatus, Phase, RankStatus, Verdict
-from windlass.wire.status_file import make_ranks
+from windlass.wire.status import (
+    Condition,
+    FailureKind,
+    JobStatus,
+    Phase,
+    RankStatus,
+    Verdict,
+    make_ranks,
+)
 
 _SLOW_S = 24 * 3600.0
 _SMALL_BYTES = 64 << 10

@@ -20,7 +20,7 @@ from windlass.client.jobs.source_analysis import TORCH, choose_preload, find_ear
 from windlass.client.jobs.target import function_name, travels_alone, unwrap_partial
 from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
-from windlass.settings.parse_values import read_duration
+from windlass.settings.reading import read_duration
 from windlass.spec.launchers import find_launcher
 from windlass.spec.work import Command
 from windlass.wire import call_targets

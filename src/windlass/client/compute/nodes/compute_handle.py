@@ -20,7 +20,7 @@ from windlass.client.keywords import COMPUTE, COMPUTE_MORE, DISTRIBUTE_MORE, sho
 from windlass.engines.protocol import JobRef
 from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
-from windlass.settings.parse_values import read_duration
+from windlass.settings.reading import read_duration
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

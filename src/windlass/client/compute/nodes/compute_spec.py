@@ -34,7 +34,7 @@ from windlass.errors import SpecError
 from windlass.frameworks.framework import choose_framework
 from windlass.plan.plan import Plan, make_plan
 from windlass.settings import Settings, read_settings
-from windlass.settings.parse_values import read_duration
+from windlass.settings.reading import read_duration
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.pod_spec import PodSize, PodSpec, Toleration
 from windlass.spec.work import Calls, ImageStep
