@@ -20,19 +20,38 @@ from windlass.client.keywords import (
 )
 
 PATH = Path(__file__).parents[1] / "src/windlass/client/keyword_types.py"
+_COMPUTE = (*COMPUTE, *COMPUTE_MORE)
+_APP = tuple(one for one in APP if one.name not in ("name", "gpus"))
+_NODE = tuple(one for one in JOB if one in _COMPUTE and one in _APP)
+_JOB_OR_APP = tuple(one for one in JOB if one in _APP and one not in _NODE)
+_COMPUTE_OR_APP = tuple(one for one in _COMPUTE if one in _APP and one not in _NODE)
+# each class with its docstring, the keywords it takes, and the classes that it inherits some of them from
 _CLASSES = {
-    "JobKeywords": ("What `run` and `submit` take.", JOB),
-    "ComputeKeywords": ("What `Compute` and `@compute` take.", (*COMPUTE, *COMPUTE_MORE)),
+    "NodeKeywords": ("Settings of the nodes of jobs, computes and apps.", _NODE, ()),
+    "JobOrAppKeywords": ("Settings of jobs and apps.", _JOB_OR_APP, ()),
+    "ComputeOrAppKeywords": ("Keywords of computes and apps.", _COMPUTE_OR_APP, ()),
+    "JobKeywords": (
+        "Keywords of `run` and `submit`.",
+        JOB,
+        ("NodeKeywords", "JobOrAppKeywords"),
+    ),
+    "ComputeKeywords": (
+        "Keywords of `Compute` and `@compute`.",
+        _COMPUTE,
+        ("NodeKeywords", "ComputeOrAppKeywords"),
+    ),
     "AppKeywords": (
-        "What `app` takes beside its own parameters.",
-        [one for one in APP if one.name not in ("name", "gpus")],
+        "Keywords of `app` beside its own parameters.",
+        _APP,
+        ("NodeKeywords", "JobOrAppKeywords", "ComputeOrAppKeywords"),
     ),
-    "CallKeywords": ("What `fn`, `cls` and `.options` take.", CALL),
-    "DistributeKeywords": ("What `@distribute` takes.", DISTRIBUTE),
+    "CallKeywords": ("Keywords of `fn`, `cls` and `.options`.", CALL, ()),
     "OtherDistributeKeywords": (
-        "What `.distribute` takes beside its own parameters.",
+        "Keywords of `.distribute` beside its own parameters.",
         DISTRIBUTE_MORE,
+        (),
     ),
+    "DistributeKeywords": ("Keywords of `@distribute`.", DISTRIBUTE, ("OtherDistributeKeywords",)),
 }
 _HEAD = '''"""The keywords of the public functions, for editors and type checkers only.
 
@@ -58,11 +77,16 @@ def render() -> str:
     return "\n\n".join([_HEAD, *classes])
 
 
-def _render_class(name: str, about: str, keywords: Iterable[Keyword]) -> str:
-    lines = [f"class {name}(TypedDict, total=False):", f'    """{about}"""', ""]
+def _render_class(
+    name: str, about: str, keywords: Iterable[Keyword], parents: tuple[str, ...]
+) -> str:
+    inherited = [one for parent in parents for one in _CLASSES[parent][1]]
+    bases = ", ".join(parents) or "TypedDict"
+    lines = [f"class {name}({bases}, total=False):", f'    """{about}"""', ""]
     for keyword in keywords:
-        lines += [f"    {keyword.name}: {keyword.type}", f'    """{_quote(keyword.help)}"""']
-    return "\n".join(lines) + "\n"
+        if keyword not in inherited:
+            lines += [f"    {keyword.name}: {keyword.type}", f'    """{_quote(keyword.help)}"""']
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _quote(text: str) -> str:

@@ -15,8 +15,7 @@ from typing import Any
 import click
 
 from windlass import records
-from windlass.client.jobs.live_view import render_seconds
-from windlass.client.terminal import clean, one_line, paint, wants_colour
+from windlass.client.terminal import clean, one_line, paint, render_seconds, wants_colour
 
 _COLOURS = {
     "succeeded": 32,

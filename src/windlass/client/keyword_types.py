@@ -15,8 +15,113 @@ from windlass.client.compute.resources.volume import Volume
 from windlass.settings.table import NodeRange
 
 
-class JobKeywords(TypedDict, total=False):
-    """What `run` and `submit` take."""
+class NodeKeywords(TypedDict, total=False):
+    """Settings of the nodes of jobs, computes and apps."""
+
+    pretend_gpus: bool
+    """run without the GPUs that are asked for: as many ranks, on the CPU"""
+    python: str
+    """the nodes' interpreter; empty: this one, in pods the image's python3"""
+    grace_s: float | str
+    """how long ranks have between SIGTERM and SIGKILL"""
+    peer_wait_s: float | str
+    """how long a finished rank keeps its connections open for the others"""
+    context: str
+    """the kubeconfig context; empty: the current one"""
+    namespace: str
+    """where the pods run; empty: the context's own"""
+    cpus: str | float
+    """processors per node: 4, 500m"""
+    memory: str | float
+    """memory per node: 512Gi"""
+    ephemeral_storage: str | float
+    """scratch disk per node: 100Gi"""
+    shm: str | float
+    """size of /dev/shm; empty: half of the memory"""
+    requests: Mapping[str, str | int]
+    """request less than the limit: cpus, memory, ephemeral_storage"""
+    gpu_type: str
+    """the value of the nodes' gpu_label; A|B: either"""
+    gpu_label: str
+    """the node label that names the type of its GPUs"""
+    gpu_resource: str
+    """the resource that a GPU is requested as"""
+    node_selector: Mapping[str, str | int]
+    """labels the nodes must have; A|B: either"""
+    spread: Literal["soft", "hard", "none"]
+    """put a job's pods on different hosts: if possible, always, or not at all"""
+    pack: str
+    """a label that all nodes of the job share: topology.kubernetes.io/zone"""
+    priority_class: str
+    """the pods' priority class"""
+    queue: str
+    """the Kueue queue"""
+    service_account: str
+    """the service account that the pods use"""
+    run_as: int | Literal["none"] | None
+    """the pods' user id; none: the image's own"""
+    pull_secrets: Sequence[str]
+    """Secrets for pulling images"""
+    mesh_name: str
+    """the Monarch mesh that the pods are; empty: the job's id without dashes"""
+    open_mesh: bool
+    """let all pods of the namespace use the Monarch mesh, without TLS"""
+    labels: Mapping[str, str | int]
+    """labels of the pods"""
+    annotations: Mapping[str, str | int]
+    """annotations of the pods"""
+
+
+class JobOrAppKeywords(TypedDict, total=False):
+    """Settings of jobs and apps."""
+
+    restarts: int
+    """how often to start again when the code fails"""
+    node_restarts: int
+    """how often to go on after losing a node"""
+    timeout_s: float | str | None
+    """end the job this long after it first starts"""
+    lease_s: float | str | None
+    """how long a job outlives a client that went away; none: the engine's own"""
+    join_timeout_s: float | str | None
+    """how long to wait for all nodes; none: the engine's own"""
+    runtime: str
+    """the TrainingRuntime that a TrainJob is made from; default: torch-distributed"""
+    allow_host_path: bool
+    """allow volumes that are folders of the host"""
+    ttl_s: float | str | None
+    """how long an ended job is kept; none: until it is removed"""
+    patch: str | PathLike[str] | Mapping[str, Any] | None
+    """YAML to merge into the pods' template, or a file that holds it"""
+    rdzv_endpoint: str
+    """the rendezvous endpoint; empty: the first pod and port 29500"""
+    home: str | PathLike[str] | None
+    """the folder for jobs and their logs"""
+
+
+class ComputeOrAppKeywords(TypedDict, total=False):
+    """Keywords of computes and apps."""
+
+    image: str | Image
+    """the pods' image, and the steps that prepare it"""
+    env: Mapping[str, object]
+    """environment variables of every rank"""
+    secrets: Sequence[Secret | str]
+    """secrets for the ranks, as variables or files"""
+    volumes: Sequence[Volume | str]
+    """volumes that every node mounts"""
+    tolerations: Sequence[str | Mapping[str, str]]
+    """taints to tolerate: KEY, KEY=VALUE, KEY=VALUE:EFFECT, or tables as Kubernetes has them"""
+    working_dir: str
+    """the folder to run in, seen from the project's folder"""
+    pod_patch: str | PathLike[str] | Mapping[str, Any] | None
+    """YAML to merge into the pods' template, or a file that holds it"""
+    root: str
+    """the project's folder; empty: found from the code's"""
+
+
+class JobKeywords(NodeKeywords, JobOrAppKeywords, total=False):
+    """Keywords of `run` and `submit`."""
 
     engine: str
     """what provides the nodes"""
@@ -26,8 +131,6 @@ class JobKeywords(TypedDict, total=False):
     """ranks per node; none: one per GPU, else one"""
     gpus: int
     """GPUs per node"""
-    pretend_gpus: bool
-    """run without the GPUs that are asked for: as many ranks, on the CPU"""
     framework: str
     """how the work is spread over ranks; empty: pytorch, or command for a command"""
     name: str
@@ -38,280 +141,50 @@ class JobKeywords(TypedDict, total=False):
     """how ranks start"""
     preload: Sequence[str] | None
     """modules imported once, before ranks start; unset: torch, if the source leads to it"""
-    python: str
-    """the nodes' interpreter; empty: this one, in pods the image's python3"""
-    restarts: int
-    """how often to start again when the code fails"""
-    node_restarts: int
-    """how often to go on after losing a node"""
-    timeout_s: float | str | None
-    """end the job this long after it first starts"""
-    grace_s: float | str
-    """how long ranks have between SIGTERM and SIGKILL"""
-    peer_wait_s: float | str
-    """how long a finished rank keeps its connections open for the others"""
-    lease_s: float | str | None
-    """how long a job outlives a client that went away; none: the engine's own"""
-    join_timeout_s: float | str | None
-    """how long to wait for all nodes; none: the engine's own"""
     image: str
     """the pods' image, with Python and torch in it; empty: PyTorch's own, of the torch here"""
     in_image: bool
     """the target is part of the image: no code is sent"""
-    context: str
-    """the kubeconfig context; empty: the current one"""
-    namespace: str
-    """where the pods run; empty: the context's own"""
-    cpus: str | float
-    """processors per node: 4, 500m"""
-    memory: str | float
-    """memory per node: 512Gi"""
-    ephemeral_storage: str | float
-    """scratch disk per node: 100Gi"""
-    shm: str | float
-    """size of /dev/shm; empty: half of the memory"""
-    requests: Mapping[str, str | int]
-    """request less than the limit: cpus, memory, ephemeral_storage"""
-    gpu_type: str
-    """the value of the nodes' gpu_label; A|B: either"""
-    gpu_label: str
-    """the node label that names the type of its GPUs"""
-    gpu_resource: str
-    """the resource that a GPU is requested as"""
-    node_selector: Mapping[str, str | int]
-    """labels the nodes must have; A|B: either"""
     tolerations: Sequence[str]
     """taints to tolerate: KEY, KEY=VALUE, KEY=VALUE:EFFECT"""
-    spread: Literal["soft", "hard", "none"]
-    """put a job's pods on different hosts: if possible, always, or not at all"""
-    pack: str
-    """a label that all nodes of the job share: topology.kubernetes.io/zone"""
-    priority_class: str
-    """the pods' priority class"""
-    queue: str
-    """the Kueue queue"""
-    runtime: str
-    """the TrainingRuntime that a TrainJob is made from; default: torch-distributed"""
-    service_account: str
-    """the service account that the pods use"""
-    run_as: int | Literal["none"] | None
-    """the pods' user id; none: the image's own"""
-    pull_secrets: Sequence[str]
-    """Secrets for pulling images"""
     secrets: Sequence[str]
     """Secrets: NAME, VAR=NAME:KEY or NAME:/folder"""
     volumes: Sequence[str]
     """CLAIM:/path, new:10Gi:/path[:RWX][:CLASS] (ends with the job), emptydir[:5Gi]:/path"""
-    allow_host_path: bool
-    """allow volumes that are folders of the host"""
-    mesh_name: str
-    """the Monarch mesh that the pods are; empty: the job's id without dashes"""
-    open_mesh: bool
-    """let all pods of the namespace use the Monarch mesh, without TLS"""
-    labels: Mapping[str, str | int]
-    """labels of the pods"""
-    annotations: Mapping[str, str | int]
-    """annotations of the pods"""
-    ttl_s: float | str | None
-    """how long an ended job is kept; none: until it is removed"""
-    patch: str | PathLike[str] | Mapping[str, Any] | None
-    """YAML to merge into the pods' template, or a file that holds it"""
     rdzv_backend: Literal["c10d", "etcd", "etcd-v2"]
     """the rendezvous backend of torchrun; etcd means etcd-v2"""
-    rdzv_endpoint: str
-    """the rendezvous endpoint; empty: the first pod and port 29500"""
-    home: str | PathLike[str] | None
-    """the folder for jobs and their logs"""
 
 
-class ComputeKeywords(TypedDict, total=False):
-    """What `Compute` and `@compute` take."""
+class ComputeKeywords(NodeKeywords, ComputeOrAppKeywords, total=False):
+    """Keywords of `Compute` and `@compute`."""
 
     name: str
     """the compute's name; empty: made from what is sent to it first"""
     engine: str
     """what provides the nodes; empty: a cluster if there is one, else local"""
-    cpus: str | float
-    """processors per node: 4, 500m"""
-    memory: str | float
-    """memory per node: 512Gi"""
     gpus: int
     """GPUs per node"""
-    gpu_type: str
-    """the value of the nodes' gpu_label; A|B: either"""
-    namespace: str
-    """where the pods run; empty: the context's own"""
-    node_selector: Mapping[str, str | int]
-    """labels the nodes must have; A|B: either"""
-    priority_class: str
-    """the pods' priority class"""
-    service_account: str
-    """the service account that the pods use"""
-    queue: str
-    """the Kueue queue"""
-    shm: str | float
-    """size of /dev/shm; empty: half of the memory"""
-    labels: Mapping[str, str | int]
-    """labels of the pods"""
-    annotations: Mapping[str, str | int]
-    """annotations of the pods"""
-    image: str | Image
-    """the pods' image, and the steps that prepare it"""
-    env: Mapping[str, object]
-    """environment variables of every rank"""
-    secrets: Sequence[Secret | str]
-    """secrets for the ranks, as variables or files"""
-    volumes: Sequence[Volume | str]
-    """volumes that every node mounts"""
-    tolerations: Sequence[str | Mapping[str, str]]
-    """taints to tolerate: KEY, KEY=VALUE, KEY=VALUE:EFFECT, or tables as Kubernetes has them"""
-    working_dir: str
-    """the folder to run in, seen from the project's folder"""
-    pod_patch: str | PathLike[str] | Mapping[str, Any] | None
-    """YAML to merge into the pods' template, or a file that holds it"""
-    root: str
-    """the project's folder; empty: found from the code's"""
     inactivity_ttl: float | str | None
     """end the nodes when nothing was called for this long; None: never"""
     launch_timeout: float | str
     """how long to wait for the nodes"""
-    context: str
-    """the kubeconfig context; empty: the current one"""
-    requests: Mapping[str, str | int]
-    """request less than the limit: cpus, memory, ephemeral_storage"""
-    ephemeral_storage: str | float
-    """scratch disk per node: 100Gi"""
-    gpu_label: str
-    """the node label that names the type of its GPUs"""
-    gpu_resource: str
-    """the resource that a GPU is requested as"""
-    spread: Literal["soft", "hard", "none"]
-    """put a job's pods on different hosts: if possible, always, or not at all"""
-    pack: str
-    """a label that all nodes of the job share: topology.kubernetes.io/zone"""
-    pull_secrets: Sequence[str]
-    """Secrets for pulling images"""
-    run_as: int | Literal["none"] | None
-    """the pods' user id; none: the image's own"""
-    python: str
-    """the nodes' interpreter; empty: this one, in pods the image's python3"""
     preload: Sequence[str] | None
     """modules imported once, before ranks start; unset: torch, if the source leads to it"""
-    grace_s: float | str
-    """how long ranks have between SIGTERM and SIGKILL"""
-    peer_wait_s: float | str
-    """how long a finished rank keeps its connections open for the others"""
     start: Literal["fork", "spawn"]
     """how ranks start"""
     procs: int | None
     """ranks per node; none: one per GPU, else one"""
-    pretend_gpus: bool
-    """run without the GPUs that are asked for: as many ranks, on the CPU"""
-    mesh_name: str
-    """the Monarch mesh that the pods are; empty: the job's id without dashes"""
-    open_mesh: bool
-    """let all pods of the namespace use the Monarch mesh, without TLS"""
 
 
-class AppKeywords(TypedDict, total=False):
-    """What `app` takes beside its own parameters."""
+class AppKeywords(NodeKeywords, JobOrAppKeywords, ComputeOrAppKeywords, total=False):
+    """Keywords of `app` beside its own parameters."""
 
-    image: str | Image
-    """the pods' image, and the steps that prepare it"""
-    env: Mapping[str, object]
-    """environment variables of every rank"""
-    secrets: Sequence[Secret | str]
-    """secrets for the ranks, as variables or files"""
-    volumes: Sequence[Volume | str]
-    """volumes that every node mounts"""
-    tolerations: Sequence[str | Mapping[str, str]]
-    """taints to tolerate: KEY, KEY=VALUE, KEY=VALUE:EFFECT, or tables as Kubernetes has them"""
-    working_dir: str
-    """the folder to run in, seen from the project's folder"""
-    pod_patch: str | PathLike[str] | Mapping[str, Any] | None
-    """YAML to merge into the pods' template, or a file that holds it"""
-    root: str
-    """the project's folder; empty: found from the code's"""
     launch_timeout: float | str | None
     """how long to wait for all nodes; none: the engine's own"""
-    pretend_gpus: bool
-    """run without the GPUs that are asked for: as many ranks, on the CPU"""
-    python: str
-    """the nodes' interpreter; empty: this one, in pods the image's python3"""
-    restarts: int
-    """how often to start again when the code fails"""
-    node_restarts: int
-    """how often to go on after losing a node"""
-    timeout_s: float | str | None
-    """end the job this long after it first starts"""
-    grace_s: float | str
-    """how long ranks have between SIGTERM and SIGKILL"""
-    peer_wait_s: float | str
-    """how long a finished rank keeps its connections open for the others"""
-    lease_s: float | str | None
-    """how long a job outlives a client that went away; none: the engine's own"""
-    join_timeout_s: float | str | None
-    """how long to wait for all nodes; none: the engine's own"""
-    context: str
-    """the kubeconfig context; empty: the current one"""
-    namespace: str
-    """where the pods run; empty: the context's own"""
-    cpus: str | float
-    """processors per node: 4, 500m"""
-    memory: str | float
-    """memory per node: 512Gi"""
-    ephemeral_storage: str | float
-    """scratch disk per node: 100Gi"""
-    shm: str | float
-    """size of /dev/shm; empty: half of the memory"""
-    requests: Mapping[str, str | int]
-    """request less than the limit: cpus, memory, ephemeral_storage"""
-    gpu_type: str
-    """the value of the nodes' gpu_label; A|B: either"""
-    gpu_label: str
-    """the node label that names the type of its GPUs"""
-    gpu_resource: str
-    """the resource that a GPU is requested as"""
-    node_selector: Mapping[str, str | int]
-    """labels the nodes must have; A|B: either"""
-    spread: Literal["soft", "hard", "none"]
-    """put a job's pods on different hosts: if possible, always, or not at all"""
-    pack: str
-    """a label that all nodes of the job share: topology.kubernetes.io/zone"""
-    priority_class: str
-    """the pods' priority class"""
-    queue: str
-    """the Kueue queue"""
-    runtime: str
-    """the TrainingRuntime that a TrainJob is made from; default: torch-distributed"""
-    service_account: str
-    """the service account that the pods use"""
-    run_as: int | Literal["none"] | None
-    """the pods' user id; none: the image's own"""
-    pull_secrets: Sequence[str]
-    """Secrets for pulling images"""
-    allow_host_path: bool
-    """allow volumes that are folders of the host"""
-    mesh_name: str
-    """the Monarch mesh that the pods are; empty: the job's id without dashes"""
-    open_mesh: bool
-    """let all pods of the namespace use the Monarch mesh, without TLS"""
-    labels: Mapping[str, str | int]
-    """labels of the pods"""
-    annotations: Mapping[str, str | int]
-    """annotations of the pods"""
-    ttl_s: float | str | None
-    """how long an ended job is kept; none: until it is removed"""
-    patch: str | PathLike[str] | Mapping[str, Any] | None
-    """YAML to merge into the pods' template, or a file that holds it"""
-    rdzv_endpoint: str
-    """the rendezvous endpoint; empty: the first pod and port 29500"""
-    home: str | PathLike[str] | None
-    """the folder for jobs and their logs"""
 
 
 class CallKeywords(TypedDict, total=False):
-    """What `fn`, `cls` and `.options` take."""
+    """Keywords of `fn`, `cls` and `.options`."""
 
     timeout: float | str | None
     """end a call after so long: seconds, or text like 5m"""
@@ -329,8 +202,27 @@ class CallKeywords(TypedDict, total=False):
     """show what ranks print"""
 
 
-class DistributeKeywords(TypedDict, total=False):
-    """What `@distribute` takes."""
+class OtherDistributeKeywords(TypedDict, total=False):
+    """Keywords of `.distribute` beside its own parameters."""
+
+    worker_node_options: Mapping[str, str | float] | None
+    """with ray, what each worker has: cpus, gpus, memory; None: what the head has"""
+    num_workers: int | str
+    """the same as workers"""
+    replicas: int | str
+    """the same as workers"""
+    nodes: int | str
+    """the same as workers"""
+    num_proc: int | None
+    """the same as procs"""
+    procs_per_worker: int | None
+    """the same as procs"""
+    nproc_per_node: int | None
+    """the same as procs"""
+
+
+class DistributeKeywords(OtherDistributeKeywords, total=False):
+    """Keywords of `@distribute`."""
 
     framework: str
     """how ranks are set up: pytorch, spmd, ray, monarch or command; empty: the setting, else pytorch"""
@@ -338,36 +230,3 @@ class DistributeKeywords(TypedDict, total=False):
     """how many nodes, with ray beside the head; "2:4": at least 2, at most 4"""
     procs: int | None
     """ranks per node; None: one per GPU, else one"""
-    worker_node_options: Mapping[str, str | float] | None
-    """with ray, what each worker has: cpus, gpus, memory; None: what the head has"""
-    num_workers: int | str
-    """the same as workers"""
-    replicas: int | str
-    """the same as workers"""
-    nodes: int | str
-    """the same as workers"""
-    num_proc: int | None
-    """the same as procs"""
-    procs_per_worker: int | None
-    """the same as procs"""
-    nproc_per_node: int | None
-    """the same as procs"""
-
-
-class OtherDistributeKeywords(TypedDict, total=False):
-    """What `.distribute` takes beside its own parameters."""
-
-    worker_node_options: Mapping[str, str | float] | None
-    """with ray, what each worker has: cpus, gpus, memory; None: what the head has"""
-    num_workers: int | str
-    """the same as workers"""
-    replicas: int | str
-    """the same as workers"""
-    nodes: int | str
-    """the same as workers"""
-    num_proc: int | None
-    """the same as procs"""
-    procs_per_worker: int | None
-    """the same as procs"""
-    nproc_per_node: int | None
-    """the same as procs"""

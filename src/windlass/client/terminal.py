@@ -1,16 +1,23 @@
-"""Text for terminals: what a rank prints must not be able to do more than print.
+"""Text for terminals: our own lines, the current wait, and what ranks print during a call.
 
-Colours (SGR) may stay; every other escape sequence, and every control character but tab and newline, is
-taken out.
+What a rank prints must not be able to do more than print: colours (SGR) may stay, every other escape
+sequence and every control character but tab and newline is taken out. A process has one line for waits,
+rewritten as time passes; other output erases it first. A call's stdout goes to stdout and its stderr to
+stderr, each line with its rank unless there is only one.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 import textwrap
+import time
 from typing import TextIO
+
+from windlass.wire.log_lines import PART, REPLACED, LogLine, LogRecord, number_node, read_record
+from windlass.wire.status import add_hint
 
 _SGR = re.compile(r"\x1b\[[0-9;:]*m")
 _ESCAPES = re.compile(
@@ -38,7 +45,8 @@ def one_line(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """One line on stderr; stdout is for data."""
+    """Write one line to stderr, in place of the current wait. stdout is for data."""
+    waiting_line.erase()
     sys.stderr.write(f"windlass: {clean(text, colour=False)}\n")
     sys.stderr.flush()
 
@@ -46,6 +54,25 @@ def say(text: str) -> None:
 def paint(text: str, code: int | str, *, colour: bool) -> str:
     """The text in a colour, where colours are wanted."""
     return f"\x1b[{code}m{text}{_RESET}" if colour else text
+
+
+def render_line(line: LogLine, *, colour: bool) -> str:
+    """One line with its `[node/rank]`, or `[node]` where it is none of a rank's."""
+    who = f"[{line.node}/{line.rank}]" if line.rank >= 0 else f"[{line.node}]"
+    prefix = paint(who, rank_colour(line.rank), colour=colour)
+    return f"{prefix} {clean(line.text, colour=colour)}"
+
+
+def render_seconds(seconds: float) -> str:
+    """1.2s, 42s, 3m05s, 2h10m."""
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
 def wrap_advice(message: str, hint: str, width: int) -> str:
@@ -83,3 +110,116 @@ def is_terminal(stream: TextIO) -> bool:
         return stream.isatty()
     except (AttributeError, ValueError):
         return False
+
+
+_REDRAW_S = 0.5
+
+
+class WaitLine:
+    """The line that says what this process waits for."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._since_s = 0.0
+        self._drawn_s = 0.0
+        self._is_drawn = False
+
+    def show(self, message: str, hint: str = "") -> None:
+        """This is waited for. What was said already is not said again, only for how long by now."""
+        message, hint = one_line(message), one_line(hint)
+        text, now_s = add_hint(message, hint), time.monotonic()
+        is_new = text != self._text
+        if is_new:
+            self._text, self._since_s = text, now_s
+        if not can_draw(sys.stderr):
+            if is_new:
+                self._write(f"windlass: {text}\n")
+            return
+        if is_new and len(self._render(text, now_s)) > _width():  # then whole, and above the line
+            lines = wrap_advice(f"windlass: {message}", hint, _width())
+            self._write(f"{self._begin()}{lines}\n")
+            self._is_drawn = False
+        if is_new or now_s - self._drawn_s >= _REDRAW_S:
+            self._draw(now_s)
+
+    def _draw(self, now_s: float) -> None:
+        line = self._render(self._text, now_s)
+        if len(line) > _width():
+            line = self._render("waiting", now_s)
+        self._write(self._begin() + paint(line, 2, colour=wants_colour(sys.stderr)))
+        self._is_drawn, self._drawn_s = True, now_s
+
+    def _render(self, text: str, now_s: float) -> str:
+        return f"windlass: {text} ({render_seconds(now_s - self._since_s)})"
+
+    def _begin(self) -> str:
+        return "\r\x1b[2K" if self._is_drawn else ""
+
+    @staticmethod
+    def _write(text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+    def erase(self) -> None:
+        """Something else is written, or nothing is waited for any more."""
+        if self._is_drawn:
+            self._write("\r\x1b[2K")
+            self._is_drawn = False
+
+    def end(self) -> None:
+        """What was waited for has come: the same is news when it is waited for again."""
+        self.erase()
+        self._text = ""
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns - 1
+
+
+waiting_line = WaitLine()
+
+
+class LogEcho:
+    """Shows the lines of one call."""
+
+    def __init__(self, *, num_ranks: int, procs: int = 1) -> None:
+        self._is_alone = num_ranks == 1
+        self._procs = procs  # on each node
+        self._begun: dict[tuple[int, str], bytes] = {}  # lines that have not ended
+
+    def show(self, rank: int, data: bytes) -> None:
+        """Records of one rank's log."""
+        for line in data.splitlines(keepends=True):
+            record = read_record(line)
+            if record is not None:
+                self._take(rank, record)
+
+    def _take(self, rank: int, record: LogRecord) -> None:
+        key = (rank, record.stream)
+        if record.tag == REPLACED:
+            self._begun.pop(key, None)
+            return
+        text = self._begun.pop(key, b"") + record.data
+        if record.tag == PART:
+            self._begun[key] = text
+            return
+        self._print(rank, record.at_s, record.stream, text)
+
+    def close(self) -> None:
+        """Show lines that never ended."""
+        for (rank, stream), text in self._begun.items():
+            self._print(rank, 0.0, stream, text)
+        self._begun.clear()
+
+    def _print(self, rank: int, at_s: float, stream: str, data: bytes) -> None:
+        out = sys.stdout if stream == "stdout" else sys.stderr
+        text = data.decode(errors="replace")
+        colour = wants_colour(out)
+        is_rank = rank >= 0
+        node = rank // self._procs if is_rank else number_node(rank)
+        line = LogLine(at_s=at_s, node=node, rank=rank, attempt=0, stream=stream, text=text)
+        is_plain = self._is_alone and is_rank
+        shown = clean(text, colour=colour) if is_plain else render_line(line, colour=colour)
+        waiting_line.erase()
+        out.write(shown + "\n")
+        out.flush()

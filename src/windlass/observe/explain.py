@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from windlass import names
-from windlass.client.jobs.live_view import render_progress, render_seconds
-from windlass.client.terminal import clean, one_line
+from windlass.client.jobs.live_view import render_progress
+from windlass.client.terminal import clean, one_line, render_seconds
 from windlass.kube.diagnosis.blocker import CONDITION
 from windlass.wire.states import MomentName, NodeState, RankState
 from windlass.wire.status import Condition, FailureKind, JobStatus, Phase, Verdict, cut_text

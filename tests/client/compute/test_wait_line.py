@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from windlass.client.compute import caller_output as module
-from windlass.client.compute.caller_output import WaitLine, say
+from windlass.client import terminal as module
+from windlass.client.terminal import WaitLine, say
 
 ERASE = "\r\x1b[2K"
 

@@ -12,12 +12,11 @@ import pytest
 from windlass.client.jobs.live_view import (
     LiveView,
     QuietView,
-    render_line,
     render_metric,
     render_progress,
-    render_seconds,
     render_status_line,
 )
+from windlass.client.terminal import render_line, render_seconds
 from windlass.wire.log_lines import LogLine
 from windlass.wire.status import (
     Condition,

@@ -19,9 +19,9 @@ from windlass.cli.show import print_json, render_span
 from windlass.client.compute.nodes.idle_computes import explain_by
 from windlass.client.jobs.find_jobs import find_job
 from windlass.client.jobs.job import Job
-from windlass.client.jobs.live_view import LiveView, follow, render_seconds, render_status_line
+from windlass.client.jobs.live_view import LiveView, follow, render_status_line
 from windlass.client.jobs.port_forward import PortForward, check_open, find_here, read_ports
-from windlass.client.terminal import say
+from windlass.client.terminal import render_seconds, say
 from windlass.errors import SpecError
 from windlass.observe.explain import exit_code_of
 from windlass.settings import read_duration

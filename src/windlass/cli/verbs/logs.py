@@ -17,8 +17,7 @@ from windlass.cli.flags import job_argument, json_option, load_settings
 from windlass.cli.show import print_json_line
 from windlass.client.jobs.find_jobs import find_job
 from windlass.client.jobs.job import Job
-from windlass.client.jobs.live_view import render_line
-from windlass.client.terminal import clean, say, wants_colour
+from windlass.client.terminal import clean, render_line, say, wants_colour
 from windlass.errors import SpecError
 from windlass.settings import read_duration
 from windlass.wire.log_lines import LogLine

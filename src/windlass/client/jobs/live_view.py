@@ -22,7 +22,8 @@ from windlass.client.terminal import (
     clean,
     one_line,
     paint,
-    rank_colour,
+    render_line,
+    render_seconds,
     wants_colour,
     wrap_advice,
 )
@@ -183,13 +184,6 @@ class LiveView:
             self._drawn_s = 0.0
 
 
-def render_line(line: LogLine, *, colour: bool) -> str:
-    """One line with its `[node/rank]`, or `[node]` where it is none of a rank's."""
-    who = f"[{line.node}/{line.rank}]" if line.rank >= 0 else f"[{line.node}]"
-    prefix = paint(who, rank_colour(line.rank), colour=colour)
-    return f"{prefix} {clean(line.text, colour=colour)}"
-
-
 def render_status_line(status: JobStatus, *, now_s: float, bar: str = "") -> str:
     """Where the job is, in one line."""
     parts = [f"{status.name} {_phase_text(status)} {render_seconds(now_s - status.created_at_s)}"]
@@ -268,18 +262,6 @@ def render_metric(value: object) -> str:
     if not isinstance(value, float):
         return str(value)
     return f"{value:.4g}" if math.isfinite(value) else f"{value} (!)"
-
-
-def render_seconds(seconds: float) -> str:
-    """1.2s, 42s, 3m05s, 2h10m."""
-    if seconds < 10:
-        return f"{max(0.0, seconds):.1f}s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
 def _cut_parts(text: str, width: int) -> str:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from windlass import names, records
 from windlass.bundle.functions import read_contents
-from windlass.client.compute.caller_output import say
 from windlass.client.compute.calls.callable_work import Work, first_method, fit_called_command
 from windlass.client.compute.calls.project_files import (
     PlacedProject,
@@ -41,6 +40,7 @@ from windlass.client.jobs.target import (
     inspect_signature,
     unwrap_partial,
 )
+from windlass.client.terminal import say
 from windlass.errors import BundleError, SpecError
 from windlass.frameworks.framework import choose_framework
 from windlass.spec.node_resources import NodeSizes

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
-from windlass.client.compute.caller_output import say, waiting_line
 from windlass.client.compute.calls.call_requests import CallRequest
 from windlass.client.compute.nodes.compute_connection import Connection
 from windlass.client.jobs.job import load_error, make_failure
+from windlass.client.terminal import say, waiting_line
 from windlass.errors import JobNotFound, NodeLost, ProtocolError, RemoteError, WaitTimeout
 from windlass.wire import payloads
 from windlass.wire.blocking_link import ConnectionBroken, Received

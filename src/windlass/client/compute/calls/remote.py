@@ -17,7 +17,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from windlass.client.compute.caller_output import LogEcho
 from windlass.client.compute.calls.call_requests import Requests
 from windlass.client.compute.calls.callable_work import Options, Work, make_options, make_work
 from windlass.client.compute.calls.client_call import ClientCall, Reply
@@ -26,6 +25,7 @@ from windlass.client.compute.nodes.distribution import Distribution, default_fra
 from windlass.client.compute.nodes.live_nodes import LiveNodes
 from windlass.client.jobs.job import Job
 from windlass.client.keywords import CALL, DISTRIBUTE_MORE, show_keywords
+from windlass.client.terminal import LogEcho
 from windlass.errors import SpecError
 from windlass.rank_stubs import Plain, is_inside
 from windlass.wire import call_targets

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windlass import names
-from windlass.client.compute.caller_output import say
 from windlass.client.compute.nodes.compute_keywords import check_app_keywords, read_words
 from windlass.client.compute.nodes.compute_spec import Wanted, decide
 from windlass.client.compute.nodes.find_computes import END_S
@@ -29,6 +28,7 @@ from windlass.client.jobs.launcher_size import check_num_nodes, read_num_nodes
 from windlass.client.jobs.run import Prepared, current_folder, prepare_target
 from windlass.client.jobs.target import WorkTarget
 from windlass.client.keywords import APP, show_keywords
+from windlass.client.terminal import say
 from windlass.engines.protocol import Engine
 from windlass.errors import JobNotFound, SpecError
 from windlass.records import to_json

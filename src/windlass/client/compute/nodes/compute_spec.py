@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from windlass import names, records
-from windlass.client.compute.caller_output import say
 from windlass.client.compute.nodes.compute_keywords import make_setting_flags
 from windlass.client.compute.nodes.compute_owners import name_user
 from windlass.client.compute.nodes.engine_choice import EngineChoice, choose_where
@@ -29,6 +28,7 @@ from windlass.client.jobs.job_ids import make_job_id
 from windlass.client.jobs.node_settings import forget_own_python, make_pod
 from windlass.client.jobs.packing import TRAIN_ARCHIVE
 from windlass.client.jobs.run import current_folder
+from windlass.client.terminal import say
 from windlass.engines.protocol import ComputeEngine, make_compute_engine
 from windlass.errors import SpecError
 from windlass.frameworks.framework import choose_framework

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from windlass import records
-from windlass.client.compute.caller_output import say
 from windlass.client.compute.nodes.compute_connection import ask_at
 from windlass.client.compute.nodes.compute_owners import (
     is_meant,
@@ -33,6 +32,7 @@ from windlass.client.compute.nodes.compute_spec import (
 )
 from windlass.client.compute.nodes.engine_choice import choose_where
 from windlass.client.jobs.job_ids import is_made_from
+from windlass.client.terminal import say
 from windlass.engines.protocol import ComputeEngine, JobRef
 from windlass.errors import JobNotFound, KeysReplaced, SpecError, WindlassError
 from windlass.kube.diagnosis.blocker import CONDITION

@@ -15,7 +15,6 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 
-from windlass.client.compute.caller_output import say, waiting_line
 from windlass.client.compute.nodes.compute_connection import Connection, LeadConnections, expect
 from windlass.client.compute.nodes.compute_owners import split_owner
 from windlass.client.compute.nodes.compute_spec import Wanted
@@ -23,6 +22,7 @@ from windlass.client.compute.nodes.distribution import Distribution
 from windlass.client.compute.nodes.find_computes import NodeDiscovery, end_job
 from windlass.client.compute.nodes.node_repair import NodeRepair, StartWait
 from windlass.client.jobs.run import describe_pretence
+from windlass.client.terminal import say, waiting_line
 from windlass.engines.protocol import JobRef
 from windlass.errors import EngineError, JobNotFound, ProtocolError, WindlassError
 from windlass.spec.pod_spec import PodSize

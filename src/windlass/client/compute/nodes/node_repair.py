@@ -10,11 +10,11 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from windlass.client.compute.caller_output import say, waiting_line
 from windlass.client.compute.nodes.compute_connection import ask_at
 from windlass.client.compute.nodes.compute_keywords import speak_python
 from windlass.client.compute.nodes.compute_spec import Wanted
 from windlass.client.compute.nodes.idle_computes import IdleComputes, remove_by_call
+from windlass.client.terminal import say, waiting_line
 from windlass.engines.protocol import JobRef
 from windlass.errors import EngineError, WindlassError
 from windlass.kube.diagnosis.blocker import CONDITION
