@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -189,16 +190,17 @@ def test_a_root_that_is_not_there(tmp_path: Path) -> None:
         select_files(tmp_path / "gone")
 
 
-def test_a_tree_may_be_deeper_than_python_recurses(tmp_path: Path) -> None:
-    folder, depth = tmp_path, 1200
+def test_a_tree_may_be_deeper_than_python_recurses() -> None:
+    # not in tmp_path: what a killed run left there would break pytest's own cleanup, which recurses
+    folder, depth = Path(tempfile.mkdtemp()), 1200
     opened = os.open(folder, os.O_RDONLY)
     for _ in range(depth):  # step by step: the whole path is longer than the system takes
         os.mkdir("d", dir_fd=opened)
         opened, above = os.open("d", os.O_RDONLY, dir_fd=opened), opened
         os.close(above)
     os.close(opened)
-    touch(tmp_path, "train.py")
+    touch(folder, "train.py")
     try:
-        assert "train.py" in select_files(tmp_path)
-    finally:  # pytest's own tidying recurses, too
-        subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)
+        assert "train.py" in select_files(folder)
+    finally:
+        subprocess.run(["rm", "-rf", str(folder)], check=True)
