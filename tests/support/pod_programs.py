@@ -24,8 +24,8 @@ from windlass.agent.inputs import Inputs
 from windlass.agent.link import agent_link
 from windlass.agent.link.tcp import TlsPlace
 from windlass.agent.node import follower
+from windlass.agent.pod_agent import run_pod_agent
 from windlass.agent.pod_output import PodLogWriter
-from windlass.agent.pod_process import run_pod
 from windlass.agent.silence_limits import SilenceLimits
 from windlass.plan.plan import read_plan
 from windlass.processes import become_subreaper
@@ -79,7 +79,7 @@ def run_container(about: dict) -> None:
     names.AGENT_PORT = about["port"]
     pod_output._MESSAGE_FILE = Path(about["message"])
     agent_process._FIRST_READER_S = 0.1
-    run_pod()
+    run_pod_agent()
 
 
 def run_follower(about: dict) -> int:
@@ -111,11 +111,13 @@ def run_follower(about: dict) -> int:
 async def lead_to_the_end(agent_context: AgentContext, forks: ForkServer) -> int:
     log = PodLogWriter()
 
-    def at_end(leading: agent_process.LeadAgent) -> None:
-        pod_output.leave_last_word(leading.status_writer.status, agent_context.folder, log)
+    async def finish(agent: agent_process.Agent, code: int) -> int:
+        if isinstance(agent, agent_process.LeadAgent) and agent.has_ended:
+            pod_output.leave_last_word(agent.status_writer.status, agent_context.folder, log)
+        return code
 
     inputs = Inputs(agent_context.plan, agent_context.folder)
-    return await run_agent(agent_context, forks, inputs, echo=log.add, at_end=at_end)
+    return await run_agent(agent_context, forks, inputs, echo=log.add, finish=finish)
 
 
 def run_lead(about: dict) -> int:

@@ -1,7 +1,8 @@
-"""One agent, lead or follower, from its first order to its exit code.
+"""One agent, leading or following, from its context to its exit code.
 
-Signals and the order of shutting down live here; what they mean for the job is the lead's business. May be
-PID 1: it reaps whatever is left to it.
+`run_agent` is what the programs of a local agent and of a pod's agent have in common. Signals and the order
+of shutting down live here; what they mean for the job is the lead's business. The process may be PID 1: it
+reaps whatever is left to it.
 """
 
 from __future__ import annotations
@@ -11,14 +12,11 @@ import contextlib
 import logging
 import os
 import platform
-import shutil
 import signal
-import socket
-from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from windlass import names, processes
+from windlass import names
 from windlass.agent.agent_context import AgentContext
 from windlass.agent.fork_server_client import ForkServer
 from windlass.agent.inputs import Inputs
@@ -26,7 +24,7 @@ from windlass.agent.lead.jobs.job_lead import JobLead
 from windlass.agent.lead.lead_links import Lead
 from windlass.agent.lead.lead_server import LeadServer
 from windlass.agent.lead.status_writer import StatusWriter
-from windlass.agent.lead_requests import say_farewell
+from windlass.agent.lead_requests import report_end
 from windlass.agent.link import endpoints
 from windlass.agent.node.attempt_ranks import JobOrders
 from windlass.agent.node.follower import Follower
@@ -35,9 +33,8 @@ from windlass.agent.node.world_ranks import Echo
 from windlass.agent.pod_output import loses_results
 from windlass.agent.rank_lease import read_clock
 from windlass.agent.silence_limits import HEARTBEAT_S
-from windlass.plan.plan import Plan, read_plan
+from windlass.plan.plan import Plan
 from windlass.spec.work import Calls
-from windlass.wire.job_folder import JobFolder
 from windlass.wire.lead_handover import make_memory
 from windlass.wire.message import Message
 from windlass.wire.messages.jobs import EndAgent, FilesFlushed, FlushFiles, JoinLead
@@ -45,49 +42,67 @@ from windlass.wire.states import MomentName
 from windlass.wire.status import FailureKind, Phase
 
 if TYPE_CHECKING:
-    from windlass.wire.messages.agents import StartNode
+    import socket
+
+    from windlass.agent.lead.calls.call_lead import CallLead
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE_S = 30.0  # with clients that read no more
+_READER_IDLE_S = 30.0  # a client that reads nothing for so long is not waited for
 _FIRST_READER_S = 20.0
 
 
 class LeadAgent:
-    """Node 0: leads, and runs its own ranks."""
+    """Agent of node 0: leads, and runs its own ranks."""
 
     def __init__(
         self, context: AgentContext, forks: ForkServer, inputs: Inputs, echo: Echo | None
     ) -> None:
         self._context = context
-        self._forks = forks
         self._inputs = inputs
-        plan, folder = context.plan, context.folder
-        self.status_writer = StatusWriter(plan, folder)
+        self.status_writer = StatusWriter(context.plan, context.folder)
         self.status_writer.mark(MomentName.AGENT_UP)
+        self.node = Node(context, forks=forks, send=self._hear)
         self.lead: Lead
-        if isinstance(plan.work, Calls):
-            from windlass.agent.node_zero import make_staff
-
-            self.lead, self.node, call_server = make_staff(
-                context, forks, self.status_writer, self._hear, echo
-            )
-            self.lead_server = LeadServer(context, self.lead, inputs, call_server)
+        if isinstance(context.plan.work, Calls):
+            self.lead, self.lead_server = self._make_compute_lead(echo)
         else:
-            memory = make_memory(context.num_losses)
-            self.lead = JobLead(
-                plan,
-                self.status_writer,
-                address=context.address,
-                memory=memory,
-                incarnation=context.incarnation,
-                sight=context.sight,
-            )
-            self.node = Node(context, forks=forks, send=self._hear)
-            JobOrders(self.node, echo=echo)
-            self.lead_server = LeadServer(context, self.lead, inputs)
+            self.lead, self.lead_server = self._make_job_lead(echo)
         self._leading: asyncio.Task[None] | None = None
-        self.must_go = asyncio.Event()
+        self.stop_requested = asyncio.Event()
+
+    def _make_job_lead(self, echo: Echo | None) -> tuple[JobLead, LeadServer]:
+        context = self._context
+        JobOrders(self.node, echo=echo)
+        lead = JobLead(
+            context.plan,
+            self.status_writer,
+            address=context.address,
+            memory=make_memory(context.num_losses),
+            incarnation=context.incarnation,
+            sight=context.sight,
+        )
+        return lead, LeadServer(context, lead, self._inputs)
+
+    def _make_compute_lead(self, echo: Echo | None) -> tuple[CallLead, LeadServer]:
+        # a job must not wait for these imports
+        from windlass.agent.lead.calls.call_lead import CallLead
+        from windlass.agent.lead.calls.call_server import CallServer
+        from windlass.agent.node.compute_orders import ComputeOrders
+
+        context = self._context
+        orders = ComputeOrders(self.node, echo=echo)
+        lead = CallLead(
+            context.plan,
+            self.status_writer,
+            address=context.address,
+            incarnation=context.incarnation,
+            sight=context.sight,
+            projects=orders.projects,
+            keeps_logs=context.is_pod,
+        )
+        call_server = CallServer(context, lead, orders.projects, orders.spill)
+        return lead, LeadServer(context, lead, self._inputs, call_server)
 
     def _hear(self, message: Message, body: bytes = b"") -> None:
         self.lead.receive(0, message, body)
@@ -98,41 +113,45 @@ class LeadAgent:
         else:
             self.node.receive(message, body)
 
-    def told_to_stop(self) -> None:
-        """SIGTERM: on one machine the job's end; in a pod, this node's alone."""
+    def request_stop(self) -> None:
+        """On SIGTERM, end the job on one machine. In a pod, end this node alone."""
         if not self._context.is_pod:
             self.lead.end(FailureKind.CANCELLED, "the lead's agent was told to stop (SIGTERM)")
         elif self._leading is not None:
             self._leading.cancel()
-        self.must_go.set()
+        self.stop_requested.set()
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the job has ended."""
+        return self.status_writer.status.phase.is_final
 
     @property
     def has_failed(self) -> bool:
-        """Whether the job has ended, and did not succeed."""
-        phase = self.status_writer.status.phase
-        return phase.is_final and phase is not Phase.SUCCEEDED
+        """True if the job has ended, and did not succeed."""
+        return self.has_ended and self.status_writer.status.phase is not Phase.SUCCEEDED
 
-    async def _part(self) -> None:
-        """Let clients read what is left, and send everybody home.
+    async def _serve_last(self) -> None:
+        """Serve remaining readers, then notify the followers and clients of the end.
 
-        The job has ended: an agent that failed of anything here would have it run once more.
+        The job has ended. If an exception ended this agent here, the job would run again.
         """
         try:
             if self._context.is_pod:
                 reading = asyncio.ensure_future(self._let_clients_read())
-                told = asyncio.ensure_future(self.must_go.wait())
-                await asyncio.wait({reading, told}, return_when=asyncio.FIRST_COMPLETED)
-                told.cancel()
+                stopping = asyncio.ensure_future(self.stop_requested.wait())
+                await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                stopping.cancel()
                 if not reading.cancel():
                     reading.result()
             else:
-                await self.lead_server.see_off(patience_s=0)
+                await self.lead_server.wait_for_readers(idle_timeout_s=0)
         except Exception:
             logger.exception("clients may not have read everything")
         try:
-            await self.lead_server.dismiss(EndAgent(has_failed=self.has_failed))
+            await self.lead_server.close_links(EndAgent(has_failed=self.has_failed))
         except Exception:
-            logger.exception("not everybody was told of the end")
+            logger.exception("not every node and client was notified of the end")
 
     async def _let_clients_read(self) -> None:
         """Wait for those that surely come, and for those that would miss what a pod's log cannot keep."""
@@ -143,11 +162,11 @@ class LeadAgent:
         await self.lead_server.serve_readers(
             first_s=_FIRST_READER_S if is_awaited and (is_needed or not plan.detach) else 0.0,
             again_s=plan.lease_s if is_awaited and is_needed else 0.0,
-            patience_s=_PATIENCE_S,
+            idle_timeout_s=_READER_IDLE_S,
         )
 
     async def run(self) -> int:
-        """Lead the job to its end; the exit code of the agent."""
+        """Lead the job until it ends. Return the agent's exit code."""
         job_id = self._context.plan.job_id
         server = await endpoints.serve(self._context.place, job_id, self.lead_server.take)
         self.lead.join(
@@ -167,28 +186,30 @@ class LeadAgent:
         self._leading = asyncio.ensure_future(self.lead.run())
         try:
             await self._leading
-            await self._part()
+            await self._serve_last()
             return 0
         except asyncio.CancelledError:
-            server.close()  # whoever comes now is for the next lead
+            server.close()  # nodes that connect from now on belong to the next lead
             await self.lead.leave()
-            await self.lead_server.dismiss()
+            await self.lead_server.close_links()
             self.node.stop(now=False)
             await self.node.idle()
             if self._context.successor is not None and self.lead.has_lost_nodes:
-                await say_farewell(self._context, self._context.successor, self.node.memory)
+                await report_end(self._context, self._context.successor, self.node.memory)
             return names.EXIT_TOLD_TO_STOP
         finally:
             lease.cancel()
             alive.cancel()
             server.close()
-            self._forks.close()
 
     async def _keep_lease(self) -> None:
         """Keep the ranks here alive for as long as this lead is. One that stood still may not be the lead."""
         while True:
             self.node.renew_lease(read_clock())
             await asyncio.sleep(HEARTBEAT_S)
+
+
+Agent: TypeAlias = "LeadAgent | Follower"
 
 
 async def run_agent(
@@ -198,51 +219,32 @@ async def run_agent(
     client: socket.socket | None = None,
     *,
     echo: Echo | None = None,
-    at_end: Callable[[LeadAgent], None] | None = None,
-    stay: Callable[[], Awaitable[None]] | None = None,
-    failed_code: int = 0,
+    finish: Callable[[Agent, int], Awaitable[int]] | None = None,
 ) -> int:
-    """Be the agent of one node, to its exit code.
+    """Lead or follow until the job ends. Return the exit code of the process.
 
-    `echo` is told what ranks print, `at_end` that the job has ended; `stay` is what an agent does afterwards
-    that must not exit by itself; `failed_code` is what it exits with when the job did not succeed.
+    `echo` takes the output of ranks. `finish` runs after an agent that did not fail, and may replace its exit
+    code.
     """
-    agent: LeadAgent | Follower
+    agent: Agent
     if context.index == 0:
-        agent = leading = LeadAgent(context, forks, inputs, echo)
+        agent = LeadAgent(context, forks, inputs, echo)
         if client is not None:
-            leading.lead_server.hold_until_closed(client)
-        _handle_signals(leading.told_to_stop)
-        code = await _lead_and_leave(leading, at_end)
+            agent.lead_server.hold_until_closed(client)
     else:
+        agent = Follower(context, forks, inputs, echo)
         if client is not None:
             client.close()
-        agent = follower = Follower(context, forks, inputs, echo)
-        _handle_signals(follower.told_to_stop)
-        try:
-            code = await follower.run()
-        finally:
-            forks.close()
-    if stay is not None and code == 0 and not agent.must_go.is_set():
-        await stay()
-    return code or (failed_code if agent.has_failed else 0)
-
-
-async def _lead_and_leave(leading: LeadAgent, at_end: Callable[[LeadAgent], None] | None) -> int:
-    """Once the status is final, nothing that fails is a reason to have the job run again."""
+    _handle_signals(agent.request_stop)
     code = 0
     try:
-        code = await leading.run()
+        with contextlib.closing(forks):
+            code = await agent.run()
     except Exception:
-        if not leading.status_writer.status.phase.is_final:
+        if not agent.has_ended:
             raise
-        logger.exception("the job had ended, but its agent failed")
-    try:
-        if at_end is not None and leading.status_writer.status.phase.is_final:
-            at_end(leading)
-    except Exception:
-        logger.exception("what the job left could not be kept")
-    return code
+        logger.exception("the job had ended, but its agent failed")  # it must not run again
+    return code if finish is None else await finish(agent, code)
 
 
 def _handle_signals(on_term: Any) -> None:
@@ -261,14 +263,14 @@ def _reap() -> None:
 
 
 def start_logging() -> None:
-    """What the agent says of itself goes to its own log."""
+    """Write the agent's own messages to its standard error."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
 
 
 def prepare_forks(plan: Plan, forks: ForkServer) -> None:
-    """The fork server this plan wants: the one that runs already, or a new one."""
+    """Keep the running fork server if it fits the plan; else start another one."""
     env = {**os.environ, **plan.env}
     if not forks.fits(plan.preload, env):
         forks.close()
@@ -276,49 +278,18 @@ def prepare_forks(plan: Plan, forks: ForkServer) -> None:
     forks.extend(plan.preload)
 
 
-def main(order: StartNode, forks: ForkServer, client: socket.socket) -> NoReturn:
-    """Run one agent of the local engine to its end."""
-    start_logging()
-    processes.become_subreaper()
-    folder = JobFolder(Path(order.plan).parent)
-    plan = read_plan(folder.plan.read_text())
-    os.environ.update(order.hidden)  # in memory: what is on disk is older
-    _take_gpus(folder, order.node)
-    prepare_forks(plan, forks)
-    run_dir = Path(order.run_dir)
-    context = AgentContext(
-        plan=plan,
-        folder=folder,
-        index=order.node,
-        run_dir=run_dir,
-        place=run_dir / names.LEAD_SOCKET,
-    )
-    inputs = Inputs(plan, folder)
-    inputs.find(folder.path)
-    asyncio.run(_run_and_leave(context, forks, inputs, client))
-
-
-def _take_gpus(folder: JobFolder, index: int) -> None:
-    """Show this node's ranks the GPUs that the client chose for it, and no others."""
-    with contextlib.suppress(FileNotFoundError):
-        os.environ[names.CUDA_VISIBLE_DEVICES] = folder.gpus(index).read_text()
-
-
-async def _run_and_leave(
-    context: AgentContext, forks: ForkServer, inputs: Inputs, client: socket.socket
-) -> NoReturn:
-    """When all is said, the process ends at once: a task that is lost in the loop must not keep it."""
+def run_to_exit(agent: Coroutine[Any, Any, int], clean_up: Callable[[], None]) -> NoReturn:
+    """Run an agent and end its process at once. Tasks and threads that are left must not delay the exit."""
     code = 1
     try:
-        code = await run_agent(context, forks, inputs, client)
-    except BaseException:  # its last words are in the agent's log
-        logging.getLogger(__name__).exception("the agent failed")
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        code = loop.run_until_complete(agent)
+    except BaseException:
+        logger.exception("the agent failed")
     finally:
-        if context.index == 0:
-            shutil.rmtree(context.run_dir, ignore_errors=True)
-            if isinstance(context.plan.work, Calls):
-                from windlass.wire.payloads import remove_spills
-
-                remove_spills(context.plan.job_id)
-        logging.shutdown()
-        os._exit(code)
+        try:
+            clean_up()
+            logging.shutdown()
+        finally:
+            os._exit(code)

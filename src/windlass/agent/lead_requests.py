@@ -1,4 +1,4 @@
-"""Short exchanges with a lead by an agent that has no link to it: ask for an index, say farewell.
+"""Short exchanges with a lead by an agent that has no link to it: ask for an index, report its end.
 
 An agent without an index of its own gets one from the lead, and waits as a spare while none is free. A node
 that is told to stop and has lost its lead tells the next one that it ends for good: another lead may wait
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 _AGAIN_S = 1.0
 _ANSWER_S = 10.0
-_PATIENCE_S = 3.0
+_REPORT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +84,13 @@ async def _read_answer(frames: endpoints.Frames) -> Message | None:
     return None
 
 
-async def say_farewell(
+async def report_end(
     context: AgentContext, place: endpoints.Place, memory: LeadHandover | None
 ) -> None:
-    """Tell the lead that there is at `place`, if there is one.
+    """Report to the lead at `place`, if there is one, that this node ends for good.
 
-    With what the node remembers: it may have taken part in a later attempt than that lead knows of, whose
-    other nodes go on without it.
+    The report includes what the node remembers: it may have taken part in a later attempt than that lead
+    knows of, whose other nodes continue without it.
     """
     seat = Seat(index=context.index, incarnation=context.incarnation)
     with contextlib.suppress(OSError, ProtocolError):
@@ -99,7 +99,7 @@ async def say_farewell(
             role="node",
             job_id=context.plan.job_id,
             node=context.index,
-            timeout_s=_PATIENCE_S,
+            timeout_s=_REPORT_S,
             also={"farewell": seat, "memory": memory},
         )
         await link.close()

@@ -36,7 +36,7 @@ class PodLogWriter:
         self._fd = fd
         self._waiting = b""
         self._num_dropped = 0
-        self._loop = asyncio.get_running_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None  # while it waits until `fd` takes more
         os.set_blocking(fd, False)
 
     def add(self, rank: int, attempt: int, records: bytes) -> None:
@@ -64,15 +64,25 @@ class PodLogWriter:
         except OSError:
             self._waiting = b""
         if self._waiting:
+            self._loop = asyncio.get_running_loop()
             self._loop.add_writer(self._fd, self._write_rest)
 
     def _write_rest(self) -> None:
-        self._loop.remove_writer(self._fd)
+        self._stop_waiting()
         self._write()
 
+    def _stop_waiting(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_writer(self._fd)
+            self._loop = None
+
+    def flush(self) -> None:
+        """Write what is waiting, however long that takes."""
+        self.finish(b"")
+
     def finish(self, data: bytes) -> None:
-        """What is left, and `data` after it, however long that takes: the last thing an agent does."""
-        self._loop.remove_writer(self._fd)
+        """Write what is waiting and then `data`, however long that takes: the last thing an agent does."""
+        self._stop_waiting()
         os.set_blocking(self._fd, True)
         data, self._waiting = self._waiting + data, b""
         while data:
@@ -91,13 +101,15 @@ def loses_results(status: JobStatus, folder: JobFolder) -> bool:
 
 
 def leave_last_word(status: JobStatus, folder: JobFolder, log: PodLogWriter) -> None:
-    """Status, results and logs of the last attempt, where they outlive the pod."""
-    log.finish(_make_last_word(status, folder))
-    said = status.verdict.message if status.verdict else status.conditions[-1].message
+    """Write status, results and logs of the last attempt where they outlive the pod."""
     try:
-        _MESSAGE_FILE.write_bytes(f"{status.phase.value}: {said}".encode()[:_MESSAGE_BYTES])
+        log.finish(_make_last_word(status, folder))
+        cause = status.verdict.message if status.verdict else status.conditions[-1].message
+        _MESSAGE_FILE.write_bytes(f"{status.phase.value}: {cause}".encode()[:_MESSAGE_BYTES])
     except OSError as error:
         logger.warning("termination message: %s", error)
+    except Exception:
+        logger.exception("what the job left could not be kept")
 
 
 def _make_last_word(status: JobStatus, folder: JobFolder) -> bytes:

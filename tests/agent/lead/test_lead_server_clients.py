@@ -193,13 +193,13 @@ def test_clients_may_read_to_the_end(tmp_path):
         reader = await scene.visit(None, has={})
         holder = await scene.visit(None, lease=True)
         await until(lambda: scene.lead_server._readers, "a reader")
-        leaving = asyncio.ensure_future(scene.lead_server.see_off(patience_s=30))
+        leaving = asyncio.ensure_future(scene.lead_server.wait_for_readers(idle_timeout_s=30))
         await until(lambda: reader.find("wants"), "it reads")
         assert not leaving.done()
         await reader.close()
         await asyncio.wait_for(leaving, 20)
         assert not holder.has_hung_up  # it reads nothing: nobody waits for it
-        await scene.lead_server.see_off(patience_s=0)
+        await scene.lead_server.wait_for_readers(idle_timeout_s=0)
 
     run_at_door(tmp_path, visit)
 
@@ -208,7 +208,7 @@ def test_a_reader_to_whom_nothing_moves_is_not_waited_for_for_ever(tmp_path):
     async def visit(scene):
         reader = await scene.visit(None, has={})
         await until(lambda: scene.lead_server._readers, "a reader")
-        await asyncio.wait_for(scene.lead_server.see_off(patience_s=0.1), 20)
+        await asyncio.wait_for(scene.lead_server.wait_for_readers(idle_timeout_s=0.1), 20)
         assert not reader.has_hung_up
 
     run_at_door(tmp_path, visit)
@@ -231,7 +231,7 @@ def test_everybody_is_told_of_the_end(tmp_path):
     async def visit(scene):
         peers = [await scene.join(1), await scene.visit(None, has={})]
         await until(lambda: 1 in scene.lead.nodes, "node 1 has joined")
-        await scene.lead_server.dismiss({"type": "end"})
+        await scene.lead_server.close_links({"type": "end"})
         for peer in peers:
             await until(lambda peer=peer: peer.has_hung_up, "it was hung up on")
             assert peer.kinds()[-1] == "end"

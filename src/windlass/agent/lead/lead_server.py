@@ -79,7 +79,7 @@ class LeadServer:
         self._is_read = False  # one of them has everything, the last status included
         self._reader_came = asyncio.Event()
         self._reader_left = asyncio.Event()
-        self._is_dismissing = False
+        self._is_closing = False
 
     @property
     def _replaces_nodes(self) -> bool:
@@ -142,7 +142,7 @@ class LeadServer:
             await link.listen(node.take)
             if link.is_silent:
                 why = f"it has said nothing for {self._context.silence_s:g} s"
-            if self._context.is_pod and not self._is_dismissing:
+            if self._context.is_pod and not self._is_closing:
                 link.cut()  # in order only at the end: a node takes that for the end of its lead
         except ProtocolError as error:
             why = error.message
@@ -159,7 +159,7 @@ class LeadServer:
                 parting = Parting.CLOSED
             self._indexes.lose(index, parting)
             self._lead.lose(index, why, parting=parting)
-            if self._local_nodes is not None and not self._is_dismissing:
+            if self._local_nodes is not None and not self._is_closing:
                 self._local_nodes.replace(index)
 
     async def _take_client(self, link: Link, hello: Hello) -> None:
@@ -230,10 +230,10 @@ class LeadServer:
 
     # -- the end -------------------------------------------------------------------------------
 
-    async def serve_readers(self, *, first_s: float, again_s: float, patience_s: float) -> None:
-        """Until a client has read everything; one whose line broke may come back and go on.
+    async def serve_readers(self, *, first_s: float, again_s: float, idle_timeout_s: float) -> None:
+        """Wait until a client has read everything; one that lost its connection may reconnect.
 
-        `first_s` is for the first one that ever comes, `again_s` for one that left too soon.
+        `first_s` limits the wait for the first client, `again_s` for one that disconnected too soon.
         """
         while not self._is_read:
             self._reader_came.clear()
@@ -243,30 +243,30 @@ class LeadServer:
                     await asyncio.wait_for(self._reader_came.wait(), timeout_s)
                 except asyncio.TimeoutError:
                     return
-            await self.see_off(patience_s=patience_s)
+            await self.wait_for_readers(idle_timeout_s=idle_timeout_s)
             if self._readers:  # and nothing moves
                 return
-        await self.see_off(patience_s=patience_s)
+        await self.wait_for_readers(idle_timeout_s=idle_timeout_s)
 
-    async def see_off(self, *, patience_s: float) -> None:
-        """Wait for clients to have read everything: they hang up once they have.
+    async def wait_for_readers(self, *, idle_timeout_s: float) -> None:
+        """Wait until clients have read everything, which is when they hang up.
 
-        However long that takes, as long as something moves.
+        There is no limit as long as one of them reads something in each `idle_timeout_s`.
         """
         while self._readers:
             idle_s = time.monotonic() - max(sender.moved_s for sender in self._readers.values())
-            if idle_s >= patience_s:
+            if idle_s >= idle_timeout_s:
                 return
             self._reader_left.clear()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._reader_left.wait(), patience_s - idle_s)
+                await asyncio.wait_for(self._reader_left.wait(), idle_timeout_s - idle_s)
 
-    async def dismiss(self, order: Message | None = None) -> None:
-        """Hang up on everybody; with an order, after telling it."""
-        self._is_dismissing = True
+    async def close_links(self, last: Message | None = None) -> None:
+        """Send the last message, if any, over every link, and close all links."""
+        self._is_closing = True
         for link in self._links:
-            if order is not None:
-                link.send(order)
+            if last is not None:
+                link.send(last)
         await asyncio.gather(*(link.close() for link in self._links))
 
 

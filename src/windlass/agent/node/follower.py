@@ -18,7 +18,7 @@ from windlass import names
 from windlass.agent.agent_context import AgentContext
 from windlass.agent.fork_server_client import ForkServer
 from windlass.agent.inputs import Inputs
-from windlass.agent.lead_requests import say_farewell
+from windlass.agent.lead_requests import report_end
 from windlass.agent.link import endpoints
 from windlass.agent.link.agent_link import Link, beat
 from windlass.agent.link.folder_sender import FolderSender
@@ -74,11 +74,11 @@ class Follower:
         self._was_closed = False
         self._is_led = False  # whoever the link leads to has taken this node
         self._pump: FolderSender | None = None
-        self._has_ended = False
+        self.has_ended = False  # the lead said so
         self.has_failed = False  # the job ended, and did not succeed
         self._given_by = context.given_by
         self._is_replaced = False  # its index is another agent's by now
-        self.must_go = asyncio.Event()
+        self.stop_requested = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._parts: PartStore | None = None
         self._receiver = Receiver(
@@ -120,16 +120,16 @@ class Follower:
         if self._link is not None:
             await send_parts(self._link, key, path)
 
-    def told_to_stop(self) -> None:
-        """SIGTERM: the ranks get it too, and the lead hears why they are gone."""
+    def request_stop(self) -> None:
+        """On SIGTERM, pass it on to the ranks and report the reason to the lead."""
         self._send(NodeLeaving(why="it was told to stop (SIGTERM)"))
         self.node.stop(now=False)
-        self.must_go.set()
+        self.stop_requested.set()
 
     async def run(self) -> int:
         """Until the lead says that the job has ended; the exit code of the agent."""
         work = asyncio.ensure_future(self._follow())
-        leave = asyncio.ensure_future(self.must_go.wait())
+        leave = asyncio.ensure_future(self.stop_requested.wait())
         await asyncio.wait({work, leave}, return_when=asyncio.FIRST_COMPLETED)
         leave.cancel()
         if work.done():
@@ -142,7 +142,7 @@ class Follower:
         if self._link is not None:
             await self._link.close()
         elif self._context.is_pod and self._lost_s is not None and not is_led:
-            await say_farewell(self._context, self._context.place, self.node.memory)
+            await report_end(self._context, self._context.place, self.node.memory)
         return names.EXIT_TOLD_TO_STOP if self._context.is_pod else 0
 
     async def _follow(self) -> int:
@@ -159,7 +159,7 @@ class Follower:
                 logger.error("the lead cannot be reached: %s", error)
                 return 1
             code = await self._serve(link)
-            if self._has_ended or not self._context.is_pod:
+            if self.has_ended or not self._context.is_pod:
                 return code
             if self._is_replaced:
                 logger.error("another agent is node %s by now", self._context.index)
@@ -230,7 +230,7 @@ class Follower:
         if self._is_led:
             self._lost_s = asyncio.get_running_loop().time() - link.silent_for_s
             self._was_closed = link.is_closed
-        if self._context.is_pod and not self._has_ended and not self.must_go.is_set():
+        if self._context.is_pod and not self.has_ended and not self.stop_requested.is_set():
             link.cut()
         else:
             await link.close()
@@ -281,7 +281,7 @@ class Follower:
             self._pump = FolderSender(self._link, sender)
 
     def _end(self, message: EndAgent, _body: bytes) -> None:
-        self._has_ended, self.has_failed = True, message.has_failed
+        self.has_ended, self.has_failed = True, message.has_failed
         if self._parts is not None and self._link is not None:
             # a compute that goes on without this node does not hang up
             self._start(self._link.close())

@@ -1,0 +1,96 @@
+"""End of a job as an agent in a pod sees it: the last word, the exit code, and staying.
+
+Where containers are started again whenever they exit, a pod whose job has ended stays until somebody removes
+the object that made it. Until then the lead answers clients, for as long as the job is kept. Every other pod
+waits for SIGTERM and does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from windlass import names
+from windlass.agent.agent_process import LeadAgent
+from windlass.agent.lead.lead_server import EndedJob
+from windlass.agent.link import endpoints
+from windlass.agent.link.tcp import TlsPlace
+from windlass.agent.pod_folder import mark_end
+from windlass.agent.pod_output import PodLogWriter, leave_last_word
+from windlass.errors import EngineError
+from windlass.wire.job_folder import JobFolder
+from windlass.wire.tls import server_context
+
+if TYPE_CHECKING:
+    from windlass.agent.agent_process import Agent
+    from windlass.agent.link.tcp import Listener
+
+logger = logging.getLogger(__name__)
+
+_SEEN_S = 6.0  # kubelets report a pod's end within two seconds; busy ones take longer
+
+
+class PodEnd:
+    """What one agent in a pod does when its job has ended."""
+
+    def __init__(self, plan: dict[str, Any], folder: JobFolder, log: PodLogWriter) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._log = log
+        self._stays_up = os.environ.get(names.ENV_STAYS_UP) == "1"
+
+    async def finish(self, agent: Agent, code: int) -> int:
+        """Write the lead's last word and stay if the pod must. Return the exit code of the process."""
+        is_lead = isinstance(agent, LeadAgent)
+        if isinstance(agent, LeadAgent) and agent.has_ended:
+            leave_last_word(agent.status_writer.status, self._folder, self._log)
+        if code == 0 and not agent.stop_requested.is_set():
+            await self.stay(is_lead=is_lead)
+        reports = os.environ.get(names.ENV_TELLS_FAILURE, "")
+        by_lead = reports == names.TELLS_BY_LEAD
+        if code or not agent.has_failed or not (reports == "1" or (by_lead and is_lead)):
+            return code
+        if by_lead and len(self._plan["nodes"]) > 1:
+            # a pod that is not seen to have ended is deleted, and what its ranks wrote with it
+            await asyncio.sleep(_SEEN_S)
+        return names.EXIT_FAILED_WORK
+
+    async def stay(self, *, is_lead: bool) -> int:
+        """Where containers are started again whenever they exit, wait for SIGTERM. Return the exit code."""
+        if not self._stays_up:
+            return 0
+        self._log.flush()
+        ended_at_s = mark_end(self._folder)
+        stop_requested = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop_requested.set)
+        logger.info("the job has ended: this pod stays until it is removed")
+        server = await self._serve() if is_lead else None
+        if server is not None:
+            ttl_s = (self._plan["pod"] or {}).get("ttl_s")
+            left_s = None if ttl_s is None else max(0.0, ended_at_s + ttl_s - time.time())
+            try:
+                await asyncio.wait_for(stop_requested.wait(), left_s)
+            except asyncio.TimeoutError:
+                logger.info("the job was kept for %g s: clients are not answered any more", ttl_s)
+            server.close()
+        await stop_requested.wait()
+        return 0
+
+    async def _serve(self) -> Listener | None:
+        try:
+            take = EndedJob(self._folder).take
+            return await endpoints.serve(make_listening_place(), self._plan["job_id"], take)
+        except EngineError as error:  # what the job left is in the pod's log, too
+            logger.warning("clients are not answered: %s", error)
+            return None
+
+
+def make_listening_place() -> TlsPlace:
+    """Return where the lead of a pod listens."""
+    context = server_context(Path(names.SECRET_FOLDER))
+    return TlsPlace(host="", port=names.AGENT_PORT, context=context)
