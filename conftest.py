@@ -1,7 +1,7 @@
 """What all tests and the cases of the contract suite share: a home, a namespace, the engines they run on.
 
 The cases themselves are part of the package (src/windlass/conformance/cases): users run them with
-`windlass conformance`, on one engine of theirs. Here they run on every engine, and on the tests' own dialect.
+`windlass conformance`, on one engine of theirs. Here they run on every engine, and on one of another package.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import process_guard
 import pytest
 from clean_home import home
 from contract_engines import choose_engines
+from windlass_statefulset import STATEFUL_SET
 
 if TYPE_CHECKING:
     from cluster_space import Space
@@ -111,14 +112,27 @@ def space() -> Iterator[Space]:
         yield opened
 
 
-@pytest.fixture
-def client_preamble(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The tests' own dialect, for this process and as the first lines of others."""
-    import stateful_set_dialect
+@pytest.fixture(scope="session")
+def plugin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package windlass-statefulset installed in it."""
+    from plugin_packages import PLUGINS, install
 
-    stateful_set_dialect.install(monkeypatch.setitem)
-    folder = str(ROOT / "tests/support")
-    return (
-        f"import sys; sys.path.append({folder!r})\n"
-        "import stateful_set_dialect; stateful_set_dialect.install()\n"
-    )
+    folder = tmp_path_factory.mktemp("plugins") / "site"
+    install(PLUGINS / "windlass-statefulset", folder)
+    return folder
+
+
+@pytest.fixture
+def stateful_engine(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The engine of the package windlass-statefulset, for this process and those that it starts."""
+    monkeypatch.syspath_prepend(plugin_folder)
+    monkeypatch.setenv("PYTHONPATH", str(plugin_folder), prepend=os.pathsep)
+    return "stateful"
+
+
+@pytest.fixture(autouse=True)
+def engine_of_the_case(request: pytest.FixtureRequest) -> None:
+    """Install the package that the case's engine is in, where it is in one."""
+    callspec = getattr(request.node, "callspec", None)
+    if callspec is not None and callspec.params.get("on") == STATEFUL_SET.name:
+        request.getfixturevalue("stateful_engine")

@@ -22,7 +22,7 @@ from typing import Any
 from kubernetes_manifests import make_floor, make_pytorch_job, make_train_job
 from kubernetes_place import LIMIT_S, Place, Stamp, read_stamps
 
-from windlass.engines.dialects.dialect_table import load_dialect
+from windlass.engines.engine_table import load_dialect
 from windlass.kube.objects.fields import name_of
 from windlass.kube.objects.kinds import PYTORCH_JOBS, TRAIN_JOBS
 

@@ -29,8 +29,8 @@ from kubernetes_contestants import (
 )
 
 from windlass.engines.dialects.dialect import Dialect
-from windlass.engines.dialects.dialect_table import load_dialect
 from windlass.engines.dialects.kubernetes import KUBERNETES
+from windlass.engines.engine_table import load_dialect
 from windlass.kube.client.api import Api
 from windlass.kube.objects.fields import container_of
 from windlass.kube.objects.kinds import EVENTS, PODS, ObjectKind

@@ -10,7 +10,7 @@ import pytest
 from chaos_cluster.ground import Ground, make_project, open_namespace
 from chaos_cluster.testbed import Testbed, find_trouble, open_testbed
 
-from windlass.engines.dialects.dialect_table import load_dialect
+from windlass.engines.engine_table import load_dialect
 from windlass.errors import EngineMissing
 from windlass.kube.client.access import check_needs
 from windlass.kube.client.api import Api

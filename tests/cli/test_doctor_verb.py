@@ -12,10 +12,10 @@ from cli.process import Ran
 from kube.users import make_kubeconfig, new_namespace
 
 from windlass.cli.verbs.doctor import _show_more
-from windlass.engines.dialects.dialect_table import dialect_names
 from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.engines.dialects.pytorchjob import PYTORCHJOB
 from windlass.engines.dialects.trainjob import TRAINJOB
+from windlass.engines.engine_table import dialect_names
 from windlass.kube.client.access import render_reader, render_role
 from windlass.kube.objects.kinds import CLUSTER_TRAINING_RUNTIMES
 from windlass.observe.doctor import Check

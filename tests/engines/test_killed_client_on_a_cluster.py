@@ -16,7 +16,7 @@ from waits import wait_for
 
 from windlass import names
 from windlass.engines.dialects.dialect import Dialect
-from windlass.engines.dialects.dialect_table import load_dialect
+from windlass.engines.engine_table import load_dialect
 from windlass.errors import EngineMissing
 from windlass.kube.client.access import check_needs
 from windlass.kube.client.api import Api

@@ -18,14 +18,14 @@ from waits import wait_for
 import windlass as wl
 from windlass import records
 from windlass.client.jobs.run import prepare_job
-from windlass.engines.protocol import (
-    JobRef,
+from windlass.engines.engine_table import (
     engine_names,
     make_compute_engine,
     make_engine,
     make_renderer,
     renderer_names,
 )
+from windlass.engines.protocol import JobRef
 from windlass.settings import read_settings
 from windlass.wire.job_folder import JobFolder
 

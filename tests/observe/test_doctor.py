@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from windlass.engines.dialects.dialect_table import dialect_names
+from windlass.engines.engine_table import dialect_names
 from windlass.observe.doctor import Check, check_all
 from windlass.settings import read_settings
 

@@ -9,7 +9,7 @@ from kube.api_server import Answer, Seen, write_kubeconfig
 from kube.fake_cluster import serving
 from kube.storing_cluster import StoringCluster
 
-from windlass.engines.protocol import renderer_names
+from windlass.engines.engine_table import renderer_names
 from windlass.observe.engine_list import EngineRow, list_engines
 from windlass.settings import read_settings
 

@@ -10,8 +10,8 @@ from typing import Any
 from kube.fake_cluster import make_fake_pod
 from kube.plans import make_pod_plan
 from kube.storing_cluster import StoringCluster
-from stateful_set_dialect import STATEFUL_SET
 from waits import wait_for
+from windlass_statefulset import STATEFUL_SET
 
 from windlass import names
 from windlass.engines.cluster.cluster_engine import ClusterEngine

@@ -1,8 +1,8 @@
 """The engines that a case of the contract suite runs on here, and how it is marked there.
 
 On engines of operators, where the agent is the same as everywhere and only its pods come from somewhere else,
-those cases run that are marked `engine_matters`; on the dialect of these tests all do, but only in
-`make test-contract` (`thorough`).
+those cases run that are marked `engine_matters`; on the engine of the package windlass-statefulset all do,
+but only in `make test-contract` (`thorough`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from stateful_set_dialect import STATEFUL_SET
+from windlass_statefulset import STATEFUL_SET
 
 from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.dialects.kubernetes import KUBERNETES

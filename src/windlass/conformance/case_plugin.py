@@ -16,10 +16,8 @@ import pytest
 
 from windlass.conformance.case_result import FAILED, PASSED, SKIPPED, CaseResult
 from windlass.conformance.cluster_place import ConformancePlace
-from windlass.engines.dialects.dialect_table import load_dialect
 from windlass.kube.client.api_errors import ClusterError
 
-LOCAL = "local"
 _FILES_S = 90.0
 
 
@@ -28,6 +26,7 @@ class CaseChoice:
     """What was asked for. No place: this machine."""
 
     engine: str
+    can: frozenset[str]  # of the engine
     place: ConformancePlace | None = None
     claim: str = ""
     runs_all: bool = False
@@ -100,20 +99,20 @@ def make_result(case: str, phases: list[pytest.TestReport]) -> CaseResult:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "on" in metafunc.fixturenames:
-        engine = metafunc.config.stash[CHOICE].engine
-        reason = _find_obstacle(metafunc.definition, engine)
+        choice = metafunc.config.stash[CHOICE]
+        reason = _find_obstacle(metafunc.definition, choice)
         marks = [pytest.mark.skip(reason=reason)] if reason else []
-        metafunc.parametrize("on", [pytest.param(engine, marks=marks)], indirect=True)
+        metafunc.parametrize("on", [pytest.param(choice.engine, marks=marks)], indirect=True)
 
 
-def _find_obstacle(case: pytest.Item, engine: str) -> str:
+def _find_obstacle(case: pytest.Item, choice: CaseChoice) -> str:
     """Why a case cannot hold on the engine."""
-    elsewhere = case.get_closest_marker("cluster_only" if engine == LOCAL else "local_only")
+    elsewhere = case.get_closest_marker("cluster_only" if choice.place is None else "local_only")
     if elsewhere:
         return str(elsewhere.args[0])
     wanted = {mark.args[0] for mark in case.iter_markers("needs_can")}
-    lacks = sorted(wanted - load_dialect(engine).can) if engine != LOCAL else []
-    return f"the engine {engine} does not have: {', '.join(lacks)}" if lacks else ""
+    lacks = sorted(wanted - choice.can)
+    return f"the engine {choice.engine} does not have: {', '.join(lacks)}" if lacks else ""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -129,12 +128,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 # -- what the cases ask for ----------------------------------------------------------------------
-
-
-@pytest.fixture
-def client_preamble() -> str:
-    """Engines of users are known everywhere."""
-    return ""
 
 
 @pytest.fixture(scope="session")

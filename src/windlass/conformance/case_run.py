@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windlass.conformance.case_result import CaseResult
-from windlass.engines.protocol import make_engine
+from windlass.engines.engine_table import has_pods, make_engine
 from windlass.errors import EngineError, EngineMissing, SpecError
 from windlass.settings import Settings
 
@@ -54,14 +54,18 @@ def run_cases(
     """
     from windlass.conformance.case_plugin import CaseChoice, CaseRecorder
 
-    make_engine(settings.engine, settings)  # one that runs jobs
+    engine = make_engine(settings.engine, settings)
     with (
         _clean_end(),
         _open_place(settings, claim) as place,
         _make_project() as (project, scratch),
     ):
         choice = CaseChoice(
-            engine=settings.engine, place=place, claim=claim, runs_all=runs_all or bool(keyword)
+            engine=engine.name,
+            can=engine.can,
+            place=place,
+            claim=claim,
+            runs_all=runs_all or bool(keyword),
         )
         recorder = CaseRecorder(choice=choice, begin=begin, tell=tell)
         _run_pytest(recorder, project, scratch, keyword)
@@ -82,7 +86,7 @@ def _clean_end() -> Iterator[None]:
 def _open_place(
     settings: Settings, claim: str
 ) -> contextlib.AbstractContextManager[ConformancePlace | None]:
-    if settings.engine != "local":
+    if has_pods(settings.engine, settings):
         from windlass.conformance.cluster_place import open_place
 
         return open_place(settings)

@@ -19,7 +19,7 @@ from windlass.client.jobs.job import Job
 from windlass.client.jobs.run import Prepared, prepare_job
 from windlass.client.terminal import say
 from windlass.engines.dialects.dialect import Dialect
-from windlass.engines.dialects.dialect_table import load_dialect
+from windlass.engines.engine_table import load_dialect
 from windlass.errors import EngineError, SpecError, WaitTimeout
 from windlass.kube.client.access import check_needed, check_needs, may
 from windlass.kube.client.api import Api, connect

@@ -1,28 +1,25 @@
-"""Engine protocols: what an engine must offer to give a job its nodes, and the engines by name.
+"""Engine protocols: what an engine must offer to give a job its nodes.
 
 A `Renderer` only writes documents, an `Engine` runs jobs, a `ComputeEngine` also keeps computes. An
 engine that cannot do something does not have the type, and is refused when it is asked for. Smaller
 differences are in `can`, and are refused before submit, as are hidden variables that a job may not
 have. An engine knows nothing of other engines, of frameworks, or of how anything is shown.
+`engine_table` has the engines by name.
 """
 
 from __future__ import annotations
 
-import importlib
 import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from windlass import names
-from windlass.engines.dialects.dialect_table import dialect_names, load_dialect
 from windlass.errors import SpecError
-from windlass.near_names import did_you_mean
 from windlass.plan.plan import Facts, Plan
-from windlass.settings import Settings
 from windlass.wire.log_lines import LogLine, LogQuery
 from windlass.wire.results import ResultHeader
 from windlass.wire.status import JobStatus
@@ -210,68 +207,3 @@ def check_capabilities(engine: Renderer, plan: Plan) -> None:
             f"the engine {engine.name} cannot do: {', '.join(missing)}",
             hint=f"leave out --{missing[0]}, or choose another engine",
         )
-
-
-_ENGINES = {"local": "windlass.engines.local.local_engine:LocalEngine"}
-# where each is, and what it makes, in an error
-_EXPORTS = {
-    "statefulset": ("windlass.engines.exports.statefulset:StatefulSetExport", "a StatefulSet")
-}
-
-
-def engine_names() -> tuple[str, ...]:
-    """The engines that run jobs."""
-    return (*_ENGINES, *dialect_names())
-
-
-def renderer_names() -> tuple[str, ...]:
-    """All engines, also those that only export."""
-    return (*engine_names(), *_EXPORTS)
-
-
-def check_engine_name(name: str) -> None:
-    """Refuse a name that no engine has."""
-    known = renderer_names()
-    if name not in known:
-        hint = did_you_mean(name, known, f"there is: {', '.join(known)}")
-        raise SpecError(f"there is no engine {name!r}", hint=hint)
-
-
-def make_renderer(name: str, settings: Settings) -> Renderer:
-    """The engine of that name, imported on use; maybe one that only exports."""
-    check_engine_name(name)
-    if name in dialect_names():
-        from windlass.engines.cluster.cluster_engine import ClusterEngine
-
-        return ClusterEngine(load_dialect(name), settings)
-    place = _EXPORTS[name][0] if name in _EXPORTS else _ENGINES[name]
-    module, _, attribute = place.partition(":")
-    renderer: Renderer = getattr(importlib.import_module(module), attribute)(settings)
-    return renderer
-
-
-def make_engine(name: str, settings: Settings) -> Engine:
-    """The engine of that name, which runs jobs."""
-    return as_engine(make_renderer(name, settings))
-
-
-def make_compute_engine(name: str, settings: Settings) -> ComputeEngine:
-    """The engine of that name, which keeps computes."""
-    engine = make_engine(name, settings)
-    if "computes" not in engine.can:
-        raise SpecError(
-            f"the engine {name} runs jobs, and keeps no computes",
-            hint="use engine local, kubernetes or monarchmesh",
-        )
-    return cast("ComputeEngine", engine)
-
-
-def as_engine(renderer: Renderer) -> Engine:
-    """The same, known to run jobs; an error for one that only exports."""
-    if renderer.name in _EXPORTS:
-        raise SpecError(
-            f"{_EXPORTS[renderer.name][1]} is only exported, not run by Windlass",
-            hint=f"windlass export -e {renderer.name} ... | kubectl apply -f -, "
-            "or run with -e kubernetes",
-        )
-    return cast("Engine", renderer)

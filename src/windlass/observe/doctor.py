@@ -21,6 +21,7 @@ from typing import Literal
 
 from windlass import __version__, names
 from windlass.client.jobs.find_jobs import list_jobs
+from windlass.engines.engine_table import engine_names, make_engine
 from windlass.engines.local.local_engine import is_lead_alive
 from windlass.engines.local.local_gpus import (
     ask_smi,
@@ -29,7 +30,6 @@ from windlass.engines.local.local_gpus import (
     list_gpus,
     read_holders,
 )
-from windlass.engines.protocol import engine_names, make_engine
 from windlass.errors import WindlassError
 from windlass.kube.client.kubeconfig import read_target
 from windlass.settings import Settings

@@ -13,7 +13,7 @@ from functools import partial
 
 from windlass.engines.cluster.submit import list_sources
 from windlass.engines.dialects.dialect import Dialect, Prerequisite
-from windlass.engines.dialects.dialect_table import dialect_names, load_dialect
+from windlass.engines.engine_table import find_dialect, load_dialect
 from windlass.errors import WindlassError
 from windlass.kube.client.access import (
     MissingRight,
@@ -62,9 +62,9 @@ def check_cluster(settings: Settings, *, deep: bool = False) -> Iterator[Check]:
 
     `deep` runs two small pods of the settings' image, too.
     """
-    engine = settings.engine if settings.engine in dialect_names() else "kubernetes"
+    dialect = find_dialect(settings.engine) or load_dialect("kubernetes")
     try:
-        api = connect(context=settings.context, namespace=settings.namespace, engine=engine)
+        api = connect(context=settings.context, namespace=settings.namespace, engine=dialect.name)
         started_s = time.monotonic()
         version = api.request("GET", "/version").get("gitVersion", "?")
         took_s = time.monotonic() - started_s
@@ -76,7 +76,7 @@ def check_cluster(settings: Settings, *, deep: bool = False) -> Iterator[Check]:
     context = f" (context {api.context})" if api.context else ""
     text = f"Kubernetes {version} at {api.server}{context}, answers in {took_s * 1000:.0f} ms"
     yield Check(name="cluster", state="ok", found=text, needed=True)
-    for name, look in _make_checks(load_dialect(engine)).items():
+    for name, look in _make_checks(dialect).items():
         try:
             for check in look(api):
                 yield replace(check, hint="") if deep and check.hint == _TRY else check

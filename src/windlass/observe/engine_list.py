@@ -9,8 +9,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from windlass.engines.dialects.dialect import Dialect
-from windlass.engines.dialects.dialect_table import dialect_names, load_dialect
-from windlass.engines.protocol import Renderer, make_renderer, renderer_names
+from windlass.engines.engine_table import (
+    find_dialect,
+    find_package,
+    make_engine,
+    only_exports,
+    renderer_names,
+)
+from windlass.engines.protocol import Renderer
 from windlass.errors import EngineMissing, WindlassError
 from windlass.kube.client.access import Need, check_needs
 from windlass.kube.client.api import Api, connect
@@ -44,18 +50,24 @@ def list_engines(settings: Settings) -> Iterator[EngineRow]:
     """A row for each, in the order of the tables."""
     api, trouble = _connect(settings)
     for name in renderer_names():
-        renderer = make_renderer(name, settings)
-        if name in dialect_names():
-            yield _look_at_dialect(load_dialect(name), api, trouble)
-        elif name == "local":
-            can = _name_abilities(renderer)
-            yield EngineRow(
-                name=name, makes="processes", needs="", version="", is_here=True, can=can
-            )
-        else:
+        if only_exports(name):
             yield EngineRow(
                 name=name, makes="documents", needs="", version="", is_here=False, can=("export",)
             )
+            continue
+        try:
+            dialect = find_dialect(name)
+            engine = make_engine(name, settings)
+        except EngineMissing as error:  # of another package, which has a fault
+            package = find_package(name)
+            yield EngineRow(
+                name=name, makes="-", needs=package, version=error.message, is_here=False, can=()
+            )
+            continue
+        if dialect is not None:
+            yield _look_at_dialect(dialect, api, trouble)
+        else:
+            yield _look_at_engine(engine)
 
 
 def _connect(settings: Settings) -> tuple[Api | None, str]:
@@ -64,6 +76,19 @@ def _connect(settings: Settings) -> tuple[Api | None, str]:
         return api, str(api.request("GET", "/version").get("gitVersion", ""))
     except WindlassError as error:
         return None, error.message
+
+
+def _look_at_engine(engine: Renderer) -> EngineRow:
+    """Return the row of an engine that is not made of a dialect."""
+    package = find_package(engine.name)
+    return EngineRow(
+        name=engine.name,
+        makes=f"those of {package}" if package else "processes",
+        needs="",
+        version="",
+        is_here=True,
+        can=_name_abilities(engine),
+    )
 
 
 def _look_at_dialect(dialect: Dialect, api: Api | None, version: str) -> EngineRow:

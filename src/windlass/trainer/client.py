@@ -13,7 +13,7 @@ from typing import Any
 from windlass.client.jobs.live_view import LiveView, follow
 from windlass.client.jobs.run import prepare_job
 from windlass.client.terminal import say
-from windlass.engines.dialects.dialect_table import dialect_names, load_dialect
+from windlass.engines.engine_table import find_dialect
 from windlass.errors import JobNotFound, ProtocolError
 from windlass.kube.client.api import Api, connect
 from windlass.trainer.engine_pick import pick_engine
@@ -63,7 +63,7 @@ class TrainerClient:
                 self._given[name] = self._settings.value(name)
         self._api: Api | None = None
         place = {}
-        if choice.engine in dialect_names():
+        if find_dialect(choice.engine) is not None:
             self._api = connect(
                 context=self._settings.context,
                 namespace=self._settings.namespace,
@@ -309,7 +309,7 @@ class TrainerClient:
 
     @property
     def _dialect(self) -> Any:
-        return load_dialect(self.engine) if self._api is not None else None
+        return find_dialect(self.engine)
 
     def _look(self, known: TrainerJob) -> TrainJob:
         return make_train_job(known, self._api, self._dialect)

@@ -12,8 +12,7 @@ from typing import Any
 
 from windlass.client.compute.nodes.engine_choice import EngineChoice, choose_where
 from windlass.client.jobs.run import current_folder
-from windlass.engines.dialects.dialect_table import load_dialect
-from windlass.engines.protocol import check_engine_name
+from windlass.engines.engine_table import check_engine_name, load_dialect
 from windlass.errors import EngineMissing
 from windlass.kube.client.access import check_needs
 from windlass.kube.client.api import connect

@@ -22,7 +22,8 @@ from windlass.client.jobs.run import Prepared
 from windlass.client.terminal import say
 from windlass.engines.cluster.job_secret import read_cluster
 from windlass.engines.dialects.dialect import Dialect
-from windlass.engines.protocol import Engine, JobRef, as_engine, make_engine
+from windlass.engines.engine_table import as_engine, make_engine
+from windlass.engines.protocol import Engine, JobRef
 from windlass.errors import JobNotFound, WindlassError
 from windlass.kube.client.api import Api
 from windlass.kube.client.api_errors import Conflict, NotFound

@@ -14,8 +14,8 @@ from cluster_engines import (
     submit,
     wait_for_status,
 )
-from stateful_set_dialect import STATEFUL_SET
 from waits import wait_for
+from windlass_statefulset import STATEFUL_SET
 
 from windlass import names
 from windlass.errors import JobNotFound, SpecError

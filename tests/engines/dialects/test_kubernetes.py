@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from kube.plans import FILES, make_pod_plan
 from kube.storing_cluster import merge
-from stateful_set_dialect import STATEFUL_SET
+from windlass_statefulset import STATEFUL_SET
 
 from windlass.engines.dialects.dialect import ObjectEnd, ObjectPhase, read_condition_end
-from windlass.engines.dialects.dialect_table import dialect_names, load_dialect
 from windlass.engines.dialects.kubernetes import KUBERNETES, index_in_name, read_phase
+from windlass.engines.engine_table import dialect_names, load_dialect
 
 AT = "1970-01-01T00:01:40Z"
 

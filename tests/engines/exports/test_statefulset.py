@@ -13,14 +13,9 @@ from waits import wait_for
 
 from windlass import names
 from windlass.cli.verbs.export import render_manifests
+from windlass.engines.engine_table import as_engine, make_compute_engine, make_engine, make_renderer
 from windlass.engines.exports import statefulset
 from windlass.engines.exports.torchrun_exports import make_plain_job
-from windlass.engines.protocol import (
-    as_engine,
-    make_compute_engine,
-    make_engine,
-    make_renderer,
-)
 from windlass.errors import SpecError
 from windlass.kube.objects.torchrun_pods import Rendezvous, unwrap_plan
 from windlass.settings import read_settings

@@ -11,7 +11,7 @@ from windlass import names, records
 from windlass.cli.flags import json_option
 from windlass.cli.show import print_json
 from windlass.client.terminal import clean, one_line, paint, say, wants_colour
-from windlass.engines.protocol import check_engine_name
+from windlass.engines.engine_table import check_engine_name, has_pods
 from windlass.errors import SpecError
 from windlass.observe.doctor import Check, check_all
 from windlass.settings import Settings, read_settings_here
@@ -20,7 +20,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from windlass.kube.client.access import Right
 
-_HERE = ("local",)  # engines that need nothing but this machine
 _COLOURS = {"ok": 32, "warn": 33, "missing": 31}
 
 
@@ -61,7 +60,7 @@ def doctor(as_json: bool, deep: bool, role: bool, **flags: str | None) -> int:
 def _look(settings: Settings, *, deep: bool, only_engine: bool) -> Iterator[Check]:
     """This machine, and the cluster where the engine is elsewhere; by the flag only one of them."""
     check_engine_name(settings.engine)
-    is_here = settings.engine in _HERE
+    is_here = not has_pods(settings.engine, settings)
     if deep and is_here:
         raise SpecError("--deep needs a cluster", hint="windlass doctor -e kubernetes --deep")
     if is_here or not only_engine:
@@ -87,17 +86,18 @@ def _print_role(settings: Settings, *, as_json: bool) -> None:
 
 
 def _find_rights(engine: str) -> Sequence[Right]:
-    from windlass.engines.dialects.dialect_table import dialect_names, load_dialect
+    from windlass.engines.engine_table import find_dialect
     from windlass.engines.exports.statefulset import RIGHTS, StatefulSetExport
 
     check_engine_name(engine)
     if engine == StatefulSetExport.name:
         return RIGHTS
-    if engine not in dialect_names():
+    dialect = find_dialect(engine)
+    if dialect is None:
         raise SpecError(
             f"the engine {engine} needs no Role", hint="windlass doctor -e kubernetes --role"
         )
-    return load_dialect(engine).rights
+    return dialect.rights
 
 
 def _show(check: Check) -> None:

@@ -19,7 +19,8 @@ from windlass.cli.prepare import SplitWords, TargetCommand, prepare_words
 from windlass.cli.show import print_json
 from windlass.client.jobs.run import Prepared
 from windlass.client.terminal import say
-from windlass.engines.protocol import Renderer, engine_names
+from windlass.engines.engine_table import only_exports
+from windlass.engines.protocol import Renderer
 from windlass.errors import SpecError
 from windlass.kube.objects.manifests import first_piece
 from windlass.settings import start_folder
@@ -58,7 +59,7 @@ def export(
 ) -> None:
     """Print what the engine would start for TARGET, as YAML documents; start nothing."""
     prepared = prepare_words(words, detach=True, flags=given_flags(options))
-    is_plain_already = prepared.engine.name not in engine_names()
+    is_plain_already = only_exports(prepared.engine.name)
     wants_job = plain and not is_plain_already
     documents = (
         _render_plain(prepared, version) if wants_job else _render(prepared, with_keys=with_keys)

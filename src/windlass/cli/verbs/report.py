@@ -13,7 +13,7 @@ from windlass.cli.flags import complete_jobs, json_option, load_settings, place_
 from windlass.cli.show import print_json, print_table, render_short
 from windlass.client.jobs.find_jobs import find_job
 from windlass.client.terminal import say
-from windlass.engines.protocol import make_engine
+from windlass.engines.engine_table import make_engine
 from windlass.errors import SpecError
 from windlass.observe.training_report import (
     TrainingRow,

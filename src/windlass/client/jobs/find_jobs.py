@@ -6,21 +6,24 @@ Knows engines only through their protocol.
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
+from collections.abc import Iterable, Iterator
 
 from windlass import names
 from windlass.client.jobs.job import Job
 from windlass.client.jobs.job_ids import is_made_from, split_call
-from windlass.engines.protocol import (
-    Engine,
-    JobRef,
+from windlass.engines.engine_table import (
     check_engine_name,
-    engine_names,
+    engine_names_here,
     make_compute_engine,
     make_engine,
 )
-from windlass.errors import SpecError, WindlassError
+from windlass.engines.protocol import Engine, JobRef
+from windlass.errors import EngineMissing, SpecError, WindlassError
 from windlass.settings import Settings, read_settings_here
+
+logger = logging.getLogger(__name__)
 
 _LABEL = re.compile(names.DNS_LABEL)
 
@@ -48,19 +51,30 @@ def list_jobs(settings: Settings) -> list[Job]:
     jobs_by_ref: dict[str, Job] = {}
     check_engine_name(settings.engine)
     is_asked = settings.origin("engine").startswith("flag")
-    for name in engine_names():
-        if is_asked and name != settings.engine:
-            continue
-        engine = make_engine(name, settings)
-        refs = engine.jobs() if name == settings.engine else engine.jobs_here()
+    names_here = engine_names_here(settings)
+    for engine in _make_engines(
+        [name for name in names_here if name == settings.engine or not is_asked], settings
+    ):
+        refs = engine.jobs() if engine.name == settings.engine else engine.jobs_here()
         jobs_by_ref |= {str(ref): Job(engine, ref) for ref in refs}
     return list(jobs_by_ref.values())
 
 
 def list_jobs_here(settings: Settings) -> list[Job]:
     """Those that were started or looked at from this machine: what may be called one's own."""
-    engines = [make_engine(name, settings) for name in engine_names()]
+    engines = _make_engines(engine_names_here(settings), settings)
     return [Job(engine, ref) for engine in engines for ref in engine.jobs_here()]
+
+
+def _make_engines(engine_names: Iterable[str], settings: Settings) -> Iterator[Engine]:
+    """Yield engines by name, without those of other packages that are not set and cannot be loaded."""
+    for name in engine_names:
+        try:
+            yield make_engine(name, settings)
+        except EngineMissing as error:
+            if name == settings.engine:
+                raise
+            logger.warning("%s: its jobs are not looked for", error.message)
 
 
 def find_job(text: str, settings: Settings) -> Job:
@@ -89,8 +103,8 @@ def find_job(text: str, settings: Settings) -> Job:
 def _find_here(job_id: str, settings: Settings) -> Job | None:
     """Among the jobs that this machine has a folder of."""
     check_engine_name(settings.engine)
-    for name in sorted(engine_names(), key=lambda name: name != settings.engine):
-        engine = make_engine(name, settings)
+    by_turns = sorted(engine_names_here(settings), key=lambda name: name != settings.engine)
+    for engine in _make_engines(by_turns, settings):
         if matches := _match(engine, engine.jobs_here(), job_id):
             return _choose(engine, matches, job_id)
     return None

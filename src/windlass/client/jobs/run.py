@@ -24,7 +24,8 @@ from windlass.client.jobs.packing import Packed, pack_code
 from windlass.client.jobs.source_analysis import check_script, choose_preload
 from windlass.client.jobs.target import WorkTarget, import_paths, read_in_image, read_work_target
 from windlass.client.keywords import JOB, show_keywords
-from windlass.engines.protocol import Renderer, as_engine, check_capabilities, make_renderer
+from windlass.engines.engine_table import as_engine, has_pods, make_renderer
+from windlass.engines.protocol import Renderer, check_capabilities
 from windlass.errors import SpecError
 from windlass.frameworks.framework import Framework, choose_framework, load_framework
 from windlass.near_names import did_you_mean
@@ -163,7 +164,7 @@ def choose_target(
     """Read a target as the settings say: from the image, or from this machine."""
     if settings.in_image:
         return read_in_image(target, args, kwargs)
-    is_local = settings.engine == "local"
+    is_local = not has_pods(settings.engine, settings)
     given = choose_framework(settings.framework, is_command=False).gives
     return read_work_target(target, args, kwargs, cwd=cwd, is_local=is_local, given=given)
 
@@ -197,11 +198,11 @@ def _check_arguments(
 
 
 def check_honoured(prepared: Prepared) -> None:
-    """Refuse a setting of pods that was given for this one job, on the engine that has no pods.
+    """Refuse a setting of pods that was given for this one job, on an engine that has no pods.
 
     What files and variables say holds for jobs on a cluster as well, and is no mistake.
     """
-    if prepared.engine.name != "local":
+    if "pods" in prepared.engine.can:
         return
     settings = prepared.settings
     honoured = ("in_image", *(("cpus", "memory") if prepared.plan.sizes is not None else ()))
@@ -209,7 +210,7 @@ def check_honoured(prepared: Prepared) -> None:
         is_given = settings.origin(setting.name).startswith("flag")
         if setting.group == PODS and is_given and setting.name not in honoured:
             raise SpecError(
-                f"{setting.flag} is for pods, and the engine local has none",
+                f"{setting.flag} is for pods, and the engine {prepared.engine.name} has none",
                 hint="leave it out, or choose a cluster: -e kubernetes; in windlass.toml it holds "
                 "for clusters only",
             )

@@ -6,8 +6,8 @@ reason; one that is about something not every dialect can is marked `needs_can` 
 that does more than a user's Role allows `needs_right`. `engine_matters` are those that depend on where nodes
 come from, `quick` those that start no job: by default users run these two.
 
-The engine, `space` and `client_preamble` come from outside: from windlass.conformance where a user runs
-the cases, else from the conftest of the project, which runs them on every engine.
+The engine and `space` come from outside: from windlass.conformance where a user runs the cases, else
+from the conftest of the project, which runs them on every engine.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from waits import find_left_over
 import windlass as wl
 from windlass import names
 from windlass.bundle.select import find_root
-from windlass.engines.dialects import dialect_table
 from windlass.engines.dialects.dialect import Dialect
+from windlass.engines.engine_table import find_dialect, load_dialect
 from windlass.errors import EngineMissing
 from windlass.kube.client.access import check_needs
 from windlass.kube.objects.kinds import ObjectKind
@@ -56,12 +56,9 @@ def pytest_configure(config: pytest.Config) -> None:
 class Runner:
     """run and submit on one engine."""
 
-    def __init__(
-        self, engine: str, space: Space | None = None, *, client_preamble: str = ""
-    ) -> None:
+    def __init__(self, engine: str, space: Space | None = None) -> None:
         self.engine = engine
         self.space = space
-        self.client_preamble = client_preamble  # what another process runs before it is a client
         self.submitted: list[wl.Job] = []
 
     def run(self, target: Any, args: Any = (), kwargs: Any = None, **settings: Any) -> list[Any]:
@@ -85,7 +82,7 @@ class Runner:
 
     @property
     def dialect(self) -> Dialect:
-        return dialect_table.load_dialect(self.engine)
+        return load_dialect(self.engine)
 
     @property
     def kind(self) -> ObjectKind:
@@ -127,10 +124,11 @@ class Runner:
 def on(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Runner]:
-    if request.param == "local":
-        runner = Runner("local")
+    if find_dialect(request.param) is None:
+        if request.param != "local":
+            monkeypatch.setenv("WINDLASS_ENGINE", request.param)
+        runner = Runner(request.param)
     else:
-        preamble = request.getfixturevalue("client_preamble")
         space = request.getfixturevalue("space")
         _skip_if_missing(request, space, request.param)
         if space.config:
@@ -139,7 +137,7 @@ def on(
             file.write_text(space.config)
         for name, value in {**space.settings, "WINDLASS_ENGINE": request.param}.items():
             monkeypatch.setenv(name, value)
-        runner = Runner(request.param, space, client_preamble=preamble)
+        runner = Runner(request.param, space)
         runner.clean()  # of what other tests have left in this namespace
     yield runner
     runner.clean()
@@ -147,7 +145,7 @@ def on(
 
 def _skip_if_missing(request: pytest.FixtureRequest, space: Space, engine: str) -> None:
     try:
-        check_needs(space.api, dialect_table.load_dialect(engine).needs)
+        check_needs(space.api, load_dialect(engine).needs)
     except EngineMissing as missing:
         pytest.skip(missing.message)
     for verb, resource in (mark.args for mark in request.node.iter_markers("needs_right")):

@@ -142,9 +142,9 @@ else:
 
 
 def _client(on, kind: str, flag: str) -> subprocess.Popen[str]:
-    here = os.path.dirname(work.__file__)
+    here = os.pathsep.join([os.path.dirname(work.__file__), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
-        [sys.executable, "-c", on.client_preamble + CLIENT, kind, flag, on.engine],
+        [sys.executable, "-c", CLIENT, kind, flag, on.engine],
         env={**os.environ, "PYTHONPATH": here},
         stdout=subprocess.PIPE,
         text=True,

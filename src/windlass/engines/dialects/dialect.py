@@ -1,7 +1,7 @@
 """Dialect: everything that is known of one kind of object whose pods are a job's nodes.
 
 A record of data and pure functions; nothing else in the project knows the kind. What speaks to a cluster is
-`engines.cluster.cluster_engine`, once for all dialects; `engines.dialects.dialect_table` lists them.
+`engines.cluster.cluster_engine`, once for all dialects; `engines.engine_table` lists them.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ from windlass.engines.local.local_gpus import (
     read_share,
 )
 from windlass.engines.protocol import NO_HIDDEN, JobRef, check_hidden
-from windlass.errors import EngineError, JobNotFound, ProtocolError, SpecError
+from windlass.errors import EngineError, EngineMissing, JobNotFound, ProtocolError, SpecError
 from windlass.near_names import did_you_mean
 from windlass.plan.plan import Facts, Plan, read_plan, render_plan
 from windlass.settings import Settings
@@ -79,14 +79,20 @@ _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 class LocalEngine:
-    """Nodes are processes of this machine."""
+    """Nodes are processes of this machine.
+
+    Another package may make an engine of it that has a name of its own and starts agents by a `launcher`:
+    a command that runs the words behind it, on this machine, with the file descriptors that it was given.
+    """
 
     name = "local"
     can = frozenset({"computes", "detach", "restarts", "timeout"})
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, name: str = "", launcher: Sequence[str] = ()) -> None:
+        self.name = name or self.name
+        self._launcher = launcher
         self._home = Path(str(settings.value("home"))).expanduser()
-        self._jobs = self._home / "jobs"
+        self._jobs = self._home / (name or "jobs")
         check_folder_owner(self._jobs)
         self._gpus = GpuShare(settings.gpus, settings.pretend_gpus)
         self._files: dict[Path, StatusFile] = {}
@@ -117,6 +123,7 @@ class LocalEngine:
         hidden = check_hidden(hidden)
         folder = JobFolder(self._jobs / plan.job_id)
         python = _find_python(plan.python)
+        launcher = _find_launcher(self._launcher)
         if folder.path.exists():
             raise EngineError(
                 f"there is a job {plan.job_id} already", hint="prepare it anew: an id is used once"
@@ -135,7 +142,7 @@ class LocalEngine:
                 self._assign_gpus(folder, [node.index for node in plan.nodes], self._gpus, gpus)
                 # last: a folder is a job from the moment its plan is there
                 write_atomically(folder.plan, render_plan(plan).encode())
-                command = make_command(python, archive)
+                command = [*launcher, *make_command(python, archive)]
                 self._start_agents(plan, folder, run_dir, command, hidden, lock.fileno())
         except EngineError:
             shutil.rmtree(run_dir, ignore_errors=True)
@@ -204,6 +211,7 @@ class LocalEngine:
         run_dir = find_socket_folder(folder)
         plan = self.plan(ref)
         command = make_command(_find_python(plan.python), _find_archive())
+        command = [*_find_launcher(self._launcher), *command]
         share = read_share(folder)
         gpus = check_gpus(share, len(indexes), plan.env)
         self._assign_gpus(folder, indexes, share, gpus)
@@ -403,6 +411,18 @@ def _find_python(wanted: str) -> str:
             f"there is no interpreter {wanted!r}", hint="give the path of a Python >= 3.10"
         )
     return os.path.abspath(interpreter)
+
+
+def _find_launcher(words: Sequence[str]) -> list[str]:
+    """Return the launcher with the path of its program."""
+    if not words:
+        return []
+    program = shutil.which(words[0])
+    if program is None:
+        raise EngineMissing(
+            f"there is no program {words[0]!r}, which starts the agents", hint="install it"
+        )
+    return [program, *words[1:]]
 
 
 def _find_archive() -> str:

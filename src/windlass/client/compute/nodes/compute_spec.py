@@ -29,7 +29,8 @@ from windlass.client.jobs.node_settings import forget_own_python, make_pod
 from windlass.client.jobs.packing import TRAIN_ARCHIVE
 from windlass.client.jobs.run import current_folder
 from windlass.client.terminal import say
-from windlass.engines.protocol import ComputeEngine, make_compute_engine
+from windlass.engines.engine_table import make_compute_engine
+from windlass.engines.protocol import ComputeEngine
 from windlass.errors import SpecError
 from windlass.frameworks.framework import choose_framework
 from windlass.plan.plan import Plan, make_plan

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from windlass.client.compute.nodes.compute_owners import name_user
-from windlass.engines.protocol import ComputeEngine, JobRef, make_compute_engine, make_engine
+from windlass.engines.engine_table import make_compute_engine, make_engine
+from windlass.engines.protocol import ComputeEngine, JobRef
 from windlass.errors import WindlassError
 from windlass.kube.diagnosis.blocker import needs_room
 from windlass.plan.plan import Plan
