@@ -179,7 +179,7 @@ def extract(
     `expected` is the digest the sender named over a trusted road; `max_bytes` bounds what is
     written. On an error in the archive `dest` is as before. Only files of `base` are ever removed.
     """
-    with _told(dest):
+    with _map_os_errors(dest):
         dest.mkdir(parents=True, exist_ok=True)
         metered = _Metered(gzip.GzipFile(fileobj=archive, mode="rb"), _HEADER_BYTES)
         tar = tarfile.TarFile(fileobj=metered, mode="r", encoding="utf-8")
@@ -322,7 +322,7 @@ def _open_place(dest: Path) -> Iterator[OpenFolder]:
 
 
 @contextmanager
-def _told(dest: Path) -> Iterator[None]:
+def _map_os_errors(dest: Path) -> Iterator[None]:
     """Errors of the formats and of the disk, told as ours."""
     try:
         yield

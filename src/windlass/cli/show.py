@@ -65,7 +65,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     widths = [max(_width(row[i]) for row in (header, *cells)) for i in range(len(header))]
     click.echo(paint(_align(header, widths), 1, colour=colour), color=True)
     for row in cells:
-        painted = [_paint_word(cell, colour=colour) for cell in row]
+        painted = [_paint_state(cell, colour=colour) for cell in row]
         click.echo(_align(painted, widths, plain=row), color=True)
 
 
@@ -77,7 +77,7 @@ def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
     for name, value in kept:
         first, *rest = clean(value, colour=False).splitlines() or [""]
         word, space, tail = first.partition(" ")
-        click.echo(f"{name:<{width}}  {_paint_word(word, colour=colour)}{space}{tail}", color=True)
+        click.echo(f"{name:<{width}}  {_paint_state(word, colour=colour)}{space}{tail}", color=True)
         for line in rest:
             click.echo(f"{'':<{width}}  {line}")
 
@@ -112,7 +112,7 @@ def render_span(started_s: float, ended_s: float | None) -> str:
     return render_seconds((ended_s or time.time()) - started_s)
 
 
-def _paint_word(word: str, *, colour: bool) -> str:
+def _paint_state(word: str, *, colour: bool) -> str:
     code = _COLOURS.get(word)
     return paint(word, code, colour=colour) if code else word
 

@@ -27,7 +27,7 @@ from windlass.errors import SpecError
 _MAX_LINE_BYTES = 1 << 20  # a line has some kilobytes; a longer one is not read into memory
 _DEEPEST = 3  # folders below the one that was named: <jobs>/<job>/out/<run>
 _MUCH_WAITING = 0.2
-_MUCH_LOST = 0.1
+_MAX_LOST_SHARE = 0.1
 _SAME_BATCH = 0.02  # a last step of an epoch may be smaller
 
 
@@ -225,7 +225,7 @@ def find_remarks(rows: Sequence[TrainingRow]) -> Iterator[str]:
                 "give its loader more workers, or cheaper samples"
             )
     for row in {row.run: row for row in rows}.values():
-        if row.num_sessions > 1 and row.productive_share < 1 - _MUCH_LOST:
+        if row.num_sessions > 1 and row.productive_share < 1 - _MAX_LOST_SHARE:
             yield (
                 f"{row.run} was started {row.num_sessions} times, and {1 - row.productive_share:.0%} of its "
                 "time went into starts, other work and steps done again: checkpoints more often may help"

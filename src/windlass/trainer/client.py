@@ -28,7 +28,7 @@ from windlass.trainer.statuses import (
     TrainerJob,
     name_v1,
     name_v2,
-    wait_for_word,
+    wait_for_report,
 )
 from windlass.trainer.train_job import find_runtime, list_events, list_runtimes, make_train_job
 from windlass.trainer.translate import (
@@ -169,7 +169,7 @@ class TrainerClient:
         callback: called with the job at each look.
         """
         known = self._names.find(name)
-        wait_for_word(
+        wait_for_report(
             known,
             name_v1,
             expected_conditions,
@@ -274,7 +274,7 @@ class TrainerClient:
             for callback in callbacks or ():
                 callback(job)
 
-        wait_for_word(
+        wait_for_report(
             known,
             name_v2,
             status,

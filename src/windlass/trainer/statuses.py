@@ -1,7 +1,7 @@
 """A job's status in one word of the SDKs, and waiting for such a word.
 
 v1 has six words, v2 has four. `TrainerJob` is what `create_job` returns: a name, a status in v1's words,
-and results, which no SDK has. `wait_for_word` has a deadline and raises if the job fails unexpectedly.
+and results, which no SDK has. `wait_for_report` has a deadline and raises if the job fails unexpectedly.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class TrainerJob:
         return self.job.exception(timeout_s=timeout_s)
 
 
-def wait_for_word(
+def wait_for_report(
     known: TrainerJob,
     name_status: Callable[[JobStatus], str],
     expected: Collection[str],

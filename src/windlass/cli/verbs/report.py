@@ -45,7 +45,7 @@ def report(places: tuple[str, ...], png: str | None, as_json: bool) -> None:
     """
     if png:
         check_can_draw()
-    rows = compare(_tell_apart([row for place in places for row in _read(place)]))
+    rows = compare(_make_runs_unique([row for place in places for row in _read(place)]))
     if as_json:
         shown = [{**records.to_json(row), "productive_share": row.productive_share} for row in rows]
         print_json(shown)
@@ -81,7 +81,7 @@ def _long_name(place: str, folder: Path, file: Path) -> str:
     return (Path(place) / file.relative_to(folder)).parent.as_posix()
 
 
-def _tell_apart(rows: Sequence[tuple[str, TrainingRow]]) -> list[TrainingRow]:
+def _make_runs_unique(rows: Sequence[tuple[str, TrainingRow]]) -> list[TrainingRow]:
     """Runs of one name, as those of several jobs are, by their longer names."""
     long_names: dict[str, set[str]] = {}
     for long_name, row in rows:

@@ -91,8 +91,8 @@ def make_failure(verdict: Verdict) -> errors.WindlassError:
 
 def make_missing_error(header: ResultHeader) -> errors.EngineError:
     """The error for a result that a rank left and that is not here; it names the rank."""
-    told = header.error.message if header.error else f"the result of rank {header.rank} is missing"
-    message, _, hint = told.partition("\n  hint: ")
+    text = header.error.message if header.error else f"the result of rank {header.rank} is missing"
+    message, _, hint = text.partition("\n  hint: ")
     return errors.EngineError(message, hint=hint)
 
 

@@ -57,13 +57,13 @@ def read_num_nodes(command: str) -> NodeRange | None:
 
 def check_num_nodes(command: str, num_nodes: int, keyword: str) -> None:
     """Refuse a number that the command contradicts: torchrun would wait for nodes that never come."""
-    said = read_num_nodes(command)
-    if said is not None and not said.min <= num_nodes <= said.max:
-        text = str(said) if said.min < said.max else str(said.max)
+    limits = read_num_nodes(command)
+    if limits is not None and not limits.min <= num_nodes <= limits.max:
+        text = str(limits) if limits.min < limits.max else str(limits.max)
         flag = (_NNODES.search(command) or [""])[0].replace(" ", "=").partition("=")[0]
         raise SpecError(
             f"the command says {flag}={text}, and {num_nodes} node(s) would run it",
-            hint=f"leave {flag} out, or write {keyword}{said.max}",
+            hint=f"leave {flag} out, or write {keyword}{limits.max}",
         )
 
 
@@ -73,10 +73,10 @@ def fit_launcher(work: Command, settings: Settings) -> tuple[Command, Settings]:
     if line is None:
         return work, settings
     command = work.label
-    said = read_num_nodes(command)
+    limits = read_num_nodes(command)
     nodes = settings.nodes
-    if said is not None and settings.origin("nodes") == "default":
-        nodes = said.max
+    if limits is not None and settings.origin("nodes") == "default":
+        nodes = limits.max
     most = nodes.max if isinstance(nodes, NodeRange) else nodes
     check_num_nodes(command, most, "--nodes ")
     _check_rank(line, most)
@@ -127,9 +127,9 @@ def _make_deepspeed_flags(line: LauncherLine, procs: int) -> list[str]:
 
 def _check_rank(line: LauncherLine, num_nodes: int) -> None:
     """A line that is the same on every node cannot say which node it is on."""
-    said = line.read_number("node_rank", "machine_rank")
-    if said is not None and num_nodes > 1:
+    node_rank = line.read_number("node_rank", "machine_rank")
+    if node_rank is not None and num_nodes > 1:
         raise SpecError(
-            f"the command says that it is on node {said}, and {num_nodes} nodes would run it",
+            f"the command says that it is on node {node_rank}, and {num_nodes} nodes would run it",
             hint="leave its rank out: each node is told its own",
         )

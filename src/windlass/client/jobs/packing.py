@@ -68,10 +68,10 @@ def _is_named(words: Iterable[str], cwd: Path) -> bool:
     parts = [part for word in words for part in word.split()]
     if any(is_of_train(part) for part in parts):
         return True
-    return any(_leads_there(path, cwd) for path in _find_files(parts, cwd))
+    return any(_reaches_train(path, cwd) for path in _find_files(parts, cwd))
 
 
-def _leads_there(path: Path, cwd: Path) -> bool:
+def _reaches_train(path: Path, cwd: Path) -> bool:
     if is_python(path):
         return _imports_train(path, path.parent)
     if path.stat().st_size > _MAX_SHELL_BYTES:

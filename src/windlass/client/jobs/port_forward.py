@@ -37,8 +37,8 @@ def read_ports(text: str) -> tuple[int, int]:
 def find_here(job: Job, port: int) -> str:
     """Where a port of a job on this machine is; EngineError where nobody listens."""
     kind = f"port {port}"
-    said = [c for c in job.status().conditions if c.type == kind and c.reason == names.REASON_PORT]
-    address = said[-1].message if said else f"{_LOOPBACK}:{port}"
+    ports = [c for c in job.status().conditions if c.type == kind and c.reason == names.REASON_PORT]
+    address = ports[-1].message if ports else f"{_LOOPBACK}:{port}"
     check_open(job, int(address.rpartition(":")[2]))
     return address
 

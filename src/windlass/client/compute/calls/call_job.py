@@ -57,10 +57,10 @@ class CallLogs:
 
     def read_new(self) -> list[LogLine]:
         """Lines that came since the last call."""
-        told, data = self._ask({str(rank): log.offset for rank, log in self._logs.items()})
+        answer, data = self._ask({str(rank): log.offset for rank, log in self._logs.items()})
         body = memoryview(data)
         lines: list[LogLine] = []
-        for rank, node, size in told.files:
+        for rank, node, size in answer.files:
             # never opened: its lines come from the lead
             log = self._logs.setdefault(rank, RankLog(Path(), node, rank, 0))
             lines += log.feed(bytes(body[:size]))
@@ -168,11 +168,11 @@ class CallJob(Job):
 
     @staticmethod
     def _describe(reply: Reply, rank: int) -> ResultHeader:
-        said = reply.results[rank][0]
-        state = said.state or RankState.RETURNED
-        header = ResultHeader(rank=rank, attempt=0, state=state, at_s=said.at_s)
-        if said.state != RankState.RETURNED:
-            return replace(header, error=said.error)
+        answer = reply.results[rank][0]
+        state = answer.state or RankState.RETURNED
+        header = ResultHeader(rank=rank, attempt=0, state=state, at_s=answer.at_s)
+        if answer.state != RankState.RETURNED:
+            return replace(header, error=answer.error)
         try:
             text, is_json, plain = describe(reply.value(rank))
         except RemoteError as error:

@@ -61,7 +61,7 @@ _MAX_CHARACTERS = 256 << 10
 GUARD = 'put what only a run should do under if __name__ == "__main__":'
 _MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
-_told: set[str] = set()  # what was said once already
+_warned: set[str] = set()  # warnings that were printed already
 
 
 def find_sources(target: Any, *, is_remote: bool) -> dict[str, str]:
@@ -186,8 +186,8 @@ class Requests:
             None if work.is_command else inspect_signature(work.target, self._framework.gives)
         )
         self._preload = self._choose_preload()
-        if work.early and work.early not in _told:
-            _told.add(work.early)
+        if work.early and work.early not in _warned:
+            _warned.add(work.early)
             say(f"{work.name} gets interpreters of its own, without torch: {work.early}")
 
     @property

@@ -82,9 +82,13 @@ class Reply:
         result = self.results.get(verdict.rank) if verdict.rank is not None else None
         if result is None or result[0].state != RankState.RAISED or result[0].error is None:
             return make_failure(verdict)
-        said, segments = result
+        answer, segments = result
         about = ResultHeader(
-            rank=said.rank, attempt=0, state=RankState.RAISED, at_s=said.at_s, error=said.error
+            rank=answer.rank,
+            attempt=0,
+            state=RankState.RAISED,
+            at_s=answer.at_s,
+            error=answer.error,
         )
         error = load_error(about, b"".join(segments[:1]))
         if isinstance(error, SystemExit):  # which would end this process as well
@@ -329,9 +333,9 @@ class ClientCall:
     def _take_results(self, message: CallResults, body: bytes) -> None:
         """Small answers of several ranks, one after another."""
         start = 0
-        for said in message.answers:
-            end = start + sum(said.sizes)
-            self.reply.results[said.rank] = (said, self._segments(said, body[start:end]))
+        for answer in message.answers:
+            end = start + sum(answer.sizes)
+            self.reply.results[answer.rank] = (answer, self._segments(answer, body[start:end]))
             start = end
         if message.ends:
             self.reply.state = CallState.RETURNED
@@ -366,12 +370,12 @@ class ClientCall:
         self._waiting = ""
         waiting_line.end()
 
-    def _segments(self, said: RankAnswer, body: Any) -> list[memoryview]:
-        if said.payload:
-            body = self._payloads.pop(said.payload, bytearray())
-        elif said.file and not self._home.is_remote:  # else a path of another machine
-            body = payloads.map_file(said.file)
-        return payloads.cut(body, said.sizes)
+    def _segments(self, answer: RankAnswer, body: Any) -> list[memoryview]:
+        if answer.payload:
+            body = self._payloads.pop(answer.payload, bytearray())
+        elif answer.file and not self._home.is_remote:  # else a path of another machine
+            body = payloads.map_file(answer.file)
+        return payloads.cut(body, answer.sizes)
 
     def _end(self, message: CallEnded, _body: bytes) -> None:
         self.reply.state = message.state

@@ -267,8 +267,8 @@ def _split(command: str) -> tuple[str, ...]:
 def _count_nodes(command: str, replicas: int | None) -> int:
     """How many nodes: as asked, else as the command says."""
     if replicas is None:
-        said = read_num_nodes(command)
-        return said.max if said else 1
+        limits = read_num_nodes(command)
+        return limits.max if limits else 1
     if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
         raise SpecError(f"replicas must be a whole number from 1, found {replicas!r:.60}")
     check_num_nodes(command, replicas, "replicas=")

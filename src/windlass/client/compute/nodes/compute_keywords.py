@@ -28,7 +28,7 @@ KEYWORDS = frozenset(keyword.name for keyword in APP)
 
 
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*\b(?: (soft|hard))?")
-_SAID = {setting.flag: f"{name}=" for name, setting in BY_NAME.items()} | {
+_KEYWORD_OF = {setting.flag: f"{name}=" for name, setting in BY_NAME.items()} | {
     "--nodes": "workers=",
     "--timeout": "timeout=",
     "--join-timeout": "launch_timeout",  # never with a value behind it
@@ -86,10 +86,10 @@ def speak_python(text: str) -> str:
 
     def say(match: re.Match[str]) -> str:
         flag, _, value = match[0].partition(" ")
-        said = _SAID.get(flag)
-        if said is None:
+        keyword = _KEYWORD_OF.get(flag)
+        if keyword is None:
             return match[0]
-        return f'{said}"{value}"' if value else said
+        return f'{keyword}"{value}"' if value else keyword
 
     return _FLAG.sub(say, text)
 

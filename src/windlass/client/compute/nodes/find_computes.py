@@ -210,8 +210,8 @@ def places(flags: Mapping[str, Any]) -> list[Wanted]:
 
 def _engines(settings: Settings) -> list[str]:
     chosen = choose_where("", settings).engine
-    is_said = settings.origin("engine") != "default"
-    return [chosen] if is_said else list(dict.fromkeys((_HERE, chosen)))
+    is_chosen = settings.origin("engine") != "default"
+    return [chosen] if is_chosen else list(dict.fromkeys((_HERE, chosen)))
 
 
 def list_living(where: Wanted) -> list[LiveCompute]:

@@ -109,15 +109,15 @@ def explain_by(ref: JobRef, settings: Settings) -> Callable[[JobStatus], JobStat
 
 def remove_by_command(settings: Settings) -> Callable[[str], str]:
     """How a compute is ended in a shell; a namespace that is said here must be said there."""
-    where = f" --namespace {settings.namespace}" if _is_said(settings) else ""
+    where = f" --namespace {settings.namespace}" if _names_namespace(settings) else ""
     return lambda name: f"windlass compute rm {name}{where}"
 
 
 def remove_by_call(settings: Settings) -> Callable[[str], str]:
     """The same in Python."""
-    where = f', namespace="{settings.namespace}"' if _is_said(settings) else ""
+    where = f', namespace="{settings.namespace}"' if _names_namespace(settings) else ""
     return lambda name: f'windlass.Compute(name="{name}"{where}).teardown()'
 
 
-def _is_said(settings: Settings) -> bool:
+def _names_namespace(settings: Settings) -> bool:
     return settings.origin("namespace").startswith("flag")

@@ -45,12 +45,12 @@ def scale_to(ask_lead: AskLead, grow: Grow, num_nodes: int) -> tuple[int, int]:
     new: Sequence[int] = range(before, num_nodes)
     for _ in range(_MAX_TURNS):
         grow(new, num_nodes)
-        told = ask_lead(None)
-        if told == num_nodes:
-            return before, told
-        new, num_nodes = (), told  # the client that asked for more starts those
+        asked = ask_lead(None)
+        if asked == num_nodes:
+            return before, asked
+        new, num_nodes = (), asked  # the client that asked for more starts those
     raise EngineError(
-        f"others change the number of nodes all the time: it is {told} now",
+        f"others change the number of nodes all the time: it is {asked} now",
         hint="windlass compute ls shows it",
     )
 

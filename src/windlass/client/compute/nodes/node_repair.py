@@ -62,9 +62,9 @@ class StartWait:
     def _is_up(self, ref: JobRef) -> bool:
         status = self._wanted.engine.status(ref)
         if status.phase.is_final:
-            said = status.verdict.message if status.verdict else "it ended"
+            reason = status.verdict.message if status.verdict else "it ended"
             advice = next((c.hint for c in status.conditions if c.type == CONDITION), "")
-            message, hint = map(speak_python, self._holders.add_to(said, advice, ref))
+            message, hint = map(speak_python, self._holders.add_to(reason, advice, ref))
             why = f"windlass why {ref.job_id}"
             raise EngineError(f"{self._name} did not start: {message}", hint=hint or why)
         if status.phase is Phase.RUNNING:
@@ -90,8 +90,8 @@ class StartWait:
 
     def explain(self, status: JobStatus, ref: JobRef) -> tuple[str, str]:
         """What keeps its nodes, and which of the user's own computes; what to do about it."""
-        told = self._holders.name_in(status, ref)
-        blockers = [c for c in told.conditions if c.type == CONDITION]
+        named = self._holders.name_in(status, ref)
+        blockers = [c for c in named.conditions if c.type == CONDITION]
         hints = dict.fromkeys(c.hint for c in blockers if c.hint)
         return speak_python("; ".join(c.message for c in blockers)), speak_python("; ".join(hints))
 

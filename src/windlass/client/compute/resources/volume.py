@@ -90,10 +90,10 @@ class Volume:
         allowed = modes or (self.access_mode,)
         if num_nodes < 2 or any(mode not in _ALONE for mode in allowed):
             return
-        who = "one pod" if _ONE_POD in allowed else "the pods of one Kubernetes node"
+        users = "one pod" if _ONE_POD in allowed else "the pods of one Kubernetes node"
         whose = "is there as" if modes else "is"
         raise SpecError(
-            f"volume {self.name} {whose} {allowed[0]}: {who} can mount it at a time, "
+            f"volume {self.name} {whose} {allowed[0]}: {users} can mount it at a time, "
             f"and {num_nodes} nodes of the compute would",
             hint='access_mode="ReadWriteMany" with a storage class that can (NFS, CephFS, JuiceFS, Lustre)'
             + (f", under another name: {self.name} exists" if modes else "")
