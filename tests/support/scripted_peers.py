@@ -482,13 +482,13 @@ def serve_calls(
 
 def shorten(monkeypatch: Any, **limits: float) -> None:
     """Limits that are nobody's setting: how long, or how many, before a lead does something."""
-    from windlass.agent.lead import rendezvous
+    from windlass.agent.lead import stores
     from windlass.agent.lead.calls import call_lead, call_queue, call_runner
 
     places = {
         "abandoned_s": (call_lead, "_ABANDONED_S"),
         "clear_s": (call_runner, "CLEAR_MARGIN_S"),
-        "calls_per_store": (rendezvous, "_MAX_CALLS"),
+        "calls_per_store": (stores, "_MAX_CALLS"),
         "kept_calls": (call_queue, "KEPT_CALLS"),
         "kept_ids": (call_queue, "KEPT_IDS"),
     }

@@ -28,7 +28,7 @@ from waits import wait_for
 
 import windlass
 from windlass import records
-from windlass.agent.lead.rendezvous import HeldPort, hold_port
+from windlass.agent.lead.stores import HeldPort, hold_port
 from windlass.engines.archives import local_archive
 from windlass.plan.plan import Plan, render_plan
 from windlass.spec.work import Command

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from windlass.agent.lead.world import MeetingPoint, World, make_world_nodes
+from windlass.agent.lead.stores import Store
+from windlass.agent.lead.world import World, make_world_nodes
 from windlass.errors import SpecError
+from windlass.frameworks.framework import load_framework
 from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Calls
@@ -50,13 +52,13 @@ def test_ranks_that_are_not_there(ranks):
 
 
 def test_every_call_of_a_meeting_has_a_part_of_its_own():
-    meeting = MeetingPoint(1, port=29500)
-    first = meeting.render("10.0.0.1", "pytorch")
+    meeting, make_env = Store(1, port=29500), load_framework("pytorch").make_call_env
+    first = make_env(meeting.describe("10.0.0.1"))
     assert first["MASTER_ADDR"] == "10.0.0.1"
     assert first["MASTER_PORT"] == "29500"
     assert first["TORCHELASTIC_USE_AGENT_STORE"] == "True"
     assert first["TORCHELASTIC_RESTART_COUNT"] == "0"
-    assert meeting.render("10.0.0.1", "pytorch") == first
+    assert make_env(meeting.describe("10.0.0.1")) == first
     assert meeting.next_part() != meeting.next_part()
 
 

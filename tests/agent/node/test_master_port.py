@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from windlass.agent.lead.rendezvous import hold_port
+from windlass.agent.lead.stores import hold_port
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from windlass import names
+from windlass.agent.lead.clusters import MeetingPoint
 from windlass.agent.lead.node_table import JoinedNode, NodeTable
-from windlass.agent.lead.rendezvous import MeetingPoint
 from windlass.agent.silence_limits import Parting
 from windlass.errors import SpecError
 from windlass.frameworks.framework import load_framework
@@ -44,7 +44,7 @@ class World:
     instance: str = ""  # which object lives in it
     version: str = ""  # of the project, when it was last called
     meeting: MeetingPoint | None = None  # where its ranks find each other, from its first call on
-    met: MeetingPoint | None = None  # the one that they were last told
+    met: MeetingPoint | None = None  # the one that they were last sent
     is_alive: bool = True
     is_ending: bool = False
     end_signal: int = 0  # how its ranks hear of the end

@@ -20,9 +20,10 @@ from windlass.agent.lead.calls.call_state import Call, RankAnswer
 from windlass.agent.lead.calls.ready_nodes import ReadyNodes, make_setup
 from windlass.agent.lead.calls.world_pool import WorldPool
 from windlass.agent.lead.changes import Changes
+from windlass.agent.lead.clusters import Cluster, Clusters, make_meeting_handlers
 from windlass.agent.lead.node_table import NodeNews, NodeTable, SendBody
-from windlass.agent.lead.rendezvous import LeadRendezvous, MeetingPoint
 from windlass.agent.lead.status_writer import StatusWriter
+from windlass.agent.lead.stores import Stores
 from windlass.agent.lead.verdicts import StopRequest
 from windlass.agent.lead.world import WorldTable, keep_log
 from windlass.agent.link.payload_parts import Ship
@@ -83,10 +84,22 @@ class CallLead:
         self.worlds = WorldTable(self.nodes)
         self.setup = make_setup({}, list(plan.work.steps))  # type: ignore[union-attr]
         ready_nodes = ReadyNodes(self.nodes, self._changed, projects, lambda: self.setup)
-        rendezvous = LeadRendezvous(plan, address, self.nodes, status_writer, self._lose_cluster)
-        self._rendezvous = rendezvous
+        stores = Stores(plan, address, self.nodes)
+        self._clusters = Clusters(
+            self.nodes,
+            status_writer,
+            address=stores.address,
+            own_address=address,
+            lose=self._lose_cluster,
+        )
         self.pool = WorldPool(
-            self.nodes, self.worlds, ready_nodes, rendezvous, self._changed, status_writer
+            self.nodes,
+            self.worlds,
+            ready_nodes,
+            stores,
+            self._clusters,
+            self._changed,
+            status_writer,
         )
         self.stop = StopRequest()
         self.history = CallHistory()
@@ -107,14 +120,14 @@ class CallLead:
             end=lambda why: self.end(FailureKind.TIMEOUT, why),
         )
         self.record: dict[str, Any] = {}  # what was deployed here, to be called by name
-        self._handlers = self._make_handlers(ready_nodes, rendezvous)
+        self._handlers = self._make_handlers(ready_nodes, stores)
 
-    def _make_handlers(self, ready_nodes: ReadyNodes, rendezvous: LeadRendezvous) -> Handlers:
+    def _make_handlers(self, ready_nodes: ReadyNodes, stores: Stores) -> Handlers:
         """What nodes say, and who takes it: the parts of this lead, or the lead itself."""
         return {
             **NodeNews(self.nodes, self._status_writer).handlers,
             **ready_nodes.handlers,
-            **rendezvous.handlers,
+            **make_meeting_handlers(stores, self._clusters),
             WorldCleared: self.worlds.take_cleared,
             CallAnswer: self._take_answer,
             CallItem: self._take_item,
@@ -191,7 +204,7 @@ class CallLead:
     ) -> None:
         """A node is there."""
         self.nodes.join(index, send, about, ship)
-        self._rendezvous.check_clusters()
+        self._clusters.check()
 
     def receive(self, index: int, message: Message, body: bytes = b"") -> None:
         """Something a node says."""
@@ -202,12 +215,12 @@ class CallLead:
         """A node is gone, and with it its ranks of every world."""
         if self.worlds.lose(index, why, parting) is not None and self.queue.current is not None:
             self.queue.current.lose_node(index, why)
-        self._rendezvous.lose_node(index)
+        self._clusters.lose_node(index)
 
-    def _lose_cluster(self, meeting: MeetingPoint, kind: FailureKind, what: str, node: int) -> None:
+    def _lose_cluster(self, cluster: Cluster, kind: FailureKind, what: str, node: int) -> None:
         """The cluster that worlds use is gone: so are they, and the call that runs on one."""
         for world in self.worlds.all():
-            if world.meeting is meeting:
+            if world.meeting is cluster:
                 world.is_alive = False
                 self._break_off_on(world.number, kind, what, node)
 

@@ -16,9 +16,10 @@ from dataclasses import replace
 from windlass.agent.lead.calls.call_state import Call
 from windlass.agent.lead.calls.ready_nodes import MustMake, NotReady, ReadyNodes
 from windlass.agent.lead.changes import Changes
+from windlass.agent.lead.clusters import Clusters
 from windlass.agent.lead.node_table import JoinedNode, NodeTable
-from windlass.agent.lead.rendezvous import LeadRendezvous
 from windlass.agent.lead.status_writer import StatusWriter
+from windlass.agent.lead.stores import Store, Stores
 from windlass.agent.lead.world import World, WorldTable, make_world_nodes
 from windlass.frameworks.framework import load_framework
 from windlass.plan.plan import Plan, make_nodes
@@ -49,14 +50,16 @@ class WorldPool:
         nodes: NodeTable,
         worlds: WorldTable,
         ready_nodes: ReadyNodes,
-        rendezvous: LeadRendezvous,
+        stores: Stores,
+        clusters: Clusters,
         changed: Changes,
         status_writer: StatusWriter,
     ) -> None:
         self._nodes = nodes
         self._worlds = worlds
         self._ready_nodes = ready_nodes
-        self._rendezvous = rendezvous
+        self._stores = stores
+        self._clusters = clusters
         self._changed = changed
         self._status_writer = status_writer
         self._first_nodes = nodes.plan.nodes  # as the plan's file has them
@@ -148,34 +151,36 @@ class WorldPool:
     # -- where its ranks meet ------------------------------------------------------------------
 
     def meet(self, world: World) -> dict[str, str]:
-        """What the ranks of a world are told of their meeting."""
+        """Return the variables by which the ranks of a world find each other."""
         if world.meeting is None:
             return {}
         first = self._nodes.get(world.nodes[0])
         own = first.address if first is not None else ""
-        shared = self._rendezvous.address
-        address = shared if world.meeting.has_store else own or shared
-        return world.meeting.render(address, world.plan.framework)
+        address, place = self._stores.address, world.meeting
+        if isinstance(place, Store) and not place.has_store:
+            address = own or address
+        return load_framework(world.plan.framework).make_call_env(place.describe(address))
 
     def _have_met(self, world: World, asked: CallProfile) -> bool:
         """Whether a world has its meeting point now; not while the store is not open yet."""
         if world.meeting is not None:
             return True
         if not asked.store:
-            world.meeting = self._rendezvous.hold_port(next(self._numbers))
+            world.meeting = self._stores.hold_port(next(self._numbers))
             return True
-        store = self._rendezvous.find_store(world.plan.framework)
+        framework = world.plan.framework
+        store = self._stores.find(framework) or self._clusters.find(framework)
         if store is not None and store.port is not None:
             world.meeting = store
         return world.meeting is not None
 
     async def _await_store(self, asked: CallProfile) -> None:
         self._open_store(asked)
-        store = self._rendezvous.find_store(asked.framework)
+        store = self._stores.find(asked.framework)
         if store is not None and not await self._changed.until(
             lambda: store.port is not None, timeout_s=_STORE_S
         ):
-            self._rendezvous.do_without(store)
+            self._stores.do_without(store)
 
     async def _await_cluster(self, call: Call, indexes: list[int]) -> bool:
         """Until the framework's own processes are on all nodes, where they stay; False if that is over."""
@@ -185,9 +190,7 @@ class WorldPool:
         if own is not None and own.is_in_project:
             place = asked.project
             sizes = replace(sizes, cwd=place.cwd, paths=(place.root, *place.paths))
-        cluster = self._rendezvous.open_cluster(
-            asked.framework, number, indexes, sizes, asked.preload, is_shared=True
-        )
+        cluster = self._clusters.open(asked.framework, number, indexes, sizes, asked.preload)
         if not cluster.is_settled:
             what = f"starting {asked.framework} on {len(indexes)} node(s)"
             call.tell_waiting(CallWaiting(id=call.id, what=what))
@@ -195,24 +198,27 @@ class WorldPool:
             lambda: cluster.is_settled or call.stop is not None,
             timeout_s=asked.launch_timeout_s,
         )
-        node, error = cluster.find_error()
-        if cluster.error and self._rendezvous.find_store(asked.framework) is cluster:
-            self._rendezvous.close_store(asked.framework)
-        if error or not cluster.is_settled:
+        failure = cluster.find_error()
+        if cluster.error and self._clusters.find(asked.framework) is cluster:
+            self._clusters.close(asked.framework)
+        if failure is not None:
+            node, error = failure
+            raise NotReady(error, node)
+        if not cluster.is_settled:
             late = f"{asked.framework} did not start within {asked.launch_timeout_s:g} s"
-            raise NotReady(error or f"{late} (launch_timeout)", node if error else None)
+            raise NotReady(f"{late} (launch_timeout)", None)
         return not cluster.is_given_up
 
     def _open_store(self, asked: CallProfile) -> None:
-        if self._rendezvous.find_store(asked.framework) is None:
+        if self._stores.find(asked.framework) is None:
             number = next(self._numbers)
-            self._rendezvous.open_store(asked.framework, number, asked.preload, is_shared=True)
+            self._stores.open(asked.framework, number, asked.preload, is_shared=True)
 
     def renew_store(self, asked: CallProfile) -> None:
         """Open another store in place of one that has served for long and that no world uses any more."""
         in_use = [world.meeting for world in self._worlds.all()]
-        if asked.store and self._rendezvous.is_worn(asked.framework, in_use):
-            self._rendezvous.close_store(asked.framework)
+        if asked.store and self._stores.is_worn(asked.framework, in_use):
+            self._stores.close(asked.framework)
             self._open_store(asked)
 
     # -- making a world ------------------------------------------------------------------------
@@ -280,7 +286,8 @@ class WorldPool:
 
     def dismiss(self, world: World, *, now: bool, signum: int | None = None) -> None:
         """End a world's ranks; those that work are asked with `signum`."""
-        self._rendezvous.leave(world.meeting)
+        if isinstance(world.meeting, Store):
+            self._stores.leave(world.meeting)
         world.meeting = None
         self._worlds.end(world, now=now, signum=signum)
 
@@ -292,14 +299,16 @@ class WorldPool:
         await self._changed.until(
             lambda: all(world.is_cleared for world in live), timeout_s=limit_s
         )
-        self._rendezvous.drop_stores()
+        self._stores.drop_all()
+        self._clusters.drop_all()
 
     def _give_up_all(self) -> None:
         """Nodes start their fork servers anew: what these had forked goes with them."""
         for world in self._worlds.all():
             world.is_alive = False
         self._spare = None
-        self._rendezvous.drop_stores(close=True)  # some nodes may keep theirs
+        self._stores.drop_all()
+        self._clusters.drop_all(close=True)  # some nodes may keep theirs
 
 
 def _make_fork_order(world: World, asked: CallProfile) -> ForkWorld:

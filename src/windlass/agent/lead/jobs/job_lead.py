@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 from windlass import names
 from windlass.agent.lead.attempt import SETTLE_S, Attempt, RankNews
 from windlass.agent.lead.changes import Changes
+from windlass.agent.lead.clusters import Cluster, Clusters, MeetingPoint, make_meeting_handlers
 from windlass.agent.lead.jobs.next_attempt import Budget, Gathering
 from windlass.agent.lead.jobs.owed_results import OwedResults
 from windlass.agent.lead.node_table import JoinedNode, NodeNews, NodeTable, SendBody
-from windlass.agent.lead.rendezvous import LeadRendezvous, MeetingPoint
 from windlass.agent.lead.status_writer import StatusWriter
+from windlass.agent.lead.stores import Store, Stores
 from windlass.agent.lead.verdicts import StopRequest
 from windlass.agent.lead.world import World, WorldTable
 from windlass.agent.silence_limits import SIGHT, Parting, SilenceLimits
@@ -62,8 +63,13 @@ class JobLead:
         )
         self._worlds = WorldTable(self.nodes)
         self._world = World(-1, plan)  # none yet
-        self._rendezvous = LeadRendezvous(
-            plan, address, self.nodes, status_writer, self._lose_cluster
+        self._stores = Stores(plan, address, self.nodes)
+        self._clusters = Clusters(
+            self.nodes,
+            status_writer,
+            address=self._stores.address,
+            own_address=address,
+            lose=self._lose_cluster,
         )
         self.budget = Budget(plan, memory or LeadHandover())
         self._gathering = Gathering(
@@ -74,7 +80,7 @@ class JobLead:
         self._handlers: Handlers = {
             **NodeNews(self.nodes, status_writer).handlers,
             **self._ranks.handlers,
-            **self._rendezvous.handlers,
+            **make_meeting_handlers(self._stores, self._clusters),
             **self._owed_results.handlers,
             WorldCleared: self._take_cleared,
         }
@@ -94,7 +100,7 @@ class JobLead:
         if self.budget.hear(about.memory) and about.memory and about.lost_lead:
             self.nodes.one_world.hear_of_lost_lead(about.memory, about.lost_lead)
         self._check_python(index, about.python)
-        self._rendezvous.check_clusters()
+        self._clusters.check()
 
     def _check_python(self, index: int, python: str) -> None:
         wanted = self._plan.python_minor
@@ -110,7 +116,7 @@ class JobLead:
     def receive(self, index: int, message: Message, body: bytes = b"") -> None:
         """Something a node says."""
         self._handlers[type(message)](index, message, body)
-        self._rendezvous.check_clusters()
+        self._clusters.check()
         self._changed.set()
 
     def lose(self, index: int, why: str = "", *, parting: Parting = Parting.CLOSED) -> None:
@@ -121,7 +127,7 @@ class JobLead:
             note = _render_loss(why, node)
             for outcome in list(self.attempt.lose_node(index, note, is_cut=is_cut)):
                 self._ranks.take(outcome, exited=True)
-            self._rendezvous.lose_node(index)
+            self._clusters.lose_node(index)
 
     def part(self, index: int) -> None:
         """The ranks of a node that leaves are dead: a lead that comes after this one need not wait for it."""
@@ -232,51 +238,52 @@ class JobLead:
         self._status_writer.set_phase(Phase.RUNNING, names.REASON_RANKS_RUNNING, about)
         meeting = await self._meet(attempt)
         try:
-            if meeting.sizes is None or (meeting.is_settled and not attempt.has_failure):
+            if isinstance(meeting, Store) or (meeting.is_settled and not attempt.has_failure):
                 self._start_ranks(number, meeting)
             await self._watch(attempt)
             if not attempt.has_failure and not self.stop.is_asked:
                 return None
             return await self._stop_attempt(attempt)
         finally:
-            self._rendezvous.leave(meeting)
-            # a node that came while ranks were ended was told to join what is no more
-            self._rendezvous.drop_stores(close=attempt.has_failure)
+            if isinstance(meeting, Store):
+                self._stores.leave(meeting)
+            self._stores.drop_all()
+            # a node that came while ranks were ended has an order to join what is no more
+            self._clusters.drop_all(close=attempt.has_failure)
 
     def _start_ranks(self, number: int, meeting: MeetingPoint) -> None:
+        place = meeting.describe(self._stores.address)
         order = StartAttempt(
             attempt=number,
             nodes=self._world.nodes,
-            address=meeting.address or self._rendezvous.address,
-            port=meeting.port or 0,
-            has_store=meeting.has_store,
+            address=place.address,
+            port=place.port,
+            has_store=place.has_store,
         )
-        if meeting.secret:
-            order = order.replaced(secret=meeting.secret, members=meeting.members)
+        if place.secret:
+            order = order.replaced(secret=place.secret, members=place.members)
         self._worlds.send(self._world, order)
 
-    async def _open_cluster(self, attempt: Attempt) -> MeetingPoint:
+    async def _open_cluster(self, attempt: Attempt) -> Cluster:
         """The framework's own processes, on all nodes, before any rank starts."""
         from windlass.spec.node_resources import NodeSizes  # which most jobs have no need of
 
         plan = self._plan
         sizes = plan.sizes or NodeSizes()
-        meeting = self._rendezvous.open_cluster(
+        cluster = self._clusters.open(
             plan.framework, attempt.number, self._world.nodes, sizes, plan.preload
         )
 
         def is_over() -> bool:
-            return meeting.is_settled or self.stop.is_asked or attempt.has_failure
+            return cluster.is_settled or self.stop.is_asked or attempt.has_failure
 
         await self._changed.until(is_over, timeout_s=self.budget.left_s())
-        node, error = meeting.find_error()
-        if error:
+        if (failure := cluster.find_error()) is not None:
+            node, error = failure
             self._break_off(FailureKind.START_FAILED, error, node)
-        return meeting
+        return cluster
 
-    def _lose_cluster(
-        self, _meeting: MeetingPoint, kind: FailureKind, what: str, node: int
-    ) -> None:
+    def _lose_cluster(self, _cluster: Cluster, kind: FailureKind, what: str, node: int) -> None:
         message = f"{what} on {self.nodes.name(node)} was lost, and the cluster with it"
         self._break_off(kind, message, node)
 
@@ -294,18 +301,18 @@ class JobLead:
         if loaded.cluster is not None:
             return await self._open_cluster(attempt)
         if loaded.opens_store(self._plan.preload, attempt.num_ranks):
-            self._rendezvous.open_store(framework, attempt.number)
-        meeting = self._rendezvous.find_store(framework)
-        if meeting is None:
-            return self._rendezvous.hold_port(attempt.number)
+            self._stores.open(framework, attempt.number)
+        store = self._stores.find(framework)
+        if store is None:
+            return self._stores.hold_port(attempt.number)
 
         def is_over() -> bool:
-            return meeting.port is not None or self.stop.is_asked or attempt.has_failure
+            return store.port is not None or self.stop.is_asked or attempt.has_failure
 
         await self._changed.until(is_over, timeout_s=self.budget.left_s())
-        if meeting.port is None:
-            self._rendezvous.do_without(meeting)
-        return meeting
+        if store.port is None:
+            self._stores.do_without(store)
+        return store
 
     async def _watch(self, attempt: Attempt) -> None:
         """Until all ranks have returned, one has failed, or somebody ends the job."""

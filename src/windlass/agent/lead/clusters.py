@@ -1,0 +1,356 @@
+"""Clusters of a framework's own processes: the first on node 0, to which those of other nodes join.
+
+A node whose process was lost is ordered to join once more, and so is an agent that replaces a lost node. One
+whose process cannot start is not; its error is kept for calls and attempts that wait. Other frameworks have
+stores: `agent.lead.stores`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from windlass import names
+from windlass.agent.lead.node_table import JoinedNode, NodeTable
+from windlass.agent.lead.status_writer import StatusWriter
+from windlass.agent.lead.stores import LOOPBACK, Store, Stores
+from windlass.frameworks.framework import load_framework
+from windlass.plan.plan import Meeting
+from windlass.wire.message import Handlers
+from windlass.wire.messages.forkserver import ClusterNode
+from windlass.wire.messages.worlds import CloseStore, OpenStore, StoreGone, StoreReady
+from windlass.wire.status import FailureKind
+
+if TYPE_CHECKING:
+    from windlass.spec.node_resources import NodeSizes
+
+
+@dataclass(slots=True)
+class _Member:
+    node: JoinedNode  # the agent that has the order
+    is_ready: bool = False
+    address: str = ""
+    error: str = ""
+
+
+class _OtherNodes:
+    """Nodes of a cluster beyond node 0, and how far each is. `make_order` makes the order to join."""
+
+    def __init__(
+        self,
+        nodes: NodeTable,
+        status_writer: StatusWriter,
+        make_order: Callable[[int], OpenStore],
+        indexes: Iterable[int],
+    ) -> None:
+        self._nodes = nodes
+        self._status_writer = status_writer
+        self._make_order = make_order
+        self._wanted = set(indexes)
+        self._members: dict[int, _Member] = {}
+        self._lost: set[int] = set()  # those that had been there
+
+    def want(self, indexes: Iterable[int]) -> None:
+        """Add nodes; those that could not start may try again."""
+        self._wanted.update(indexes)
+        for index in [index for index, one in self._members.items() if one.error]:
+            del self._members[index]
+        self.check()
+
+    def check(self) -> None:
+        """Send the order to each node that takes part and has none."""
+        for index in self._wanted:
+            node = self._nodes.get(index)
+            member = self._members.get(index)
+            is_ordered = member is not None and member.node is node
+            if node is not None and node.is_prepared and not is_ordered:
+                self._members[index] = _Member(node)
+                node.send(self._make_order(index), b"")
+
+    def is_settled(self, indexes: Iterable[int]) -> bool:
+        """Return whether each node has joined or reported why it cannot; lost nodes are not waited for."""
+        return all(self._is_settled(index) for index in indexes)
+
+    def _is_settled(self, index: int) -> bool:
+        member, node = self._members.get(index), self._nodes.get(index)
+        if node is None:
+            return True
+        return (
+            member is not None and member.node is node and (member.is_ready or bool(member.error))
+        )
+
+    def find_error(self) -> tuple[int, str] | None:
+        """Return the first node that could not start, and why."""
+        errors = ((index, one.error) for index, one in sorted(self._members.items()) if one.error)
+        return next(errors, None)
+
+    def take_ready(self, index: int, message: StoreReady) -> None:
+        """Note that a node has joined, or why it cannot."""
+        member = self._members.get(index)
+        if member is not None:
+            member.is_ready, member.error = not message.error, message.error
+            member.address = message.address
+            if message.error and index in self._lost:  # nobody waits for it any more
+                text = f"{self._nodes.name(index)} is missing: {message.error}"
+                self._status_writer.add_condition("warning", names.REASON_CLUSTER_NODE_LOST, text)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Addresses of the nodes that have joined, in the order of nodes."""
+        return [one.address for _, one in sorted(self._members.items()) if one.is_ready]
+
+    def lose(self, index: int, what: str) -> None:
+        """Start the process of a node again, if it had joined."""
+        member = self._members.get(index)
+        if member is not None and member.is_ready:
+            del self._members[index]
+            self._lost.add(index)
+            message = f"{what} on {self._nodes.name(index)} was lost, and is started again"
+            self._status_writer.add_condition("warning", names.REASON_CLUSTER_NODE_LOST, message)
+            self.check()
+
+    def close(self, number: int) -> None:
+        """Close the cluster on these nodes; none joins it any more."""
+        for index in self._wanted:
+            self._nodes.order(index, CloseStore(number=number))
+        self._wanted.clear()
+
+
+@dataclass(slots=True)
+class Cluster:
+    """A framework's own processes on the nodes of one attempt, or of all worlds of a compute."""
+
+    number: int
+    sizes: NodeSizes
+    secret: str  # that lets nodes and ranks into it
+    wanted: set[int] = field(default_factory=set)  # nodes that it should have beyond node 0
+    port: int | None = None  # None: not known yet
+    address: str = ""  # its own, which may differ from its lead's
+    others: _OtherNodes | None = None
+    error: str = ""  # why node 0 cannot open it
+    is_given_up: bool = False  # it lost a node that it cannot run without
+    num_calls: int = 0
+
+    @property
+    def is_settled(self) -> bool:
+        """True if it is open on all nodes, or cannot be."""
+        is_over = bool(self.error) or self.is_given_up
+        is_joined = self.others is not None and self.others.is_settled(self.wanted)
+        return is_over or (self.port is not None and is_joined)
+
+    def find_error(self) -> tuple[int, str] | None:
+        """Return the node where it could not start, and why."""
+        if self.error:
+            return 0, self.error
+        return None if self.others is None else self.others.find_error()
+
+    def describe(self, address: str) -> Meeting:
+        """Return what ranks need to connect; node 0 is at `address` unless it said otherwise."""
+        members = () if self.others is None else (self.address, *self.others.addresses)
+        return Meeting(
+            address=self.address or address,
+            port=self.port or 0,
+            has_store=True,
+            secret=self.secret,
+            members=members,
+        )
+
+    def next_part(self) -> int:
+        """Return a number for one call that no other call on this cluster has."""
+        self.num_calls += 1
+        return self.num_calls
+
+
+MeetingPoint: TypeAlias = "Store | Cluster"  # where the ranks of a world find each other
+
+
+class Clusters:
+    """One cluster for each framework that has its own processes.
+
+    `lose` is called for a cluster that is gone: how, which process of it, and on which node.
+    """
+
+    def __init__(
+        self,
+        nodes: NodeTable,
+        status_writer: StatusWriter,
+        *,
+        address: str,
+        own_address: str,
+        lose: Callable[[Cluster, FailureKind, str, int], None],
+    ) -> None:
+        self._nodes = nodes
+        self._status_writer = status_writer
+        self._address = address  # of node 0, for ranks
+        self._pod_address = "" if own_address == LOOPBACK else own_address
+        self._pod_ports_taken: set[int] = set()  # by clusters that may not have left them yet
+        self._lose = lose
+        self._clusters: dict[str, Cluster] = {}  # by framework
+
+    def find(self, framework: str) -> Cluster | None:
+        """Return the cluster of a framework, open or about to be."""
+        return self._clusters.get(framework)
+
+    def open(
+        self,
+        framework: str,
+        number: int,
+        indexes: Iterable[int],
+        sizes: NodeSizes,
+        preload: Sequence[str] = (),
+    ) -> Cluster:
+        """Order the cluster of a framework on these nodes. One that is there gets the nodes it lacks."""
+        others = {index for index in indexes if index}
+        cluster = self._clusters.get(framework)
+        if cluster is not None and cluster.sizes != sizes:
+            self.close(framework)
+            self._lose(cluster, FailureKind.LOST_NODE, "", 0)
+            cluster = None
+        if cluster is None:
+            cluster = Cluster(number, sizes, secret=os.urandom(32).hex(), wanted=others)
+            self._clusters[framework] = cluster
+            self._nodes.order(0, self._make_order(framework, cluster, 0, preload=preload))
+            self._order_ahead(framework, cluster)
+        elif cluster.others is not None:
+            cluster.wanted |= others
+            cluster.others.want(cluster.wanted)
+        return cluster
+
+    def _order_ahead(self, framework: str, cluster: Cluster) -> None:
+        """If the port of node 0 is known before it is open, let the other nodes start at the same time."""
+        own = load_framework(framework).cluster
+        port = 0 if own is None else own.pod_port
+        if port and self._pod_address and port not in self._pod_ports_taken:
+            self._pod_ports_taken.add(port)
+            self._order_others(framework, cluster, self._pod_address, port)
+
+    def _order_others(self, framework: str, cluster: Cluster, address: str, port: int) -> None:
+        cluster.others = _OtherNodes(
+            self._nodes,
+            self._status_writer,
+            lambda index: self._make_order(framework, cluster, index, address, port),
+            cluster.wanted,
+        )
+        cluster.others.check()
+
+    def _make_order(
+        self,
+        framework: str,
+        cluster: Cluster,
+        index: int,
+        address: str = "",
+        port: int = 0,
+        *,
+        preload: Sequence[str] = (),
+    ) -> OpenStore:
+        sizes = cluster.sizes
+        node = ClusterNode(
+            size=sizes.others if index else sizes.first,
+            num_nodes=len(cluster.wanted) + 1,
+            secret=cluster.secret,
+            version=sizes.version,
+            pretends_gpus=sizes.pretends_gpus,
+            joins=bool(index),
+            cwd=sizes.cwd,
+            paths=sizes.paths,
+        )
+        return OpenStore(
+            number=cluster.number,
+            framework=framework,
+            address=address or self._address,
+            port=port,
+            preload=preload,
+            cluster=node,
+        )
+
+    def check(self) -> None:
+        """Have new and returned nodes join the clusters that they belong to."""
+        for cluster in self._clusters.values():
+            if cluster.others is not None:
+                cluster.others.check()
+
+    def close(self, framework: str) -> None:
+        """End the processes of a cluster; whatever follows opens another."""
+        cluster = self._clusters.pop(framework)
+        self._nodes.order(0, CloseStore(number=cluster.number))
+        if cluster.others is not None:
+            cluster.others.close(cluster.number)
+
+    def drop_all(self, *, close: bool = False) -> None:
+        """Forget all clusters. With `close`, also end processes on nodes that have no order to."""
+        for framework in list(self._clusters) if close else ():
+            self.close(framework)
+        self._clusters.clear()
+
+    def take_ready(self, index: int, message: StoreReady) -> None:
+        """Note that a cluster is open on node 0, that a node has joined, or why not."""
+        for framework, cluster in self._clusters.items():
+            if cluster.number == message.number:
+                self._take_ready(framework, cluster, index, message)
+
+    def _take_ready(
+        self, framework: str, cluster: Cluster, index: int, message: StoreReady
+    ) -> None:
+        if message.note:
+            self._status_writer.add_condition("note", names.REASON_CLUSTER_NOTE, message.note)
+        own = load_framework(framework).cluster
+        if message.dashboard and own is not None:
+            usual = f"port {own.dashboard_port}"
+            self._status_writer.add_condition(usual, names.REASON_PORT, message.dashboard)
+        if index and cluster.others is not None:
+            cluster.others.take_ready(index, message)
+        elif index == 0 and cluster.port is None:
+            cluster.port, cluster.address = message.port, message.address
+            cluster.error = message.error
+            if cluster.error and cluster.others is not None:
+                cluster.others.close(cluster.number)
+            elif not cluster.error and cluster.others is None:
+                self._order_others(framework, cluster, message.address, message.port)
+
+    def take_gone(self, index: int, message: StoreGone) -> None:
+        """Start a process that has ended again, or give its cluster up."""
+        for framework, cluster in list(self._clusters.items()):
+            if cluster.number != message.number:
+                continue
+            own = load_framework(framework).cluster
+            if own and cluster.others is not None and index and not own.needs_all:
+                cluster.others.lose(index, own.other)
+            else:
+                self._give_up(framework, cluster, index)
+
+    def lose_node(self, index: int) -> None:
+        """Give up each cluster that cannot run without a node that is gone."""
+        for framework, cluster in list(self._clusters.items()):
+            own = load_framework(framework).cluster
+            if own is not None and own.needs_all and index in (0, *cluster.wanted):
+                self._give_up(framework, cluster, index)
+
+    def _give_up(self, framework: str, cluster: Cluster, index: int) -> None:
+        own = load_framework(framework).cluster
+        if cluster.others is not None and not cluster.error:
+            cluster.others.close(cluster.number)
+        if index:
+            self._nodes.order(0, CloseStore(number=cluster.number))
+        del self._clusters[framework]
+        cluster.is_given_up = True
+        if own is not None and not cluster.error:
+            # a process may be started again where its node is; what needs one of many has its own ways
+            is_here = own.needs_all and index in self._nodes
+            kind = FailureKind.KILLED if is_here else FailureKind.LOST_NODE
+            self._lose(cluster, kind, own.other if index else own.first, index)
+
+
+def make_meeting_handlers(stores: Stores, clusters: Clusters) -> Handlers:
+    """Return handlers for the reports of nodes about stores and clusters, which share their numbers."""
+
+    def take_ready(index: int, message: StoreReady, _body: bytes) -> None:
+        stores.take_ready(message)
+        clusters.take_ready(index, message)
+
+    def take_gone(index: int, message: StoreGone, _body: bytes) -> None:
+        stores.take_gone(message)
+        clusters.take_gone(index, message)
+
+    return {StoreReady: take_ready, StoreGone: take_gone}

@@ -1,0 +1,178 @@
+"""Stores in which ranks find each other: opened on node 0, or by rank 0 at a port that is held for it.
+
+A store serves the ranks of one attempt, or all worlds of a compute. A framework with processes of its own
+has a cluster in place of a store: `agent.lead.clusters`.
+
+Where rank 0 opens the store itself, the lead binds a free port with SO_REUSEADDR and does not listen.
+While it is held the kernel gives the port to no process that asks for any free one; but rank 0, whose
+store asks for it by number and with SO_REUSEADDR too, gets it. So there is no moment at which a neighbour
+can take it.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from windlass.agent.lead.node_table import NodeTable
+from windlass.plan.plan import Meeting, Plan
+from windlass.wire.messages.worlds import CloseStore, OpenStore, StoreGone, StoreReady
+
+LOOPBACK = "127.0.0.1"
+_MAX_CALLS = 500
+
+
+@dataclass(slots=True)
+class HeldPort:
+    """A port that is ours until `release`."""
+
+    number: int
+    _socket: socket.socket
+
+    def release(self) -> None:
+        self._socket.close()
+
+
+def hold_port(preferred: int = 0) -> HeldPort:
+    """Hold `preferred` when it is free, else any free port."""
+    try:
+        return _hold(preferred)
+    except OSError:
+        if preferred == 0:
+            raise
+        return _hold(0)
+
+
+def _hold(number: int) -> HeldPort:
+    held = _bind(socket.AF_INET6, "::", number) or _bind(socket.AF_INET, "0.0.0.0", number)  # noqa: S104
+    if held is None:
+        raise OSError(f"port {number} is in use")
+    return HeldPort(held.getsockname()[1], held)
+
+
+def _bind(family: socket.AddressFamily, address: str, number: int) -> socket.socket | None:
+    try:
+        held = socket.socket(family, socket.SOCK_STREAM)
+    except OSError:
+        return None
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        held.bind((address, number))
+    except OSError:
+        held.close()
+        return None
+    return held
+
+
+@dataclass(slots=True)
+class Store:
+    """A store on node 0, or a port at which rank 0 of one world opens one."""
+
+    number: int
+    port: int | None = None  # None: not known yet
+    held: HeldPort | None = None  # where there is no store
+    num_calls: int = 0
+    is_shared: bool = False  # by all worlds of a compute
+
+    @property
+    def has_store(self) -> bool:
+        """True if node 0 serves it; False if rank 0 opens one."""
+        return self.held is None
+
+    def describe(self, address: str) -> Meeting:
+        """Return what ranks need to connect, on node 0 at `address`."""
+        return Meeting(address=address, port=self.port or 0, has_store=self.has_store)
+
+    def next_part(self) -> int:
+        """Return the number of a part of the store for one call, which sees nothing of other calls."""
+        self.num_calls += 1
+        return self.num_calls
+
+
+class Stores:
+    """One store for each framework; renewed when much was left in it."""
+
+    def __init__(self, plan: Plan, address: str, nodes: NodeTable) -> None:
+        self.address = plan.master_addr or address or LOOPBACK  # of node 0, for ranks
+        self._wanted_port = plan.master_port
+        self._nodes = nodes
+        self._stores: dict[str, Store] = {}  # by framework
+        self._held: set[int] = set()  # ports that wait for a rank 0
+
+    def find(self, framework: str) -> Store | None:
+        """Return the store of a framework, open or about to be."""
+        return self._stores.get(framework)
+
+    def open(
+        self, framework: str, number: int, preload: Sequence[str] = (), *, is_shared: bool = False
+    ) -> None:
+        """Order the store of a framework, which is made of what is in `preload`."""
+        order = OpenStore(
+            number=number,
+            framework=framework,
+            address=self.address,
+            port=self._prefer_port(),
+            preload=preload,
+        )
+        if self._nodes.order(0, order):
+            self._stores[framework] = Store(number, is_shared=is_shared)
+
+    def close(self, framework: str) -> None:
+        """Close a store; whatever follows opens another."""
+        self._nodes.order(0, CloseStore(number=self._stores[framework].number))
+        self._release(self._stores.pop(framework))
+
+    def is_worn(self, framework: str, in_use: Iterable[object]) -> bool:
+        """Return whether a store has served many calls and no world uses it any more."""
+        store = self._stores.get(framework)
+        is_old = store is not None and store.num_calls >= _MAX_CALLS
+        return is_old and all(store is not one for one in in_use)
+
+    def drop_all(self) -> None:
+        """Forget all stores, and release ports that are held in place of one."""
+        for framework in list(self._stores):
+            self._release(self._stores.pop(framework))
+
+    def hold_port(self, number: int) -> Store:
+        """Return a port at which rank 0 opens a store."""
+        store = Store(number)
+        self.do_without(store)
+        return store
+
+    def do_without(self, store: Store) -> None:
+        """Hold a port at which rank 0 opens the store, because node 0 does not."""
+        store.held = hold_port(self._prefer_port())
+        store.port = store.held.number
+        self._held.add(store.port)
+
+    def leave(self, store: Store) -> None:
+        """Release the store of a world whose ranks have ended, unless it is shared."""
+        if not store.is_shared:
+            self._release(store)
+
+    def _release(self, store: Store) -> None:
+        if store.held is not None:
+            store.held.release()
+            self._held.discard(store.held.number)
+
+    def _prefer_port(self) -> int:
+        """The usual port, unless it is held for another: a rank that asks for its number would get it."""
+        return self._wanted_port if self._wanted_port not in self._held else 0
+
+    def take_ready(self, message: StoreReady) -> None:
+        """Note that a store is open, or that there can be none."""
+        for store in self._stores.values():
+            if store.number == message.number and store.port is None:
+                if message.port:
+                    store.port = message.port
+                else:
+                    self.do_without(store)
+
+    def take_gone(self, message: StoreGone) -> None:
+        """Forget a store whose process has ended."""
+        for framework, store in list(self._stores.items()):
+            if store.number == message.number:
+                self._release(self._stores.pop(framework))
