@@ -1,11 +1,12 @@
 """Code blocks in the documentation are run: Python as it stands, console lines one by one.
 
     ```python                run; must not fail
-    ```python file=train.py  written to a file first, not run
+    ```python file=train.py  written to a file first, not run; likewise toml
     ```console exit=1        each `$ ` line is run; the last one must end with that code, all others with 0
 
 Blocks of any other kind are not run. In the README each line of a `sh` block is a command, and is run too.
-The guide to Kubernetes is run on a cluster, in a namespace of its own.
+The guide to Kubernetes is run on a cluster, in a namespace of its own. What pip installs comes from the
+page itself, and goes to a folder of the test.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from windlass.recipes.llm.model_files import check_files
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-RUN = ("python", "console")
+RUN = ("python", "console", "toml")
 
 
 def _blocks(page: Path) -> list[tuple[str, dict[str, str], str]]:
     return [
         (kind, dict(word.split("=", 1) for word in options.split()), body)
         for kind, options, body in BLOCK.findall(page.read_text())
-        if kind in RUN
+        if kind in RUN and (kind != "toml" or "file=" in options)
     ]
 
 
@@ -47,14 +48,17 @@ NEEDS = {  # what a page is about, and need not be there
 }
 
 
-def _environment() -> dict[str, str]:
+def _environment(folder: Path) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}  # their models are tiny
+    site = str(folder.with_name("site"))
+    pip = {"PIP_TARGET": site, "PYTHONPATH": site, "PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1"}
+    pip["PIP_NO_BUILD_ISOLATION"] = "false"  # which is how pip reads that there is to be none
+    return {**os.environ, **pip, "PATH": path, "OMP_NUM_THREADS": "1"}  # their models are tiny
 
 
 def _run(command: list[str], expected: int, folder: Path) -> None:
     ran = subprocess.run(
-        command, cwd=folder, env=_environment(), capture_output=True, text=True, timeout=120
+        command, cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=120
     )
     assert ran.returncode == expected, f"{command}\n{ran.stdout}\n{ran.stderr}"
 
@@ -84,7 +88,8 @@ def _run_blocks(page, tmp_path):
     folder = tmp_path / "work"
     folder.mkdir()
     for number, (kind, options, body) in enumerate(_blocks(page)):
-        if kind == "python" and "file" in options:
+        if "file" in options:
+            (folder / options["file"]).parent.mkdir(exist_ok=True)
             (folder / options["file"]).write_text(body)
         elif kind == "python":
             script = folder / f"block_{number}.py"
@@ -164,6 +169,19 @@ def test_the_readme_s_line_for_a_cluster_is_understood(tmp_path):
     _write_files(tmp_path)
     [command] = [c for c in _read_commands() if "-e kubernetes" in c]
     _run(["sh", "-c", command.replace(" run ", " run --dry-run ", 1)], 0, tmp_path)
+
+
+def test_the_packages_on_the_page_are_those_of_the_examples():
+    shown = {
+        options["file"]: body
+        for _, options, body in _blocks(ROOT / "docs/extending.md")
+        if "/" in options.get("file", "")
+    }
+    plugins = ROOT / "examples/plugins"
+    files = [path for path in plugins.glob("*/*") if path.suffix in (".py", ".toml")]
+    assert shown == {str(path.relative_to(plugins)): path.read_text() for path in files}
+    for package in plugins.iterdir():  # an engine as a package takes at most this much code
+        assert sum(len(path.read_text().splitlines()) for path in package.glob("*.py")) <= 60
 
 
 def test_the_guide_is_covered():

@@ -1,4 +1,4 @@
-"""The engine `stateful`: nodes are the pods of a StatefulSet. A package of its own, found by its entry point.
+"""The engine `stateful`: nodes are the pods of a StatefulSet.
 
 A StatefulSet never ends, starts its containers again, cannot be held back, and numbers its pods.
 """
