@@ -41,7 +41,7 @@ TIMED: dict[str, dict[str, Words]] = {
     },
     "windlass.kube.client.transport": {"Transport._send": _request_words},
     "windlass.engines.cluster.submit": {"create_objects": lambda *_a, **_k: "create objects"},
-    "windlass.kube.client.forward": {"open_forward": lambda *_a, **_k: "open a port-forward"},
+    "windlass.kube.client.forward": {"open_stream": lambda *_a, **_k: "open a port-forward"},
     "windlass.engines.cluster.lead_sync": {
         "LeadSync._serve": lambda *_a, **_k: "talk with the lead"
     },

@@ -12,7 +12,6 @@ import io
 import json
 import os
 import resource
-import socket
 import struct
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from pathlib import Path
 import pytest
 import rank_work as work
 from pod_connections import make_job, run_at_door
-from tls_peers import JOB, until
+from tls_peers import JOB, connect_lead, until
 
 import windlass as wl
 from windlass import records
@@ -198,12 +197,7 @@ def test_a_malformed_status_does_not_end_who_follows(tmp_path, caplog):
     async def visit(scene):
         folder = JobFolder(tmp_path / "client")
         folder.path.mkdir()
-        certificates = {path.name: path.read_bytes() for path in scene.files.iterdir()}
-
-        def dial(secure):
-            return secure(socket.create_connection(("127.0.0.1", scene.port)))
-
-        line = LeadSync(JOB, folder, certificates, dial)
+        line = LeadSync(JOB, folder, lambda: connect_lead(scene.port, scene.files))
         scene.folder.make_attempt(0)
 
         async def copy_a_line() -> None:

@@ -5,7 +5,6 @@ And those of what may run for ever do not end while it runs; where some have end
 
 from __future__ import annotations
 
-import socket
 import time
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from kube.plans import make_pod_plan
 from pod_connections import run_at_door
 from tls_peers import (
     JOB,
+    connect_lead,
     join,
     run_with_lead,
     until,
@@ -77,17 +77,16 @@ def test_a_client_that_meets_ended_certificates_says_so_and_calls_nobody_an_impo
     tmp_path, caplog
 ):
     files = write_certificates(tmp_path / "tls", age_days=11)
-    keys = {path.name: path.read_bytes() for path in files.iterdir()}
     pods = [{"metadata": {"name": "lead", "uid": "u", "creationTimestamp": "2026-01-31T12:00:00Z"}}]
     leads = LeadPods(JOB, lambda: pods)
     folder = JobFolder(tmp_path / "client")
     folder.path.mkdir()
 
     async def visit(listener):
-        def connect(_pod, secure):
-            return secure(socket.create_connection(("127.0.0.1", listener.port), timeout=20))
+        def dial():
+            return leads.reach(lambda _pod: connect_lead(listener.port, files))
 
-        line = LeadSync(JOB, folder, keys, lambda s: leads.reach(lambda pod: connect(pod, s)))
+        line = LeadSync(JOB, folder, dial)
         try:
             await until(lambda: line.expired is not None, "it says that they have ended")
             assert isinstance(line.expired, KeysExpired)

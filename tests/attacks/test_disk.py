@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 import pytest
 import rank_work as work
 from pod_connections import make_job, run_at_door
-from tls_peers import JOB, until
+from tls_peers import JOB, connect_lead, until
 
 import windlass as wl
 from windlass import names
@@ -94,14 +93,8 @@ def test_a_client_whose_disk_is_full_is_told_and_goes_on_when_there_is_room(tmp_
     async def visit(scene, disk):
         folder = JobFolder(disk / "client")
         folder.path.mkdir()
-        certificates = {path.name: path.read_bytes() for path in scene.files.iterdir()}
         (disk / "full").write_bytes(bytes(MB))
-        line = LeadSync(
-            JOB,
-            folder,
-            certificates,
-            lambda secure: secure(socket.create_connection(("127.0.0.1", scene.port))),
-        )
+        line = LeadSync(JOB, folder, lambda: connect_lead(scene.port, scene.files))
         scene.folder.make_attempt(0)
         write_atomically(scene.folder.result(0, 0), bytes(3 * MB))
         last = render_status(replace(make_first_status(make_job()), phase=Phase.SUCCEEDED))

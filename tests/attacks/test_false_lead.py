@@ -18,7 +18,7 @@ from kube.api_server import connect_to
 from kube.fake_cluster import fake_cluster, make_fake_job, make_fake_pod
 from kube.plans import make_pod_plan
 from pod_connections import run_at_door
-from tls_peers import JOB, until, write_certificates
+from tls_peers import JOB, connect_lead, until, write_certificates
 
 from windlass.engines.cluster.cluster_job import ClusterJob
 from windlass.engines.cluster.job_secret import make_certificates
@@ -101,13 +101,12 @@ def run_among(tmp_path, false_ones, check):
         pods = [make_pod(name, number) for number, name in enumerate(ports)]
         leads = LeadPods(JOB, lambda: pods)
 
-        def connect(pod, secure):
-            return secure(socket.create_connection(("127.0.0.1", ports[pod]), timeout=20))
+        def dial():
+            return leads.reach(lambda pod: connect_lead(ports[pod], scene.files))
 
         folder = JobFolder(tmp_path / "client")
         folder.path.mkdir()
-        keys = {path.name: path.read_bytes() for path in scene.files.iterdir()}
-        line = LeadSync(JOB, folder, keys, lambda s: leads.reach(lambda pod: connect(pod, s)))
+        line = LeadSync(JOB, folder, dial)
         try:
             await until(line.is_synced.is_set, "the lead's own status has come", 8.0)
             await check(scene, line)

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 from pod_connections import make_job, run_at_door
-from tls_peers import JOB, until
+from tls_peers import JOB, connect_lead, secure, until
 
 from windlass import names
 from windlass.agent.link import agent_link
@@ -55,17 +55,16 @@ class Client:
         self.scene = scene
         self.num_dials = 0
         self.dials: list[object] = []  # what the next ones get instead of the lead
-        certificates = {path.name: path.read_bytes() for path in scene.files.iterdir()}
-        self.line = make(job_id, self.folder, certificates, self.dial)
+        self.line = make(job_id, self.folder, self.dial)
 
-    def dial(self, secure):
+    def dial(self):
         self.num_dials += 1
         if self.dials:
             found = self.dials.pop(0)
             if isinstance(found, Exception):
                 raise found
-            return found and secure(found)
-        return secure(socket.create_connection(("127.0.0.1", self.scene.port), timeout=20))
+            return found and secure(found, self.scene.files)
+        return connect_lead(self.scene.port, self.scene.files)
 
     def read(self, path):
         with contextlib.suppress(FileNotFoundError):
@@ -264,11 +263,11 @@ def test_an_order_is_not_lost_with_the_connection(tmp_path):
     class BreaksOnce(LeadSync):
         has_broken = False
 
-        def _say(self, connection, message, body=b""):
+        def _send(self, connection, message, body=b""):
             if message.kind == "cancel" and not self.has_broken:
                 self.has_broken = True
                 raise OSError("the connection broke just now")
-            LeadSync._say(connection, message, body)
+            LeadSync._send(connection, message, body)
 
     async def visit(scene, client):
         await until(lambda: client.line.is_up, "the line is up")
@@ -305,9 +304,9 @@ def relay(port):
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 target.sendall(data)
-        if source is far:
-            theirs.close()
-            far.close()
+        with contextlib.suppress(OSError):
+            theirs.shutdown(socket.SHUT_RDWR)
+        source.close()
 
     for ends in ((theirs, far), (far, theirs)):
         threading.Thread(target=carry, args=ends, daemon=True).start()
@@ -315,7 +314,7 @@ def relay(port):
 
 
 def test_the_lead_hears_that_it_hangs_up_through_a_port_forward(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "_HANG_UP_S", 600.0)
+    monkeypatch.setattr(lines, "_FINISH_S", 600.0)
 
     async def visit(scene, client):
         await until(lambda: client.line.is_up, "the line is up")

@@ -8,7 +8,7 @@ import subprocess
 
 from pod_connections import make_job
 from pod_programs import make_command
-from tls_peers import JOB, write_certificates
+from tls_peers import JOB, connect_lead, write_certificates
 from waits import wait_for
 
 from windlass.engines.archives import local_archive
@@ -104,12 +104,8 @@ class PodJob:
         """What a client of this job has got, once the status it got is final."""
         folder = JobFolder(self.tmp_path / name)
         folder.path.mkdir()
-        files = {path.name: path.read_bytes() for path in self.secret.iterdir()}
-        line = LeadSync(JOB, folder, files, self.dial)
+        line = LeadSync(JOB, folder, lambda: connect_lead(self.port, self.secret))
         line.finish()
         wait_for(lambda: line._has_last, "the last status has come")
         line.close()
         return folder
-
-    def dial(self, secure):
-        return secure(socket.create_connection(("127.0.0.1", self.port), timeout=20))

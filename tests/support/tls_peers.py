@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -13,6 +14,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from windlass.agent.link import endpoints
 from windlass.agent.link.tcp import TlsPlace
 from windlass.engines.cluster import job_secret
+from windlass.engines.cluster.lead_connection import LeadConnection
 from windlass.wire import tls
 
 JOB = "train-ab12c"
@@ -58,6 +60,24 @@ def write_with_expired_client(folder: Path) -> Path:
         "node.key": job_secret._key_pem(node_key),
     }
     return write_files(folder, files)
+
+
+class SocketStream(socket.socket):
+    """A connected socket as the stream below a lead's TLS."""
+
+    def pending(self) -> bool:
+        return False
+
+
+def secure(connection: socket.socket, folder: Path, job_id: str = JOB) -> LeadConnection:
+    """Speak a job's TLS over a socket, with the files in `folder`, as a client does."""
+    context = tls.client_context(folder, "client")
+    return LeadConnection(SocketStream(fileno=connection.detach()), context, job_id)
+
+
+def connect_lead(port: int, folder: Path) -> LeadConnection:
+    """Connect to a lead on this machine, with the files in `folder`."""
+    return secure(socket.create_connection(("127.0.0.1", port), timeout=20), folder)
 
 
 async def echo(link, _hello, frames):

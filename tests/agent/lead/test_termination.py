@@ -14,7 +14,7 @@ import subprocess
 import pytest
 from pod_connections import make_job
 from pod_programs import make_command
-from tls_peers import JOB, write_certificates
+from tls_peers import JOB, connect_lead, write_certificates
 from waits import wait_for
 
 from windlass.engines.archives import local_archive
@@ -70,11 +70,7 @@ class PodLead:
         return False
 
     def make_line(self, folder):
-        certificates = {path.name: path.read_bytes() for path in self.files.iterdir()}
-        return LeadSync(JOB, folder, certificates, self.dial)
-
-    def dial(self, secure):
-        return secure(socket.create_connection(("127.0.0.1", self.port), timeout=20))
+        return LeadSync(JOB, folder, lambda: connect_lead(self.port, self.files))
 
 
 @pytest.fixture

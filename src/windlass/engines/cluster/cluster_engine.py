@@ -39,7 +39,7 @@ from windlass.engines.cluster.job_secret import (
     read_cluster,
     record_cluster,
 )
-from windlass.engines.cluster.lead_sync import LeadDial
+from windlass.engines.cluster.lead_connection import LeadDial, LeadSearch
 from windlass.engines.cluster.submit import create_objects, find_source, render_documents
 from windlass.engines.dialects.dialect import Dialect, MakeWorkers, Patch
 from windlass.engines.finished_jobs import forget_old_jobs, read_outcomes
@@ -192,7 +192,7 @@ class ClusterEngine:
         self._views: dict[str, ClusterJob] = {}
         self._adopted: dict[str, AdoptedJob] = {}  # what others made
         self._identity: str | None = None
-        self._reached: dict[str, LeadDial] = {}  # computes that are called from here
+        self._dials: dict[str, LeadDial] = {}  # of computes that are called from here
 
     def facts(self) -> Facts:
         has_own_hosts = self._dialect.host_name != names.POD_HOST
@@ -265,7 +265,7 @@ class ClusterEngine:
             raise
         self._views[plan.job_id] = view
         if isinstance(plan.work, Calls):
-            self._reached[plan.job_id] = LeadDial(api, self._dialect, plan.job_id, certificates)
+            self._dials[plan.job_id] = self._make_dial(api, plan.job_id, certificates)
         if plan.detach and any(not files.holds(wanted.name) for wanted in plan.inputs):
             self._wait_for_upload(view, plan)
         forget_old_jobs(self._home, _was_seen_to_end)
@@ -366,10 +366,16 @@ class ClusterEngine:
         return self._fetch(ref)[0]
 
     def dial(self, ref: JobRef) -> Stream:
-        if ref.job_id not in self._reached:
+        if ref.job_id not in self._dials:
             keys = self._fetch(ref)[1]
-            self._reached[ref.job_id] = LeadDial(self._api_of(ref), self._dialect, ref.job_id, keys)
-        return self._reached[ref.job_id].dial()
+            self._dials[ref.job_id] = self._make_dial(self._api_of(ref), ref.job_id, keys)
+        connection = self._dials[ref.job_id].dial()
+        if connection is None:
+            raise ConnectionRefusedError(f"node 0 of {ref.job_id} does not run")
+        return connection
+
+    def _make_dial(self, api: Api, job_id: str, keys: Mapping[str, bytes]) -> LeadDial:
+        return LeadDial(api, job_id, keys, LeadSearch(api, self._dialect, job_id).find_leads)
 
     def grow(
         self,

@@ -27,7 +27,8 @@ from windlass.engines.cluster.job_observation import (
 from windlass.engines.cluster.job_recovery import read_leftovers, read_unread
 from windlass.engines.cluster.job_rules import Action, Lookup, judge
 from windlass.engines.cluster.job_watch import JobBlockers, JobWatch, UnreachablePods
-from windlass.engines.cluster.lead_sync import LeadSync, keeping, make_dial
+from windlass.engines.cluster.lead_connection import LeadDial
+from windlass.engines.cluster.lead_sync import LeadSync, keeping
 from windlass.engines.cluster.lease_object import LeaseRenewal, delete_lease, keeps_lease
 from windlass.engines.dialects.dialect import Dialect
 from windlass.kube.client.api import Api
@@ -67,10 +68,9 @@ class ClusterJob:
         self._plan = plan
         self.folder = folder
         self._status_file = StatusFile(folder.status)
-        self._watch = JobWatch(api, dialect, plan.job_id)
-        self._connection = LeadSync(
-            plan.job_id, folder, certificates, make_dial(api, plan.job_id, self._watch)
-        )
+        self._watch = watch = JobWatch(api, dialect, plan.job_id)
+        dial = LeadDial(api, plan.job_id, certificates, watch.find_leads, watch.distrust).dial
+        self._connection = LeadSync(plan.job_id, folder, dial)
         self._renewal = LeaseRenewal(api, plan) if keeps_lease(dialect, plan) else None
         # Nobody closes the handle of a job: its threads end when it is garbage.
         weakref.finalize(

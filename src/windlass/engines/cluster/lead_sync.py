@@ -1,7 +1,7 @@
-"""Connections to a job's lead in a pod: port-forward and mutual TLS, and the copy of the job's folder.
+"""Client's copy of a job's folder, kept up to date over one connection to the job's lead.
 
-`LeadSync` keeps one connection and copies the job's folder over it; `LeadDial` opens one for a
-client that calls. Which of several pods is the lead is found by `lead_pods`.
+`LeadSync` runs a thread that connects, copies files, sends orders, and reconnects after each
+failure. `lead_connection` opens the connections.
 """
 
 from __future__ import annotations
@@ -11,22 +11,15 @@ import contextlib
 import logging
 import select
 import socket
-import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Iterator
 
 from windlass import names
-from windlass.engines.cluster.job_watch import JobWatch
-from windlass.engines.cluster.lead_pods import KeysExpired, LeadPods, runs
-from windlass.engines.dialects.dialect import Dialect
+from windlass.engines.cluster.lead_connection import Dial, LeadConnection
+from windlass.engines.cluster.lead_pods import KeysExpired
 from windlass.errors import EngineError, ProtocolError
-from windlass.kube.client.api import Api
 from windlass.kube.client.api_errors import Forbidden, Unreachable
-from windlass.kube.client.forward import TlsOver
-from windlass.kube.objects.fields import Object, uid_of
-from windlass.kube.objects.kinds import PODS
 from windlass.wire.blocking_link import BlockingLink
 from windlass.wire.file_sync import (
     Piece,
@@ -43,32 +36,26 @@ from windlass.wire.message import Message
 from windlass.wire.messages.jobs import LEAD_TO_CLIENT, AllRead, CancelJob, HoldLease, InputsWanted
 from windlass.wire.messages.link import FilePiece, Heartbeat, Welcome
 from windlass.wire.status import JobStatus, read_status
-from windlass.wire.tls import client_context_from, server_name
 
 logger = logging.getLogger(__name__)
 
 _SEND_TIMEOUT_S = 30.0
-_HANDSHAKE_S = 10.0
 _SILENCE_S = 15.0
-_BEAT_S = 5.0
-_HANG_UP_S = 2.0
-_LOOK_S = 0.05
+_HEARTBEAT_S = 5.0
+_FINISH_S = 2.0
+_NO_LEAD_PAUSE_S = 0.05
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.25, 1.0  # each try costs the cluster something
 _NO_ROOM_PAUSE_S = 5.0
-_READ_BYTES = 1 << 20
-_MAX_SAID = 20
-
-Secure = Callable[[socket.socket], ssl.SSLSocket]  # speaks the job's TLS over a socket
-Dial = Callable[[Secure], ssl.SSLSocket | None]  # a line to the lead; None while there is no lead
+_MAX_LOGGED = 20
 
 
 class CannotKeep(EngineError):
-    """What comes from the lead cannot be written down here."""
+    """A file from the lead cannot be written on this machine."""
 
 
 @contextlib.contextmanager
 def keeping(folder: JobFolder) -> Iterator[None]:
-    """Writing to a job's folder here: what the disk says no to is told as what it is."""
+    """Raise CannotKeep where writing to a job's folder fails."""
     try:
         yield
     except OSError as error:
@@ -79,14 +66,11 @@ def keeping(folder: JobFolder) -> Iterator[None]:
 
 
 class LeadSync:
-    """One client's connection to one lead, or to one after another."""
+    """One client's copy of a job, over one connection at a time."""
 
-    def __init__(
-        self, job_id: str, folder: JobFolder, certificates: Mapping[str, bytes], dial: Dial
-    ) -> None:
+    def __init__(self, job_id: str, folder: JobFolder, dial: Dial) -> None:
         self._job_id = job_id
         self._folder = folder
-        self._context = client_context_from(certificates)
         self._dial = dial
         self._receiver = Receiver(folder, is_from_lead)
         self._orders: collections.deque[Message] = collections.deque()
@@ -96,15 +80,15 @@ class LeadSync:
         self._wake, self._waker = socket.socketpair()
         self._stop = threading.Event()
         self.is_up = False
-        self.is_synced = threading.Event()  # a status has come over this line
-        self.forbidden: Forbidden | None = None  # we may not reach it at all
-        self.unreachable: Unreachable | None = None  # nobody answers there
-        self.cannot_keep: CannotKeep | None = None  # nothing more fits here
-        self.expired: KeysExpired | None = None  # nobody will ever reach it again
-        self._thread = threading.Thread(target=self._run, name="windlass-line", daemon=True)
+        self.is_synced = threading.Event()  # a status has come over this connection
+        self.forbidden: Forbidden | None = None  # this user may not forward ports
+        self.unreachable: Unreachable | None = None  # the API server does not answer
+        self.cannot_keep: CannotKeep | None = None  # this machine cannot write what comes
+        self.expired: KeysExpired | None = None  # no later try can succeed
+        self._thread = threading.Thread(target=self._run, name="windlass-sync", daemon=True)
         self._thread.start()
 
-    # -- what others ask for; safe in a signal handler -----------------------------------------
+    # -- orders; safe in a signal handler ------------------------------------------------------
 
     def hold_lease(self, held: bool) -> None:
         self._holds_lease = held
@@ -121,17 +105,17 @@ class LeadSync:
             return
 
     def close(self) -> None:
-        """Hang up, after what was ordered has been said."""
+        """Send all orders, disconnect, and wait for the thread."""
         self.let_go()
         self._thread.join(timeout=5.0)
 
     def finish(self) -> None:
-        """Of a job that has ended: wait until its lead knows that all was read."""
+        """Wait until the lead of a job that has ended knows that this client has read everything."""
         if self._has_last:
-            self._thread.join(timeout=2 * _HANG_UP_S)
+            self._thread.join(timeout=2 * _FINISH_S)
 
     def let_go(self) -> None:
-        """Hang up soon."""
+        """Send all orders and disconnect, without waiting for it."""
         self._stop.set()
         self._order(Heartbeat())
 
@@ -148,12 +132,12 @@ class LeadSync:
         pause_s = _FIRST_PAUSE_S
         while not self._stop.is_set():
             try:
-                reached = self._dial(self._secure)
+                connection = self._dial()
                 self.unreachable = None
-                if reached is None:
-                    self._stop.wait(_LOOK_S)  # which costs nothing
+                if connection is None:
+                    self._stop.wait(_NO_LEAD_PAUSE_S)  # such a try costs nothing
                     continue
-                with reached as connection:
+                with contextlib.closing(connection):
                     pause_s = _FIRST_PAUSE_S
                     if self._serve(connection):
                         return
@@ -169,28 +153,20 @@ class LeadSync:
                 self._note_cannot_keep(error)
                 pause_s = _NO_ROOM_PAUSE_S
             except (OSError, EngineError) as error:
-                logger.debug("line to %s: %s", self._job_id, error)
+                logger.debug("connection to %s: %s", self._job_id, error)
             finally:
                 self.is_up = False
                 self._receiver.drop_parts()
             self._stop.wait(pause_s)
             pause_s = min(_LAST_PAUSE_S, pause_s * 1.5)
 
-    def _secure(self, reached: socket.socket) -> ssl.SSLSocket:
-        reached.settimeout(_HANDSHAKE_S)
-        try:
-            return self._context.wrap_socket(reached, server_hostname=server_name(self._job_id))
-        except BaseException:
-            reached.close()
-            raise
-
-    def _note_malformed(self, what: str) -> None:
-        if what not in self._malformed and len(self._malformed) < _MAX_SAID:
-            self._malformed.add(what)  # said once: it may come again and again
-            logger.warning("line to %s: %s", self._job_id, what)
+    def _note_malformed(self, message: str) -> None:
+        if message not in self._malformed and len(self._malformed) < _MAX_LOGGED:
+            self._malformed.add(message)  # logged once: it may come again and again
+            logger.warning("connection to %s: %s", self._job_id, message)
 
     def _check_status(self, piece: Piece) -> JobStatus | None:
-        """The status in a piece; None, said once, where it is none: that is no reason to follow no more."""
+        """Return the status, or None for a malformed one. Logs each fault once and keeps following."""
         try:
             status = read_status(piece.body)
         except ProtocolError as error:
@@ -202,69 +178,56 @@ class LeadSync:
         return status
 
     def _note_cannot_keep(self, error: CannotKeep) -> None:
-        if self.cannot_keep is None:  # said once: it is tried again all the time
+        if self.cannot_keep is None:  # logged once: the copy is tried again all the time
             logger.warning("%s: %s", self._job_id, error.message)
         self.cannot_keep = error
 
-    def _serve(self, connection: ssl.SSLSocket) -> bool:
-        """Copy until all is here, or nobody wants it any more; OSError when the line breaks."""
+    def _serve(self, connection: LeadConnection) -> bool:
+        """Copy until everything is here or `let_go` is called; OSError if the connection breaks."""
         link = BlockingLink(connection, LEAD_TO_CLIENT, patience_s=_SEND_TIMEOUT_S)
         has = measure_files(self._folder, is_from_lead)
         hello = make_hello(role="client", job_id=self._job_id)
-        self._say(link, hello.replaced(lease=self._holds_lease, has=has))
-        said_s = time.monotonic()
+        self._send(link, hello.replaced(lease=self._holds_lease, has=has))
+        sent_s = time.monotonic()
         while not self._stop.is_set() or self._orders:
             now_s = time.monotonic()
             if now_s - link.heard_s > _SILENCE_S:
                 raise OSError("the lead has gone silent")
-            if now_s - said_s > _BEAT_S:
-                said_s = now_s
-                self._say(link, Heartbeat())
+            if now_s - sent_s > _HEARTBEAT_S:
+                sent_s = now_s
+                self._send(link, Heartbeat())
             received = link.receive(0)
             if received is None:
                 self._wait(link)
             elif self._take(link, *received):
                 with contextlib.suppress(OSError):  # all is here, whatever breaks now
-                    self._hang_up(connection)
+                    connection.finish(_FINISH_S)
                 return True
             while self._orders and self.is_up:
-                self._say(link, self._orders[0])  # one that could not be said is said again
+                self._send(link, self._orders[0])  # one that was not sent whole is sent again
                 self._orders.popleft()
-        self._hang_up(connection)
+        connection.finish(_FINISH_S)
         return True
 
-    @staticmethod
-    def _hang_up(connection: ssl.SSLSocket) -> None:
-        """Say goodbye in TLS, which a port-forward passes on, and read until the lead is done too.
-
-        A lead that speaks into a closed socket would lose what it has not read yet: our last words.
-        """
-        end_s = time.monotonic() + _HANG_UP_S
-        connection.settimeout(_HANG_UP_S)
-        with contextlib.suppress(OSError):  # it may be in the middle of a sentence
-            connection.unwrap()
-        connection.shutdown(socket.SHUT_WR)
-        while time.monotonic() < end_s and connection.recv(_READ_BYTES):
-            pass
-
     def _wait(self, link: BlockingLink) -> None:
-        """Until something comes or is ordered, for a few moments at most."""
-        wake = self._wake.fileno()
-        ready, _, _ = select.select([link.fileno(), wake], [], [], 1.0)
-        if wake in ready:
+        """Wait for data or an order, at most a second; only right after `receive(0)` found nothing."""
+        poll = select.poll()
+        for number in (link.fileno(), self._wake.fileno()):
+            poll.register(number, select.POLLIN)
+        if self._wake.fileno() in dict(poll.poll(1000)):
             self._wake.recv(4096)
 
     @staticmethod
-    def _say(link: BlockingLink, message: Message, body: bytes = b"") -> None:
+    def _send(link: BlockingLink, message: Message, body: bytes = b"") -> None:
         link.send(message, (body,))
 
     def _take(self, link: BlockingLink, message: Message, body: bytes) -> bool:
-        """One message; whether it was the last that matters: a final status."""
+        """Handle one message. Return True for a final status, after which nothing matters."""
         if isinstance(message, Welcome):
             self.is_up, self.forbidden, self.unreachable = True, None, None
         elif isinstance(message, InputsWanted) and message.inputs:
             for piece in Sender(self._folder, is_input, has={}).pieces():
-                self._say(link, piece.message, piece.body)
+                self._send(link, piece.message, piece.body)
         elif isinstance(message, FilePiece):
             return self._take_piece(link, read_piece(message, body))
         return False
@@ -275,60 +238,12 @@ class LeadSync:
         if is_status and status is None:
             return False
         is_last = status is not None and status.phase.is_final
-        if is_last:  # said before anybody here sees the end, and perhaps ends this process
+        if is_last:  # sent before this process sees the end, and perhaps exits
             self._has_last = True
-            self._say(link, AllRead())
+            self._send(link, AllRead())
         with keeping(self._folder):
             self._receiver.take(piece, is_last=is_last)
-        if is_status:  # which comes last, so all before it has been kept
+        if is_status:  # the status comes last, so everything before it has been written
             self.cannot_keep = None
             self.is_synced.set()
         return is_last
-
-
-class LeadDial:
-    """The way to one compute's lead, whichever pod that is."""
-
-    def __init__(self, api: Api, dialect: Dialect, job_id: str, keys: Mapping[str, bytes]) -> None:
-        self._api = api
-        self._dialect = dialect
-        self._job_id = job_id
-        self._context = client_context_from(keys)
-        self._pods = LeadPods(job_id, self._find)
-
-    def dial(self) -> TlsOver:
-        """A connection to node 0's agent; ConnectionRefusedError while node 0 does not run."""
-        connection = self._pods.reach(self._connect)
-        if connection is None:
-            raise ConnectionRefusedError(f"node 0 of {self._job_id} does not run")
-        return connection
-
-    @cached_property
-    def _object_uid(self) -> str:
-        return uid_of(self._api.get(self._dialect.kind, self._dialect.make_name(self._job_id)))
-
-    def _find(self) -> list[Object]:
-        dialect = self._dialect
-        wanted = {names.LABEL_JOB: self._job_id, **dialect.lead_labels}
-        labels = ",".join(f"{label}={value}" for label, value in wanted.items())
-        leads = [pod for pod in self._api.list(PODS, labels=labels) if dialect.index_of(pod) == 0]
-        return [pod for pod in leads if runs(pod) and dialect.owns(pod, self._object_uid)]
-
-    def _connect(self, pod: str) -> TlsOver:
-        reached = self._api.forward_in_turns(pod, names.AGENT_PORT)
-        reached.settimeout(_HANDSHAKE_S)
-        try:
-            return TlsOver(reached, self._context, server_hostname=server_name(self._job_id))
-        except BaseException:
-            reached.close()
-            raise
-
-
-def make_dial(api: Api, job_id: str, sight: JobWatch) -> Dial:
-    """How a line reaches the lead that is in sight. It keeps nothing else alive: a thread holds it."""
-    pods = LeadPods(job_id, sight.find_leads, sight.distrust)
-
-    def dial(secure: Secure) -> ssl.SSLSocket | None:
-        return pods.reach(lambda pod: secure(api.forward(pod, names.AGENT_PORT)))
-
-    return dial

@@ -1,7 +1,8 @@
 """Port-forward to a pod over one websocket (`v4.channel.k8s.io`).
 
-`open_forward` gives a local socket, which a thread serves. `Forward` is for speaking and listening
-in turn, without a thread or a socket pair; `TlsOver` adds TLS inside it.
+`open_stream` returns a `PodStream`: the pod's port as a blocking stream, without a thread. All
+connections to agents use it. `open_forward` returns a local socket instead, which a thread
+serves. It is for callers that need a real socket, such as the user's own port-forwards.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any
 from urllib.parse import urlencode
 
 from websockets.client import ClientProtocol
@@ -30,63 +29,70 @@ from windlass.kube.client.transport import Transport, make_tls_context, open_soc
 logger = logging.getLogger(__name__)
 
 _CHANNELS = Subprotocol("v4.channel.k8s.io")
-DATA, _COMPLAINT = 0, 1
+_DATA, _ERROR = 0, 1  # the two channels of a port
 _CHUNK_BYTES = 64 << 10
 _HELD_BYTES = 256 << 10
 _FLUSH_S = 5.0
-_LOOK_S = 60.0
-_CLOSE_S = 1.0
+_POLL_S = 60.0
+
+
+def open_stream(
+    transport: Transport, path: str, port: int, *, asked: str, timeout_s: float
+) -> PodStream:
+    """Return a stream to a port in a pod. `asked` describes the request in errors and logs."""
+    return PodStream(_open_websocket(transport, path, port, asked=asked, timeout_s=timeout_s))
 
 
 def open_forward(
     transport: Transport, path: str, port: int, *, asked: str, timeout_s: float
 ) -> socket.socket:
-    """Our end of a socket pair whose other end a thread carries to the pod."""
-    wire = open_wire(transport, path, port, asked=asked, timeout_s=timeout_s)
+    """Return one end of a socket pair. A thread copies between the other end and the pod."""
+    websocket = _open_websocket(transport, path, port, asked=asked, timeout_s=timeout_s)
     ours, theirs = socket.socketpair()
-    sender = _Pump(wire, theirs, name=asked)
-    threading.Thread(target=sender.run, name=f"windlass-forward-{port}", daemon=True).start()
+    pump = _Pump(websocket, theirs, name=asked)
+    threading.Thread(target=pump.run, name=f"windlass-forward-{port}", daemon=True).start()
     return ours
 
 
-def open_wire(
+def _open_websocket(
     transport: Transport, path: str, port: int, *, asked: str, timeout_s: float
-) -> Websocket:
-    """Return the websocket itself, which `Forward` reads and writes in turn without a thread."""
+) -> _Websocket:
     end_s = time.monotonic() + timeout_s
     url = f"{transport.target.server}{path}?{urlencode({'ports': port})}"
     login = transport.login.current()
     try:
         try:
-            return Websocket(transport, url, end_s=end_s, asked=asked)
+            return _Websocket(transport, url, end_s=end_s, asked=asked)
         except Unauthorized:
             if not transport.login.renew(login):
                 raise
-            return Websocket(transport, url, end_s=end_s, asked=asked)
+            return _Websocket(transport, url, end_s=end_s, asked=asked)
     except (OSError, InvalidHandshake) as error:
         raise make_unreachable(error, where=transport.where, deadline_s=timeout_s) from error
 
 
-class Websocket:
-    """The websocket: TLS socket, protocol state, and the bytes between them."""
+class _Websocket:
+    """The websocket: its socket, the protocol's state, and the data of the pod's port."""
 
     def __init__(self, transport: Transport, url: str, *, end_s: float, asked: str) -> None:
         target, login = transport.target, transport.login.current()
         context = make_tls_context(target, login) if url.startswith("https:") else None
         left_s = max(0.1, end_s - time.monotonic())
         self.sock = open_socket(target, context, proxy=transport.proxy, timeout_s=left_s)
-        self.out = bytearray()
-        self.early: list[tuple[int, bytes]] = []
+        self.inbound = bytearray()  # the pod's data that was not read yet
+        self.outbound = bytearray()  # frames that were not sent yet
+        self._asked = asked
         self._opened: set[int] = set()
-        self._channel = DATA
-        self.protocol = ClientProtocol(
+        self._channel = _DATA
+        self._has_error = False
+        self._protocol = ClientProtocol(
             parse_uri(url.replace("http", "ws", 1)), subprotocols=[_CHANNELS], max_size=None
         )
         try:
-            request = self.protocol.connect()
+            request = self._protocol.connect()
             for name, value in login.headers:
                 request.headers[name] = value
-            self.protocol.send_request(request)
+            self._protocol.send_request(request)
             self._shake_hands(end_s)
         except InvalidStatus as error:
             self.sock.close()
@@ -100,33 +106,34 @@ class Websocket:
         self.sock.setblocking(False)
 
     def _shake_hands(self, end_s: float) -> None:
-        """Until the server agreed and both channels said their port, or said why not."""
+        """Wait until the server has accepted and both channels have sent their port number."""
         while True:
             self.sock.settimeout(max(0.001, end_s - time.monotonic()))
-            self.take()
-            if self.out:
-                self.sock.sendall(self.out)
-                self.out.clear()
-            if self.protocol.handshake_exc is not None:
-                raise self.protocol.handshake_exc
-            self.early += self.frames()
+            self._render_frames()
+            if self.outbound:
+                self.sock.sendall(self.outbound)
+                self.outbound.clear()
+            if self._protocol.handshake_exc is not None:
+                raise self._protocol.handshake_exc
+            self._read_frames()
             if len(self._opened) == 2 or self.is_ended:
                 return
             if data := self.sock.recv(_CHUNK_BYTES):
-                self.protocol.receive_data(data)
+                self._protocol.receive_data(data)
             else:
-                self.protocol.receive_eof()
+                self._protocol.receive_eof()
 
     @property
     def is_ended(self) -> bool:
-        return self.protocol.state not in (State.CONNECTING, State.OPEN)
+        """True if no more data will come."""
+        return self._has_error or self._protocol.state not in (State.CONNECTING, State.OPEN)
 
-    def frames(self) -> Iterator[tuple[int, bytes]]:
-        """What came in since the last call, as channel and data, less the port numbers."""
-        for event in self.protocol.events_received():
+    def _read_frames(self) -> None:
+        """Sort the frames that came: data, errors, and the port number that starts each channel."""
+        for event in self._protocol.events_received():
             if not isinstance(event, Frame) or not event.data:
                 continue
-            data = bytes(event.data)
+            data = memoryview(event.data)
             if event.opcode is Opcode.BINARY:
                 self._channel, data = data[0], data[1:]
                 if self._channel not in self._opened:
@@ -134,23 +141,20 @@ class Websocket:
                     data = data[2:]
             elif event.opcode is not Opcode.CONT:
                 continue
-            if data:
-                yield self._channel, data
+            if self._channel == _DATA:
+                self.inbound += data
+            elif self._channel == _ERROR and data:
+                text = " ".join(bytes(data).decode(errors="replace").split())
+                logger.info("could not %s: %s", self._asked, text)
+                self._has_error = True
 
-    def send(self, data: bytes) -> None:
-        try:
-            self.protocol.send_binary(bytes((DATA,)) + data)
-        except InvalidState as error:
-            raise ConnectionResetError("the API server is hanging up") from error
-        self.take()
-
-    def take(self) -> None:
-        """Move what the protocol wants sent (also pongs) to where the socket takes it from."""
-        for data in self.protocol.data_to_send():
-            self.out += data
+    def _render_frames(self) -> None:
+        """Move the protocol's frames, pongs included, to `outbound`."""
+        for data in self._protocol.data_to_send():
+            self.outbound += data
 
     def receive(self) -> bool:
-        """Read once; False when nothing is there. The end of the stream becomes the protocol's."""
+        """Read from the socket once. Return False if nothing was there, or at the end."""
         try:
             data = self.sock.recv(_CHUNK_BYTES)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -158,94 +162,160 @@ class Websocket:
         except OSError:
             data = b""
         if data:
-            self.protocol.receive_data(data)
+            self._protocol.receive_data(data)
         else:
-            self.protocol.receive_eof()
-        self.take()
+            self._protocol.receive_eof()
+        self._read_frames()
+        self._render_frames()
         return bool(data)
 
-    def has_kept(self) -> bool:
+    def has_decrypted(self) -> bool:
+        """Return whether TLS holds decrypted bytes, for which the socket never becomes readable."""
         return isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0
+
+    def send(self, data: bytes) -> None:
+        """Queue data for the pod; `flush` writes it."""
+        try:
+            self._protocol.send_binary(bytes((_DATA,)) + data)
+        except InvalidState as error:
+            raise ConnectionResetError("the API server closed the connection") from error
+        self._render_frames()
+
+    def send_close(self) -> None:
+        """Queue a close frame, unless the connection is closing already."""
+        if self._protocol.state is State.OPEN:
+            self._protocol.send_close(1000)
+            self._render_frames()
 
     def flush(self) -> None:
         """Write what the socket takes now."""
-        while self.out:
+        while self.outbound:
             try:
-                num_bytes = self.sock.send(memoryview(self.out)[:_CHUNK_BYTES])
+                num_bytes = self.sock.send(memoryview(self.outbound)[:_CHUNK_BYTES])
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return
-            del self.out[:num_bytes]
+            del self.outbound[:num_bytes]
+
+
+class PodStream:
+    """A pod's port as a blocking stream with a timeout, read and written by one thread at a time."""
+
+    def __init__(self, websocket: _Websocket) -> None:
+        self._websocket = websocket
+        self._timeout_s: float | None = None
+
+    def settimeout(self, timeout_s: float | None) -> None:
+        """Limit each `recv` and `sendall`; 0 never waits."""
+        self._timeout_s = timeout_s
+
+    def fileno(self) -> int:
+        return self._websocket.sock.fileno()
+
+    def pending(self) -> bool:
+        """Return whether data is here for which the socket never becomes readable."""
+        return bool(self._websocket.inbound) or self._websocket.has_decrypted()
+
+    def sendall(self, data: bytes) -> None:
+        end_s = self._find_end_s()
+        self._websocket.send(data)
+        while True:
+            self._websocket.flush()
+            if not self._websocket.outbound:
+                return
+            self._wait(end_s, select.POLLOUT)
+
+    def recv(self, size: int) -> bytes:
+        """Return at most `size` bytes, b"" at the end; TimeoutError if nothing comes in time."""
+        websocket, end_s = self._websocket, self._find_end_s()
+        while not websocket.inbound and not websocket.is_ended:
+            if not websocket.has_decrypted():
+                self._wait(end_s, select.POLLIN)
+            websocket.receive()
+            websocket.flush()  # answers to pings
+        data = bytes(websocket.inbound[:size])
+        del websocket.inbound[:size]
+        return data
+
+    def _find_end_s(self) -> float | None:
+        return None if self._timeout_s is None else time.monotonic() + self._timeout_s
+
+    def _wait(self, end_s: float | None, event: int) -> None:
+        if self._websocket.sock.fileno() < 0:
+            raise ConnectionResetError("the connection was closed here")
+        poll = select.poll()
+        poll.register(self._websocket.sock, event)
+        left_ms = None if end_s is None else max(0.0, end_s - time.monotonic()) * 1000
+        if not poll.poll(left_ms):
+            raise TimeoutError("timed out")
+
+    def close(self) -> None:
+        """Send a close frame if the socket takes it now, and close."""
+        with contextlib.suppress(OSError):
+            self._websocket.send_close()
+            self._websocket.flush()
+        self._websocket.sock.close()
 
 
 class _Pump:
-    """Carries bytes both ways until one side is done."""
+    """Copies between a websocket and a local socket until one side is done."""
 
-    def __init__(self, wire: Websocket, local: socket.socket, *, name: str) -> None:
-        self._wire = wire
+    def __init__(self, websocket: _Websocket, local: socket.socket, *, name: str) -> None:
+        self._websocket = websocket
         self._local = local
         self._local.setblocking(False)
         self._name = name
-        self._inbound = bytearray()
-        self._is_wire_ended = False
-        self._is_local_silent = False  # it will send no more
-        self._is_local_gone = False  # nor will it read
+        self._has_local_ended = False  # it sends no more
+        self._is_local_closed = False  # nor does it read
 
     def run(self) -> None:
         try:
-            self._take_frames(self._wire.early)
-            self._is_wire_ended = self._is_wire_ended or self._wire.is_ended
             while True:
                 self._write_local()
-                self._wire.flush()
+                self._websocket.flush()
                 if self._is_done():
                     break
-                is_wire_ready, is_local_ready = self._wait()
-                if is_wire_ready:
-                    self._read_wire()
+                is_websocket_ready, is_local_ready = self._wait()
+                if is_websocket_ready:
+                    self._read_websocket()
                 if is_local_ready:
                     self._read_local()
-            self._say_goodbye()
+            self._send_close()
         except OSError as error:
             logger.info("%s: the connection broke: %s", self._name, error)
         finally:
             self._local.close()
-            self._wire.sock.close()
+            self._websocket.sock.close()
 
     def _is_done(self) -> bool:
-        if self._is_wire_ended:
-            return not self._inbound or self._is_local_gone
-        return self._is_local_gone and self._is_local_silent and not self._wire.out
+        if self._websocket.is_ended:
+            return not self._websocket.inbound or self._is_local_closed
+        return self._is_local_closed and self._has_local_ended and not self._websocket.outbound
 
-    def _read_wire(self) -> None:
-        while not self._is_wire_ended and len(self._inbound) < _HELD_BYTES:
-            has_more = self._wire.receive()
-            self._take_frames(self._wire.frames())
-            self._is_wire_ended = self._is_wire_ended or self._wire.is_ended
-            if not has_more:
-                return
+    def _may_receive(self) -> bool:
+        return not self._websocket.is_ended and len(self._websocket.inbound) < _HELD_BYTES
 
-    def _take_frames(self, frames: Iterable[tuple[int, bytes]]) -> None:
-        for channel, data in frames:
-            if channel == DATA:
-                self._inbound += data
-            elif channel == _COMPLAINT:
-                text = " ".join(data.decode(errors="replace").split())
-                logger.info("could not %s: %s", self._name, text)
-                self._is_wire_ended = True
+    def _may_send(self) -> bool:
+        is_open = not self._has_local_ended and not self._websocket.is_ended
+        return is_open and len(self._websocket.outbound) < _HELD_BYTES
+
+    def _read_websocket(self) -> None:
+        while self._may_receive() and self._websocket.receive():
+            pass
 
     def _write_local(self) -> None:
+        inbound = self._websocket.inbound
         try:
-            while self._inbound:
-                num_bytes = self._local.send(memoryview(self._inbound)[:_CHUNK_BYTES])
-                del self._inbound[:num_bytes]
+            while inbound:
+                num_bytes = self._local.send(memoryview(inbound)[:_CHUNK_BYTES])
+                del inbound[:num_bytes]
         except BlockingIOError:
             return
         except (BrokenPipeError, ConnectionResetError):
-            self._is_local_gone = True
-            self._inbound.clear()
+            self._is_local_closed = True
+            inbound.clear()
 
     def _read_local(self) -> None:
-        while self._may_take():
+        while self._may_send():
             try:
                 data = self._local.recv(_CHUNK_BYTES)
             except BlockingIOError:
@@ -253,186 +323,42 @@ class _Pump:
             except ConnectionResetError:
                 data = b""
             if data:
-                self._wire.send(data)
+                self._websocket.send(data)
             else:
-                self._is_local_silent = True
+                self._has_local_ended = True
             if len(data) < _CHUNK_BYTES:
-                return  # most likely that was all: another call would only find nothing
+                return  # most likely that was all: another call would find nothing
 
     def _wait(self) -> tuple[bool, bool]:
-        """Until a socket can do what we want of it; whether wire and local are worth reading."""
-        wire = self._wire
-        may_receive = not self._is_wire_ended and len(self._inbound) < _HELD_BYTES
-        may_take = self._may_take()
+        """Wait for a socket. Return whether the websocket and the local socket may be read."""
+        websocket = self._websocket
+        may_receive, may_send = self._may_receive(), self._may_send()
         poll = select.poll()
-        wants = (select.POLLIN if may_receive else 0) | (select.POLLOUT if wire.out else 0)
-        if wants:
-            poll.register(wire.sock, wants)
-        if not self._is_local_gone:
-            wants = (select.POLLIN if may_take else 0) | (select.POLLOUT if self._inbound else 0)
-            poll.register(self._local, wants)
-        # TLS may hold what it has decrypted already, which no socket will announce; and of a socket
-        # that was closed we no longer ask whether there is more to read.
-        has_kept = may_receive and wire.has_kept()
-        has_left = may_take and self._is_local_gone
-        ready = dict(poll.poll(0 if has_kept or has_left else _LOOK_S * 1000))
+        events = (select.POLLIN if may_receive else 0) | (
+            select.POLLOUT if websocket.outbound else 0
+        )
+        if events:
+            poll.register(websocket.sock, events)
+        if not self._is_local_closed:
+            events = (select.POLLIN if may_send else 0) | (
+                select.POLLOUT if websocket.inbound else 0
+            )
+            poll.register(self._local, events)
+        has_decrypted = may_receive and websocket.has_decrypted()
+        # a local socket that was closed is polled no more, but may hold unread data
+        has_unread = may_send and self._is_local_closed
+        ready = dict(poll.poll(0 if has_decrypted or has_unread else _POLL_S * 1000))
         of_local = ready.get(self._local.fileno(), 0)
-        # A half-closed socket does not hang up; one that was closed does, whatever we asked for.
+        # POLLHUP means closed; a socket that is only half-closed does not report it
         if of_local & (select.POLLHUP | select.POLLERR):
-            self._is_local_gone = True
-            self._inbound.clear()
-        return has_kept or wire.sock.fileno() in ready, has_left or bool(of_local)
+            self._is_local_closed = True
+            websocket.inbound.clear()
+        return has_decrypted or websocket.sock.fileno() in ready, has_unread or bool(of_local)
 
-    def _may_take(self) -> bool:
-        is_open = not self._is_local_silent and not self._is_wire_ended
-        return is_open and len(self._wire.out) < _HELD_BYTES
-
-    def _say_goodbye(self) -> None:
-        """Send what is left and a close frame, within a deadline, to a server that may not care."""
-        wire = self._wire
-        if wire.protocol.state is State.OPEN:
-            wire.protocol.send_close(1000)
-            wire.take()
-        wire.sock.settimeout(_FLUSH_S)
-        if wire.out:
-            wire.sock.sendall(wire.out)
-
-
-class Forward:
-    """The bytes of a websocket, as a stream."""
-
-    def __init__(self, wire: Websocket) -> None:
-        self._wire = wire
-        self._come = bytearray()
-        self._timeout_s: float | None = None
-        self._is_ended = False
-        self._take(wire.early)
-
-    def settimeout(self, timeout_s: float | None) -> None:
-        self._timeout_s = timeout_s
-
-    def fileno(self) -> int:
-        return self._wire.sock.fileno()
-
-    @property
-    def has_kept(self) -> bool:
-        """Whether something has come that the socket will not announce."""
-        return bool(self._come) or self._wire.has_kept()
-
-    def sendall(self, data: bytes) -> None:
-        end_s = self._end_s()
-        self._wire.send(bytes(data))
-        while True:
-            self._wire.flush()
-            if not self._wire.out:
-                return
-            self._wait(end_s, write=True)
-
-    def recv(self, size: int) -> bytes:
-        """What has come, at most so much; nothing at the end; TimeoutError when nothing comes in time."""
-        end_s = self._end_s()
-        while not self._come and not self._is_ended:
-            if not self._wire.has_kept():
-                self._wait(end_s)
-            self._wire.receive()
-            self._take(self._wire.frames())
-            self._wire.flush()  # answers to pings
-            self._is_ended = self._is_ended or self._wire.is_ended
-        data = bytes(self._come[:size])
-        del self._come[:size]
-        return data
-
-    def _take(self, frames: object) -> None:
-        for channel, data in frames:  # type: ignore[attr-defined]
-            if channel == DATA:
-                self._come += data
-            else:  # what the node complains of ends it
-                self._is_ended = True
-
-    def _end_s(self) -> float | None:
-        return None if self._timeout_s is None else time.monotonic() + self._timeout_s
-
-    def _wait(self, end_s: float | None, *, write: bool = False) -> None:
-        if self._wire.sock.fileno() < 0:
-            raise ConnectionResetError("the line was closed")
-        poll = select.poll()
-        poll.register(self._wire.sock, select.POLLOUT if write else select.POLLIN)
-        left_ms = None if end_s is None else max(0.0, end_s - time.monotonic()) * 1000
-        if not poll.poll(left_ms):
-            raise TimeoutError("nothing came in time")
-
-    def close(self) -> None:
-        """Hang up; the server may take it as it likes."""
-        with contextlib.suppress(OSError, ssl.SSLError):
-            if not self._wire.is_ended:
-                self._wire.protocol.send_close(1000)
-            self._wire.take()
-            self._wire.flush()
-        self._wire.sock.close()
-
-
-class TlsOver:
-    """TLS over any stream."""
-
-    def __init__(self, stream: Forward, context: ssl.SSLContext, *, server_hostname: str) -> None:
-        self._stream = stream
-        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._in, self._out, server_hostname=server_hostname)
-        while True:
-            try:
-                self._tls.do_handshake()
-            except ssl.SSLWantReadError:
-                self._exchange()
-                continue
-            self._flush()
-            return
-
-    def settimeout(self, timeout_s: float | None) -> None:
-        self._stream.settimeout(timeout_s)
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def pending(self) -> bool:
-        return self._tls.pending() > 0 or self._in.pending > 0 or self._stream.has_kept
-
-    def sendall(self, data: bytes | bytearray | memoryview) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[self._tls.write(view[:_CHUNK_BYTES]) :]
-            self._flush()
-
-    def recv(self, size: int) -> bytes:
-        return self._read(size) or b""
-
-    def recv_into(self, buffer: memoryview) -> int:
-        return self._read(len(buffer), buffer) or 0
-
-    def _read(self, size: int, *buffer: memoryview) -> Any:
-        while True:
-            try:
-                return self._tls.read(size, *buffer)
-            except ssl.SSLWantReadError:
-                self._exchange()
-            except ssl.SSLZeroReturnError:
-                return None
-
-    def _exchange(self) -> None:
-        self._flush()
-        data = self._stream.recv(_CHUNK_BYTES)
-        if not data:
-            raise ConnectionResetError("the pod hung up")
-        self._in.write(data)
-
-    def _flush(self) -> None:
-        if data := self._out.read():
-            self._stream.sendall(data)
-
-    def close(self) -> None:
-        """Say goodbye, and do not wait to hear it."""
-        with contextlib.suppress(OSError, ssl.SSLError):
-            self._stream.settimeout(_CLOSE_S)
-            with contextlib.suppress(ssl.SSLWantReadError):
-                self._tls.unwrap()
-            self._flush()
-        self._stream.close()
+    def _send_close(self) -> None:
+        """Send the rest and a close frame, within a deadline because the server may not read."""
+        websocket = self._websocket
+        websocket.send_close()
+        websocket.sock.settimeout(_FLUSH_S)
+        if websocket.outbound:
+            websocket.sock.sendall(websocket.outbound)
