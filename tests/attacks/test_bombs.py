@@ -27,14 +27,13 @@ from tls_peers import JOB, connect_lead, until
 import windlass as wl
 from windlass import records
 from windlass.agent.node.world_ranks import read_error_file
-from windlass.agent.rank.rank_outcome import describe
 from windlass.engines.cluster.lead_sync import LeadSync
 from windlass.errors import ProtocolError
 from windlass.wire.job_folder import JobFolder, write_atomically
 from windlass.wire.last_word import num_lines, read_last_word
 from windlass.wire.log_files import RankLog
 from windlass.wire.log_lines import read_pod_log
-from windlass.wire.results import ErrorInfo, ResultHeader, read_header, write_result
+from windlass.wire.results import ErrorInfo, ResultHeader, describe_value, read_header, write_result
 from windlass.wire.status import (
     Phase,
     StatusFile,
@@ -322,8 +321,8 @@ def test_a_result_nested_deeply_is_shown_as_text():
     value: list = []
     for _ in range(500):
         value = [value]
-    assert describe(value)[1:] == (False, None)
-    assert describe([[1]])[1:] == (True, [[1]])
+    assert describe_value(value)[1:] == (False, None)
+    assert describe_value([[1]])[1:] == (True, [[1]])
 
 
 def test_results_larger_than_memory_are_told_of_all_the_same(tmp_path, home):

@@ -20,6 +20,7 @@ from windlass.wire.states import FAILED, RankState
 
 MISSING = "missing"
 MAX_NAME, MAX_MESSAGE, MAX_TRACEBACK = 200, 4_000, 20_000
+_MAX_TEXT = 10_000
 MAX_HEADER_BYTES = (
     8 << 20
 )  # of a file that a rank can write; its text and traceback are far shorter
@@ -155,3 +156,17 @@ def _read_line(path: Path, file: BinaryIO) -> ResultHeader:
         )
     except ProtocolError as error:
         raise ProtocolError(f"{path} is not a result file: {error.message}") from error
+
+
+def describe_value(value: Any) -> tuple[str, bool, Any]:
+    """Return a result as bounded text, whether it is small JSON, and the JSON value if so."""
+    try:
+        text = repr(value)
+    except Exception as error:  # noqa: BLE001 - a user's __repr__ may raise anything
+        text = f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
+    try:
+        plain = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return text[:_MAX_TEXT], False, None
+    is_json = len(plain) <= _MAX_TEXT and not records.is_deep(value)
+    return text[:_MAX_TEXT], is_json, value if is_json else None

@@ -8,7 +8,6 @@ tells nothing.
 from __future__ import annotations
 
 import contextlib
-import json
 import linecache
 import os
 import platform
@@ -29,7 +28,14 @@ from windlass.wire import pickling, rank_reports
 from windlass.wire.message import Message
 from windlass.wire.messages.ranks import RankDone, RankRaised, RankRunning
 from windlass.wire.rank_reports import PeerRelease
-from windlass.wire.results import MAX_MESSAGE, MAX_TRACEBACK, ErrorInfo, ResultHeader, write_result
+from windlass.wire.results import (
+    MAX_MESSAGE,
+    MAX_TRACEBACK,
+    ErrorInfo,
+    ResultHeader,
+    describe_value,
+    write_result,
+)
 from windlass.wire.states import RankState
 
 # as the frames name it: byte code in an archive keeps the names it was compiled with
@@ -40,7 +46,6 @@ _LIBRARIES = tuple(
     for key in ("stdlib", "platstdlib", "purelib", "platlib")
     if (path := sysconfig.get_path(key))
 )
-_MAX_TEXT = 10_000
 
 
 def make_error(error: BaseException, *, root: str) -> ErrorInfo:
@@ -177,7 +182,7 @@ class RankOutcome:
         except BundleError as error:
             return self._raised(error)
         try:
-            text, is_json, plain = describe(value)
+            text, is_json, plain = describe_value(value)
             self._write(payload, state=RankState.RETURNED, repr=text, is_json=is_json, json=plain)
         except OSError as error:
             if not self._owes_result:  # a script that ends well has ended well, on a full disk too
@@ -247,17 +252,3 @@ def read_exit_code(error: SystemExit) -> int:
     if error.code is None:
         return 0
     return error.code & 0xFF if isinstance(error.code, int) else 1
-
-
-def describe(value: Any) -> tuple[str, bool, Any]:
-    """A result for people (bounded text) and for programs (JSON, when it is that and small)."""
-    try:
-        text = repr(value)
-    except Exception as error:  # noqa: BLE001 - a user's __repr__ may raise anything
-        text = f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
-    try:
-        plain = json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        return text[:_MAX_TEXT], False, None
-    is_json = len(plain) <= _MAX_TEXT and not records.is_deep(value)
-    return text[:_MAX_TEXT], is_json, value if is_json else None

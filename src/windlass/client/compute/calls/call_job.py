@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from windlass.agent.rank.rank_outcome import describe
 from windlass.client.compute.calls.call_requests import CallRequest
 from windlass.client.compute.calls.client_call import KEEPS, ClientCall, Reply, adapt_verdict
 from windlass.client.compute.nodes.compute_connection import expect
@@ -34,7 +33,7 @@ from windlass.wire.messages.calls import (
     CallUnknown,
     EndCall,
 )
-from windlass.wire.results import ResultHeader
+from windlass.wire.results import ResultHeader, describe_value
 from windlass.wire.states import RankState
 from windlass.wire.status import JobStatus, Verdict
 
@@ -174,7 +173,7 @@ class CallJob(Job):
         if answer.state != RankState.RETURNED:
             return replace(header, error=answer.error)
         try:
-            text, is_json, plain = describe(reply.value(rank))
+            text, is_json, plain = describe_value(reply.value(rank))
         except RemoteError as error:
             text, is_json, plain = f"<{error.message}>", False, None
         return replace(header, repr=text, is_json=is_json, json=plain)

@@ -22,7 +22,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from windlass.agent.rank.reload import stamp
 from windlass.bundle.archive import write_archive
 from windlass.bundle.collect import collect
 from windlass.bundle.manifest import EMPTY, Manifest, make_delta
@@ -207,7 +206,7 @@ class Project:
             if not path.startswith(prefix) and not real.startswith(prefix):
                 continue
             folders |= {os.path.dirname(path), os.path.dirname(real)}
-            stamped = stamp(path)
+            stamped = _read_stamp(path)
             if self._stamps.get(path) != stamped:
                 if path in self._stamps:
                     self.is_edited = True
@@ -313,3 +312,12 @@ def _is_own_folder(entry: os.DirEntry[str]) -> bool:
 
 
 os.register_at_fork(after_in_child=_renew_all)
+
+
+def _read_stamp(path: str) -> tuple[int, int]:
+    """Return a value that changes whenever the file does; zeros if it is gone."""
+    try:
+        info = os.stat(path)
+    except OSError:
+        return (0, 0)
+    return (info.st_mtime_ns, info.st_size)
