@@ -4,7 +4,7 @@ Two things are held for attempts. None starts while a node that is out of sight 
 one before. And where fewer nodes than all will do, an attempt starts only with more than half of the
 agents that took part in the last one: of two halves that do not see each other neither does, and of two
 unequal parts only the larger one. An agent that came in the place of another is not one of them. See
-docs/architecture.md.
+docs/failure-model.md.
 
 Where pods have no index of their own, the lead gives indexes out by the same times: one is given again
 only when its last holder is known to have no ranks. An agent that comes back gets its own; one that is
