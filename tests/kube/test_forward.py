@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from websockets.sync.server import Server, ServerConnection
 from websockets.sync.server import serve as serve_websocket
 
 from windlass.kube.client.api_errors import ClusterError, NotFound, Unauthorized, Unreachable
+from windlass.kube.client.forward import PodStream
 
 PORT = (7000).to_bytes(2, "little")
 NUM_BYTES = 32 << 20
@@ -279,3 +282,74 @@ def test_its_thread_ends_with_it(tmp_path: Path) -> None:
         for sock in sockets:
             sock.close()
         wait_for(lambda: count() == 0, "all threads ended", 10.0)
+
+
+# -- without a thread ------------------------------------------------------------------------------
+
+
+def open_stream(url: str, tmp_path: Path) -> contextlib.closing[PodStream]:
+    return contextlib.closing(connect_to(url, tmp_path).open_stream("a", 7000))
+
+
+def test_a_stream_carries_bytes_there_and_back(tmp_path: Path) -> None:
+    with play_node(echo) as url, open_stream(url, tmp_path) as stream:
+        stream.settimeout(10.0)
+        for size in (1, 200, 65_536):
+            stream.sendall(b"x" * size)
+            got = b""
+            while len(got) < size:
+                got += stream.recv(1 << 20)
+            assert got == b"x" * size
+
+
+def test_a_stream_never_hides_data_from_a_poll(tmp_path: Path) -> None:
+    """Once `recv` found nothing, whatever comes makes the socket readable; before, `pending` tells."""
+    go = threading.Event()
+
+    def say_twice(connection: ServerConnection) -> None:
+        connection.send(b"\0one")
+        connection.ping()  # makes the socket readable, and is no data
+        go.wait(10.0)
+        connection.send(b"\0two")
+        connection.recv(10.0)
+
+    with play_node(say_twice) as url, open_stream(url, tmp_path) as stream:
+        stream.settimeout(10.0)
+        assert stream.recv(1) == b"o"
+        assert stream.pending()
+        assert stream.recv(10) == b"ne"
+        stream.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            stream.recv(10)
+        assert not stream.pending()
+        go.set()
+        poll = select.poll()
+        poll.register(stream.fileno(), select.POLLIN)
+        assert poll.poll(10_000)
+        stream.settimeout(0)
+        assert stream.recv(10) == b"two"
+
+
+def test_a_stream_ends_when_the_pod_refuses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def complain(connection: ServerConnection) -> None:
+        connection.send(b"\1connect: connection refused")
+        connection.recv(10.0)
+
+    caplog.set_level(logging.INFO, "windlass.kube.client.forward")
+    with play_node(complain) as url, open_stream(url, tmp_path) as stream:
+        stream.settimeout(10.0)
+        assert stream.recv(10) == b""
+        assert stream.recv(10) == b""
+    assert "forward a port of pods/a in namespace space: connect: connection refused" in caplog.text
+
+
+def test_a_stream_that_was_closed_has_ended(tmp_path: Path) -> None:
+    with play_node(echo) as url:
+        stream = connect_to(url, tmp_path).open_stream("a", 7000)
+        stream.close()
+        stream.close()
+        assert stream.recv(1) == b""
+        with pytest.raises(ConnectionResetError):
+            stream.sendall(b"x")

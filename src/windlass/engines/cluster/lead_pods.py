@@ -1,8 +1,8 @@
-"""The pods that may be a job's node 0: all are tried, and the one that holds the job's key is it.
+"""Search for a job's lead among the pods that may be its node 0.
 
-Labels and owners of a pod are what anybody who may write pods says they are; the key is not. So whoever fails
-the job's TLS is named once and left alone from then on, and one that only stays silent is not waited for:
-neither delays a client that wants to reach the lead. Which pods there are, and how one is reached, is told.
+Anybody who may write pods can choose a pod's labels and owner, but only node 0 holds the job's
+key. So all candidates are dialled at once, and the one that proves the key by TLS is the lead. A
+pod that fails the job's TLS is logged once and never dialled again. A silent pod delays nobody.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from windlass.kube.objects.fields import Object, container_of, name_of, uid_of
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.3  # how long those that are tried have before others are tried beside them
-_AT_ONCE = 16
-_CLOCKS = (9, 10)  # OpenSSL's codes for "not yet valid" and "expired", said of our own CA's alone
+_HEAD_START_S = 0.3  # for the pods that are dialled first
+_MAX_DIALS = 16  # at once
+_CLOCK_ERRORS = (
+    9,
+    10,
+)  # OpenSSL's "not yet valid" and "expired"; only our own CA's certificates get them
 
 
 class KeysExpired(EngineError):
-    """The job's certificates are not valid now: nobody can reach its nodes any more."""
+    """The job's certificates are not valid now, so no client can reach its nodes."""
 
 
 class Closable(Protocol):
@@ -38,21 +41,27 @@ T = TypeVar("T", bound=Closable)
 
 
 def runs(pod: Object) -> bool:
-    """Whether its container runs, and is to stay."""
+    """Return whether the pod's container runs and the pod is not being deleted."""
     is_running = bool(container_of(pod).get("state", {}).get("running"))
     return is_running and not pod["metadata"].get("deletionTimestamp")
 
 
-def is_imposture(error: BaseException) -> bool:
-    """Whether it spoke, and not as a node of the job: a line that broke, or a clock, is no such thing."""
+def is_from_impostor(error: BaseException) -> bool:
+    """Return whether the peer answered, but not as a node of the job.
+
+    Broken connections and wrong clocks do not count.
+    """
     if isinstance(error, ssl.SSLCertVerificationError):
-        return error.verify_code not in _CLOCKS
+        return error.verify_code not in _CLOCK_ERRORS
     broke = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLZeroReturnError)
     return isinstance(error, ssl.SSLError) and not isinstance(error, broke)
 
 
 class LeadPods:
-    """Of one job, for one client."""
+    """Candidates for the lead of one job, and what one client knows of them.
+
+    `distrust` receives the uid of each pod that is not the lead.
+    """
 
     def __init__(
         self,
@@ -62,57 +71,58 @@ class LeadPods:
     ) -> None:
         self._job_id = job_id
         self._find = find
-        self._distrust = distrust  # is told the uid of each that is not the lead
+        self._distrust = distrust
         self._lock = threading.Lock()
-        self._false: set[str] = set()
-        self._proven = ""  # the one that was reached last
+        self._impostors: set[str] = set()  # uids
+        self._last_lead = ""  # uid of the lead that was reached last
         self._num_failed: collections.Counter[str] = collections.Counter()
 
     def reach(self, connect: Callable[[str], T]) -> T | None:
-        """A connection to the lead; None while no pod could be it. Else what kept the likeliest one.
+        """Return a connection to the lead, or None while there are no candidates.
 
-        `connect` takes a pod's name, and returns once the job's TLS stands.
+        Raises the error of the likeliest candidate if none can be reached. `connect` takes a pod's
+        name, and returns once the job's TLS is established.
         """
-        tries = _Tries(connect, self._note)
+        dials = _Dials(connect, self._note)
         errors: list[Exception] = []
         try:
             while True:
-                waiting = [pod for pod in self._sort() if uid_of(pod) not in tries.asked]
-                is_known = not tries.asked and self._proven in map(uid_of, waiting[:1])
-                for pod in waiting[: 1 if is_known else _AT_ONCE]:
-                    tries.start(pod)
-                if not tries.num_open:
+                waiting = [pod for pod in self._sort() if uid_of(pod) not in dials.started]
+                is_known = not dials.started and self._last_lead in map(uid_of, waiting[:1])
+                for pod in waiting[: 1 if is_known else _MAX_DIALS]:
+                    dials.start(pod)
+                if not dials.num_pending:
                     break
-                told = tries.next(_LOOK_S)
-                if told is None:
+                finished = dials.wait(_HEAD_START_S)
+                if finished is None:
                     continue
-                pod, answer = told
-                if not isinstance(answer, Exception):
-                    self._proven = uid_of(pod)
-                    return answer
-                if not self._note(pod, answer):
-                    errors.append(self._explain(answer))
+                pod, result = finished
+                if not isinstance(result, Exception):
+                    self._last_lead = uid_of(pod)
+                    return result
+                if not self._note(pod, result):
+                    errors.append(self._explain(result))
         finally:
-            tries.close()
+            dials.close()
         if errors:
             raise errors[0]
         return None
 
     def _sort(self) -> list[Object]:
-        """The one that was reached last, then those that failed less often, then the newest."""
-        pods = [pod for pod in self._find() if uid_of(pod) not in self._false]
+        """Return the candidates: the last lead first, then by the fewest failures, then the newest."""
+        pods = [pod for pod in self._find() if uid_of(pod) not in self._impostors]
         pods.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp")), reverse=True)
         pods.sort(key=lambda pod: self._num_failed[uid_of(pod)])
-        return sorted(pods, key=lambda pod: uid_of(pod) != self._proven)
+        return sorted(pods, key=lambda pod: uid_of(pod) != self._last_lead)
 
     def _note(self, pod: Object, error: Exception) -> bool:
-        """Remember a failure; whether it was an imposture, which is told once."""
+        """Count a failure. Return True for an impostor, which is logged once."""
         with self._lock:
             self._num_failed[uid_of(pod)] += 1
-            is_false, is_told = is_imposture(error), uid_of(pod) in self._false
-            if not is_false or is_told:
-                return is_false
-            self._false.add(uid_of(pod))
+            is_impostor, is_known = is_from_impostor(error), uid_of(pod) in self._impostors
+            if not is_impostor or is_known:
+                return is_impostor
+            self._impostors.add(uid_of(pod))
         self._distrust(uid_of(pod))
         logger.warning(
             "pod %s claims to be node 0 of %s but does not hold the job's key: it is not used; "
@@ -131,55 +141,56 @@ class LeadPods:
         )
 
 
-class _Tries(Generic[T]):
-    """Connections under way, a thread each; what comes too late is closed, and what failed late noted."""
+class _Dials(Generic[T]):
+    """Connection attempts, one thread each. Late connections are closed, late failures still noted."""
 
     def __init__(
         self, connect: Callable[[str], T], note: Callable[[Object, Exception], bool]
     ) -> None:
         self._connect = connect
         self._note = note
-        self._answers: queue.SimpleQueue[tuple[Object, T | Exception]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[Object, T | Exception]] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._is_over = False
-        self.asked: set[str] = set()
-        self.num_open = 0
+        self._is_closed = False
+        self.started: set[str] = set()  # pods by uid
+        self.num_pending = 0
 
     def start(self, pod: Object) -> None:
-        self.asked.add(uid_of(pod))
-        self.num_open += 1
-        threading.Thread(target=self._try, args=(pod,), name="windlass-dial", daemon=True).start()
+        self.started.add(uid_of(pod))
+        self.num_pending += 1
+        threading.Thread(target=self._dial, args=(pod,), name="windlass-dial", daemon=True).start()
 
-    def _try(self, pod: Object) -> None:
-        answer: T | Exception
+    def _dial(self, pod: Object) -> None:
+        result: T | Exception
         try:
-            answer = self._connect(name_of(pod))
-        except Exception as error:  # noqa: BLE001 - raised again where it was asked for
-            answer = error
+            result = self._connect(name_of(pod))
+        except Exception as error:  # noqa: BLE001 - raised again by `reach`
+            result = error
         with self._lock:
-            if not self._is_over:
-                self._answers.put((pod, answer))
+            if not self._is_closed:
+                self._results.put((pod, result))
                 return
-        self._drop(pod, answer)
+        self._drop(pod, result)
 
-    def next(self, timeout_s: float) -> tuple[Object, T | Exception] | None:
+    def wait(self, timeout_s: float) -> tuple[Object, T | Exception] | None:
+        """Return a pod and its connection or error, or None if no dial ends in time."""
         try:
-            answer = self._answers.get(timeout=timeout_s)
+            finished = self._results.get(timeout=timeout_s)
         except queue.Empty:
             return None
-        self.num_open -= 1
-        return answer
+        self.num_pending -= 1
+        return finished
 
     def close(self) -> None:
         with self._lock:
-            self._is_over = True
+            self._is_closed = True
         with contextlib.suppress(queue.Empty):
             while True:
-                self._drop(*self._answers.get_nowait())
+                self._drop(*self._results.get_nowait())
 
-    def _drop(self, pod: Object, answer: T | Exception) -> None:
-        if isinstance(answer, Exception):
-            self._note(pod, answer)
+    def _drop(self, pod: Object, result: T | Exception) -> None:
+        if isinstance(result, Exception):
+            self._note(pod, result)
             return
         with contextlib.suppress(OSError):
-            answer.close()
+            result.close()
