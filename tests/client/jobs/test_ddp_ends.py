@@ -7,7 +7,7 @@ Fifty-four functions in all; each pair of ranks is a group of its own.
 from __future__ import annotations
 
 import pytest
-import rank_work as work
+from ddp_pairs import train_in_pairs
 
 import windlass as wl
 
@@ -24,12 +24,12 @@ def folder(tmp_path):
 @pytest.mark.parametrize("way", ["run", "submit", "call"])
 def test_every_one_ends(folder, way):
     if way == "run":
-        ended = wl.run(work.train_in_pairs, [folder], procs=NUM_RANKS, quiet=True)
+        ended = wl.run(train_in_pairs, [folder], procs=NUM_RANKS, quiet=True)
     elif way == "submit":
-        ended = wl.submit(work.train_in_pairs, [folder], procs=NUM_RANKS).results(timeout_s=300)
+        ended = wl.submit(train_in_pairs, [folder], procs=NUM_RANKS).results(timeout_s=300)
     else:
         compute = wl.Compute(name="ddp-ends", engine="local")
-        remote = wl.fn(work.train_in_pairs).to(compute).distribute("pytorch", procs=NUM_RANKS)
+        remote = wl.fn(train_in_pairs).to(compute).distribute("pytorch", procs=NUM_RANKS)
         ended = remote(folder, timeout=300)
         compute.teardown()
     assert ended == list(range(NUM_RANKS))

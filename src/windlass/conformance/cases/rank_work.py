@@ -1,4 +1,7 @@
-"""Functions the contract suite runs in ranks: importable, so they travel by reference."""
+"""Functions the contract suite runs in ranks: importable, so they travel by reference.
+
+No function here imports torch: it would be imported ahead for every job of the suite, which takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -111,23 +114,6 @@ def leave_early() -> int:
     """Rank 0 returns at once, the others later: that is no failure."""
     if rank() != 0:
         wait_for_file(os.environ["FLAG"])
-    return rank()
-
-
-def train_in_pairs(folder: str) -> int:
-    """A DDP model in a group of two, freed as this returns; each pair of ranks is a group of its own."""
-    import torch
-    import torch.distributed as dist
-
-    place = f"file://{folder}/group-{rank() // 2}"
-    dist.init_process_group("gloo", init_method=place, rank=rank() % 2, world_size=2)
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(5):
-        optimizer.zero_grad()
-        model(torch.randn(4, 8)).sum().backward()
-        optimizer.step()
-    dist.destroy_process_group()
     return rank()
 
 

@@ -103,6 +103,7 @@ def test_attach_by_reference_id_prefix_and_name(on):
     assert wl.jobs() == []
 
 
+@pytest.mark.long
 @pytest.mark.engine_matters
 @pytest.mark.needs_right("list", "secrets")
 @pytest.mark.needs_right("list", "services")

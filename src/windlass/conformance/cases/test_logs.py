@@ -83,6 +83,7 @@ def test_a_line_of_100_megabytes(on):
     assert sizes == 100_000_000 + 3
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_flood_of_output_in_bounded_memory(on):
     num_blocks = 400  # megabytes: far more than the bound

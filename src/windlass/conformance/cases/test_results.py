@@ -49,6 +49,7 @@ def test_every_rank_in_rank_order(on):
     assert on.run(work.rank, nodes=2, procs=3) == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.long
 def test_a_function_of_any_kind(on):
     offset = 10
 

@@ -47,6 +47,7 @@ def make_work():
     return run_twice
 
 
+@pytest.mark.long
 @pytest.mark.engine_matters
 def test_steps_run_once_over_what_the_image_has(on, tmp_path):
     if on.space is None and importlib.util.find_spec("torch") is None:
