@@ -29,6 +29,8 @@ LINT = failed=""; \
 	done; \
 	if [ -n "$$failed" ]; then echo "== failed before pytest:$$failed"; fi; \
 	echo "== pytest"
+# `make check` does not collect these: their tests start processes, but for a few, or need torch.
+NOT_CHECKED := src/windlass/conformance/cases tests/warm tests/parity tests/examples tests/train tests/recipes
 # Byte code is cached whatever the environment says: tests start thousands of processes of these sources.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE -u KUBECONFIG $(BIN)/python -m pytest
 
@@ -43,11 +45,12 @@ demo: $(VENV)/.demo  ## a DDP training on 2 nodes x 2 processes of this machine
 	$(BIN)/windlass run examples/01_ddp.py --nodes 2 --procs 2
 	@echo 'to go on by hand: . $(BIN)/activate; windlass --help'
 
-check: $(VENV)/.dev  ## lint, types, contracts, and the tests that start no process: under a minute
+check: $(VENV)/.dev  ## lint, types, contracts, and the tests that need neither torch nor another process
 	@$(LINT); \
-	$(PYTEST) --no-processes -m "not crowd and not long" $(PYTEST_ARGS) && [ -z "$$failed" ]
+	$(PYTEST) --no-processes -m "not crowd and not long" $(PYTEST_ARGS) \
+	    $(foreach folder,$(NOT_CHECKED),--ignore=$(folder)) && [ -z "$$failed" ]
 
-test: $(VENV)/.dev  ## ruff, mypy, import-linter and the tests, but for the long ones: 8 minutes on two cores
+test: $(VENV)/.dev  ## ruff, mypy, import-linter and the tests, but for the long ones
 	@$(LINT); \
 	$(PYTEST) -m "not crowd and not long" $(PYTEST_ARGS) && [ -z "$$failed" ]
 

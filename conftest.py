@@ -7,6 +7,7 @@ The cases themselves are part of the package (src/windlass/conformance/cases): u
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -78,6 +79,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("cluster") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(CLUSTER_TIMEOUT_S))
+
+
+def pytest_collection_finish() -> None:
+    """The garbage collector passes over what is imported and collected by now: it is large, and stays."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -51,6 +51,7 @@ def finish(ground):
     assert "Traceback" not in "".join(map(ground.log, ground.agents))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", SUPPORTED)
 def test_agents_of_pods_exit_in_order_under_every_python(tmp_path, version):
     with open_ground(tmp_path, python=need_python(version), nodes=3, min_nodes=3) as ground:

@@ -201,6 +201,7 @@ def test_pods_that_the_job_does_not_control_are_neither_dialled_nor_read(tmp_pat
     assert not [path for path in asked if path.endswith(("/log", "/portforward"))]
 
 
+@pytest.mark.long
 def test_one_that_left_in_peace_does_not_end_a_job_whose_lead_runs(tmp_path):
     """Even if its owner is forged."""
     left = make_fake_pod("left", terminated=LEFT)

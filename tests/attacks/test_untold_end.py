@@ -113,6 +113,7 @@ def make_result(rank, size):
     return json.dumps(records.to_json(header)).encode() + b"\n" + b"v" * size
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_silences", [2, 5])
 def test_a_follower_that_flushes_for_minutes_is_waited_for_and_all_of_it_comes(
     tmp_path, monkeypatch, num_silences

@@ -141,6 +141,7 @@ def test_without_a_verb_it_shows_its_help(local: Cli) -> None:
         assert f"\n  {verb} " in ran.out
 
 
+@pytest.mark.long
 def test_a_call_is_a_job_to_every_verb(local: Cli, submit: Callable[..., list[str]]) -> None:
     (call,) = submit("add")
     assert local("wait", call).code == 0

@@ -124,6 +124,7 @@ kt.Compute(name="spread-nodes").teardown()
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("each", ["gpus=2, pretend_gpus=True", "procs=2"])
 def test_ranks_per_node_are_those_that_were_deployed(local, project, tmp_path, monkeypatch, each):
     """By whatever way it is called, and whatever the settings of the caller are."""

@@ -6,10 +6,12 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from cli.process import Ran
 from kube.api_server import Answer, serve, write_kubeconfig
 
 
+@pytest.mark.long
 def test_a_cluster_that_says_nothing_holds_up_no_other_job(
     windlass: Callable[..., Ran], home: Path, tmp_path: Path
 ) -> None:

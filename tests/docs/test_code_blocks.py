@@ -111,7 +111,7 @@ NEEDS_MORE = {
     "windlass run train.py --nodes 4 -e kubernetes": "# needs a cluster",
 }
 # those that set up an environment for this checkout: `make` itself is asked what they would do
-OF_THE_CHECKOUT = ("make demo", "make test", ". .venv/bin/activate")
+OF_THE_CHECKOUT = ("make demo", "make check", "make test", ". .venv/bin/activate")
 
 
 def _read_commands() -> list[str]:
@@ -138,7 +138,7 @@ def test_what_the_readme_cannot_run_everywhere_is_marked():
 
 
 def test_the_readme_s_targets_of_make_are_there():
-    for target in ("demo", "test"):
+    for target in ("demo", "check", "test"):
         asked = subprocess.run(
             ["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=60
         )

@@ -148,6 +148,7 @@ def test_a_killed_job_holds_nothing(eight, tmp_path):
     assert wl.run(look, gpus=1, quiet=True) == [(0, "0")]
 
 
+@pytest.mark.long
 def test_a_replaced_node_keeps_its_gpus(eight, tmp_path):
     job = start(tmp_path, gpus=3, nodes=2)
     os.kill(job.status().nodes[1].pid, signal.SIGKILL)
@@ -156,6 +157,7 @@ def test_a_replaced_node_keeps_its_gpus(eight, tmp_path):
     assert job.results() == [(0, "0,1,2"), (1, "3,4,5")]
 
 
+@pytest.mark.long
 def test_nodes_of_a_compute_share_no_gpu(eight):
     compute = wl.Compute(name="gpus", gpus=2, engine="local")
     try:
@@ -169,6 +171,7 @@ def test_nodes_of_a_compute_share_no_gpu(eight):
         compute.teardown()
 
 
+@pytest.mark.long
 def test_a_compute_with_another_number_of_gpus_takes_the_place_of_the_first(eight, capfd):
     wl.Compute(name="gpus", gpus=2, engine="local").up()
     compute = wl.Compute(name="gpus", gpus=8, engine="local")
@@ -186,6 +189,7 @@ def test_two_ways_to_choose(eight):
     assert wl.run(look, env={"CUDA_VISIBLE_DEVICES": "1"}, quiet=True) == [(0, "1")]
 
 
+@pytest.mark.long
 def test_a_damaged_ledger_is_a_new_one(eight, tmp_path):
     job = start(tmp_path, gpus=1)
     [ledger] = (tmp_path / "state/windlass").glob("gpus-*.json")
@@ -213,6 +217,7 @@ def test_pretended_gpus_are_as_many_ranks_on_the_cpu(way, tmp_path, monkeypatch,
     assert capfd.readouterr().err.count("2 GPU(s) per node are pretended, ranks use the CPU") == 1
 
 
+@pytest.mark.long
 def test_pretended_gpus_of_a_compute_and_a_deployed_name(eight, capfd):
     compute = wl.Compute(name="pretended", gpus=2, pretend_gpus=True, engine="local")
     try:

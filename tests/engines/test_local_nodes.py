@@ -48,6 +48,7 @@ def test_a_lost_agent_is_replaced(home, tmp_path, nodes):
     assert (verdict.kind.value, verdict.node) == ("lost node", 2)
 
 
+@pytest.mark.long
 def test_replacements_have_a_budget(home, tmp_path):
     job = wl.submit(train, (str(tmp_path),), nodes=2, grace_s=1, node_restarts=1)
     for attempt in range(2):

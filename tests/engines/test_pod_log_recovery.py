@@ -214,6 +214,7 @@ def test_nodes_that_do_not_answer_are_asked_again_and_pods_that_are_gone_are_not
     assert read_texts(folder, "attempt-0/rank-2.log") == [b"late"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_pods", [1, 1000])
 def test_nodes_that_say_nothing_hold_up_nobody(tmp_path, folder, num_pods):
     held = threading.Event()

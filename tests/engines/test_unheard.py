@@ -33,6 +33,7 @@ def view(tmp_path: Path) -> Iterator[ClusterJob]:
         held.set()
 
 
+@pytest.mark.long
 def test_a_visitor_is_told_that_nothing_is_known_yet(view: ClusterJob) -> None:
     view.settle()
     status = view.status()

@@ -60,6 +60,7 @@ def test_record_tells_the_error(sides):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("how", "nodes", "procs"), [("left", 1, 8), ("ddp", 2, 4)])
 def test_a_group_of_eight_may_end_at_once(launch, how, nodes, procs):
     """Under torchrun early ranks leave while others still connect, and nobody minds."""

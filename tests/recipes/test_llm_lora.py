@@ -148,6 +148,7 @@ def test_layers_are_joined_and_not_called():
     assert not calls
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of what it does itself
 def test_blocks_with_adapters_are_compiled_as_one_graph():
     model = make_adapted(rank=4)

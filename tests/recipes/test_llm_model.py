@@ -104,6 +104,7 @@ def test_compiled_layers_compute_the_same():
     assert compiled.state_dict().keys() == model.state_dict().keys()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # which torch asks for itself
 def test_compiled_layers_take_batches_of_many_shapes():
     """Where torch, by itself, fails at the ninth: rows, documents, validation, inputs without a gradient."""

@@ -90,6 +90,7 @@ def test_a_model_whose_tokens_see_those_that_follow_is_refused(work, capsys):
     assert "it is no causal language model" in said
 
 
+@pytest.mark.long
 def test_a_best_checkpoint_that_is_damaged_costs_only_its_export(work, capsys):
     flags = ["--scheduler", "constant", "--warmup", "0", "--lr", "1", "--validate-every", "1"]
     main([*FLAGS, *flags, "--steps", "3"])  # it gets worse from the first step on
@@ -101,6 +102,7 @@ def test_a_best_checkpoint_that_is_damaged_costs_only_its_export(work, capsys):
     assert (work / "there/run/export/final/model.safetensors").is_file()
 
 
+@pytest.mark.long
 def test_a_full_disk_at_the_end_is_told_without_a_traceback(work, capsys):
     """A limit on the size of files stands for it; checkpoints are small enough."""
     script = f"""
@@ -134,6 +136,7 @@ def test_weights_are_told_from_others(work):
     assert ours == fingerprint_weights(work / "copy") != fingerprint_weights(work / "other")
 
 
+@pytest.mark.long
 def test_a_best_that_was_a_link_becomes_a_folder(work):
     """The last step was the best one; then the run goes on, and gets worse."""
     odd = [json.dumps({"text": "zzzz qqqq xxxx"}) for _ in range(9)]

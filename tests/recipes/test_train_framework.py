@@ -234,6 +234,7 @@ def test_fsdp_in_bfloat16_computes_the_loss_of_ddp(tmp_path):
     assert fsdp == pytest.approx(ddp, rel=3e-4)
 
 
+@pytest.mark.long
 def test_without_checkpoints_there_is_no_best_export_and_the_rest_is_done(tmp_path, capsys):
     write_model(tmp_path / "m")
     write_data(tmp_path)
@@ -244,6 +245,7 @@ def test_without_checkpoints_there_is_no_best_export_and_the_rest_is_done(tmp_pa
     assert (tmp_path / "there/run/export/final/model.safetensors").is_file()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_tied", [False, True], ids=["own head", "tied head"])
 def test_adapters_are_saved_alone_and_exported_within_all_weights(tmp_path, is_tied):
     peft = pytest.importorskip("peft")

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 OPTION = "--no-processes"
 _STARTS = {"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
@@ -23,6 +24,9 @@ _IGNORED = (
 
 
 def install(config: pytest.Config) -> None:
+    """Skip each test that starts a process, and try fewer examples where Hypothesis chooses them."""
+    settings.register_profile("check", max_examples=20)
+    settings.load_profile("check")
     for line in _IGNORED:
         config.addinivalue_line("filterwarnings", line)
     config.pluginmanager.register(ProcessGuard())

@@ -93,6 +93,7 @@ WRITER = """
 """
 
 
+@pytest.mark.long
 def test_readers_beside_a_training(tmp_path, alone):
     """Every load finds a whole checkpoint, and every checkpoint of the training is whole."""
     run = tmp_path / "run"

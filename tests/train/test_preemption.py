@@ -194,6 +194,7 @@ def test_a_second_signal_ends_a_loop_that_never_looks():
         assert process.wait(60) == -signal.SIGTERM
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["saves", "fits"])
 def test_a_second_signal_ends_a_loop_that_saves_or_comes_after_a_training(tmp_path, how):
     with start_loop(how, 600, AFTER, tmp_path) as process:

@@ -214,6 +214,7 @@ def test_no_resume_moves_the_old_run_aside(tmp_path, caplog):
     assert make_trainer(tmp_path, epochs=1).fit().resumed_from == second.step
 
 
+@pytest.mark.long
 def test_the_writer_process_keeps_the_lock(tmp_path, alone):
     """It may still write for a moment after its trainer was killed."""
     script = f"""

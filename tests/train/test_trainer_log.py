@@ -62,6 +62,7 @@ trainer.fit()
 """
 
 
+@pytest.mark.long
 def test_what_was_logged_before_a_checkpoint_outlives_a_kill(tmp_path):
     code = KILLED.format(support=str(Path(__file__).parents[1] / "support"), out=str(tmp_path))
     ended = subprocess.run([sys.executable, "-c", code], check=False, timeout=120)

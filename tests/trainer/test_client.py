@@ -101,6 +101,7 @@ def test_train_and_what_it_returns(client):
     assert client.list_jobs(client.get_runtime("torch-distributed")) == [job]
 
 
+@pytest.mark.long
 def test_a_job_that_cannot_be_read_is_left_out_of_the_list(client, home, capsys):
     """An older version wrote it: the others are listed all the same."""
     for name in ("one", "two"):
@@ -168,6 +169,7 @@ print(client.get_job_status("lasting"), client.get_job("lasting").results())
 """
 
 
+@pytest.mark.long
 def test_names_last_longer_than_a_process(client, tmp_path):
     client.create_job("lasting", train_func=make_wait(), parameters=str(tmp_path / "go"))
     with pytest.raises(RuntimeError, match="there is a job lasting already: it is"):
@@ -183,6 +185,7 @@ def test_names_last_longer_than_a_process(client, tmp_path):
     assert "client.delete_job('lasting')" in str(caught.value)
 
 
+@pytest.mark.long
 def test_an_ended_job_is_replaced_and_a_running_one_is_not(client, tmp_path):
     go = tmp_path / "go"
     first = client.create_job("again", train_func=make_wait(), parameters=str(go), replace=True)
@@ -198,6 +201,7 @@ def test_an_ended_job_is_replaced_and_a_running_one_is_not(client, tmp_path):
     assert str(first.job.ref) != str(second.job.ref)
 
 
+@pytest.mark.long
 def test_of_two_that_start_one_name_at_once_one_is_refused(client):
     """Whoever is refused leaves the other's job as it is."""
 
@@ -226,6 +230,7 @@ def test_delete_ends_it_and_leaves_nothing(client, home, tmp_path):
     assert job.results(timeout_s=60) == [None]
 
 
+@pytest.mark.long
 def test_packages_are_there_for_every_rank(client, tmp_path):
     make_wheel(tmp_path, "tiny_package", "1.0", value=7)
 
@@ -248,6 +253,7 @@ def test_packages_are_there_for_every_rank(client, tmp_path):
         client.get_job(name).results()
 
 
+@pytest.mark.long
 def test_restarts_and_the_like_are_settings(client, tmp_path):
     def fail_once():
         import os

@@ -112,6 +112,7 @@ def test_the_sdks_own_objects_are_understood():
     assert (options.model, options.precision, options.lora) == ("org/name", "fp32", 2)
 
 
+@pytest.mark.long
 def test_a_tiny_model_is_trained(tmp_path: Path, monkeypatch) -> None:
     pytest.importorskip("transformers")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))

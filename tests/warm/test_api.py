@@ -84,6 +84,7 @@ def test_pod_ips(warm, project):
     assert len(first) == 2
 
 
+@pytest.mark.long
 def test_a_volume_on_a_compute_that_is_distributed(on, gone):
     where = {} if on.space is None else {"storage_class": "shared-disk"}
     vol = kt.Volume(
@@ -135,6 +136,7 @@ def test_methods_of_a_class_that_have_our_names_are_its_own(warm, target):
     check_own_methods(remote.to(warm))
 
 
+@pytest.mark.long
 def test_a_deployed_class_keeps_methods_of_our_names(on, make, project):
     compute = make()
     decorated = f"@kt.compute(name={compute.name!r}, inactivity_ttl=240)"
@@ -146,6 +148,7 @@ def test_a_deployed_class_keeps_methods_of_our_names(on, make, project):
     check_own_methods(kt.get("Own"))
 
 
+@pytest.mark.long
 def test_objects_that_can_be_called_can_be_called_by_a_deployed_name(on, make, project):
     compute = make()
     project.write(

@@ -61,6 +61,7 @@ def test_variables_change_in_place(on, make, capfd):
     assert kt.fn(tasks.find_agent).to(back)() == agent
 
 
+@pytest.mark.long
 def test_a_variable_that_is_taken_away_is_gone(on, make):
     compute = make(env={"COLOUR": "red"})
     read = kt.fn(tasks.environment)
@@ -71,6 +72,7 @@ def test_a_variable_that_is_taken_away_is_gone(on, make):
     assert kt.fn(tasks.find_agent).to(again)() == agent
 
 
+@pytest.mark.long
 def test_how_long_it_stays_changes_in_place(on, make):
     compute = make()
     agent = kt.fn(tasks.find_agent).to(compute)()
@@ -103,6 +105,7 @@ def test_nodes_are_replaced_when_they_cannot_change_in_place(on, make, capfd):
     assert len(on.pod_uids(again)) == 1
 
 
+@pytest.mark.long
 @pytest.mark.local_only("in pods an image has its own Python")
 def test_another_python_replaces_the_nodes(on, make, capfd, tmp_path):
     from wheels import make_python
@@ -117,6 +120,7 @@ def test_another_python_replaces_the_nodes(on, make, capfd, tmp_path):
     assert "none" not in err
 
 
+@pytest.mark.long
 @pytest.mark.local_only("in pods an image has its own Python")
 def test_one_python_under_another_name_uses_the_nodes(make, tmp_path):
     """As a script's first line and the one who types `python` spell it."""
@@ -145,6 +149,7 @@ def test_one_python_under_another_name_uses_the_nodes(make, tmp_path):
     assert not [one.stderr for one in said if "replaced" in one.stderr]
 
 
+@pytest.mark.long
 def test_nodes_at_work_are_not_replaced(on, make, shared, tmp_path):
     from wheels import make_python
 
@@ -177,6 +182,7 @@ def test_teardown_by_name_from_another_process(on, make, start_client):
     assert job.status().phase.is_final
 
 
+@pytest.mark.long
 def test_it_ends_when_nothing_is_called_and_the_next_call_starts_it_again(on, make, capfd):
     compute = make(inactivity_ttl=on.short_ttl_s)
     remote = kt.fn(tasks.find_agent).to(compute)
@@ -190,6 +196,7 @@ def test_it_ends_when_nothing_is_called_and_the_next_call_starts_it_again(on, ma
     assert "its nodes are gone, starting others" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_a_long_call_is_not_inactivity(on, make, shared):
     compute = make(inactivity_ttl=on.short_ttl_s)
     length_s = on.short_ttl_s + 1.5

@@ -104,6 +104,7 @@ def test_an_object_of_which_nothing_is_left_is_made_anew(warm, workers):
             wait_for(lambda pid=each["pid"]: is_dead(pid), "the rank is dead")
 
 
+@pytest.mark.long
 def test_a_call_whose_ranks_were_forked_ahead_and_killed(make):
     """Those that wait for the next call die: it says so, or runs on others."""
     compute = make()
@@ -115,6 +116,7 @@ def test_a_call_whose_ranks_were_forked_ahead_and_killed(make):
         last = rank
 
 
+@pytest.mark.long
 @pytest.mark.local_only
 def test_a_call_whose_only_rank_was_forked_ahead_and_killed_runs_on_another(make):
     compute = make()
@@ -125,6 +127,7 @@ def test_a_call_whose_only_rank_was_forked_ahead_and_killed_runs_on_another(make
         os.kill(waiting[0], signal.SIGKILL)
 
 
+@pytest.mark.long
 @pytest.mark.local_only
 @pytest.mark.parametrize("index", [1, 0])
 def test_a_call_after_the_fork_server_of_a_node_was_killed(warm, index):

@@ -31,6 +31,7 @@ def test_a_rank_that_is_killed_in_torch_fails_the_call(warm, shared):
     assert group(1) == [3, 3]
 
 
+@pytest.mark.long
 def test_ranks_meet_again_after_the_fork_server_was_killed(make):
     """The store in which they met went with it."""
     compute = make()
@@ -41,6 +42,7 @@ def test_ranks_meet_again_after_the_fork_server_was_killed(make):
     assert group(2) == [5, 5]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("index", [1, 0])
 def test_a_node_lost_between_calls_is_there_again_for_the_next(on, make, index):
     compute = make()
@@ -54,6 +56,7 @@ def test_a_node_lost_between_calls_is_there_again_for_the_next(on, make, index):
         assert after[0] == before[0]
 
 
+@pytest.mark.long
 def test_both_nodes_lost_between_calls(on, make):
     compute = make()
     remote = kt.fn(tasks.whoami).to(compute).distribute("spmd", workers=2)
@@ -64,6 +67,7 @@ def test_both_nodes_lost_between_calls(on, make):
     assert set(after).isdisjoint(before)
 
 
+@pytest.mark.long
 def test_an_object_of_a_lost_node_is_made_anew(on, make):
     compute = make()
     counter = kt.cls(tasks.Counter, init_args=(10,)).to(compute).distribute("spmd", workers=2)
@@ -86,6 +90,7 @@ def test_a_node_lost_during_a_call_fails_it_and_the_next_works(on, make, shared,
     assert [each["rank"] for each in remote()] == [0, 1]
 
 
+@pytest.mark.long
 def test_code_is_there_again_after_node_0_was_lost(on, make, project):
     project.write("{stem}.py", "def value():\n    return 1\n")
     compute = make()

@@ -66,6 +66,7 @@ def test_a_stream_of_large_items(warm, project):
     assert [int(array.sum()) for array in remote(stream=True)] == [n * 3 * MB for n in range(4)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 def test_two_hundred_megabytes_are_copied_a_few_times_only(warm, start_client, library):
     """In a client of its own, whose peak of memory is its own, too."""
@@ -121,6 +122,7 @@ def test_large_results_of_many_calls_at_once_all_arrive(warm):
     assert sizes == [60 * MB] * 18
 
 
+@pytest.mark.long
 @pytest.mark.local_only("a pod's memory goes with the pod")
 def test_nothing_of_it_stays_behind(on, make):
     compute = make()

@@ -55,6 +55,7 @@ def test_what_actors_print_is_in_the_calls_log_by_node(compute, tmp_path):
     assert all(node == rank // 2 for node, rank in said)
 
 
+@pytest.mark.long
 def test_calls_share_workers_that_only_their_user_can_reach(compute, home):
     first, second = (spread(compute, monarch_tasks.look)() for _ in range(2))
     assert first["hosts"] == second["hosts"]
@@ -76,6 +77,7 @@ def find_actors(home: Path) -> list[int]:
     return [int(line.partition(":")[0]) for line in lines]
 
 
+@pytest.mark.long
 def test_code_that_was_edited_is_what_runs(compute, project):
     source = """
         from monarch.actor import Actor, endpoint
@@ -103,6 +105,7 @@ def test_an_exception_of_an_actor_comes_back(compute):
         spread(compute, monarch_tasks.raise_in_actor)()
 
 
+@pytest.mark.long
 def test_an_actor_that_fails_unhandled_is_named(compute):
     with pytest.raises(
         RuntimeError, match=r"a Monarch actor failed.*\n.*exited with non-zero code 3"
@@ -115,6 +118,7 @@ def test_a_call_that_leaves_something_out_is_refused_here(compute):
         spread(compute, monarch_tasks.greet)()
 
 
+@pytest.mark.long
 def test_a_lost_worker_ends_the_call_and_the_next_has_another(compute, tmp_path):
     before = spread(compute, monarch_tasks.look)()
     call = spread(compute, monarch_tasks.wait_until_killed).submit(str(tmp_path / "flag"))
@@ -127,6 +131,7 @@ def test_a_lost_worker_ends_the_call_and_the_next_has_another(compute, tmp_path)
     assert not set(after["workers"]) & set(before["workers"])
 
 
+@pytest.mark.long
 def test_a_job_whose_worker_is_lost_goes_on_with_a_new_mesh(home, tmp_path):
     before = find_actors(home)
     flag = tmp_path / "flag"
@@ -155,6 +160,7 @@ def read_parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("index", [0, 1])
 def test_nothing_of_monarch_outlives_a_killed_agent(home, tmp_path, index):
     before = set(find_actors(home))
@@ -171,6 +177,7 @@ def test_nothing_of_monarch_outlives_a_killed_agent(home, tmp_path, index):
     wait_for(lambda: set(find_actors(home)) <= before, "all are gone", 60.0)
 
 
+@pytest.mark.long
 def test_the_guides_script_says_on_each_host_what_its_ranks_do():
     script = str(ROOT / "examples/kubernetes_ddp.py")
     words = ["--num_hosts", "2", "--gpus_per_host", "1"]

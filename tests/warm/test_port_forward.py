@@ -92,6 +92,7 @@ def test_what_is_about_to_listen_is_waited_for(on, make):
     call.cancel()
 
 
+@pytest.mark.long
 def test_what_cannot_be_forwarded(on, make):
     compute = make().up()
     with socket.socket() as held:  # bound, so that nobody else gets it; and nobody listens there

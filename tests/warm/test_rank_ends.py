@@ -19,6 +19,7 @@ def wait_for_texts(shared):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["teardown", "remove"])
 def test_an_object_loses_nothing_when_its_compute_goes(make, shared, how):
     compute = make(grace_s=GRACE_S)

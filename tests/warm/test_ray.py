@@ -48,6 +48,7 @@ def find_rays(home: Path, name: str, address: str = "") -> list[int]:
     return [int(line.partition(":")[0]) for line in lines if at in line]
 
 
+@pytest.mark.long
 def test_the_guides_snippet(compute):
     """With fewer tasks: Ray starts a process for each that uses a GPU."""
     assert spread(compute, run_ray_job)(6) == [f"Task {i} on GPU" for i in range(6)]
@@ -92,6 +93,7 @@ def is_healthy(page: str) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_a_job_beside_it_has_a_cluster_of_its_own_and_gives_one_value(compute):
     mine = spread(compute, look)()
     theirs = kt.run(look, framework="ray", nodes=2, gpus=2, pretend_gpus=True, cpus=1, quiet=True)
@@ -100,6 +102,7 @@ def test_a_job_beside_it_has_a_cluster_of_its_own_and_gives_one_value(compute):
     assert theirs["token"] != mine["token"]
 
 
+@pytest.mark.long
 def test_a_lost_worker_is_said_and_comes_back(compute, home):
     remote = spread(compute, look)
     remote()
@@ -111,6 +114,7 @@ def test_a_lost_worker_is_said_and_comes_back(compute, home):
     wait_for(lambda: remote()["gpus"] == {"127.0.0.2": 0, "127.0.0.3": 1}, "it is back")
 
 
+@pytest.mark.long
 def test_a_lost_head_ends_the_call_and_the_next_has_another(compute, home, tmp_path):
     before = spread(compute, look)()
     call = spread(compute, use_until_killed).submit(str(tmp_path / "flag"))
@@ -125,6 +129,7 @@ def test_a_lost_head_ends_the_call_and_the_next_has_another(compute, home, tmp_p
     assert after["gpus"] == before["gpus"]
 
 
+@pytest.mark.long
 def test_fewer_gpus_than_asked_for_are_an_error_before_the_function_runs(make, tmp_path):
     here = make(cpus="1")
     remote = (
@@ -179,6 +184,7 @@ def ray_job(home, tmp_path):
         made.job.wait(120)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("index", [0, 1])
 def test_nothing_of_ray_outlives_a_killed_agent(ray_job, index):
     job = ray_job.job
@@ -192,6 +198,7 @@ def test_nothing_of_ray_outlives_a_killed_agent(ray_job, index):
     ray_job.check_nothing_is_left()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "address"), [("gcs_server", ""), ("raylet", "127.0.0.2")])
 def test_a_killed_head_ends_the_attempt_and_nothing_of_ray_outlives_it(ray_job, name, address):
     [head] = ray_job.find(name, address)
@@ -203,6 +210,7 @@ def test_a_killed_head_ends_the_attempt_and_nothing_of_ray_outlives_it(ray_job, 
     ray_job.check_nothing_is_left()
 
 
+@pytest.mark.long
 def test_a_killed_worker_comes_back_and_goes_with_the_job(ray_job):
     [raylet] = ray_job.find("raylet", "127.0.0.3")
     os.kill(raylet, signal.SIGKILL)

@@ -134,6 +134,7 @@ def test_a_lone_rank_is_told_of_no_store_and_meets_itself(warm):
     assert kt.fn(tasks.environment).to(warm)(name) == {name: "False"}
 
 
+@pytest.mark.long
 @pytest.mark.local_only
 @pytest.mark.parametrize("on_compute", [True, False], ids=["compute", "remote"])
 def test_a_range_of_nodes_is_all_of_them_where_they_are_to_be_had(make, on_compute):

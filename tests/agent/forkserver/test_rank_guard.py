@@ -131,6 +131,7 @@ def test_an_agent_that_is_killed_takes_its_ranks_along(ground):
     ground.wait_for_end()
 
 
+@pytest.mark.long
 def test_an_agent_that_stood_still_for_less_keeps_them(ground):
     os.kill(ground.agent.pid, signal.SIGSTOP)
     assert ground.is_alive_for(1)
@@ -148,6 +149,7 @@ def test_ranks_of_a_stopped_fork_server_end_too(ground):
     wait_for(lambda: rank not in processes.read_parents(), "the rank is gone", 30)
 
 
+@pytest.mark.long
 def test_a_long_import_neither_ends_ranks_nor_keeps_them(ground):
     hold = ground.folder / "hold"
     hold.touch()

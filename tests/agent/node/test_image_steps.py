@@ -109,6 +109,7 @@ def test_what_is_newer_lies_on_top_and_below_nothing_changes(ground):
     assert ground.below() == "1.0 0"
 
 
+@pytest.mark.long
 def test_a_wheel_that_was_built_anew_replaces_the_old_one(ground):
     step = pip("./wheels/tiny-1.0-py3-none-any.whl")
     for value in (3, 44):  # of the version that is below, and then of the same once more
