@@ -13,6 +13,7 @@ from kube.plans import make_pod_plan
 from waits import wait_for
 
 from windlass import names
+from windlass.engines.cluster import job_recovery
 from windlass.engines.cluster.job_recovery import has_unread, read_leftovers, read_unread
 from windlass.engines.dialects.kubernetes import KUBERNETES, LABEL_INDEX
 from windlass.kube.client.api_errors import Forbidden
@@ -43,6 +44,12 @@ def read_them(api, pods, folder):
     read_leftovers(api, PLAN, pods, folder, leads=leads)
 
 
+def read_unread_in_order(api, folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job_recovery, "_NUM_THREADS", 1)
+        read_unread(api, folder)
+
+
 def make_pod(index, name=None, created="2026-01-31T12:00:00Z"):
     return {
         "metadata": {
@@ -62,7 +69,7 @@ def read(tmp_path, folder, pods, *answers):
     with serve(*answers) as server:
         api = connect_to(server.url, tmp_path, retry_for_s=0.0)
         read_them(api, pods, folder)
-        read_unread(api, folder, num_threads=1)
+        read_unread_in_order(api, folder)
         return [(seen.path.split("/")[-2], seen.params) for seen in server.seen]
 
 
@@ -192,7 +199,7 @@ def test_lines_are_read_when_somebody_wants_lines(tmp_path, folder):
         assert len(server.seen) == 1
         assert folder.status.read_bytes() == STATUS
         assert (has_unread(folder), left(folder)) == (True, ["pod-0", "pod-1"])
-        read_unread(api, folder, num_threads=1)
+        read_unread_in_order(api, folder)
         assert not has_unread(folder)
     assert read_texts(folder, LOG_1) == [b"hello"]
 
@@ -205,7 +212,7 @@ def test_nodes_that_do_not_answer_are_asked_again_and_pods_that_are_gone_are_not
     with serve(GONE, GONE, away, say(b"[rank 1] here"), lines) as server:
         api = connect_to(server.url, tmp_path, retry_for_s=0.0)
         read_them(api, [make_pod(0), make_pod(2), make_pod(1)], folder)
-        read_unread(api, folder, num_threads=1)
+        read_unread_in_order(api, folder)
         assert left(folder) == ["pod-2"]
         assert "the logs of 1 of 3 pods cannot be read (could not get pods/pod-2/log" in caplog.text
         assert caplog.text.count("cannot be read") == 1, "said once, not once a pod"

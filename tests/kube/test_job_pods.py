@@ -157,7 +157,7 @@ def test_pods_that_bear_no_index_are_known_by_what_was_told_of_them_also_later()
     head = {"metadata": {"name": "a-head"}}
     worker = {"metadata": {"name": "a-worker-x2x3x"}}
     own = PodIndexes(of_pod=lambda pod: 0 if pod is head else None, of_name=lambda _name: None)
-    indexes = own.or_told(told)
+    indexes = own.or_else(told)
     assert (indexes.of_pod(head), indexes.of_pod(worker)) == (0, None)
     told |= {"a-worker-x2x3x": 2, "a-head": 7}
     assert (indexes.of_pod(head), indexes.of_pod(worker)) == (0, 2)

@@ -223,7 +223,7 @@ class AdoptedJob:
     @property
     def _indexes(self) -> PodIndexes:
         own = PodIndexes(of_pod=self._dialect.index_of, of_name=lambda _name: None)
-        return own.or_told(self._numbers)
+        return own.or_else(self._numbers)
 
     def _find_phase(
         self, newest: Mapping[int, Object], end: ObjectEnd | None, *, is_there: bool

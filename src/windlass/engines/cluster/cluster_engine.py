@@ -173,9 +173,10 @@ def _make_view(
     return ClusterJob(api, dialect, plan, folder, certificates, start_timeout_s=start_timeout_s)
 
 
-def _was_seen_to_end(folder: Path) -> bool:
+def _read_end(folder: Path) -> JobStatus | None:
+    """Return the last status of a job whose folder holds it."""
     status = StatusFile(JobFolder(folder).status).read_known()
-    return status is not None and status.phase.is_final
+    return status if status is not None and status.phase.is_final else None
 
 
 class ClusterEngine:
@@ -268,7 +269,7 @@ class ClusterEngine:
             self._dials[plan.job_id] = self._make_dial(api, plan.job_id, certificates)
         if plan.detach and any(not files.holds(wanted.name) for wanted in plan.inputs):
             self._wait_for_upload(view, plan)
-        forget_old_jobs(self._home, _was_seen_to_end)
+        forget_old_jobs(self._home, lambda folder: _read_end(folder) is not None)
         return JobRef(self.name, plan.job_id, api.namespace)
 
     def _wait_for_upload(self, view: ClusterJob, plan: Plan) -> None:
@@ -298,8 +299,7 @@ class ClusterEngine:
         """The last status of a job that was seen to end: it needs no cluster any more."""
         if ref.job_id in self._views:  # which reads it itself, and is asked often
             return None
-        status = StatusFile(JobFolder(self._home / ref.job_id).status).read_known()
-        return status if status is not None and status.phase.is_final else None
+        return _read_end(self._home / ref.job_id)
 
     def logs(self, ref: JobRef, query: LogQuery) -> LogReader:
         self._know(ref)

@@ -63,7 +63,7 @@ class ClusterJob:
         self._pod_nodes: dict[str, int] = {}  # nodes by pod names, as the lead reports them
         self._indexes = PodIndexes(
             of_pod=dialect.index_of, of_name=lambda name: dialect.index_in_name(name, plan.job_id)
-        ).or_told(self._pod_nodes)
+        ).or_else(self._pod_nodes)
         self._start_timeout_s = start_timeout_s
         self._plan = plan
         self.folder = folder
@@ -98,10 +98,9 @@ class ClusterJob:
         self._unreachable = UnreachablePods(api, dialect, self._watch)
 
     def close(self) -> None:
+        """End its threads, and wait until the lead has the last orders."""
         self._connection.close()
-        self._watch.close()
-        if self._renewal is not None:
-            self._renewal.hold(False)
+        self.release()
 
     def release(self) -> None:
         """End its threads soon."""

@@ -67,13 +67,7 @@ def has_unread(folder: JobFolder) -> bool:
     return (folder.path / names.UNREAD_FILE).exists()
 
 
-def read_unread(
-    api: Api,
-    folder: JobFolder,
-    *,
-    container: str = names.CONTAINER,
-    num_threads: int = _NUM_THREADS,
-) -> None:
+def read_unread(api: Api, folder: JobFolder, *, container: str = names.CONTAINER) -> None:
     """Lines of ranks, from the logs of all pods that were not read yet, in seconds whatever nodes answer.
 
     Pods that cannot be read now are asked again the next time; one that is gone is not.
@@ -82,10 +76,8 @@ def read_unread(
     pods = [str(pod) for pod in records.parse(file.read_bytes(), file.name)]
     is_patient = len(pods) <= _FEW
     unread, why = set(pods), ""
-    answers = _ask_all(
-        api, pods, container, num_threads, first_s=_ALL_S if is_patient else _FIRST_S
-    )
-    for pod, said in answers:
+    first_s = _ALL_S if is_patient else _FIRST_S
+    for pod, said in _ask_all(api, pods, container, first_s=first_s):
         if isinstance(said, Forbidden):
             raise said  # to say that the job left nothing would be wrong
         if isinstance(said, bytes):
@@ -107,7 +99,7 @@ def read_unread(
 
 
 def _ask_all(
-    api: Api, pods: Sequence[str], container: str, num_threads: int, *, first_s: float
+    api: Api, pods: Sequence[str], container: str, *, first_s: float
 ) -> Iterator[tuple[str, bytes | ClusterError]]:
     """Each pod's log or why not, as they come, until the time is over; at once if no node answers at all."""
     waiting, answers = (
@@ -133,7 +125,7 @@ def _ask_all(
             except ClusterError as error:
                 answers.put((pod, error))
 
-    for _ in range(min(num_threads, len(pods))):
+    for _ in range(min(_NUM_THREADS, len(pods))):
         threading.Thread(target=ask, name="windlass-logs", daemon=True).start()
     give_up_s = time.monotonic() + first_s
     for _ in pods:

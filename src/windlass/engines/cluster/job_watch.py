@@ -93,7 +93,7 @@ class JobWatch:
     def _start(self, what: str, kind: ObjectKind, on_change: Any, labels: str, fields: str) -> None:
         def watch() -> None:
             watched = self._api.watch(
-                kind, labels=labels, fields=fields, stop=self._stop, told=self._note_outage,
+                kind, labels=labels, fields=fields, stop=self._stop, on_outage=self._note_outage,
                 keep=_KEPT.get(kind, slim_any),
             )  # fmt: skip
             for event, thing in watched:
@@ -110,10 +110,9 @@ class JobWatch:
                     watch()
                 except ClusterError as error:
                     self._errors[what] = error
+                    self._is_listed[what].set()
                     if not error.retryable:
                         break
-                finally:
-                    self._is_listed[what].set()
 
         threading.Thread(target=keep_watching, name=f"windlass-watch-{what}", daemon=True).start()
 

@@ -101,8 +101,8 @@ def make_steps(dialect: Dialect, plan: Plan, file_names: FileNames, submit: str)
     )
     is_queued = bool(pod_of(plan).queue and dialect.start)  # Kueue starts its own
     started = {} if is_queued else dialect.start or {}
-    is_let_go = is_owned and not keeps_lease(dialect, plan)
-    metadata = {**_UNMARKED, "ownerReferences": None} if is_let_go else _UNMARKED
+    loses_owner = is_owned and not keeps_lease(dialect, plan)
+    metadata = {**_UNMARKED, "ownerReferences": None} if loses_owner else _UNMARKED
     start = Step(
         kind=dialect.kind,
         make=lambda _contents, _owner: {**started, "metadata": metadata},
@@ -190,13 +190,12 @@ def render_documents(
     files: JobFiles,
     *,
     submit: str = "",
-    with_egress: bool = False,
     source: Mapping[str, Any] | None = None,
 ) -> list[Object]:
     """All that a submit creates, without owners, in the order to apply: what pods need comes first."""
     contents = Contents(
         files=lambda: files,
-        has_egress_policy=lambda: with_egress,
+        has_egress_policy=lambda: False,
         source=lambda: source or {},
     )
     steps = make_steps(dialect, plan, files.names, submit)

@@ -17,7 +17,7 @@ from windlass import names
 from windlass.kube.client.api_errors import DEFAULT_ENGINE, ClusterError, Conflict, NotFound
 from windlass.kube.client.kubeconfig import read_target
 from windlass.kube.client.transport import HttpAnswer, HttpRequest, Transport
-from windlass.kube.client.watch import Told, watch_objects
+from windlass.kube.client.watch import OnOutage, watch_objects
 from windlass.kube.objects.kinds import FIELD_MANAGER, PODS, ObjectKind
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class Api:
         fields: str = "",
         stop: threading.Event,
         timeout_s: float | None = None,
-        told: Told = lambda _error: None,
+        on_outage: OnOutage = lambda _error: None,
         keep: Keep = _keep_all,
     ) -> Iterator[tuple[str, Object]]:
         """What is there, as ("ADDED", object), then ("SYNCED", {}), then changes as they come.
@@ -235,7 +235,7 @@ class Api:
             ),
             stop=stop,
             timeout_s=timeout_s,
-            told=told,
+            on_outage=on_outage,
             keep=keep,
         )
 

@@ -25,7 +25,7 @@ from windlass.kube.client.transport import HttpRequest, Transport, make_pause_s
 logger = logging.getLogger(__name__)
 
 Event = tuple[str, dict[str, Any]]
-Told = Callable[[ClusterError | None], None]
+OnOutage = Callable[[ClusterError | None], None]
 ReadList = Callable[[bool], tuple[list[dict[str, Any]], str]]
 # The server ends each request after this; silence much longer than that is a dead connection.
 _ROUND_S = 60.0
@@ -58,10 +58,11 @@ def watch_objects(
     *,
     stop: threading.Event,
     timeout_s: float | None,
-    told: Told = lambda _error: None,
+    on_outage: OnOutage = lambda _error: None,
     keep: Callable[[dict[str, Any]], dict[str, Any]] = lambda thing: thing,
 ) -> Iterator[Event]:
-    """Events until `stop` is set or the time is over. `told` hears what is waited out, and its end.
+    """Events until `stop` is set or the time is over. `on_outage` is called with
+    an error that is waited out, and with None when it is over.
 
     `keep` is what is kept of an object that changed; `read_list` sees to the others itself.
     """
@@ -77,7 +78,7 @@ def watch_objects(
                 yield from _list(read_list, seen, is_patient=False)
             started_s, is_empty = time.monotonic(), True
             for kind, thing in _read_round(
-                transport, request, seen, stop=stop, left_s=left_s, told=told
+                transport, request, seen, stop=stop, left_s=left_s, on_outage=on_outage
             ):
                 event = (kind, keep(thing))
                 seen.note(event)
@@ -95,7 +96,7 @@ def watch_objects(
             elif not error.retryable:
                 raise
             else:
-                told(error)
+                on_outage(error)
             logger.info("watch is interrupted: %s", error.message)
             num_failures += 1
             _pause(stop, make_pause_s(num_failures, asked_s=error.retry_after_s), end_s)
@@ -125,7 +126,7 @@ def _read_round(
     *,
     stop: threading.Event,
     left_s: float,
-    told: Told,
+    on_outage: OnOutage,
 ) -> Iterator[Event]:
     """One request's worth of events; its normal end is an end, anything else raises."""
     round_s = max(1, int(min(_ROUND_S, left_s)))
@@ -139,7 +140,7 @@ def _read_round(
     with transport.open(
         replace(request, params=params), read_timeout_s=min(_LONGEST_SILENCE_S, left_s + 1.0)
     ) as response, _cut_when(stop, response, left_s):  # fmt: skip
-        told(None)
+        on_outage(None)
         rest = b""
         while not stop.is_set() and (data := response.read1(1 << 16)):
             *lines, rest = (rest + data).split(b"\n")

@@ -372,16 +372,16 @@ class PodIndexes:
     of_pod: Callable[[Object], int | None]
     of_name: Callable[[str], int | None]
 
-    def or_told(self, told: Mapping[str, int]) -> PodIndexes:
-        """The same; where that is nothing, what was told of pods by their names, also later."""
+    def or_else(self, by_name: Mapping[str, int]) -> PodIndexes:
+        """Return indexes that fall back on a mapping of pod names, which may change later."""
 
         def of_pod(pod: Object) -> int | None:
             index = self.of_pod(pod)
-            return told.get(name_of(pod)) if index is None else index
+            return by_name.get(name_of(pod)) if index is None else index
 
         def of_name(name: str) -> int | None:
             index = self.of_name(name)
-            return told.get(name) if index is None else index
+            return by_name.get(name) if index is None else index
 
         return PodIndexes(of_pod=of_pod, of_name=of_name)
 
