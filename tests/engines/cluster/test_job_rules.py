@@ -256,7 +256,7 @@ def test_end_unreachable_pods() -> None:
     rule = job_rules.end_unreachable_pods
     assert rule_on(rule, observe(dialect=KUBERNETES)) is None
     ruling = get_ruling(rule, observe(dialect=PYTORCHJOB))
-    assert (ruling.action, ruling.is_last) == (Action.END_UNREACHABLE_PODS, False)
+    assert (ruling.actions, ruling.is_last) == ((Action.END_UNREACHABLE_PODS,), False)
     assert rule_on(rule, observe(watch(outage=AWAY), dialect=PYTORCHJOB)) is None
 
 
@@ -278,12 +278,12 @@ def test_delete_cancelled() -> None:
     asked = {"cancelled_for_s": 0.1, "cancelled_why": "enough"}
     assert rule_on(rule, observe()) is None
     ruling = get_ruling(rule, observe(client=asked))
-    assert (ruling.action, ruling.is_last) == (Action.DELETE, True)
+    assert (ruling.actions, ruling.is_last) == ((Action.DELETE,), True)
     assert ruling.status.verdict is not None
     assert ruling.status.verdict.message == "enough"
     assert rule_on(rule, observe(watch(LEAD), client=asked)) is None
     late = {**asked, "cancelled_for_s": job_rules.CANCEL_S + 0.1}
-    assert get_ruling(rule, observe(watch(LEAD), client=late)).action is Action.DELETE
+    assert get_ruling(rule, observe(watch(LEAD), client=late)).actions == (Action.DELETE,)
     assert rule_on(rule, observe(client=late, connection=UP)) is None
 
 
@@ -357,7 +357,7 @@ def test_give_up_unstartable() -> None:
     assert rule_on(rule, observe(blockers=FoundBlockers())) is None
     assert rule_on(rule, observe(watch(LEAD), blockers=unstartable)) is None
     ruling = get_ruling(rule, observe(blockers=unstartable))
-    assert (ruling.action, ruling.is_last) == (Action.GIVE_UP, True)
+    assert (ruling.actions, ruling.is_last) == ((Action.GIVE_UP,), True)
     verdict = ruling.status.verdict
     assert verdict is not None
     assert (verdict.kind, verdict.message) == (FailureKind.START_FAILED, "no python3 in it")
@@ -370,7 +370,7 @@ def test_delete_late() -> None:
     assert rule_on(rule, observe(client=limit, now_s=MADE_S + 299.0)) is None
     assert rule_on(rule, observe(client=limit, connection={"is_synced": True})) is None
     ruling = get_ruling(rule, observe(client=limit))
-    assert (ruling.action, ruling.is_last) == (Action.DELETE, True)
+    assert (ruling.actions, ruling.is_last) == ((Action.DELETE,), True)
     assert ruling.status.verdict is not None
     assert ruling.status.verdict.message == "it had no nodes after 300 s (--join-timeout)"
     blocked = observe(client=limit, status={"conditions": (make_condition(BLOCKER),)})
@@ -440,9 +440,9 @@ def test_explain_losses() -> None:
 def test_keep_end() -> None:
     rule = job_rules.keep_end
     assert rule_on(rule, observe()) is None
-    assert get_ruling(rule, observe(status={"phase": Phase.FAILED})).action is Action.KEEP
+    assert get_ruling(rule, observe(status={"phase": Phase.FAILED})).actions == (Action.KEEP,)
     unknown = {"phase": Phase.ENDED}
-    assert get_ruling(rule, observe(status=unknown)).action is Action.KEEP
+    assert get_ruling(rule, observe(status=unknown)).actions == (Action.KEEP,)
     assert rule_on(rule, observe(watch(LEFT_LEAD), status=unknown)) is None, "it may be found yet"
 
 
@@ -450,9 +450,9 @@ def test_delete_kept() -> None:
     rule, ended = job_rules.delete_kept, {"phase": Phase.SUCCEEDED}
     assert rule_on(rule, observe()) is None
     assert rule_on(rule, observe(status=ended)) is None
-    assert get_ruling(rule, observe(status=ended, dialect=RAYCLUSTER)).action is Action.DELETE
+    assert get_ruling(rule, observe(status=ended, dialect=RAYCLUSTER)).actions == (Action.DELETE,)
     cancelled = observe(status={"phase": Phase.CANCELLED})
-    assert get_ruling(rule, cancelled).action is Action.DELETE
+    assert get_ruling(rule, cancelled).actions == (Action.DELETE,)
     assert rule_on(rule, observe(dialect=RAYCLUSTER)) is None
     unknown = observe(watch(LEFT_LEAD), dialect=RAYCLUSTER, status={"phase": Phase.ENDED})
     assert rule_on(rule, unknown) is None
@@ -479,7 +479,7 @@ ORDER = {
         observe(watch(LEFT_LEAD, job=None)),
         job_rules.judge_missing_object,
     ),
-    "leftovers, before any judgement": (
+    "leftovers, before any ruling": (
         observe(watch(LEFT_LEAD, end=FRESH)),
         job_rules.read_leftovers,
     ),
@@ -554,41 +554,41 @@ def test_every_rule_is_in_one_list_and_has_a_test() -> None:
     assert [name for name in rules if f"test_{name}" not in globals()] == []
 
 
-# -- judgements ----------------------------------------------------------------------------------
+# -- rulings ----------------------------------------------------------------------------------
 
 
 def test_a_running_job_has_its_leads_status_and_the_moments_of_its_pods() -> None:
     running = observe(watch(LEAD), status={"phase": Phase.RUNNING}, connection=UP)
-    judgement = judge(running)
-    assert (judgement.actions, judgement.lookup, judgement.error) == ((), None, None)
-    assert judgement.status == replace(running.status, timeline=judgement.status.timeline)
+    ruling = judge(running)
+    assert (ruling.actions, ruling.lookup, ruling.error) == ((), None, None)
+    assert ruling.status == replace(running.status, timeline=ruling.status.timeline)
 
 
 def test_a_lookup_ends_the_rules_and_the_fact_lets_them_continue() -> None:
     late = observe(client=LIMIT)
     assert judge(late).lookup is Lookup.BLOCKERS
     blocked = replace(late, blockers=FoundBlockers(conditions=(make_condition(BLOCKER),)))
-    judgement = judge(blocked)
-    assert judgement.lookup is None
-    assert list_reasons(judgement.status) == [START_ERROR, names.REASON_START_FAILED]
-    assert judgement.actions == (Action.DELETE, Action.KEEP)
+    ruling = judge(blocked)
+    assert ruling.lookup is None
+    assert list_reasons(ruling.status) == [START_ERROR, names.REASON_START_FAILED]
+    assert ruling.actions == (Action.DELETE, Action.KEEP)
 
 
 def test_an_action_is_asked_for_once() -> None:
-    judgement = judge(observe(client=ASKED, dialect=RAYCLUSTER))
-    assert judgement.actions[-2:] == (Action.DELETE, Action.KEEP)
-    assert judgement.actions.count(Action.DELETE) == 1
+    ruling = judge(observe(client=ASKED, dialect=RAYCLUSTER))
+    assert ruling.actions[-2:] == (Action.DELETE, Action.KEEP)
+    assert ruling.actions.count(Action.DELETE) == 1
 
 
 def test_an_error_keeps_the_actions_of_the_rules_before_it() -> None:
-    judgement = judge(observe(dialect=PYTORCHJOB, connection={"forbidden": DENIED}))
-    assert judgement.error is DENIED
-    assert judgement.actions == (Action.END_UNREACHABLE_PODS,)
+    ruling = judge(observe(dialect=PYTORCHJOB, connection={"forbidden": DENIED}))
+    assert ruling.error is DENIED
+    assert ruling.actions == (Action.END_UNREACHABLE_PODS,)
 
 
 def test_an_end_is_kept_before_what_it_came_from_is_deleted() -> None:
-    judgement = judge(observe(status={"phase": Phase.SUCCEEDED}, dialect=RAYCLUSTER))
-    assert judgement.actions == (Action.KEEP, Action.DELETE)
+    ruling = judge(observe(status={"phase": Phase.SUCCEEDED}, dialect=RAYCLUSTER))
+    assert ruling.actions == (Action.KEEP, Action.DELETE)
 
 
 def test_judging_changes_nothing() -> None:
@@ -648,6 +648,6 @@ def test_the_clock_is_an_argument(monkeypatch: pytest.MonkeyPatch) -> None:
     observation = observe(client=LIMIT, blockers=FoundBlockers())
     monkeypatch.setattr(time, "time", read_no_clock)
     monkeypatch.setattr(time, "monotonic", read_no_clock)
-    judgement = judge(observation)
+    ruling = judge(observation)
     monkeypatch.undo()
-    assert judgement.status.ended_at_s == NOW_S
+    assert ruling.status.ended_at_s == NOW_S

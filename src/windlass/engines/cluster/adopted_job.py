@@ -170,9 +170,9 @@ class AdoptedJob:
         self._watch.close()
         self._api.delete(self._dialect.kind, self._name)
 
-    def find_lead(self) -> str | None:
-        """The name of node 0's pod, while it runs."""
-        return self._watch.snapshot().lead or None
+    def find_lead(self) -> str:
+        """Return the name of node 0's pod, or an empty string while it does not run."""
+        return self._watch.snapshot().lead
 
     def hold_lease(self, held: bool) -> None:
         """It lives as long as whoever made it wants."""

@@ -128,9 +128,9 @@ class ClusterJob:
 
         wait_until(has_answer, timeout_s=max(0.0, end_s - time.monotonic()), every_s=0.02)
 
-    def find_lead(self) -> str | None:
-        """Return the name of node 0's pod while it runs."""
-        return self._watch.snapshot().lead or None
+    def find_lead(self) -> str:
+        """Return the name of node 0's pod, or an empty string while it does not run."""
+        return self._watch.snapshot().lead
 
     def wait_for_inputs(self, timeout_s: float) -> bool:
         """Wait until the lead has been reached, and so has what did not fit the Secret."""
@@ -159,13 +159,13 @@ class ClusterJob:
     def status(self) -> JobStatus:
         """Return what is known now, and act on it."""
         observation = self._observe()
-        while (lookup := (judgement := judge(observation)).lookup) is not None:
+        while (lookup := (ruling := judge(observation)).lookup) is not None:
             observation = self._look_up(lookup, observation)
-        status = judgement.status
-        for action in judgement.actions:
+        status = ruling.status
+        for action in ruling.actions:
             self._carry_out(action, status)
-        if judgement.error is not None:
-            raise judgement.error
+        if ruling.error is not None:
+            raise ruling.error
         if status.phase.is_final:
             self._connection.finish()
         return replace(status, conditions=(*self._note_outages(observation), *status.conditions))

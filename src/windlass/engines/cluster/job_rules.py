@@ -1,4 +1,4 @@
-"""Rules for the status of one job on a cluster: a frozen observation in, a judgement out.
+"""Rules for the status of one job on a cluster: a frozen observation in, a ruling out.
 
 Pure: no I/O, no clock. `ClusterJob` takes an observation, calls `judge`, and carries out the actions
 that the rules asked for. `DECISIONS` and `ADDITIONS` list the rules in the order in which they
@@ -74,21 +74,14 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
-    """Decision of one rule. The last rule that applies, a lookup and an error end the list."""
+    """Decision of one rule, or of all that were applied.
+
+    The status counts only without a lookup and without an error: either of them ends the rules.
+    """
 
     status: JobStatus
-    is_last: bool = False
-    action: Action | None = None
-    lookup: Lookup | None = None
-    error: EngineError | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
-    """Result of all rules. The status counts only without a lookup and without an error."""
-
-    status: JobStatus
-    actions: tuple[Action, ...] = ()  # each once, in order
+    is_last: bool = False  # no later decision applies
+    actions: tuple[Action, ...] = ()  # one rule asks for one at most
     lookup: Lookup | None = None
     error: EngineError | None = None
 
@@ -96,29 +89,25 @@ class Judgement:
 Rule: TypeAlias = Callable[[Observation, JobStatus], "Ruling | None"]
 
 
-def judge(observation: Observation) -> Judgement:
+def judge(observation: Observation) -> Ruling:
     """Return the status of a job, and what is to be done about it."""
-    decided = apply_rules(DECISIONS, observation, Judgement(status=observation.status))
+    decided = apply_rules(DECISIONS, observation, Ruling(status=observation.status))
     if decided.lookup is not None or decided.error is not None:
         return decided
     return apply_rules(ADDITIONS, observation, decided)
 
 
-def apply_rules(rules: Sequence[Rule], observation: Observation, before: Judgement) -> Judgement:
-    """Apply rules in order, each to the status that the one before it left."""
-    status, actions = before.status, before.actions
+def apply_rules(rules: Sequence[Rule], observation: Observation, ruling: Ruling) -> Ruling:
+    """Apply rules in order, each to the status that the one before it left.
+
+    An action that several rules ask for is named once.
+    """
     for rule in rules:
-        ruling = rule(observation, status)
-        if ruling is None:
-            continue
-        status = ruling.status
-        if ruling.action is not None and ruling.action not in actions:
-            actions = (*actions, ruling.action)
-        if ruling.is_last or ruling.lookup is not None or ruling.error is not None:
-            return Judgement(
-                status=status, actions=actions, lookup=ruling.lookup, error=ruling.error
-            )
-    return Judgement(status=status, actions=actions)
+        if (ruled := rule(observation, ruling.status)) is not None:
+            ruling = replace(ruled, actions=tuple(dict.fromkeys(ruling.actions + ruled.actions)))
+            if ruling.is_last or ruling.lookup is not None or ruling.error is not None:
+                break
+    return ruling
 
 
 # -- decisions: is the job over, and how far is it? -------------------------------------------------
@@ -147,9 +136,8 @@ def judge_missing_object(observation: Observation, status: JobStatus) -> Ruling 
 
 def read_leftovers(observation: Observation, status: JobStatus) -> Ruling | None:
     """The job is over: the log of node 0 may hold its last status."""
-    if not _has_visibly_ended(observation) or observation.client.has_leftovers:
-        return None
-    return Ruling(status=status, lookup=Lookup.LEFTOVERS)
+    is_due = _has_visibly_ended(observation) and not observation.client.has_leftovers
+    return Ruling(status=status, lookup=Lookup.LEFTOVERS) if is_due else None
 
 
 def wait_for_late_status(observation: Observation, status: JobStatus) -> Ruling | None:
@@ -184,24 +172,20 @@ def judge_failed(observation: Observation, status: JobStatus) -> Ruling | None:
         return None
     if observation.endings is None:
         return Ruling(status=status, lookup=Lookup.POD_ENDINGS)
-    at_s, last = observation.ended_at_s, next(reversed(observation.endings.dead), None)
-    message = (last.ending.message if last else "") or "its pods failed and are gone"
-    if last is None:
-        failure = observation.watch.failure
-        message = f"{message} ({failure})" if failure else message
-        ended = _end(observation, status, FailureKind.LOST_NODE, message, at_s=at_s)
-    else:
-        if observation.endings.last_line:
-            message = f"{message}: {observation.endings.last_line}"
-        ended = _end(observation, status, last.ending.kind, message, node=last.index, at_s=at_s)
+    last, last_line = next(reversed(observation.endings.dead), None), observation.endings.last_line
+    kind, node, failure = FailureKind.LOST_NODE, None, observation.watch.failure
+    message = f"its pods failed and are gone{f' ({failure})' if failure else ''}"
+    if last is not None:
+        kind, node = last.ending.kind, last.index
+        message = f"{last.ending.message}{f': {last_line}' if last_line else ''}"
+    ended = _end(observation, status, kind, message, node=node, at_s=observation.ended_at_s)
     return Ruling(status=ended, is_last=True)
 
 
 def end_unreachable_pods(observation: Observation, status: JobStatus) -> Ruling | None:
     """Some kinds replace a pod only once it has ended, which it cannot on a dead machine."""
-    if observation.dialect.end_lost_pod is None or observation.watch.outage is not None:
-        return None
-    return Ruling(status=status, action=Action.END_UNREACHABLE_PODS)
+    can_end = observation.dialect.end_lost_pod is not None and observation.watch.outage is None
+    return Ruling(status=status, actions=(Action.END_UNREACHABLE_PODS,)) if can_end else None
 
 
 def read_leftovers_of_silent_lead(observation: Observation, status: JobStatus) -> Ruling | None:
@@ -211,9 +195,8 @@ def read_leftovers_of_silent_lead(observation: Observation, status: JobStatus) -
     if not observation.dialect.stays_up or not is_silent or ttl_s is None:
         return None
     runs_for_s = observation.now_s - (started_s(watch.running_leads[-1]) or observation.now_s)
-    if observation.client.has_leftovers or runs_for_s <= ttl_s:
-        return None
-    return Ruling(status=status, lookup=Lookup.LEFTOVERS)
+    is_due = runs_for_s > ttl_s and not observation.client.has_leftovers
+    return Ruling(status=status, lookup=Lookup.LEFTOVERS) if is_due else None
 
 
 def delete_cancelled(observation: Observation, status: JobStatus) -> Ruling | None:
@@ -224,7 +207,7 @@ def delete_cancelled(observation: Observation, status: JobStatus) -> Ruling | No
     if observation.watch.running_leads and waited_s <= CANCEL_S:
         return None
     ended = _end_deleted(observation, status)
-    return Ruling(status=ended, is_last=True, action=Action.DELETE)
+    return Ruling(status=ended, is_last=True, actions=(Action.DELETE,))
 
 
 def trust_lead(observation: Observation, status: JobStatus) -> Ruling | None:
@@ -234,9 +217,8 @@ def trust_lead(observation: Observation, status: JobStatus) -> Ruling | None:
         node.state in (NodeState.PENDING, NodeState.LOST) for node in status.nodes
     )
     is_waiting = status.phase is Phase.STARTING or lacks_nodes
-    if not observation.connection.is_up or is_waiting:
-        return None
-    return Ruling(status=status, is_last=True)
+    knows_best = observation.connection.is_up and not is_waiting
+    return Ruling(status=status, is_last=True) if knows_best else None
 
 
 def fail_without_watch(observation: Observation, status: JobStatus) -> Ruling | None:
@@ -252,10 +234,8 @@ def wait_for_api_server(observation: Observation, status: JobStatus) -> Ruling |
 
 def fail_without_permission(observation: Observation, status: JobStatus) -> Ruling | None:
     """This user may not reach the lead."""
-    error = observation.connection.forbidden
-    if error is None or observation.connection.is_up:
-        return None
-    return Ruling(status=status, error=error)
+    error = None if observation.connection.is_up else observation.connection.forbidden
+    return None if error is None else Ruling(status=status, error=error)
 
 
 def add_blockers(observation: Observation, status: JobStatus) -> Ruling | None:
@@ -295,8 +275,9 @@ def give_up_unstartable(observation: Observation, status: JobStatus) -> Ruling |
     blocker = observation.blockers.unstartable if observation.blockers else None
     if blocker is None or observation.watch.running_leads:
         return None
-    ended = _end(observation, status, FailureKind.START_FAILED, blocker.message)
-    return Ruling(status=_advise(ended, blocker.hint), is_last=True, action=Action.GIVE_UP)
+    hint, kind = blocker.hint, FailureKind.START_FAILED
+    ended = _end(observation, status, kind, blocker.message, hint=hint)
+    return Ruling(status=ended, is_last=True, actions=(Action.GIVE_UP,))
 
 
 def delete_late(observation: Observation, status: JobStatus) -> Ruling | None:
@@ -307,12 +288,10 @@ def delete_late(observation: Observation, status: JobStatus) -> Ruling | None:
     if observation.now_s - status.created_at_s <= limit_s:
         return None
     blocked = next((c for c in status.conditions if c.type == CONDITION), None)
-    message = f"it had no nodes after {limit_s:g} s (--join-timeout)"
-    if blocked is not None:
-        message = f"{message}: {blocked.message}"
-    ended = _end(observation, status, FailureKind.START_FAILED, message)
-    advised = _advise(ended, blocked.hint if blocked else "")
-    return Ruling(status=advised, is_last=True, action=Action.DELETE)
+    cause, hint = (f": {blocked.message}", blocked.hint) if blocked else ("", "")
+    message = f"it had no nodes after {limit_s:g} s (--join-timeout){cause}"
+    ended = _end(observation, status, FailureKind.START_FAILED, message, hint=hint)
+    return Ruling(status=ended, is_last=True, actions=(Action.DELETE,))
 
 
 DECISIONS: tuple[Rule, ...] = (
@@ -394,15 +373,15 @@ def explain_losses(observation: Observation, status: JobStatus) -> Ruling | None
 
 def keep_end(observation: Observation, status: JobStatus) -> Ruling | None:
     """The last status stays on this machine."""
-    return Ruling(status=status, action=Action.KEEP) if _is_settled(observation, status) else None
+    is_settled = _is_settled(observation, status)
+    return Ruling(status=status, actions=(Action.KEEP,)) if is_settled else None
 
 
 def delete_kept(observation: Observation, status: JobStatus) -> Ruling | None:
     """Nothing of a cancelled job stays in the cluster, nor an object that never ends by itself."""
     goes = status.phase is Phase.CANCELLED or observation.dialect.stays_up
-    if not goes or not _is_settled(observation, status):
-        return None
-    return Ruling(status=status, action=Action.DELETE)
+    is_due = goes and _is_settled(observation, status)
+    return Ruling(status=status, actions=(Action.DELETE,)) if is_due else None
 
 
 ADDITIONS: tuple[Rule, ...] = (
@@ -502,15 +481,16 @@ def _end(
     *,
     node: int | None = None,
     at_s: float | None = None,
+    hint: str = "",
 ) -> JobStatus:
-    """Return the last status of a job that ended now, or at that time."""
+    """Return the last status of a job that ended now, or at that time. The hint says what to do."""
     at_s = at_s or observation.now_s
     phase = _PHASES.get(kind, Phase.FAILED)
     verdict = make_job_verdict(
         observation.plan, kind, message, at_s=at_s, attempt=status.attempt, node=node
     )
-    if kind is FailureKind.UNKNOWN:
-        verdict = replace(verdict, next=_KEEP)
+    hint = _KEEP if kind is FailureKind.UNKNOWN else hint
+    verdict = replace(verdict, next=hint or verdict.next)
     condition = Condition(type=phase.value, reason=verdict.reason, message=message, since_s=at_s)
     return replace(
         status,
@@ -520,10 +500,3 @@ def _end(
         ranks=status.lose_ranks(),
         conditions=(*status.conditions, condition),
     )
-
-
-def _advise(status: JobStatus, hint: str) -> JobStatus:
-    """Return the last status with what the user can do about it."""
-    if status.verdict is None or not hint:
-        return status
-    return replace(status, verdict=replace(status.verdict, next=hint))
