@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from windlass.engines.engine_table import dialect_names
+from windlass.engines.engine_table import engine_names
 from windlass.observe.doctor import Check, check_all
 from windlass.settings import read_settings
 
@@ -42,7 +42,7 @@ def test_everything_is_looked_at(python: Path, home: Path) -> None:
         "open files",
         "engine local",
         "engine kubernetes",
-        *(f"engine {name}" for name in dialect_names() if name != "kubernetes"),
+        *(f"engine {name}" for name in engine_names()[2:]),
         "jobs",
         "ranks' python",
         "torch for ranks",

@@ -61,11 +61,6 @@ def renderer_names() -> tuple[str, ...]:
     return (*_ENGINES, *_DIALECTS, *_EXPORTS, *_read_plugins())
 
 
-def dialect_names() -> tuple[str, ...]:
-    """Return the built-in dialects."""
-    return tuple(_DIALECTS)
-
-
 def engine_names_here(settings: Settings) -> tuple[str, ...]:
     """Return the engines that this machine may have jobs of.
 

@@ -138,6 +138,12 @@ def limit_time(plan: Plan) -> dict[str, int]:
     return {"activeDeadlineSeconds": min(limit_s, _MAX_INT32)}
 
 
+def delete_after_ttl(plan: Plan) -> dict[str, int]:
+    """Return the field that has the cluster delete an object some time after its end."""
+    ttl_s = pod_of(plan).ttl_s
+    return {} if ttl_s is None else {"ttlSecondsAfterFinished": math.ceil(ttl_s)}
+
+
 def allow_missing_pods(plan: Plan) -> dict[str, Any]:
     """Return the fields of an Indexed Job that let it end although some of its pods never came."""
     if plan.min_nodes == len(plan.nodes):

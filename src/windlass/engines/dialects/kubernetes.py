@@ -7,7 +7,6 @@ when it ends or waits, and how its pods say which node they are.
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +17,7 @@ from windlass.engines.dialects.dialect import (
     Dialect,
     ObjectPhase,
     allow_missing_pods,
+    delete_after_ttl,
     is_suspended,
     limit_time,
     make_hold_reader,
@@ -57,9 +57,8 @@ def make_job(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
         "template": make_template(plan, files, env_fields={names.NODE_FAILURES: JOB_FAILURES}),
         **allow_missing_pods(plan),
     }
-    if pod.ttl_s is not None:
-        spec["ttlSecondsAfterFinished"] = math.ceil(pod.ttl_s)
-    return make_main_object(plan, submit, JOBS, spec | limit_time(plan))
+    spec |= delete_after_ttl(plan) | limit_time(plan)
+    return make_main_object(plan, submit, JOBS, spec)
 
 
 def make_workers(

@@ -9,7 +9,6 @@ replaced.
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 from windlass import names
@@ -18,6 +17,7 @@ from windlass.engines.dialects.dialect import (
     Dialect,
     ObjectEnd,
     ObjectPhase,
+    delete_after_ttl,
     limit_time,
     make_hold_reader,
     make_main_object,
@@ -34,7 +34,7 @@ from windlass.kube.objects.fields import (
     labels_of,
 )
 from windlass.kube.objects.kinds import PYTORCH_JOBS
-from windlass.kube.objects.manifests import FileNames, pod_of
+from windlass.kube.objects.manifests import FileNames
 from windlass.kube.objects.pod_template import make_template
 from windlass.plan.plan import Plan
 
@@ -90,10 +90,7 @@ def _make_run_policy(plan: Plan) -> dict[str, Any]:
         "cleanPodPolicy": "None",  # what ranks wrote is in their pods' logs
         "backoffLimit": plan.node_restarts,
     }
-    ttl_s = pod_of(plan).ttl_s
-    if ttl_s is not None:
-        policy["ttlSecondsAfterFinished"] = math.ceil(ttl_s)
-    return policy | limit_time(plan)
+    return policy | delete_after_ttl(plan) | limit_time(plan)
 
 
 def read_end(job: Object) -> ObjectEnd | None:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from windlass import names
+from windlass.engines.dialects.dialect import delete_after_ttl
 from windlass.errors import SpecError
 from windlass.kube.objects.kinds import CLUSTER_TRAINING_RUNTIMES, PYTORCH_JOBS, TRAIN_JOBS
 from windlass.kube.objects.manifests import pod_of
@@ -104,10 +105,7 @@ def _make_job(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> Object:
         },
         "template": template,
     }
-    if pod.ttl_s is not None:
-        spec["ttlSecondsAfterFinished"] = math.ceil(pod.ttl_s)
-    if plan.timeout_s is not None:
-        spec["activeDeadlineSeconds"] = math.ceil(plan.timeout_s)
+    spec |= delete_after_ttl(plan) | _limit_time(plan)
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
 
 
@@ -136,7 +134,7 @@ def _make_pytorchjob(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> Object:
     template = make_torchrun_template(plan, pod, pods)
     spec: Object = {
         "nprocPerNode": str(plan.nodes[0].num_ranks),
-        "runPolicy": _make_pytorchjob_run_policy(plan, pod),
+        "runPolicy": _make_pytorchjob_run_policy(plan),
     }
     if plan.min_nodes < len(plan.nodes):
         spec["elasticPolicy"] = {
@@ -161,13 +159,16 @@ def _make_pytorchjob(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> Object:
     }
 
 
-def _make_pytorchjob_run_policy(plan: Plan, pod: PodSpec) -> Object:
+def _make_pytorchjob_run_policy(plan: Plan) -> Object:
     policy: Object = {"cleanPodPolicy": "None", "backoffLimit": plan.node_restarts}
-    if pod.ttl_s is not None:
-        policy["ttlSecondsAfterFinished"] = math.ceil(pod.ttl_s)
-    if plan.timeout_s is not None:
-        policy["activeDeadlineSeconds"] = math.ceil(plan.timeout_s)
-    return policy
+    return policy | delete_after_ttl(plan) | _limit_time(plan)
+
+
+def _limit_time(plan: Plan) -> Object:
+    """Return the field that ends a job after its time limit, from the start of its first pod."""
+    if plan.timeout_s is None:
+        return {}
+    return {"activeDeadlineSeconds": math.ceil(plan.timeout_s)}
 
 
 def make_plain_trainjob(
@@ -235,8 +236,7 @@ def _make_trainjob(plan: Plan, pod: PodSpec, pods: TorchrunPods, *, is_older: bo
         },
         **(_make_trainjob_overrides(template) if is_older else _make_trainjob_patches(template)),
     }
-    if plan.timeout_s is not None and not is_older:
-        spec["activeDeadlineSeconds"] = math.ceil(plan.timeout_s)
+    spec |= {} if is_older else _limit_time(plan)
     return {
         "apiVersion": TRAIN_JOBS.api_version,
         "kind": TRAIN_JOBS.name,
