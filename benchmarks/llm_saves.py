@@ -88,7 +88,7 @@ def wait_for_half_written(folder: Path, process: subprocess.Popen[bytes]) -> str
 
 def check_whole(folder: Path) -> list[int]:
     """The steps that a run has checkpoints of; an error if one of their files is not what was written."""
-    from windlass.train.checkpoint.checkpoint_files import (
+    from windlass.train.checkpoint.checkpoint_manifest import (
         CheckpointManifest,
         find_hash_faults,
         read_manifests,

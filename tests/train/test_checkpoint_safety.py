@@ -25,8 +25,13 @@ from windlass.errors import EngineError, SpecError
 from windlass.train.checkpoint import checkpoint_commit
 from windlass.train.checkpoint.checkpoints import Checkpoints
 from windlass.train.checkpoint.rank_shares import ShareReader
-from windlass.train.checkpoint.safe_unpickle import load_entry, load_metadata
-from windlass.train.checkpoint.state_json import NeedsTrustError, decode, encode
+from windlass.train.checkpoint.state_encoding import (
+    NeedsTrustError,
+    decode,
+    encode,
+    load_entry,
+    load_metadata,
+)
 from windlass.train.checkpoint.training_state import TensorAt, WrappedAt
 from windlass.waiting import wait_until
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from torch.distributed.checkpoint.metadata import Metadata
 
 from windlass.errors import EngineError
-from windlass.train.checkpoint.checkpoint_files import (
+from windlass.train.checkpoint.checkpoint_manifest import (
     HALF_WRITTEN,
     MANIFEST,
     UNFINISHED,
@@ -33,7 +33,7 @@ from windlass.train.checkpoint.rank_shares import (
     METADATA,
     WrittenShare,
     read_share,
-    remove_told,
+    remove_record,
     write_metadata,
 )
 from windlass.train.checkpoint.run_lock import check_owner
@@ -98,7 +98,7 @@ def _make_manifest(
     files = {METADATA: write_metadata(storage, order.folder, order.metadata, shares)}
     for rank, share in enumerate(shares):
         files |= share.files
-        remove_told(storage, order.folder, rank)
+        remove_record(storage, order.folder, rank)
     number = 1 + max((one.number for one in others), default=0)
     manifest = replace(order.manifest, files=files, number=max(number, order.manifest.number))
     faults: list[str] = []

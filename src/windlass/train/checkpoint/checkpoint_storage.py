@@ -1,13 +1,12 @@
-"""Where checkpoints lie: a folder of this machine, or an fsspec URL; the few verbs both have.
+"""Storage of checkpoints: a folder of this machine or an fsspec URL, with the same methods.
 
-Names are relative to the root, with slashes. A local folder is renamed into place; an object store cannot
-do that, so there a checkpoint is written where it will stay, and its manifest, written last, makes it
-whole. Called by the modules of checkpoints, in the trainer and in its writer process. Knows no tensor.
+Names are relative to the root, with slashes. A local folder is renamed into place. An object store cannot
+rename, so there a checkpoint is written under its final name, and its manifest, written last, makes it whole.
+Used in the trainer and in its writer process.
 
-A run in a shared folder may have been made by anybody: `find_foreign` finds what another user of the machine
-owns. What this user or root owns is accepted, and what the file system shows as owned by whoever this process
-is: network file systems map users to others. Object stores have no owners of files; there the bucket's own
-rules decide.
+A run in a shared folder may have been made by any user of the machine: `find_foreign` finds what others own.
+Files of this user and of root are accepted, and so is the owner that the file system gives to new files of
+this process, because network file systems map users. Object stores have no owners; the bucket's rules apply.
 """
 
 from __future__ import annotations
@@ -20,67 +19,11 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, TypeAlias
 
 from windlass.errors import SpecError
 
 _ROOT = 0
-
-
-class Storage(Protocol):
-    """What checkpoints ask of a place."""
-
-    root: str
-    can_rename: bool  # whether a folder gets its final name in one go
-    is_of_this_process: bool  # nobody else sees it, a writer process neither
-
-    local_path: Path | None  # the root where it is a folder of this machine
-
-    def make_root(self) -> None:
-        """Create the root folder if it is missing."""
-
-    def move_root(self, new_root: str) -> None:
-        """Rename the root folder; this object then names a root that does not exist."""
-
-    def make_folder(self, name: str) -> None:
-        """Create a folder in the root, which must exist; an object store has nothing to create."""
-
-    def has_folder(self, name: str) -> bool:
-        """Return whether a folder exists; always True in an object store, which has none."""
-
-    def open(self, name: str, mode: str) -> contextlib.AbstractContextManager[IO[bytes]]:
-        """Open a file for reading ("rb") or writing ("wb").
-
-        Writing creates at most a subfolder of an existing folder: a folder that something else
-        has removed is an error, never a new and empty one.
-        """
-
-    def write(self, name: str, data: bytes) -> None:
-        """A small file: its new content is there as a whole or not at all."""
-
-    def read(self, name: str) -> bytes:
-        """A small file's content."""
-
-    def names(self) -> list[str]:
-        """What lies directly in the root."""
-
-    def size(self, name: str) -> int | None:
-        """A file's size; None if there is no such file."""
-
-    def move(self, name: str, new_name: str) -> None:
-        """Rename a folder; only where `can_rename`."""
-
-    def rename_file(self, name: str, new_name: str) -> None:
-        """Rename a file."""
-
-    def remove(self, name: str) -> None:
-        """Remove a file, a link or a folder with all in it; nothing happens if it is not there."""
-
-    def point(self, name: str, target: str) -> None:
-        """Let `name` be a link to the folder `target` beside it, or a file that holds the target's name."""
-
-    def target(self, name: str) -> str | None:
-        """Where a pointer points; None if there is none."""
 
 
 def open_storage(root: str | os.PathLike[str]) -> Storage:
@@ -100,30 +43,38 @@ def find_free_name(root: str) -> str:
 class FolderStorage:
     """A folder of a file system."""
 
-    can_rename = True
-    is_of_this_process = False
-    local_path: Path | None
+    can_rename = True  # a folder gets its final name atomically
+    is_of_this_process = False  # other processes see it, the writer process too
 
     def __init__(self, root: str) -> None:
         self.root = str(Path(root).absolute())
         self._root = Path(self.root)
-        self.local_path = self._root
+        self.local_path: Path | None = self._root
 
     def make_root(self) -> None:
+        """Create the root folder if it is missing."""
         self._root.mkdir(parents=True, exist_ok=True)
 
     def move_root(self, new_root: str) -> None:
+        """Rename the root folder; this object then names a root that does not exist."""
         self._root.rename(new_root)
         _sync_folder(self._root.parent)
 
     def make_folder(self, name: str) -> None:
+        """Create a folder in the root, which must exist; an object store has nothing to create."""
         (self._root / name).mkdir(exist_ok=True)
 
     def has_folder(self, name: str) -> bool:
+        """Return whether a folder exists; always True in an object store, which has none."""
         return (self._root / name).is_dir()
 
     @contextlib.contextmanager
     def open(self, name: str, mode: str) -> Iterator[IO[bytes]]:
+        """Open a file for reading ("rb") or writing ("wb").
+
+        Writing creates at most a subfolder of an existing folder: a folder that something else
+        has removed is an error, never a new and empty one.
+        """
         path = self._root / name
         if "w" in mode:
             self._make_parent(path)
@@ -135,6 +86,7 @@ class FolderStorage:
             path.parent.mkdir(exist_ok=True)
 
     def write(self, name: str, data: bytes) -> None:
+        """Write a small file, whose new content then exists as a whole or not at all."""
         path = self._root / name
         self._make_parent(path)
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -152,28 +104,34 @@ class FolderStorage:
         _sync_folder(path.parent)
 
     def read(self, name: str) -> bytes:
+        """Return a small file's content."""
         return (self._root / name).read_bytes()
 
     def names(self) -> list[str]:
+        """Return the names of what lies directly in the root."""
         try:
             return sorted(os.listdir(self._root))
         except FileNotFoundError:
             return []
 
     def size(self, name: str) -> int | None:
+        """Return a file's size, or None if there is no such file."""
         try:
             return (self._root / name).stat().st_size
         except OSError:
             return None
 
     def move(self, name: str, new_name: str) -> None:
+        """Rename a folder."""
         (self._root / name).rename(self._root / new_name)
         _sync_folder(self._root)
 
     def rename_file(self, name: str, new_name: str) -> None:
+        """Rename a file."""
         (self._root / name).replace(self._root / new_name)
 
     def remove(self, name: str) -> None:
+        """Remove a file, a link or a folder with all in it; nothing happens if it is not there."""
         path = self._root / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -181,6 +139,7 @@ class FolderStorage:
             path.unlink(missing_ok=True)
 
     def point(self, name: str, target: str) -> None:
+        """Let `name` be a link to the folder `target` beside it, or a file with the target's name."""
         link = self._root / f".{name}.{os.getpid()}.link"
         link.unlink(missing_ok=True)
         try:
@@ -191,6 +150,7 @@ class FolderStorage:
             self.write(name, target.encode())
 
     def target(self, name: str) -> str | None:
+        """Return the folder that a link names, or None if there is no such link."""
         path = self._root / name
         if path.is_symlink():
             return os.readlink(path)
@@ -287,6 +247,9 @@ class UrlStorage:
             return self.read(name).decode().strip()
         except (FileNotFoundError, IsADirectoryError):
             return None
+
+
+Storage: TypeAlias = FolderStorage | UrlStorage
 
 
 def _sync_folder(path: Path) -> None:

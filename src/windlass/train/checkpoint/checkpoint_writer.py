@@ -39,7 +39,7 @@ from torch.optim import Optimizer
 
 from windlass.errors import EngineError
 from windlass.train.checkpoint.checkpoint_commit import Commit, commit
-from windlass.train.checkpoint.rank_shares import Share, tell_failure, write_share
+from windlass.train.checkpoint.rank_shares import Share, record_failure, write_share
 from windlass.train.checkpoint.training_state import list_parts
 
 logger = logging.getLogger(__name__)
@@ -310,9 +310,9 @@ class ProcessWriter:
             try:
                 error = self._ask(request)
             except (EOFError, OSError):
-                error = f"the process that writes checkpoints {self._say_end()}"
-                # its own word did not get out
-                tell_failure(share.root, share.folder, share.rank, error)
+                error = f"the process that writes checkpoints {self._describe_end()}"
+                # the process itself could not record why
+                record_failure(share.root, share.folder, share.rank, error)
             if error:
                 raise EngineError(error)
 
@@ -324,7 +324,7 @@ class ProcessWriter:
         self._connection.send_bytes(pickle.dumps(request))
         return self._connection.recv_bytes().decode()
 
-    def _say_end(self) -> str:
+    def _describe_end(self) -> str:
         if self._process is None:
             return "does not run"
         try:
@@ -377,7 +377,7 @@ def run_aside(work: Callable[[], None]) -> Future[None]:
             if device is not None:  # a new thread is on GPU 0, whichever its rank has
                 torch.cuda.set_device(device)
             work()
-        except BaseException as error:  # noqa: BLE001 - whoever waits for the future gets it
+        except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
             future.set_exception(error)
         else:
             future.set_result(None)
@@ -412,7 +412,7 @@ def main(arguments: list[str]) -> None:
             answer = _serve(pickle.loads(data), memory_file)  # noqa: S301 - the trainer's own
         except EngineError as error:
             answer = str(error)
-        except Exception as error:  # noqa: BLE001 - told to the trainer
+        except Exception as error:  # noqa: BLE001 - reported to the trainer
             answer = f"{type(error).__name__}: {error}"
         connection.send_bytes(answer.encode())
 

@@ -38,14 +38,13 @@ from windlass.train.checkpoint.checkpoint_commit import (
     remove_unfinished,
     write_best,
 )
-from windlass.train.checkpoint.checkpoint_files import CheckpointManifest, find_whole
 from windlass.train.checkpoint.checkpoint_load import Check, LoadedCheckpoint, load_checkpoint
+from windlass.train.checkpoint.checkpoint_manifest import CheckpointManifest, find_whole
 from windlass.train.checkpoint.checkpoint_storage import find_foreign, find_free_name, open_storage
 from windlass.train.checkpoint.checkpoint_writer import ProcessWriter, ThreadWriter, run_aside
-from windlass.train.checkpoint.rank_shares import Share
+from windlass.train.checkpoint.rank_shares import PlannedSave, SavePlans, Share
 from windlass.train.checkpoint.run_lock import STALE, RunLock, check_owner, take_run
-from windlass.train.checkpoint.save_plan import SHARED_HINT, PlannedSave, SavePlans, check_shared
-from windlass.train.checkpoint.state_json import TRUST_HINT
+from windlass.train.checkpoint.state_encoding import TRUST_HINT
 from windlass.train.checkpoint.training_state import flatten_state, read_rng
 from windlass.train.parallel.context import Context, get_context
 from windlass.waiting import wait_until
@@ -53,8 +52,13 @@ from windlass.waiting import wait_until
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 1800.0  # for one save to be whole
-_FAILURES_BORNE = 1  # saves in a row that may fail before a training ends because of it
+_FAILURES_ACCEPTED = 1  # saves in a row that may fail before a training ends because of it
 _LONG_WAIT_S = 1.0
+_SHOWN_WITHIN_S = 10.0  # a network file system may show a new file a little later
+_SHARED_HINT = (
+    "checkpoints need a folder that all nodes share: mount a claim (--volume CLAIM:/out), or write to "
+    "a URL (--out s3://BUCKET/FOLDER); --checkpoint-every 0 trains without"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +109,7 @@ class Checkpoints:
         self._saving: _Saving | None = None
         self._num_failures = 0
         self._is_shared = False
-        self._is_wait_told = False
+        self._has_warned_of_wait = False
         self._num_written = 0
         self._best_to_mark: BestStep | None = None
         self._damaged: frozenset[int] = frozenset()  # steps that were passed over by the last load
@@ -125,11 +129,11 @@ class Checkpoints:
             except (SpecError, EngineError) as error:
                 refusal = (error.message, error.hint)
             except OSError as error:
-                refusal = (f"{self._storage.root} cannot be written: {error}", SHARED_HINT)
+                refusal = (f"{self._storage.root} cannot be written: {error}", _SHARED_HINT)
         refusal = self._context.broadcast(refusal)
         if refusal is not None:
             raise SpecError(refusal[0], hint=refusal[1])
-        check_shared(self._storage, self._context)
+        self._check_shared()
         self._is_shared = True
 
     def refuse_foreign(self) -> None:
@@ -159,6 +163,30 @@ class Checkpoints:
         whole = find_whole(self._storage)
         self._number = whole[0].number if whole else 0
         self._safe_step = whole[0].step if whole else None
+
+    def _check_shared(self) -> None:
+        """Refuse a folder that is not the same on all nodes, before a save would wait for files in vain."""
+        storage, context = self._storage, self._context
+        if context.world_size == 1:
+            return
+        name, error = f".shared-{secrets.token_hex(4)}", ""
+        if context.is_main:
+            try:
+                storage.write(name, b"")
+            except OSError as refused:
+                error = str(refused)
+        name, error = context.broadcast((name, error))
+        if error:
+            raise SpecError(f"{storage.root} cannot be written: {error}", hint=_SHARED_HINT)
+        is_seen = wait_until(lambda: storage.size(name) is not None, timeout_s=_SHOWN_WITHIN_S)
+        blind = [node for node, sees in context.gather((context.node, is_seen)) if not sees]
+        if context.is_main:
+            storage.remove(name)
+        if blind:
+            raise SpecError(
+                f"{storage.root} is not the same folder on node {blind[0]} as where rank 0 is",
+                hint=_SHARED_HINT,
+            )
 
     def _lock_run(self) -> RunLock:
         context = self._context
@@ -215,7 +243,7 @@ class Checkpoints:
             end.add_done_callback(lambda end: self._note_end(end, step))
         if block or not self._is_async:
             self._wait(end_s, was_announced)
-        elif is_first:  # how it ended is told with the next one, for which the writer starts now
+        elif is_first:  # the next save reports how it ended; its writer starts meanwhile
             self._get_writer()
             self._wait_for_end(end, step, end_s, was_announced)
 
@@ -233,11 +261,11 @@ class Checkpoints:
 
         Optional; of use when the optimizer has its state, so after the first step. Nothing is waited for.
         """
-        table = flatten_state(state, allow_pickle=self._trust)  # what cannot be saved is told now
+        table = flatten_state(state, allow_pickle=self._trust)  # raises for what cannot be saved
         if not self._is_async or self._writer is not None:
             return
         self.claim()
-        is_known = self._plans.look(table, rank=self._context.rank)
+        is_known = self._plans.set_state(table, rank=self._context.rank)
         planned = self._plans.plan(self._context, is_known=all(self._context.gather(is_known)))
         memory = self._get_writer().memory
         self._preparing = run_aside(lambda: memory.prepare(planned.data))
@@ -318,14 +346,14 @@ class Checkpoints:
         self._is_shared = False
 
     def _wait(self, end_s: float, was_announced: bool) -> None:
-        errors = [told for told in self._context.gather(self._settle(end_s, was_announced)) if told]
+        errors = [one for one in self._context.gather(self._settle(end_s, was_announced)) if one]
         self._num_failures = 0
         if errors:
             self._remove_failed()
             raise EngineError(f"a checkpoint was not saved: {errors[0]}", hint=self._room_hint)
 
     def _settle(self, end_s: float, was_announced: bool) -> str:
-        """Wait for the save under way, if any; why it failed, if it did."""
+        """Wait for the save under way, if any. Return why it failed, or ""."""
         saving, self._saving = self._saving, None
         if saving is None:
             return ""
@@ -336,7 +364,7 @@ class Checkpoints:
             return f"step-{saving.step} was not written in time"
         try:
             saving.end.result()
-        except Exception as error:  # noqa: BLE001 - all ranks must hear of it before one raises
+        except Exception as error:  # noqa: BLE001 - every rank learns of it before one raises
             return f"step-{saving.step}: {error}"
         self._leftovers -= {saving.folder}
         self._num_written += 1
@@ -366,17 +394,17 @@ class Checkpoints:
         return end.done()
 
     def _settle_before_next(self, end_s: float) -> str:
-        """The same for the next save: training waits for it then, which is told once if it takes long.
+        """Settle the last save before the next one. Warn once if training has to wait for it.
 
-        Not of the first save, for which the writer has to start.
+        A long first save is no reason to warn: its writer has to start.
         """
         saving, started_s = self._saving, time.monotonic()
         error = self._settle(end_s, self._context.preemption.is_announced)
         waited_s = time.monotonic() - started_s
         is_slow = waited_s > _LONG_WAIT_S and self._num_written > 1
-        if saving is None or error or not is_slow or self._is_wait_told:
+        if saving is None or error or not is_slow or self._has_warned_of_wait:
             return error
-        self._is_wait_told = True
+        self._has_warned_of_wait = True
         if self._context.is_main:
             logger.warning(
                 "training waited %.1f s until step-%d was written: what is written to is slower than "
@@ -394,24 +422,24 @@ class Checkpoints:
         last value says why it could not be made.
         """
         table = flatten_state(state, allow_pickle=self._trust)
-        is_known = self._plans.look(table, rank=self._context.rank)
+        is_known = self._plans.set_state(table, rank=self._context.rank)
         folder = f"step-{step}"
         if self._storage.can_rename:
             folder += f".tmp-{self._context.attempt}-{secrets.token_hex(4)}"
         failure = self._make_folder(folder) if self._context.is_main else ""
         is_first = self._safe_step is None or (self._context.attempt > 0 and not self._num_written)
-        told = self._context.gather((step, is_known, folder, error, is_first, failure))
-        if steps := sorted({one[0] for one in told} - {step}):
+        answers = self._context.gather((step, is_known, folder, error, is_first, failure))
+        if steps := sorted({one[0] for one in answers} - {step}):
             raise SpecError(f"rank {self._context.rank} saves step {step}, others step {steps[0]}")
-        folder = told[0][2]
-        if errors := [one[3] for one in told if one[3]]:
+        folder, is_first, failure = answers[0][2], bool(answers[0][4]), str(answers[0][5])
+        if errors := [one[3] for one in answers if one[3]]:
             self._remove_failed(but=folder)  # which another rank may have begun
-        self._judge([*errors, *([told[0][5]] if STALE in told[0][5] else [])])
-        planned = self._plans.plan(self._context, is_known=all(one[1] for one in told))
-        return planned, folder, bool(told[0][4]), str(told[0][5])
+        self._count_failure([*errors, *([failure] if STALE in failure else [])])
+        planned = self._plans.plan(self._context, is_known=all(one[1] for one in answers))
+        return planned, folder, is_first, failure
 
     def _make_folder(self, folder: str) -> str:
-        """Make the folder of a save, or empty it where it has its final name; why that failed."""
+        """Make the folder of a save, or empty it where it has its final name. Return an error, or ""."""
         try:
             if self._lock is not None:
                 check_owner(self._storage, self._lock.token)
@@ -426,21 +454,21 @@ class Checkpoints:
     def _remove_failed(self, *, but: str = "") -> None:
         """Give back the room that a failed save takes, once no rank writes to it any more."""
         if self._context.is_main and self._lock is not None:
-            # what cannot be reached is told by the next save
+            # if storage fails here, the next save reports it
             with contextlib.suppress(OSError, EngineError):
                 check_owner(self._storage, self._lock.token)
                 remove_half_written(self._storage, but=but)
                 remove_unfinished(self._storage, self._leftovers - {but})
 
-    def _judge(self, errors: list[str]) -> None:
-        """Bear one failed save, not two in a row; every rank judges alike."""
+    def _count_failure(self, errors: list[str]) -> None:
+        """Accept one failed save, raise at two in a row. Every rank has the same errors."""
         self._num_failures = self._num_failures + 1 if errors else 0
         if stale := [error for error in errors if STALE in error]:
             raise EngineError(
                 f"a checkpoint was not saved: {stale[0]}",
                 hint="this training ends, so that it does not disturb the other one",
             )
-        if self._num_failures > _FAILURES_BORNE:
+        if self._num_failures > _FAILURES_ACCEPTED:
             raise EngineError(
                 f"{self._num_failures} checkpoints in a row were not saved: {errors[0]}",
                 hint=self._room_hint,

@@ -1,9 +1,11 @@
-"""A rank's share of a checkpoint, written and read with torch's distributed checkpoint (DCP).
+"""A rank's share of a checkpoint: planned, written and read with torch's distributed checkpoint (DCP).
 
-`write_share` puts what the plan gives to this rank under `rank-R/` and tells in a file what it wrote, so
-that rank 0 can commit. It runs in the trainer or in its writer process alike, and needs no other rank.
-`ShareReader` reads what this rank needs of all shares, however many ranks wrote them. Called by
-checkpoints.py and the writer.
+`SavePlans` decides with all ranks who writes what. `write_share` puts this rank's part under `rank-R/` and
+leaves a record of it in a file, so that rank 0 can commit; it needs no other rank and runs in the trainer or
+in its writer process. `ShareReader` reads what this rank needs of all shares, however many ranks wrote them.
+
+DCP asks for streams through its FileSystemBase. `HashedFiles` hashes what goes through, so that nothing is
+read again to be hashed.
 """
 
 from __future__ import annotations
@@ -14,35 +16,247 @@ import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemBase, _StorageInfo, _StoragePrefix
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    BytesIOWriteData,
+    ReadItem,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
 from torch.distributed.checkpoint.storage import WriteResult
 
 from windlass.errors import EngineError
-from windlass.train.checkpoint.checkpoint_files import CheckpointManifest, FileFacts, HashedFiles
+from windlass.train.checkpoint.checkpoint_manifest import CheckpointManifest, FileFacts
 from windlass.train.checkpoint.checkpoint_storage import Storage, open_storage
-from windlass.train.checkpoint.safe_unpickle import load_entry, load_metadata
-from windlass.train.checkpoint.state_json import decode, encode, record
+from windlass.train.checkpoint.state_encoding import (
+    decode,
+    encode,
+    load_entry,
+    load_metadata,
+    record,
+)
 from windlass.train.checkpoint.training_state import SavedTensor
+
+if TYPE_CHECKING:
+    from windlass.train.parallel.context import Context
 
 METADATA = ".metadata"  # DCP's own: which tensor lies where
 RNG = "rng.pt"
 _PICKLE = b"\x80"  # first byte of an entry that an earlier version has pickled
-_MANY_BYTES = (
-    256 << 20
-)  # from here on a share is several files, written and hashed by as many threads
+_MANY_BYTES = 256 << 20  # a larger share is several files, written and hashed by as many threads
 _THREADS = 4
+
+
+for _kind in (
+    *(SavePlan, WriteItem, WriteItemType, TensorWriteData, BytesIOWriteData),
+    *(ChunkStorageMetadata, MetadataIndex, TensorProperties),
+    *(FileFacts, WriteResult, _StorageInfo),
+):
+    record(_kind)
+
+
+# Plans.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSave:
+    """This rank's part of a save, with its data still in the objects they belong to."""
+
+    plan: SavePlan
+    metadata: Metadata
+    data: dict[MetadataIndex, torch.Tensor | bytes]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(
+            len(value) if isinstance(value, bytes) else value.nbytes for value in self.data.values()
+        )
+
+
+class SavePlans:
+    """Makes DCP's plan of each save, and reuses the last one while the state keeps its form.
+
+    A rank that holds a copy of what other ranks hold too (DDP) writes its part of it only. Every rank
+    computes the whole plan from the local plans of all ranks.
+    """
+
+    def __init__(self) -> None:
+        self._local: SavePlan | None = None
+        self._own: SavePlan | None = None
+        self._metadata: Metadata | None = None
+        self._planner = DefaultSavePlanner(flatten_state_dict=False)
+
+    def set_state(self, table: dict[str, Any], *, rank: int) -> bool:
+        """Plan this rank's part of a state's table. Return whether its last plan fits."""
+        self._planner = DefaultSavePlanner(flatten_state_dict=False)
+        self._planner.set_up_planner(table, is_coordinator=rank == 0)
+        local = self._planner.create_local_plan()
+        is_known = self._local is not None and local.items == self._local.items
+        self._local = local
+        return is_known
+
+    def plan(self, context: Context, *, is_known: bool) -> PlannedSave:
+        """Return the plan for the state. With `is_known` on all ranks, they exchange nothing."""
+        if not is_known or self._own is None or self._metadata is None:
+            texts = context.gather(encode(self._local, name="plan").decode())
+            local = [decode(text, name="plan") for text in texts]
+            plans, self._metadata = self._planner.create_global_plan(local)
+            self._own = plans[context.rank]
+        data = {}
+        for item in self._own.items:
+            value = self._planner.resolve_data(item)
+            data[item.index] = (
+                value.detach() if isinstance(value, torch.Tensor) else value.getvalue()
+            )
+        return PlannedSave(plan=self._own, metadata=self._metadata, data=data)
+
+
+# Files.
+
+
+class HashedFiles(FileSystemBase):
+    """Files of one folder of a storage; `facts` has those that were written."""
+
+    def __init__(self, storage: Storage, folder: str) -> None:
+        self.facts: dict[str, FileFacts] = {}
+        self._storage = storage
+        self._folder = folder
+
+    def save(self, name: str, data: bytes) -> None:
+        """Write one small file, to the disk where there is one."""
+        with self.create_stream(name, "wb") as stream:
+            stream.write(data)
+            if self._storage.can_rename:  # an object store has no fsync
+                stream.flush()
+                os.fsync(stream.fileno())
+
+    @contextlib.contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        name = os.fspath(path)
+        with self._storage.open(f"{self._folder}/{name}", mode) as stream:
+            if "r" in mode:
+                yield stream
+                return
+            hashed = HashingStream(stream)
+            yield hashed
+            if not stream.closed:
+                stream.flush()
+        self.facts[name] = hashed.facts
+
+    def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
+        return f"{os.fspath(path)}/{suffix}".lstrip("/")
+
+    def init_path(self, path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+        return path
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        name, new_name = os.fspath(path), os.fspath(new_path)
+        self._storage.rename_file(f"{self._folder}/{name}", f"{self._folder}/{new_name}")
+        self.facts[new_name] = self.facts.pop(name)
+
+    def mkdir(self, path: str | os.PathLike[str]) -> None:
+        """Do nothing: a rank's folder is made with the first file in it."""
+
+    def exists(self, path: str | os.PathLike[str]) -> bool:
+        """Return whether this writer has written the file; nothing else writes to its folder."""
+        return os.fspath(path) in self.facts
+
+    def rm_file(self, path: str | os.PathLike[str]) -> None:
+        self._storage.remove(f"{self._folder}/{os.fspath(path)}")
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:  # noqa: ARG003
+        return True
+
+
+class HashingStream(io.RawIOBase):
+    """Passes on what is written, and knows its size and hash; written from front to back only."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        super().__init__()
+        self._stream = stream
+        self._sha256 = hashlib.sha256()
+        self._size = 0
+
+    @property
+    def facts(self) -> FileFacts:
+        return FileFacts(size=self._size, sha256=self._sha256.hexdigest())
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self._stream.write(view)
+        self._sha256.update(view)
+        self._size += view.nbytes
+        return view.nbytes
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None:
+        if not self._stream.closed:
+            self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+
+class _FilesInMemory(HashedFiles):
+    """Collects the files that DCP writes under another name first, so that a storage sees each name once.
+
+    An object store may remember for a while that it was asked for an object that was not there.
+    """
+
+    def __init__(self) -> None:
+        self.contents: dict[str, bytes] = {}
+
+    @contextlib.contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:  # noqa: ARG002
+        stream = io.BytesIO()
+        yield stream
+        self.contents[os.fspath(path)] = stream.getvalue()
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        self.contents[os.fspath(new_path)] = self.contents.pop(os.fspath(path))
+
+    def exists(self, path: str | os.PathLike[str]) -> bool:
+        return os.fspath(path) in self.contents
+
+
+class _ReadyData(DefaultSavePlanner):
+    """A planner whose planning is over: it only hands out the data."""
+
+    def __init__(self, data: Mapping[MetadataIndex, torch.Tensor | bytes]) -> None:
+        super().__init__()
+        self._data = data
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        data = self._data[write_item.index]
+        return io.BytesIO(data) if isinstance(data, bytes) else data
+
+
+# Writing.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one rank writes, and where; the data of the plan's items are given apart."""
+    """What one rank writes and where; the data of the plan's items are passed separately."""
 
     root: str
     folder: str
@@ -52,14 +266,10 @@ class Share:
     num_bytes: int
 
 
-for _kind in (FileFacts, MetadataIndex, WriteResult, _StorageInfo):
-    record(_kind)
-
-
 @record
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenShare:
-    """What a rank says of what it has written; lies in the folder until the commit."""
+    """Record of what a rank has written; a file in the folder until the commit."""
 
     files: Mapping[str, FileFacts]
     results: list[WriteResult]
@@ -67,21 +277,21 @@ class WrittenShare:
 
 
 def write_share(share: Share, data: Mapping[MetadataIndex, torch.Tensor | bytes]) -> None:
-    """Write one rank's share; a file tells that it is there, or why it could not be written."""
+    """Write one rank's share, and a record of it or of why it could not be written."""
     storage = open_storage(share.root)
     try:
         written = _write_files(storage, share, data)
-        storage.write(_told_in(share.folder, share.rank), encode(written, name="share"))
+        storage.write(_record_name(share.folder, share.rank), encode(written, name="share"))
     except Exception as error:
         reason = _find_reason(error)
         with contextlib.suppress(OSError):  # and makes room to say so
             storage.remove(f"{share.folder}/{_name(share.rank)}")
-        tell_failure(share.root, share.folder, share.rank, reason)
+        record_failure(share.root, share.folder, share.rank, reason)
         raise EngineError(reason) from error
 
 
 def _find_reason(error: BaseException) -> str:
-    """What the system said, where torch's own error is only that a file is not as long as it should be."""
+    """Return the operating system's error; torch's own only says that a file is too short."""
     link: BaseException | None = error
     while link is not None and not isinstance(link, OSError):
         link = link.__cause__ or link.__context__
@@ -89,9 +299,9 @@ def _find_reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def tell_failure(root: str, folder: str, rank: int, error: str) -> None:
-    """Let rank 0 know that this rank's share will not come."""
-    storage, name = open_storage(root), _told_in(folder, rank)
+def record_failure(root: str, folder: str, rank: int, error: str) -> None:
+    """Write a record from which rank 0 learns that this rank's share will not come."""
+    storage, name = open_storage(root), _record_name(folder, rank)
     try:
         storage.write(name, encode(_make_failed(error), name="share"))
     except OSError:
@@ -104,8 +314,8 @@ def _make_failed(error: str) -> WrittenShare:
 
 
 def read_share(storage: Storage, folder: str, rank: int) -> WrittenShare | None:
-    """What a rank has told; None: nothing yet."""
-    name = _told_in(folder, rank)
+    """Return a rank's record; None if it has written none yet."""
+    name = _record_name(folder, rank)
     size = storage.size(name)
     if size is None:
         return None
@@ -115,16 +325,16 @@ def read_share(storage: Storage, folder: str, rank: int) -> WrittenShare | None:
     return share if isinstance(share, WrittenShare) else None
 
 
-def remove_told(storage: Storage, folder: str, rank: int) -> None:
-    """Forget what a rank has told."""
-    storage.remove(_told_in(folder, rank))
+def remove_record(storage: Storage, folder: str, rank: int) -> None:
+    """Remove a rank's record."""
+    storage.remove(_record_name(folder, rank))
 
 
 def _name(rank: int) -> str:
     return f"rank-{rank}"
 
 
-def _told_in(folder: str, rank: int) -> str:
+def _record_name(folder: str, rank: int) -> str:
     return f"{folder}/.share-{rank}"
 
 
@@ -159,65 +369,7 @@ def write_metadata(
     return files.facts[METADATA]
 
 
-class _FilesInMemory(FileSystemBase):
-    """Files that DCP writes under another name first, so that a storage sees each name once.
-
-    An object store may remember for a while that it was asked for an object that was not there.
-    """
-
-    def __init__(self) -> None:
-        self.contents: dict[str, bytes] = {}
-
-    @contextlib.contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:  # noqa: ARG002
-        stream = io.BytesIO()
-        yield stream
-        self.contents[os.fspath(path)] = stream.getvalue()
-
-    def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
-        return f"{os.fspath(path)}/{suffix}".lstrip("/")
-
-    def init_path(self, path: str | os.PathLike[str]) -> str | os.PathLike[str]:
-        return path
-
-    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        self.contents[os.fspath(new_path)] = self.contents.pop(os.fspath(path))
-
-    def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """Do nothing: there are no folders."""
-
-    def exists(self, path: str | os.PathLike[str]) -> bool:
-        return os.fspath(path) in self.contents
-
-    def rm_file(self, path: str | os.PathLike[str]) -> None:
-        self.contents.pop(os.fspath(path), None)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:  # noqa: ARG003
-        return True
-
-
-class _ReadyData(SavePlanner):
-    """A planner whose planning is over: it only hands out the data."""
-
-    def __init__(self, data: Mapping[MetadataIndex, torch.Tensor | bytes]) -> None:
-        self._data = data
-
-    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        data = self._data[write_item.index]
-        return io.BytesIO(data) if isinstance(data, bytes) else data
-
-    def set_up_planner(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError
-
-    def create_local_plan(self) -> SavePlan:
-        raise NotImplementedError
-
-    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        raise NotImplementedError
-
-    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        raise NotImplementedError
+# Reading.
 
 
 class _SafePlanner(DefaultLoadPlanner):

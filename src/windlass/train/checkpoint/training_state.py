@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from windlass.errors import SpecError
-from windlass.train.checkpoint.state_json import encode, record
+from windlass.train.checkpoint.state_encoding import encode, record
 
 _WRAPPED = (
     "_orig_mod.",
