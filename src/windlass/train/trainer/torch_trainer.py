@@ -130,7 +130,7 @@ class TorchTrainer:
         self.progress = TrainProgress()
         self.total_steps = 0
         self.parts: TrainerParts
-        self._is_ending = False
+        self._is_early_stop = False
         self._is_epoch_begun = False
 
     @property
@@ -267,20 +267,20 @@ class TorchTrainer:
         """Train until the end, from the newest checkpoint if there is one; the same result on every rank."""
         set_up(self)
         try:
-            self._tell("on_start")
-            self.parts.saver.check_parts()
+            self._notify("on_start")
+            self.parts.attributes.refuse_late_parts()
             self.parts.callback_states.deliver()
-            if not self._is_patience_over:  # of a run that had stopped early, and is started again
+            if not self._is_early_stop_due:  # of a run that had stopped early, and is started again
                 self._train()
         except BaseException as error:
             self.parts.close(ok=isinstance(error, Preempted))
             raise
         self.parts.log.flush()
         self.parts.close(ok=True)
-        self.parts.saver.tell_safe()
+        self._report_saved()
         self.context.preemption.end_reading()
         result = self._result()
-        self._tell("on_end", result)
+        self._notify("on_end", result)
         return result
 
     def execute(
@@ -297,7 +297,7 @@ class TorchTrainer:
         if test is None:
             return result
         result = dataclasses.replace(result, test=self._evaluate(test, self.test_step))
-        self._tell("on_test", result.test)
+        self._notify("on_test", result.test)
         return result
 
     def stop(self) -> None:
@@ -362,17 +362,17 @@ class TorchTrainer:
             self.progress.step = step.index + 1
             self.progress.epoch = step.epoch + step.is_last_of_epoch
             parts.log.step_done(step)
-            self._tell("on_step", step)
+            self._notify("on_step", step)
             self._propose(step.index)
             signals = parts.signals.look(step.index)
             is_best = self._is_validation_due(step) and self._validate()
-            is_last = self._is_ending or bool(signals & {STOP, END}) or self._is_at_end
+            is_last = self._is_early_stop or bool(signals & {STOP, END}) or self._is_at_end
             if is_best or is_last or SAVE in signals or self._is_save_due(step):
-                parts.saver.save(step, is_best=is_best, block=is_last)
+                self._save(step, is_best=is_best, block=is_last)
             if step.is_last_of_epoch:
-                self._tell("on_epoch", self.progress.epoch)
+                self._notify("on_epoch", self.progress.epoch)
             if STOP in signals:
-                self._tell("on_preempted", self.progress.step)
+                self._notify("on_preempted", self.progress.step)
                 raise Preempted(self.progress.step, is_saved=self.options.saves)
             if is_last:
                 break
@@ -390,6 +390,7 @@ class TorchTrainer:
             self.parts.log.data_wait_s = time.perf_counter() - began_s
             yield step
             if self.progress.step == first + 1:
+                self.parts.attributes.warn_of_modules()
                 self.parts.saver.prepare()
 
     def _loss(self, batch: Any, batch_idx: int) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -445,12 +446,12 @@ class TorchTrainer:
         return self.progress.step >= self.total_steps
 
     @property
-    def _is_patience_over(self) -> bool:
-        patience = self.options.early_stop
-        return patience is not None and self.progress.bad_validations >= patience
+    def _is_early_stop_due(self) -> bool:
+        limit = self.options.early_stop
+        return limit is not None and self.progress.bad_validations >= limit
 
     def _propose(self, step: int) -> None:
-        self.parts.saver.tell_safe()
+        self._report_saved()
         if self.context.preemption.is_noticed:
             self.parts.signals.propose(STOP, step)
         if self.context.is_main and self.parts.saver.is_time_up:
@@ -471,20 +472,41 @@ class TorchTrainer:
         is_epoch = step.is_last_of_epoch and self.options.checkpoint_epochs
         return is_epoch or (isinstance(every, int) and self.progress.step % every == 0)
 
+    def _save(self, step: Any, *, is_best: bool, block: bool) -> None:
+        """Save after this step. `block` waits until the checkpoint is whole: the process ends then."""
+        parts, progress = self.parts, self.progress
+        if not self.options.saves:
+            return
+        if parts.saver.saved_step != progress.step:
+            parts.attributes.refuse_late_parts()
+            parts.attributes.warn_of_modules()
+            parts.log.settle()
+            self.share_buffers()
+            epoch = progress.epoch if step.is_last_of_epoch else None
+            parts.saver.save(progress, epoch=epoch, run_ids=parts.trackers.run_ids, block=block)
+            self._notify("on_checkpoint", progress.step)
+        if is_best and progress.best is not None:
+            parts.saver.mark_best(progress.step, progress.best)
+        parts.log.pause_done()
+
+    def _report_saved(self) -> None:
+        if (step := self.parts.saver.take_safe_step()) is not None:
+            self._notify("on_saved", step)
+
     def _validate(self) -> bool:
         """Validate; True if it is the best so far. Asks for the end where it has not improved for long."""
         metrics = self.evaluate(self.validation_dataloader)
         self.progress.validation = metrics
         self.parts.log.validation_done(metrics)
-        self._tell("on_validation", metrics)
+        self._notify("on_validation", metrics)
         value = self.parts.read_best_metric(metrics)
         if self.parts.schedule_unit == "validation":
             self.scheduler.step(value)
         is_best = self.progress.judge(value, mode=self.options.best)
-        self._is_ending = self._is_patience_over
+        self._is_early_stop = self._is_early_stop_due
         return is_best
 
-    def _tell(self, event: str, *values: Any) -> None:
+    def _notify(self, event: str, *values: Any) -> None:
         for callback in self.callbacks:
             getattr(callback, event)(self, *values)
 

@@ -1,4 +1,4 @@
-"""What a trainer tells every few steps, to trackers and callbacks: loss, norm, learning rate, meters.
+"""Log of a training: loss, gradient norm, learning rate and meters, for trackers and callbacks.
 
 Held by `TorchTrainer`. Numbers of a step are read when the next one is under way, so no step waits for them.
 """
@@ -41,7 +41,7 @@ class TrainLog:
         self._meters = meters
         self._trackers = trackers
         self._pending: _Pending | None = None
-        self._told_step = trainer.progress.step
+        self._logged_step = trainer.progress.step
         self.data_wait_s = 0.0
         self.loss: float | None = None
 
@@ -51,15 +51,15 @@ class TrainLog:
         return self._sums.metric_names
 
     def step_done(self, step: Any) -> None:
-        """Count a step; every `log_every` steps its numbers are sent for, and told one step later."""
+        """Count a step. Every `log_every` steps its numbers are requested, and logged one step later."""
         options, progress = self._trainer.options, self._trainer.progress
         tokens = step.global_samples * (options.tokens_per_sample or 0)
         self._meters.step(tokens=tokens, samples=step.global_samples, data_wait_s=self.data_wait_s)
-        self._tell()
+        self._log_pending()
         if progress.step % options.log_every == 0:
-            self._send_for()
+            self._request()
 
-    def _send_for(self) -> None:
+    def _request(self) -> None:
         progress = self._trainer.progress
         rate = float(self._trainer.optimizer.param_groups[0]["lr"])
         reading = self._meters.read()
@@ -71,7 +71,7 @@ class TrainLog:
             metric_names=self.metric_names,
         )
 
-    def _tell(self) -> None:
+    def _log_pending(self) -> None:
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
@@ -79,9 +79,9 @@ class TrainLog:
         numbers = pending.sums.read()
         num_own = NUM_SUMS + len(pending.metric_names)
         means = [number / world_size for number in numbers[:num_own]]
-        loss_sum, norm_sum, num_steps, num_left_out = means[:NUM_SUMS]
-        self._told_step = pending.step
-        self._warn_of_left_out(round(num_left_out), pending.step)
+        loss_sum, norm_sum, num_steps, num_skipped = means[:NUM_SUMS]
+        self._logged_step = pending.step
+        self._warn_of_skipped(round(num_skipped), pending.step)
         self.loss = loss_sum / num_steps if num_steps else float("nan")
         metrics = {
             "loss": self.loss,
@@ -103,7 +103,7 @@ class TrainLog:
         for callback in trainer.callbacks:
             callback.on_log(trainer, pending.step, metrics)
 
-    def _warn_of_left_out(self, count: int, step: int) -> None:
+    def _warn_of_skipped(self, count: int, step: int) -> None:
         if count:
             self._trainer.progress.num_skipped += count
             logger.warning(
@@ -119,21 +119,21 @@ class TrainLog:
         self._trackers.log(values, step=self._trainer.progress.step)
 
     def pause_done(self) -> None:
-        """What passed since the last step was none."""
+        """Exclude the time since the last step from step times."""
         self._meters.skip()
 
     def settle(self) -> None:
         """Before a checkpoint: write what is known of the steps up to it, so that no kill loses it."""
         if self._pending is not None and self._pending.sums.is_ready:
-            self._tell()
+            self._log_pending()
         self._trackers.settle()
 
     def flush(self) -> None:
-        """Tell what was not told yet."""
-        self._tell()
-        if self._told_step < self._trainer.progress.step:
-            self._send_for()
-            self._tell()
+        """Log the steps since the last log line."""
+        self._log_pending()
+        if self._logged_step < self._trainer.progress.step:
+            self._request()
+            self._log_pending()
 
 
 def _spread(numbers: list[float]) -> dict[str, float]:

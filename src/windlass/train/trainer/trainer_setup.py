@@ -44,6 +44,7 @@ from windlass.train.parallel.strategies import (
     lay_out,
 )
 from windlass.train.trackers import TrackerGroup, make_trackers
+from windlass.train.trainer.callbacks import STATES_ENTRY, CallbackStates
 from windlass.train.trainer.itwinai_names import refuse_attributes
 from windlass.train.trainer.meters import Meters
 from windlass.train.trainer.optimizers import (
@@ -61,7 +62,7 @@ from windlass.train.trainer.optimizers import (
 from windlass.train.trainer.step_signals import StepSignals
 from windlass.train.trainer.step_update import StepSums, StepUpdate
 from windlass.train.trainer.trainer_log import TrainLog
-from windlass.train.trainer.trainer_save import ENTRY, CallbackStates, Saver
+from windlass.train.trainer.trainer_save import AttributeChecks, Saver
 
 if TYPE_CHECKING:
     from windlass.train.trainer.torch_trainer import TorchTrainer
@@ -178,6 +179,7 @@ class TrainerParts:
     resumed_from: int | None
     schedule_unit: str  # what the scheduler steps after: "step", "epoch" or "validation"
     callback_states: CallbackStates
+    attributes: AttributeChecks
 
     def read_best_metric(self, metrics: Mapping[str, float]) -> float:
         if not metrics:
@@ -207,7 +209,7 @@ def set_up(trainer: TorchTrainer) -> None:
     trainer.validation_dataloader = make_eval_loader(trainer.validation_dataloader, trainer)
     _check_early_stop(trainer)
     trainer.total_steps = _count_steps(trainer)
-    _tell_missing_validation(trainer)
+    _warn_of_missing_validation(trainer)
     unit = _make_scheduler(trainer)
     derive_rng(
         seed=options.seed,
@@ -219,8 +221,10 @@ def set_up(trainer: TorchTrainer) -> None:
     sums = StepSums(context)
     folder = find_folder(trainer)
     callback_states = CallbackStates(trainer.callbacks)
+    attributes = AttributeChecks(trainer)
+    callback_state = {STATES_ENTRY: callback_states} if callback_states else {}
+    loader = trainer.train_dataloader
     saver = Saver(
-        trainer,
         Checkpoints(
             folder,
             keep=options.keep,
@@ -229,14 +233,18 @@ def set_up(trainer: TorchTrainer) -> None:
             trust_checkpoint=options.trust_checkpoint,
         ),
         {**_state(trainer, laid_out, scaler), "sums": sums},
-        later={**_further_state(trainer), **({ENTRY: callback_states} if callback_states else {})},
+        later={**_further_state(trainer), **callback_state},
+        options=options,
+        context=context,
+        shape=trainer.shape,
+        order={"seed": options.seed, "batch": loader.batch, "num_samples": loader.num_samples},
+        identity=trainer.identity(),  # once: files may be looked into
     )
-    resumed_from = saver.load()
-    if resumed_from is not None:
+    if (progress := saver.load()) is not None:
+        trainer.progress = progress
         refresh_rates(trainer.scheduler)
-        _tell_nothing_left(trainer, resumed_from)
+        _warn_of_nothing_to_train(trainer)
     trackers = _start_trackers(trainer, folder, saver.run_ids)
-    saver.trackers = trackers
     update = _update_type(trainer)(
         laid_out=laid_out,
         optimizer=trainer.optimizer,
@@ -256,9 +264,10 @@ def set_up(trainer: TorchTrainer) -> None:
         log=TrainLog(trainer, sums, _make_meters(trainer), trackers),
         folder=folder,
         best_metric=options.best_metric,
-        resumed_from=resumed_from,
+        resumed_from=saver.resumed_from,
         schedule_unit=unit,
         callback_states=callback_states,
+        attributes=attributes,
     )
 
 
@@ -423,8 +432,8 @@ def _check_early_stop(trainer: TorchTrainer) -> None:
         )
 
 
-def _tell_missing_validation(trainer: TorchTrainer) -> None:
-    """Say that data for validation are of no use, where the training ends within its first epoch."""
+def _warn_of_missing_validation(trainer: TorchTrainer) -> None:
+    """Warn if the training ends within its first epoch, so that validation data are of no use."""
     is_wanted = trainer.validation_dataloader is not None
     if not is_wanted or trainer.options.validate_every != "epoch":
         return
@@ -439,7 +448,8 @@ def _tell_missing_validation(trainer: TorchTrainer) -> None:
         )
 
 
-def _tell_nothing_left(trainer: TorchTrainer, step: int) -> None:
+def _warn_of_nothing_to_train(trainer: TorchTrainer) -> None:
+    step = trainer.progress.step
     if step > trainer.total_steps and trainer.context.is_main:
         logger.warning(
             "this run is at step %d already, and was to end at %d: nothing is trained; more steps or "
