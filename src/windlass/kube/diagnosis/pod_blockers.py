@@ -84,7 +84,7 @@ def _make(said: Diagnosis, *, pod: str = "", since_s: float = 0.0) -> Blocker:
 
 
 def _merge(blockers: Sequence[Blocker]) -> Iterator[Blocker]:
-    """Pods in the same trouble are told once, with their number."""
+    """Merge the blockers of pods that wait for the same reason into one, with their number."""
     groups: dict[tuple[str, str], list[Blocker]] = {}
     for blocker in blockers:
         groups.setdefault((blocker.reason, blocker.message), []).append(blocker)
@@ -202,8 +202,10 @@ def _find_in_pods(
             yield _make(said, pod=name, since_s=since_s)
         elif (diagnosis := diagnose_container(pod)) is not None:
             yield _make(diagnosis, pod=name, since_s=since_s)
-        elif told := list(_read_events(pod, by_name.get(name, ())) if phase == "Pending" else ()):
-            yield from told
+        elif from_events := list(
+            _read_events(pod, by_name.get(name, ())) if phase == "Pending" else ()
+        ):
+            yield from from_events
         elif phase in ("Pending", "Failed"):
             # a pod that has only just been made will meet what the one before it met
             yield from _read_start_errors([pod, *before[-1:]])
@@ -263,9 +265,11 @@ def _is_passing(event: Object) -> bool:
 def _read_events(pod: Object, events: Sequence[Object]) -> Iterator[Blocker]:
     """What only events tell of a pod that has a node: mounts that fail, an image that takes long."""
     name = name_of(pod)
-    told = events_of(events, "Pod", name)
-    failed = [event for event in told if event.get("reason") in _MOUNT and not _is_passing(event)]
-    if failed and told[-1] is failed[-1]:  # else it was tried again, and went well
+    pod_events = events_of(events, "Pod", name)
+    failed = [
+        event for event in pod_events if event.get("reason") in _MOUNT and not _is_passing(event)
+    ]
+    if failed and pod_events[-1] is failed[-1]:  # else it was tried again, and went well
         text = " ".join(str(failed[-1].get("message", "")).split())
         said = Diagnosis(
             reason=reasons.MOUNT,
@@ -274,7 +278,7 @@ def _read_events(pod: Object, events: Sequence[Object]) -> Iterator[Blocker]:
         )
         yield _make(said, pod=name, since_s=event_first_s(failed[0]))
         return
-    pulls = [event for event in told if event.get("reason") in ("Pulling", "Pulled")]
+    pulls = [event for event in pod_events if event.get("reason") in ("Pulling", "Pulled")]
     if pulls and pulls[-1].get("reason") == "Pulling":
         image = str(pod["spec"]["containers"][0].get("image", ""))
         said = Diagnosis(

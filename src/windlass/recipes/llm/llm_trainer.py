@@ -145,8 +145,8 @@ class LlmTrainer(TorchTrainer):
             vocab_size=self.vocab_size,
         )
         learned = rows.shards.num_learned
-        told = "" if learned == rows.report.num_tokens else f", {learned} tokens learned"
-        self.say("DATA", f"{file}: {rows.report}{told}")
+        note = "" if learned == rows.report.num_tokens else f", {learned} tokens learned"
+        self.say("DATA", f"{file}: {rows.report}{note}")
         return rows
 
     @property

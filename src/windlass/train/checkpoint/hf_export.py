@@ -55,7 +55,7 @@ def export_hf(
                 tokenizer.save_pretrained(folder)
     except (OSError, SpecError) as failure:
         error = str(failure)
-    if errors := [told for told in context.gather(error) if told]:
+    if errors := [one for one in context.gather(error) if one]:
         raise EngineError(f"the model was not exported to {folder}: {errors[0]}")
     return folder
 

@@ -142,7 +142,7 @@ class Loader:
         steps = _join_steps(self._read(start, stop), pins=self._pins and not self.num_workers)
         if self._depth:
             return prefetch.read_ahead(steps, depth=self._depth)
-        return steps if self.num_workers else _keep_apart(steps, goes_on=self.is_stream)
+        return steps if self.num_workers else _keep_apart(steps, keeps_state=self.is_stream)
 
     def _read(self, start: int, stop: int | None) -> Iterator[ReadBatch]:
         seed = None if self._depth else self.seed
@@ -237,9 +237,9 @@ def _read_here(reader: SampleReader, plans: Iterator[StepPlan]) -> Iterator[Read
             yield plan, place, reader.read(batch, plan.epoch)
 
 
-def _keep_apart(steps: Iterator[DataStep], *, goes_on: bool) -> Generator[DataStep, None, None]:
+def _keep_apart(steps: Iterator[DataStep], *, keeps_state: bool) -> Generator[DataStep, None, None]:
     """The steps, read with random numbers of their own."""
-    side = SideRandom(goes_on=goes_on)
+    side = SideRandom(keeps_state=keeps_state)
     while True:
         with side:
             step = next(steps, None)

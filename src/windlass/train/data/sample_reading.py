@@ -47,8 +47,8 @@ class SideRandom:
     Unless every sample is seeded anyway: then its state need not be kept.
     """
 
-    def __init__(self, *, goes_on: bool) -> None:
-        self._goes_on = goes_on
+    def __init__(self, *, keeps_state: bool) -> None:
+        self._keeps_state = keeps_state
         self._data: tuple[Any, ...] | None = None
         self._training: tuple[Any, ...] = ()
 
@@ -58,7 +58,7 @@ class SideRandom:
             set_states(self._data)
 
     def __exit__(self, *_: object) -> None:
-        if self._goes_on:
+        if self._keeps_state:
             self._data = get_states()
         set_states(self._training)
 

@@ -41,10 +41,6 @@ class LaidOutModel:
     data_rank: int  # among the ranks that see different samples
     autocast: Callable[[], AbstractContextManager[Any]]
 
-    @property
-    def is_sharded(self) -> bool:
-        return isinstance(self.model, FSDPModule)
-
     def accumulate(self, *, is_last: bool) -> AbstractContextManager[Any]:
         """Around one micro-batch: gradients meet those of the other ranks after the last one only."""
         if isinstance(self.module, DistributedDataParallel):

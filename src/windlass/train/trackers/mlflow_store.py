@@ -258,8 +258,8 @@ class RestStore:
         if error.code >= 500 or error.code in _TRY_AGAIN:
             return ConnectionError(f"the MLflow server at {self._url} answers {error.code}: {text}")
         try:
-            told = json.loads(text)
-            return self._refused(path, str(told["message"]), str(told["error_code"]))
+            answer = json.loads(text)
+            return self._refused(path, str(answer["message"]), str(answer["error_code"]))
         except (ValueError, KeyError, TypeError):
             return self._refused(path, f"{error.code} {text}", "")
 

@@ -1,6 +1,6 @@
 """All trackers of a run behind one `log`: what the trainer holds, and what a hand-written loop may hold too.
 
-`log` costs a few microseconds, whatever the trackers do: each has its own queue and thread (`TrackerLane`),
+`log` costs a few microseconds, whatever the trackers do: each has its own queue and thread (`TrackerQueue`),
 so a slow or broken tracker can only lose its own records. When a queue is full the oldest record goes, and
 that is said once. After an OSError a tracker is tried again, with growing pauses; any other error turns it
 off. On ranks other than 0 a group is empty, so that callers need no `if`. Knows no tracker by name.
@@ -99,8 +99,8 @@ class StepRecord:
         return self._numbers
 
 
-class TrackerLane:
-    """Records wait here until the tracker's own thread sends them."""
+class TrackerQueue:
+    """Queue of the records that the tracker's own thread sends."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class TrackerLane:
         self._change = threading.Condition()
         self._is_closing = False
         self._end_s = math.inf
-        self._is_hurried = False
+        self._is_due_now = False
         self._num_unsent = 0
         self._is_off = False
         self._has_warned = False
@@ -142,10 +142,10 @@ class TrackerLane:
             elif len(self._records) == 1:
                 self._change.notify_all()
 
-    def hurry(self) -> None:
+    def send_soon(self) -> None:
         """Send what waits without collecting more."""
         with self._change:
-            self._is_hurried = bool(self._records)
+            self._is_due_now = bool(self._records)
             self._change.notify_all()
 
     def wait_until_sent(self, timeout_s: float) -> None:
@@ -172,7 +172,7 @@ class TrackerLane:
                 self.tracker.name,
                 timeout_s,
                 len(self._records) or 1,
-                self._fate,
+                self._consequence,
             )
 
     def _drop_oldest(self) -> None:
@@ -209,9 +209,9 @@ class TrackerLane:
         with self._change:
             self._change.wait_for(lambda: self._records or self._is_closing)
             self._change.wait_for(
-                lambda: self._is_closing or self._is_hurried, timeout=self.tracker.every_s
+                lambda: self._is_closing or self._is_due_now, timeout=self.tracker.every_s
             )
-            self._is_hurried = False
+            self._is_due_now = False
             return bool(self._records)
 
     def _send(self) -> None:
@@ -244,14 +244,16 @@ class TrackerLane:
             self._is_off, num_lost = True, len(self._records)
             self._records.clear()
         self._has_warned = False
-        self._warn(error, f"it is not tried again, and {num_lost} or more records are {self._fate}")
+        self._warn(
+            error, f"it is not tried again, and {num_lost} or more records are {self._consequence}"
+        )
 
     @property
     def _can_backfill(self) -> bool:
         return callable(getattr(self.tracker, "backfill", None))
 
     @property
-    def _fate(self) -> str:
+    def _consequence(self) -> str:
         """Describe what becomes of records that the tracker did not take."""
         if self._can_backfill:
             return "in metrics.jsonl, from which the next start of this run sends them"
@@ -261,8 +263,8 @@ class TrackerLane:
         if self._has_warned:
             return
         self._has_warned = True
-        told = f"{type(error).__name__}: {error}"[:_IN_SHORT]
-        logger.warning("%s failed: %s; %s", self.tracker.name, told, consequence)
+        reason = f"{type(error).__name__}: {error}"[:_IN_SHORT]
+        logger.warning("%s failed: %s; %s", self.tracker.name, reason, consequence)
 
 
 def _number(value: Any) -> float:
@@ -272,7 +274,7 @@ def _number(value: Any) -> float:
 
 
 def deadline_after(timeout_s: float) -> Callable[[], float]:
-    """How much is left of a time that several lanes share."""
+    """How much is left of a time that several queues share."""
     end_s = time.monotonic() + timeout_s
     return lambda: max(end_s - time.monotonic(), 0.0)
 
@@ -282,13 +284,13 @@ class TrackerGroup:
 
     def __init__(self, trackers: Sequence[Tracker], *, run_ids: RunIds) -> None:
         self._run_ids = run_ids
-        self._lanes = [TrackerLane(tracker, keep_run_id=run_ids.keep) for tracker in trackers]
+        self._queues = [TrackerQueue(tracker, keep_run_id=run_ids.keep) for tracker in trackers]
         self._is_started = False
         self._is_closed = False
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(lane.tracker.name for lane in self._lanes)
+        return tuple(queue.tracker.name for queue in self._queues)
 
     @property
     def run_ids(self) -> dict[str, str]:
@@ -297,34 +299,34 @@ class TrackerGroup:
 
     @property
     def num_dropped(self) -> int:
-        return sum(lane.num_dropped for lane in self._lanes)
+        return sum(queue.num_dropped for queue in self._queues)
 
     def start(self, params: Mapping[str, Any] | None = None) -> None:
         """Begin the run, or go on with it; returns at once."""
         if self._is_started:
             return
         self._is_started = True
-        for lane in self._lanes:
-            lane.start(dict(params or {}))
-        if self._lanes:
+        for queue in self._queues:
+            queue.start(dict(params or {}))
+        if self._queues:
             atexit.register(self._close_at_exit)
 
     def log(self, metrics: Mapping[str, Any], *, step: int) -> None:
         """Note a step's numbers. A tensor of one element is read later: it must not be changed meanwhile."""
-        if not self._lanes or self._is_closed:
+        if not self._queues or self._is_closed:
             return
         self.start()
         record = StepRecord(dict(metrics), step=step, time_s=time.time())
-        for lane in self._lanes:
-            lane.put(record)
+        for queue in self._queues:
+            queue.put(record)
 
     def settle(self) -> None:
         """Send what waits now; what goes to a file is written on return, unless the disk is slow."""
-        for lane in self._lanes:
-            lane.hurry()
-        for lane in self._lanes:
-            if getattr(lane.tracker, "is_file", False):
-                lane.wait_until_sent(SETTLE_WITHIN_S)
+        for queue in self._queues:
+            queue.send_soon()
+        for queue in self._queues:
+            if getattr(queue.tracker, "is_file", False):
+                queue.wait_until_sent(SETTLE_WITHIN_S)
 
     def close(self, *, ok: bool = True, timeout_s: float = CLOSE_WITHIN_S) -> None:
         """Send what waits and end the run in each tracker; what is not taken by then is lost, and told."""
@@ -338,8 +340,8 @@ class TrackerGroup:
             return
         self._is_closed = True
         atexit.unregister(self._close_at_exit)
-        for lane in self._lanes:
-            lane.ask_to_close(ok=ok, timeout_s=timeout_s)
+        for queue in self._queues:
+            queue.ask_to_close(ok=ok, timeout_s=timeout_s)
         time_left = deadline_after(timeout_s)
-        for lane in self._lanes:
-            lane.join(time_left())
+        for queue in self._queues:
+            queue.join(time_left())

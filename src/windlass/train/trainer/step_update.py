@@ -243,10 +243,10 @@ class StepUpdate:
                 self._add_metrics(metrics, returned, share)
                 loss = loss * share
                 self._backward(loss, is_last=index == len(batches) - 1)
-            told = loss.detach()
+            logged = loss.detach()
             if weigh is not None:  # the mean of a batch in which nothing counts is not a number
-                told = torch.where(share > 0, told, 0.0)
-            loss_sum = loss_sum + told
+                logged = torch.where(share > 0, logged, 0.0)
+            loss_sum = loss_sum + logged
         norm = self._step_optimizer()
         if self._scheduler is not None:
             self._scheduler.step()
@@ -305,7 +305,7 @@ class StepUpdate:
         return list(weights * (self._context.world_size / total.clamp(min=1e-12)))
 
     def _backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
-        del is_last  # for engines that must be told
+        del is_last  # for engines that need to know
         (loss if self._scaler is None else self._scaler.scale(loss)).backward()
 
     def _average_of_loss(self) -> None:
