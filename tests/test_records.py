@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
@@ -23,8 +23,7 @@ from windlass.wire.status import JobStatus, Phase, Progress, Verdict
 @given(
     st.one_of(
         st.tuples(st.just(JobSpec), specs),
-        # what was asked of pods stays as it came: see tests/plan
-        st.tuples(st.just(Plan), plans().map(lambda plan: replace(plan, pod=None))),
+        st.tuples(st.just(Plan), plans()),
         st.tuples(st.just(JobStatus), job_statuses),
         st.tuples(st.just(ResultHeader), result_headers),
         st.tuples(st.just(ErrorInfo), error_infos),
@@ -84,6 +83,18 @@ def test_a_missing_field_is_named():
 def test_a_text_is_not_a_list_of_texts():
     with pytest.raises(ProtocolError, match="expected a list, found 'abc'"):
         records.read(JobSpec, {"work": {"kind": "script", "path": "a.py"}, "paths": "abc"})
+
+
+def test_the_field_that_is_refused_is_named_with_the_records_around_it():
+    with pytest.raises(
+        ProtocolError, match=r"cannot read JobStatus: progress\.step: expected a whole"
+    ):
+        records.read(JobStatus, {**GOOD, "progress": {"step": "x"}})
+
+
+def test_what_has_no_form_in_json_is_not_written():
+    with pytest.raises(TypeError, match="has no form in JSON"):
+        records.to_json({"a": [object()]})
 
 
 def test_keys_of_a_newer_writer_are_ignored():

@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from windlass import names
-from windlass.wire.message import Direction, Message, read_annotations
+from windlass.records import find_annotations
+from windlass.wire.message import Direction, Message
 from windlass.wire.messages import agents, calls, computes, forkserver, jobs, ranks
 
 PATH = Path(__file__).parents[1] / "docs/protocol.md"
@@ -30,19 +31,16 @@ bytes each, then a header in JSON and a body of bytes (`wire/frames.py`). A head
 length, before anything is buffered. `type` says which kind of message it is. The first frame on a link
 is a `hello`; a peer of another version or another job is told so and hung up on.
 
-**Each kind is a record** (`wire/message.py`), read once, where it comes in. Reading checks the type of
-every field, that counts are not negative, ports are ports and times are numbers, and ends the link with
-a sentence that names the field. A kind that is not in the table of its direction is refused. Keys that a
-record does not have are ignored. A field with a default, shown with `=`, need not be said.
+**Each kind is a record** (`wire/message.py`), read once, where it comes in. `records.py` checks the
+type of every field, that counts are not negative, ports are ports and times are numbers, and ends the
+link with a sentence that names the field. A kind that is not in the table of its direction is refused.
+Keys that a record does not have are ignored. A field with a default, shown with `=`, need not be said.
 
 **What it costs.** A record is no dataclass: 80 of those would take longer to make than the agent takes
-to start. Its reader is a list of names, types and checks, made when the first one comes; text and truth
-values cost a look at their type. Node 0 and the lead are one process and hand records to each other as
-they are, so that of the messages of an empty call four are read: the client's, one by each rank, each
-rank's answer, and the results by the client. Building and reading them took 24 microseconds of processor
-time longer than plain dictionaries, summed over client, lead and one rank, of the 0.8 ms that an empty
-call into kept processes takes there (two shared cores, best of seven). What is said by datagram or to
-the fork server is JSON of the same form, under `type`, `kind` or `event`.
+to start. `records.py` makes its checks when the first one comes. Node 0 and the lead are one process
+and hand records to each other as they are, so that of the messages of an empty call four are read: the
+client's, one by each rank, each rank's answer, and the results by the client ([times](benchmarks.md)).
+Datagrams and what is said to the fork server are JSON of the same form, under `type`, `kind` or `event`.
 """
 
 
@@ -81,7 +79,7 @@ def _render_parts(told: set[type[Message]]) -> str:
         if isinstance(cls, type)
         and issubclass(cls, Message)
         and not cls.kind
-        and read_annotations(cls)
+        and find_annotations(cls)
     }
     parts = sorted(inside - told, key=lambda cls: cls.__name__)
     rows = [f"| {cls.__name__} | {_summary(cls)} | {_fields(cls)} |" for cls in parts]
@@ -95,7 +93,7 @@ def _summary(cls: type[Message]) -> str:
 
 def _fields(cls: type[Message]) -> str:
     texts = []
-    for name, text in read_annotations(cls).items():
+    for name, text in find_annotations(cls).items():
         default = f" = {getattr(cls, name)!r}" if hasattr(cls, name) else ""
         texts.append(f"`{name}: {text}{default}`".replace("|", "\\|"))
     return ", ".join(texts)

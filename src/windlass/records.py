@@ -1,49 +1,124 @@
-"""Frozen records to and from JSON, driven by their type hints.
+"""JSON of records: one function writes it, and one table of checks reads it.
 
-A record is a frozen dataclass of str, int, float, bool, None, tuples, mappings, string enums and other
-records; one of several records in a union is told by its class's `kind`. Standard library only: the agent
-reads the same records inside a node. No record lives here.
+A record is a frozen dataclass or a `wire.message.Message`. Its fields are its annotations, read as text: its
+module needs `from __future__ import annotations`. The checks of a class are made when it is read first.
+
+Rules for both:
+- Unknown keys are ignored, so that a newer writer can be read. A field without a default must be there.
+- `str`, `bool` and `int` have exactly this type, and an `int` less than 63 bits. A `Count` is an `int` of at
+  least 0, a `Port` one up to 65535. `Metric` is a scalar or None, `JsonObject` any object, `Any` anything.
+- `tuple`, `frozenset` and `Sequence` (read as a list) are lists in JSON, `Mapping[str, X]` is an object.
+- An enum is read from its value. The `kind` of its class chooses a dataclass out of a union.
+
+Two rules differ:
+- A dataclass may hold a number that JSON lacks, written as text ("inf", "nan"), and its `float` is always a
+  `float`. The numbers of a message are finite, and a whole one stays an `int`.
+- An error in a dataclass names the outermost one. An error in a message names the innermost record.
+
+Only `parse` limits size and depth: it is for what another process wrote. Standard library only. Ranks and the
+fork server import this, so that `dataclasses` is imported where a dataclass is, and `typing` nowhere.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import enum
-import functools
 import json
-import math
-import types
-import typing
+import sys
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from functools import cache
+from math import isfinite
 
 from windlass.errors import ProtocolError
 
-T = TypeVar("T")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
+    Check = Callable[[Any], Any]  # returns the value for the field; raises Unfit
+    TypedCheck = tuple[type | None, Check]  # a value of exactly this type needs no check
+    Field = tuple[str, type | None, Check, bool]  # name, the same two, whether it has a default
+    Fields = tuple[Field, ...]
 
 MAX_JSON_BYTES = 64 << 20  # a status of ten thousand ranks has 2 MiB
 MAX_DEPTH = 100
+_MAX_INT = 1 << 62
+_MAX_PORT = (1 << 16) - 1
+
+# Classes that other modules import for type checkers only. Each is loaded with the first value of it.
+_LATE = {
+    **dict.fromkeys(("CallState", "RankState"), "wire.states"),
+    **dict.fromkeys(("ErrorInfo", "Outcome", "ResultHeader"), "wire.results"),
+    **dict.fromkeys(("JobStatus", "Verdict"), "wire.status"),
+    **dict.fromkeys(("LeadHandover", "LostLead", "Seat"), "wire.lead_handover"),
+    **dict.fromkeys(("NodeSize", "NodeSizes"), "spec.node_resources"),
+    "ImageStep": "spec.work",
+    "NodePlan": "plan.plan",
+    "PodSpec": "spec.pod_spec",
+}
+
+
+class Unfit(ValueError):
+    """A value that a field cannot hold."""
+
+    def __init__(self, value: Any, expected: str) -> None:
+        super().__init__(f"expected {expected}, found {value!r:.60}")
+        self.value = value
+        self.expected = expected
+        self.path = ""  # of names of fields, from the class that is read
+
+
+# -- writing -----------------------------------------------------------------------------------
 
 
 def to_json(value: Any) -> Any:
-    """The plain JSON form of a record; tuples become lists, numbers that JSON lacks become text."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        data = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        kind = getattr(type(value), "kind", None)
+    """Return the plain JSON form of a value: tuples become lists, numbers that JSON lacks become text."""
+    cls: Any = type(value)
+    if cls is str or cls is int or cls is bool or value is None:
+        return value
+    if hasattr(cls, "__dataclass_fields__"):
+        data = {name: to_json(getattr(value, name)) for name in _dataclass_names(cls)}
+        kind = getattr(cls, "kind", None)
         return {"kind": kind, **data} if isinstance(kind, str) else data
-    if isinstance(value, enum.Enum):
+    if isinstance(value, float):
+        return value if isfinite(value) else str(value)
+    if hasattr(cls, "__members__"):
         return value.value
+    if hasattr(cls, "given_fields"):  # a message
+        value = value.given_fields()
     if isinstance(value, Mapping):
-        return {str(k): to_json(v) for k, v in value.items()}
+        return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [to_json(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+        return [to_json(item) for item in value]
+    if isinstance(value, (str, int)):
+        return value
+    raise TypeError(f"{value!r:.80} has no form in JSON")
+
+
+def _open(value: Any) -> Any:
+    """Return the next level of what the encoder does not know."""
+    return value.given_fields() if hasattr(value, "given_fields") else to_json(value)
+
+
+# made once: json.dumps makes an encoder for each call that has options
+encode = json.JSONEncoder(separators=(",", ":"), default=_open).encode
+
+
+@cache
+def _dataclass_names(cls: Any) -> tuple[str, ...]:
+    from dataclasses import fields
+
+    return tuple(field.name for field in fields(cls))
+
+
+# -- reading -----------------------------------------------------------------------------------
 
 
 def parse(text: bytes, what: str, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
-    """JSON that somebody else wrote: ProtocolError names `what` when it is not that, or a bomb."""
+    """Return the value of JSON that another process wrote.
+
+    Raise ProtocolError, which names `what`, if it is not JSON, too long or nested too deep.
+    """
     if len(text) > max_bytes:
         raise ProtocolError(f"{what} has more than {max_bytes} bytes")
     try:
@@ -56,7 +131,7 @@ def parse(text: bytes, what: str, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
 
 
 def is_deep(value: Any) -> bool:
-    """Whether plain data has more levels than anything here is made for."""
+    """Return whether plain data is nested deeper than MAX_DEPTH."""
     level = [value]
     for _ in range(MAX_DEPTH):
         inner: list[Any] = []
@@ -72,69 +147,248 @@ def is_deep(value: Any) -> bool:
 
 
 def read(cls: type[T], data: Any) -> T:
-    """Build `cls` from its JSON form; unknown keys are ignored so that a newer writer can be read."""
+    """Build a dataclass, or one of a union of them, from its JSON form; ProtocolError if it does not fit."""
     try:
-        built = _read(cls, data)
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ) as error:
+        target: Any = cls
+        built: T = _class_check(target)(data)
+    except (TypeError, ValueError) as error:  # a TypeError is of the class itself
+        path = getattr(error, "path", "")
         raise ProtocolError(
-            f"cannot read {getattr(cls, '__name__', cls)}: {error}",
+            f"cannot read {getattr(cls, '__name__', cls)}: {f'{path}: ' if path else ''}{error}",
             hint="written by another version of Windlass? `windlass doctor` shows the version here",
         ) from error
-    return typing.cast(T, built)
+    return built
 
 
-@functools.cache
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+def read_fields(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a class in a JSON object, checked. Raise Unfit or another ValueError."""
+    values = {}
+    name = ""
+    try:
+        for name, plain, check, has_default in _FIELDS.get(cls) or find_fields(cls):
+            if name in data:
+                value = data[name]
+                values[name] = value if type(value) is plain else check(value)
+            elif not has_default:
+                raise ValueError(f"it has no {name}")
+    except Unfit as error:
+        error.path = f"{name}.{error.path}" if error.path else name
+        raise
+    return values
 
 
-def _read(hint: Any, data: Any) -> Any:
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return _read_union(typing.get_args(hint), data)
-    if origin in (tuple, frozenset):
-        if not isinstance(data, (list, tuple)):
-            raise TypeError(f"expected a list, found {data!r:.60}")
-        return origin(_read(typing.get_args(hint)[0], item) for item in data)
-    if origin is not None and issubclass(origin, Mapping):
-        value_hint = typing.get_args(hint)[1]
-        return {key: _read(value_hint, item) for key, item in data.items()}
-    if isinstance(hint, type):
-        return _read_plain(hint, data)
-    return data
+_FIELDS: dict[type, Fields] = {}
 
 
-def _read_union(members: tuple[Any, ...], data: Any) -> Any:
-    if data is None:
-        return None
-    records = [m for m in members if dataclasses.is_dataclass(m)]
-    for member in records:
-        if len(records) == 1 or data.get("kind") == getattr(member, "kind", None):
-            return _read(member, data)
-    if records:
-        raise ValueError(f"{data['kind']!r:.60} is not a kind that is known here")
-    plain = [m for m in members if m is not type(None)]
-    return _read(plain[0], data) if len(plain) == 1 else data
+def find_fields(cls: type) -> Fields:
+    """Return the fields of a class, with their checks."""
+    is_message = not hasattr(cls, "__dataclass_fields__")
+    fields: dict[str, Field] = {}
+    for base in reversed(cls.__mro__):
+        for name, text in _own_annotations(base).items():
+            fields[name] = name, *_make_check(text, base, is_message), _has_default(cls, name)
+    _FIELDS[cls] = tuple(fields.values())
+    return _FIELDS[cls]
 
 
-def _read_plain(cls: type, data: Any) -> Any:
-    if dataclasses.is_dataclass(cls):
-        if not isinstance(data, Mapping):
-            raise TypeError(f"expected {cls.__name__}, found {data!r:.60}")
-        hints = _hints(cls)
-        fields = [f for f in dataclasses.fields(cls) if f.init and f.name in data]
-        return cls(**{f.name: _read(hints[f.name], data[f.name]) for f in fields})
-    if issubclass(cls, enum.Enum):
-        return cls(data)
-    if cls is float:
-        return float(data)
-    if cls in (int, str, bool) and not isinstance(data, cls):
-        raise TypeError(f"expected {cls.__name__}, found {data!r:.60}")
-    return data
+def find_annotations(cls: type) -> dict[str, str]:
+    """Return the text of each field's annotation."""
+    texts: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        texts.update(_own_annotations(base))
+    return texts
+
+
+def _own_annotations(cls: type) -> dict[str, str]:
+    texts: dict[str, str] = getattr(cls, "__annotations__", {})
+    return {name: text for name, text in texts.items() if not text.startswith("ClassVar")}
+
+
+def _has_default(cls: type, name: str) -> bool:
+    if (fields := getattr(cls, "__dataclass_fields__", None)) is None:
+        return hasattr(cls, name)
+    from dataclasses import MISSING
+
+    return not (fields[name].default is MISSING and fields[name].default_factory is MISSING)
+
+
+# -- checks ------------------------------------------------------------------------------------
+
+
+def _make_check(text: str, owner: type, is_message: bool) -> TypedCheck:
+    """Return the check for an annotation of `owner`, in whose module the names of classes are looked up."""
+    if text == "float" and not is_message:
+        return float, _read_float
+    if text in _WORDS:
+        return _WORDS[text]
+    if text.endswith(" | None"):
+        plain, check = _make_check(text.removesuffix(" | None"), owner, is_message)
+        return plain, lambda value: None if value is None else check(value)
+    container, bracket, inner = text.partition("[")
+    if bracket:
+        inner = inner.removesuffix("]").removesuffix(", ...").removeprefix("str, ")
+        return None, _CONTAINERS[container](*_make_check(inner, owner, is_message))
+    if text in _LATE:
+        return None, _make_late_check(text, is_message)
+    return None, _make_class_check(vars(sys.modules[owner.__module__])[text], is_message)
+
+
+def _make_late_check(name: str, is_message: bool) -> Check:
+    @cache
+    def find() -> Check:
+        from importlib import import_module
+
+        return _make_class_check(
+            getattr(import_module(f"windlass.{_LATE[name]}"), name), is_message
+        )
+
+    return lambda value: find()(value)
+
+
+def _make_class_check(cls: Any, is_message: bool) -> Check:
+    """Return the check for an enum, a message, a dataclass or a union of dataclasses."""
+    if hasattr(cls, "__members__"):
+        return _make_enum_check(cls)
+    if hasattr(cls, "given_fields"):  # a message
+        return _make_message_check(cls)
+    if is_message:  # which may come from this process, with the record itself
+        return lambda value: value if isinstance(value, cls) else read(cls, value)
+    return _class_check(cls)
+
+
+def _make_enum_check(cls: Any) -> Check:
+    members = {member.value: member for member in cls}
+
+    def check(value: Any) -> Any:
+        if type(value) is not str or value not in members:
+            raise Unfit(value, cls.__name__)
+        return members[value]
+
+    return check
+
+
+def _make_message_check(cls: Any) -> Check:
+    def check(value: Any) -> Any:
+        if type(value) is not dict:
+            raise Unfit(value, cls.__name__)
+        return cls.read(value)
+
+    return check
+
+
+@cache
+def _class_check(cls: Any) -> Check:
+    """Return the check for a dataclass or a union of dataclasses."""
+    if kinds := {getattr(member, "kind", ""): member for member in getattr(cls, "__args__", ())}:
+        return _make_kind_check(kinds)
+
+    def check(value: Any) -> Any:
+        if type(value) is not dict:
+            raise Unfit(value, cls.__name__)
+        return cls(**read_fields(cls, value))
+
+    return check
+
+
+def _make_kind_check(kinds: dict[str, Any]) -> Check:
+    checks = {kind: _class_check(cls) for kind, cls in kinds.items()}
+
+    def check(value: Any) -> Any:
+        if type(value) is not dict:
+            raise Unfit(value, "an object")
+        kind = value.get("kind")
+        if type(kind) is not str or kind not in checks:
+            raise ValueError(f"{kind!r:.60} is not a kind that is known here")
+        return checks[kind](value)
+
+    return check
+
+
+def _make_list_check(make: Callable[[Any], Any]) -> Callable[[type | None, Check], Check]:
+    def make_check(plain: type | None, inner: Check) -> Check:
+        def check(value: Any) -> Any:
+            if type(value) is not list and type(value) is not tuple:
+                raise Unfit(value, "a list")
+            return make([one if type(one) is plain else inner(one) for one in value])
+
+        return check
+
+    return make_check
+
+
+def _make_dict_check(plain: type | None, inner: Check) -> Check:
+    def check(value: Any) -> Any:
+        if type(value) is not dict:
+            raise Unfit(value, "an object")
+        return {key: one if type(one) is plain else inner(one) for key, one in value.items()}
+
+    return check
+
+
+_CONTAINERS = {
+    "Sequence": _make_list_check(lambda items: items),
+    "tuple": _make_list_check(tuple),
+    "frozenset": _make_list_check(frozenset),
+    "Mapping": _make_dict_check,
+    "dict": _make_dict_check,
+}
+
+
+def _refuse(expected: str) -> Check:
+    """Return the check of a word whose values are all those of one type."""
+
+    def check(value: Any) -> Any:
+        raise Unfit(value, expected)
+
+    return check
+
+
+def _check_int(value: Any) -> Any:
+    if type(value) is int and -_MAX_INT < value < _MAX_INT:
+        return value
+    raise Unfit(value, "a whole number")
+
+
+def _check_count(value: Any) -> Any:
+    if type(value) is int and 0 <= value < _MAX_INT:
+        return value
+    raise Unfit(value, "count")
+
+
+def _check_port(value: Any) -> Any:
+    if type(value) is int and 0 <= value <= _MAX_PORT:
+        return value
+    raise Unfit(value, "port")
+
+
+def _check_number(value: Any) -> Any:
+    if (type(value) is float or type(value) is int) and isfinite(value):
+        return value
+    raise Unfit(value, "number")
+
+
+def _read_float(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise Unfit(value, "number") from None
+
+
+def _check_metric(value: Any) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise Unfit(value, "a number or text")
+
+
+_WORDS: dict[str, TypedCheck] = {
+    "str": (str, _refuse("str")),
+    "bool": (bool, _refuse("bool")),
+    "int": (None, _check_int),
+    "Count": (None, _check_count),
+    "Port": (None, _check_port),
+    "float": (None, _check_number),
+    "Metric": (None, _check_metric),
+    "float | int | str | bool | None": (None, _check_metric),
+    "JsonObject": (dict, _refuse("JsonObject")),
+    "Any": (None, lambda value: value),
+}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from windlass.records import find_fields
 from windlass.wire.message import Direction
 from windlass.wire.messages import calls, computes, forkserver, jobs, ranks
 
@@ -42,4 +43,4 @@ def test_every_kind_can_be_read_and_says_what_it_is(name):
     for kind, cls in DIRECTIONS[name].kinds.items():
         assert cls.kind == kind
         assert cls.__doc__
-        cls._find_fields()  # all words of its annotations are known
+        find_fields(cls)  # all words of its annotations are known

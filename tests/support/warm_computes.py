@@ -20,7 +20,7 @@ from windlass.client.compute.nodes.compute_connection import ask_at
 from windlass.engines.dialects.kubernetes import KUBERNETES
 from windlass.kube.client.api import Api
 from windlass.kube.objects.kinds import PODS
-from windlass.wire.message import to_plain
+from windlass.records import to_json
 
 if TYPE_CHECKING:
     from cluster_space import Space
@@ -76,7 +76,7 @@ class Ground:
         nodes = compute.nodes()
         assert nodes.ref is not None
         info = ask_at(nodes.wanted.engine, nodes.ref).to_header()
-        return dict(json.loads(json.dumps(info, default=to_plain)))
+        return dict(json.loads(json.dumps(info, default=to_json)))
 
     def pod_uids(self, compute: kt.Compute) -> dict[int, str]:
         """The pods of a compute's nodes, by index."""

@@ -14,7 +14,7 @@ import struct
 
 from windlass import names, processes
 from windlass.agent.fork_server_start import spawn_server
-from windlass.wire.message import to_plain
+from windlass.records import to_json
 from windlass.wire.messages.forkserver import (
     FORK_SERVER_TO_NODE,
     NODE_TO_FORK_SERVER,
@@ -154,7 +154,7 @@ class ForkServer:
     def _ask(self, request: Message, fds: tuple[int, ...] = ()) -> None:
         if self._control is None:
             return
-        body = json.dumps(request.to_header(), default=to_plain).encode()
+        body = json.dumps(request.to_header(), default=to_json).encode()
         self._control.setblocking(True)
         try:
             socket.send_fds(self._control, [_LENGTH.pack(len(body))], fds)

@@ -10,11 +10,16 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windlass import names, records
 from windlass.errors import ProtocolError
 from windlass.spec.work import Calls, Command, Work
+
+if TYPE_CHECKING:
+    from windlass.spec.job_spec import JobSpec
+    from windlass.spec.node_resources import NodeSizes
+    from windlass.spec.pod_spec import PodSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +61,6 @@ def renumber(nodes: Iterable[NodePlan]) -> tuple[NodePlan, ...]:
         first_rank = renumbered[-1].ranks.stop if renumbered else 0
         renumbered.append(replace(node, first_rank=first_rank))
     return tuple(renumbered)
-
-
-if TYPE_CHECKING:
-    from windlass.spec.job_spec import JobSpec
-    from windlass.spec.node_resources import NodeSizes
-    from windlass.spec.pod_spec import PodSpec
-else:
-    PodSpec = NodeSizes = Any  # loaded only where a plan has one: `read_plan`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,22 +215,7 @@ def read_plan(text: str) -> Plan:
             f"the plan is of version {version}, this Windlass reads version {names.PROTOCOL_VERSION}",
             hint="use the same version of Windlass for submitting and for reading",
         )
-    plan = records.read(Plan, data)
-    if plan.sizes is not None:
-        plan = replace(plan, sizes=_read_sizes(plan.sizes))
-    return plan if plan.pod is None else replace(plan, pod=_read_pod(plan.pod))
-
-
-def _read_pod(data: Any) -> PodSpec:
-    from windlass.spec.pod_spec import PodSpec
-
-    return records.read(PodSpec, data)
-
-
-def _read_sizes(data: Any) -> NodeSizes:
-    from windlass.spec.node_resources import NodeSizes
-
-    return records.read(NodeSizes, data)
+    return records.read(Plan, data)
 
 
 _NPROC = re.compile(r"--nproc[-_]per[-_]node[= ]([0-9]+)(?![^ ])")

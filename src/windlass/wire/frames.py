@@ -29,13 +29,6 @@ Buffer = bytes | bytearray | memoryview
 Header = Mapping[str, Any]
 
 
-def _to_plain(value: Any) -> Any:
-    """Records and messages inside a header."""
-    return vars(value) if isinstance(value, Message) else records.to_json(value)
-
-
-# made once: the module's functions make an encoder for every frame
-_encode = json.JSONEncoder(separators=(",", ":"), default=_to_plain).encode
 _decode = json.JSONDecoder().decode
 
 
@@ -65,7 +58,7 @@ def render_pieces(said: Message | Header, segments: Sequence[Buffer]) -> Sequenc
 
 
 def _render_head(said: Message | Header, num_body_bytes: int) -> bytes:
-    text = _encode(said.to_header() if isinstance(said, Message) else said).encode()
+    text = records.encode(said.to_header() if isinstance(said, Message) else said).encode()
     return _LENGTHS.pack(len(text), num_body_bytes) + text
 
 

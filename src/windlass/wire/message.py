@@ -1,15 +1,13 @@
-"""Message: one kind of what processes say to each other, a frozen record with checks for each field.
+"""Message: one kind of what processes say to each other, a frozen record with a check for each field.
 
-Read and checked once, where it arrives; a Direction is the kinds that one side may say. Kinds that are read
-often get a reader written for them when the first one comes. Ranks and the fork server import this: no
-dataclasses, no typing at run time.
+`windlass.records` has the checks; a message is read once, where it arrives. A Direction is the kinds that one
+side may say. Ranks and the fork server import this: no dataclasses, no typing at run time.
 """
 
 from __future__ import annotations
 
-from math import isfinite
-
 from windlass.errors import ProtocolError
+from windlass.records import Unfit, find_annotations, read_fields
 
 TYPE_CHECKING = False
 
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self, dataclass_transform
 
-    Check = Callable[[Any], Any]  # the value as the record holds it; ValueError says what it is not
-    Field = tuple[str, type | None, Check, bool]  # name, type that needs no check, check, optional
     # what annotations may say beside Python's own words
     Count = int  # not negative
     Port = int
@@ -35,24 +31,7 @@ else:
         return lambda cls: cls
 
 
-_MAX_INT = 1 << 62
-_MAX_PORT = (1 << 16) - 1
 _fill = object.__setattr__  # as a whole: its own dict is what a message is
-
-_STATES = "wire.states"
-
-# Records of other modules that messages carry, and where they are; loaded with the first one.
-_CARRIED = {
-    **dict.fromkeys(("ErrorInfo", "Outcome", "ResultHeader"), "wire.results"),
-    **dict.fromkeys(("JobStatus", "Verdict"), "wire.status"),
-    **dict.fromkeys(("LeadHandover", "LostLead", "Seat"), "wire.lead_handover"),
-    "NodePlan": "plan.plan",
-    "ImageStep": "spec.work",
-    "NodeSize": "spec.node_resources",
-    "NodeSizes": "spec.node_resources",
-    **dict.fromkeys(("CallState", "RankState"), _STATES),
-}
-_parts: dict[str, type[Message]] = {}  # messages inside messages, by name
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -61,14 +40,9 @@ class Message:
 
     kind: ClassVar[str] = ""
     tag: ClassVar[str] = "type"  # the key under which the kind is said
-    _fields: ClassVar[tuple[Field, ...] | None] = None
 
-    def __init_subclass__(cls, *, kind: str = "", is_hot: bool = False) -> None:
+    def __init_subclass__(cls, *, kind: str = "") -> None:
         cls.kind = kind
-        cls._fields = None
-        _parts[cls.__name__] = cls
-        if is_hot:  # an empty call reads it
-            cls.read = classmethod(_read_hot)  # type: ignore[assignment]
 
     def __init__(self, **fields: Any) -> None:
         _fill(self, "__dict__", fields)
@@ -79,7 +53,8 @@ class Message:
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in field_names(type(self)))
+        names = find_annotations(type(self))
+        return all(getattr(self, name) == getattr(other, name) for name in names)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -88,72 +63,38 @@ class Message:
         return f"{type(self).__name__}({fields})"
 
     def to_header(self) -> dict[str, Any]:
-        """What is said: the kind and the fields that were given."""
+        """Return the kind and the fields that were given; `records.to_json` encodes what is in them."""
         return {self.tag: self.kind, **self.__dict__}
 
+    def given_fields(self) -> Mapping[str, Any]:
+        """Return the fields that were given, by name."""
+        return self.__dict__
+
     def says(self, name: str) -> bool:
-        """Whether a field was given, even as None."""
+        """Return whether a field was given, even as None."""
         return name in self.__dict__
 
     def replaced(self, **fields: Any) -> Self:
-        """The same with some fields changed."""
+        """Return a copy with some fields changed."""
         return type(self)(**{**self.__dict__, **fields})
 
     @classmethod
     def read(cls, header: Mapping[str, Any]) -> Self:
-        """The message in a header; keys that it does not know are ignored, all others are checked."""
-        values: dict[str, Any] = {}
-        for name, plain, check, is_optional in cls._fields or cls._find_fields():
-            if name not in header:
-                if not is_optional:
-                    cls.refuse_missing(name)
-                continue
-            value = header[name]
-            if type(value) is plain:
-                values[name] = value
-                continue
-            try:
-                values[name] = check(value)
-            except ValueError as error:
-                raise cls.refuse(name, error) from error
+        """Return the message in a header; ProtocolError if it does not fit."""
+        try:
+            values = read_fields(cls, header)
+        except ValueError as error:
+            what = _describe(error) if isinstance(error, Unfit) else error
+            kind = cls.kind or cls.__name__
+            raise ProtocolError(f"a malformed message ({kind}): {what}") from error
         message = cls.__new__(cls)
         _fill(message, "__dict__", values)
         return message
 
-    @classmethod
-    def refuse(cls, name: str, error: ValueError) -> ProtocolError:
-        """The error of a value that a field cannot have."""
-        return ProtocolError(f"{cls._describe()}: its {name} is {error}")
 
-    @classmethod
-    def refuse_missing(cls, name: str) -> None:
-        """A field that must be said is not."""
-        raise ProtocolError(f"{cls._describe()}: it has no {name}")
-
-    @classmethod
-    def _describe(cls) -> str:
-        return f"a malformed message ({cls.kind or cls.__name__})"
-
-    @classmethod
-    def _find_fields(cls) -> tuple[Field, ...]:
-        texts = read_annotations(cls)
-        cls._fields = tuple(
-            (name, _PLAIN.get(text), make_check(text), hasattr(cls, name))
-            for name, text in texts.items()
-        )
-        return cls._fields
-
-
-def _read_hot(cls: type[Message], header: Mapping[str, Any]) -> Message:
-    """The first one of a kind."""
-    have_reader(cls)
-    return cls.read(header)
-
-
-def have_reader(cls: type[Message]) -> None:
-    """From now on a function of its own reads this kind."""
-
-    cls.read = staticmethod(write_reader(cls))  # type: ignore[method-assign,assignment]
+def _describe(error: Unfit) -> str:
+    expected = error.expected if " " in error.expected else f"a {error.expected}"
+    return f"its {error.path} is {error.value!r:.60}, not {expected}"
 
 
 class Direction:
@@ -167,7 +108,7 @@ class Direction:
         self._tag = kinds[0].tag
 
     def read(self, header: Any) -> Message:
-        """The message in a header; one that the sender has no business to say is refused."""
+        """Return the message in a header; one that the sender has no business to say is refused."""
         try:
             cls = self.kinds[header[self._tag]]
         except (KeyError, TypeError):  # TypeError: it is no object, or its kind is none
@@ -177,235 +118,3 @@ class Direction:
                 hint="use the same version of Windlass on both sides",
             ) from None
         return cls.read(header)
-
-
-def read_annotations(cls: type[Message]) -> dict[str, str]:
-    """The fields of a kind, with the text of their annotations."""
-    texts: dict[str, str] = {}
-    for base in reversed(cls.__mro__[:-2]):  # less Message and object
-        texts.update(base.__annotations__)
-    return {name: text for name, text in texts.items() if not text.startswith("ClassVar")}
-
-
-def field_names(cls: type[Message]) -> tuple[str, ...]:
-    return tuple(read_annotations(cls))
-
-
-def to_plain(value: Any) -> dict[str, Any]:
-    """The fields of a message or a record inside a message: for an encoder of JSON, which knows none."""
-    if isinstance(value, Message):
-        return value.__dict__
-    if hasattr(value, "__dataclass_fields__"):
-        from windlass import records
-
-        return dict(records.to_json(value))
-    raise TypeError(f"{value!r:.80} cannot be said in a message")
-
-
-# -- checks ------------------------------------------------------------------------------------
-
-# of these any value will do, so that looking at the type is all
-_PLAIN: dict[str, type] = {"str": str, "bool": bool, "JsonObject": dict}
-
-
-def make_check(text: str) -> Check:
-    """The check for a type, from its annotation's text."""
-    if text.endswith(" | None"):
-        inner = make_check(text.removesuffix(" | None"))
-        return lambda value: None if value is None else inner(value)
-    for opening, make in (("Sequence[", _make_list_check), ("Mapping[str, ", _make_dict_check)):
-        if text.startswith(opening):
-            return make(text.removeprefix(opening).removesuffix("]"))
-    if text in _CHECKS:
-        return _CHECKS[text]
-    if text in _PLAIN:
-        return _refuse_but(_PLAIN[text], text)
-    return _make_record_check(text)
-
-
-def _refuse_but(plain: type, text: str) -> Check:
-    def check(value: Any) -> Any:
-        if type(value) is not plain:
-            raise ValueError(f"{value!r:.60}, not a {text}")
-        return value
-
-    return check
-
-
-def _make_list_check(inner_text: str) -> Check:
-    inner = make_check(inner_text)
-
-    def check(value: Any) -> Any:
-        if type(value) is not list and type(value) is not tuple:
-            raise ValueError(f"{value!r:.60}, not a list")
-        return [inner(one) for one in value]
-
-    return check
-
-
-def _make_dict_check(inner_text: str) -> Check:
-    inner = make_check(inner_text)
-
-    def check(value: Any) -> Any:
-        if type(value) is not dict:
-            raise ValueError(f"{value!r:.60}, not an object")
-        if not value:
-            return value
-        return {key: inner(one) for key, one in value.items()}
-
-    return check
-
-
-def _make_record_check(name: str) -> Check:
-    if name in _parts:
-        return _make_part_check(_parts[name])
-    from importlib import import_module
-
-    from windlass import records
-
-    if members := make_members(name):
-        return _make_enum_check(name, members)
-    record: Any = getattr(import_module(f"windlass.{_CARRIED[name]}"), name)
-    return lambda value: value if isinstance(value, record) else records.read(record, value)
-
-
-def find_part(text: str) -> type[Message] | None:
-    """The kind of messages that a list has; None for what is no such list."""
-    return _parts.get(text[9:-1]) if text.startswith("Sequence[") else None
-
-
-def make_members(name: str) -> dict[str, Any]:
-    """The words of an enum; empty for what is none."""
-    if _CARRIED.get(name) != _STATES:
-        return {}
-    from importlib import import_module
-
-    return {word.value: word for word in getattr(import_module(f"windlass.{_STATES}"), name)}
-
-
-def _make_enum_check(name: str, members: dict[str, Any]) -> Check:
-    def check(value: Any) -> Any:
-        if type(value) is not str or value not in members:
-            raise ValueError(f"{value!r:.60}, not a {name}")
-        return members[value]
-
-    return check
-
-
-def _make_part_check(part: type[Message]) -> Check:
-    def check(value: Any) -> Message:
-        if type(value) is not dict:
-            raise ValueError(f"{value!r:.60}, not a {part.__name__}")
-        return part.read(value)
-
-    return check
-
-
-def _check_int(value: Any) -> int:
-    if type(value) is int and -_MAX_INT < value < _MAX_INT:
-        return value
-    raise ValueError(f"{value!r:.60}, not a whole number")
-
-
-def _check_count(value: Any) -> int:
-    if type(value) is int and 0 <= value < _MAX_INT:
-        return value
-    raise ValueError(f"{value!r:.60}, not a count")
-
-
-def _check_port(value: Any) -> int:
-    if type(value) is int and 0 <= value <= _MAX_PORT:
-        return value
-    raise ValueError(f"{value!r:.60}, not a port")
-
-
-def _check_float(value: Any) -> float:
-    if (type(value) is float or type(value) is int) and isfinite(value):
-        return value
-    raise ValueError(f"{value!r:.60}, not a number")
-
-
-def _check_metric(value: Any) -> Any:
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    raise ValueError(f"{value!r:.60}, neither a number nor text")
-
-
-_CHECKS: dict[str, Check] = {
-    "int": _check_int,
-    "Count": _check_count,
-    "Port": _check_port,
-    "float": _check_float,
-    "Metric": _check_metric,
-    "Any": lambda value: value,
-}
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
-
-    Reader = Callable[[Mapping[str, Any]], Message]
-
-# When a value of a type, written in words, is what the record holds, whatever else is so.
-_INLINE_CHECKS = {
-    "str": "type(value) is str",
-    "bool": "type(value) is bool",
-    "Count": "type(value) is int and 0 <= value < 4611686018427387904",
-    "float": "type(value) is float and value - value == 0.0",
-    "Sequence[Count]": (
-        "type(value) is list and len(value) == 1"
-        " and type(value[0]) is int and 0 <= value[0] < 4611686018427387904"
-    ),
-    "Mapping[str, str]": "type(value) is dict and not value",
-}
-
-
-def write_reader(cls: type[Message]) -> Reader:
-    """What makes messages of one kind from headers."""
-    names: dict[str, Any] = {
-        "cls": cls,
-        "make": cls.__new__,
-        "fill": object.__setattr__,
-        "miss": cls.refuse_missing,
-        "check": _make_checks(cls),
-    }
-    lines = ["def read(header):", " values = {}"]
-    for name, text in read_annotations(cls).items():
-        names[f"of_{name}"] = make_members(text) or find_part(text)
-        lines += [f" if {name!r} in header:", f"  value = header[{name!r}]"]
-        lines.append(f"  values[{name!r}] = {_write_value(name, text)}")
-        if not hasattr(cls, name):
-            lines += [" else:", f"  miss({name!r})"]
-    lines += [" message = make(cls)", " fill(message, '__dict__', values)", " return message"]
-    exec("\n".join(lines), names)  # noqa: S102 - of our own annotations
-    reader: Reader = names["read"]
-    return reader
-
-
-def _write_value(name: str, text: str) -> str:
-    """A field's value, from what was said."""
-    checked = f"check[{name!r}](value)"
-    if make_members(text):
-        return f"of_{name}[value] if type(value) is str and value in of_{name} else {checked}"
-    if find_part(text) is not None:
-        one = f"of_{name}.read(one) if type(one) is dict else {checked}"
-        return f"[{one} for one in value] if type(value) is list else {checked}"
-    return f"value if {_INLINE_CHECKS.get(text, 'False')} else {checked}"
-
-
-def _make_checks(cls: type[Message]) -> dict[str, Any]:
-    """What is done with a value that is not the plain one."""
-
-    def make(name: str, text: str) -> Any:
-        check = make_check(text)
-
-        def check_or_refuse(value: Any) -> Any:
-            try:
-                return check(value)
-            except ValueError as error:
-                raise cls.refuse(name, error) from error
-
-        return check_or_refuse
-
-    return {name: make(name, text) for name, text in read_annotations(cls).items()}

@@ -29,8 +29,9 @@ from windlass.agent.fork_server_client import read_request, send_event
 from windlass.agent.forkserver import import_snapshot
 from windlass.agent.forkserver.openblas import Threads
 from windlass.frameworks.framework import load_framework
+from windlass.records import to_json
 from windlass.wire.job_folder import JobFolder
-from windlass.wire.message import Handlers, to_plain
+from windlass.wire.message import Handlers
 from windlass.wire.messages.forkserver import (
     CallRankSetup,
     ForkRank,
@@ -349,7 +350,7 @@ class _ForkServer:
     def _enter_callee(self, channel: int, about: CallRankSetup) -> int:
         if about.start == "spawn" or not self._is_safe:
             os.set_inheritable(channel, True)
-            said = json.dumps(to_plain(about))
+            said = json.dumps(to_json(about))
             argv = [sys.executable, sys.argv[0], "callee", str(channel), said]
             os.execv(sys.executable, argv)
         return self._programs.enter_callee(channel, about)

@@ -24,16 +24,23 @@ from windlass.agent.rank.reload import Reloader, import_freshly, renew_class
 from windlass.agent.rank_process import INTERRUPTED
 from windlass.errors import BundleError
 from windlass.frameworks.framework import load_framework
+from windlass.records import find_fields
 from windlass.wire import call_targets, payloads
-from windlass.wire.message import have_reader
-from windlass.wire.messages.computes import CallAnswer, CallItem, MakeObject, RunCall
+from windlass.wire.messages.computes import (
+    NODE_TO_RANK,
+    CallAnswer,
+    CallItem,
+    MakeObject,
+    RunCall,
+)
 from windlass.wire.messages.forkserver import CallRankSetup
 from windlass.wire.states import RankState
 
 _AHEAD_BYTES = 4 << 20  # of a stream, before its readers must have caught up
 _ITEM_BYTES = 1 << 10  # what an item costs besides its own bytes
 
-have_reader(RunCall)  # in the fork server: each rank would else make its own
+for _kind in NODE_TO_RANK.kinds.values():
+    find_fields(_kind)  # in the fork server: a rank has forgotten our modules when it reads one
 
 
 def serve(fd: int, about: CallRankSetup) -> int:

@@ -70,7 +70,7 @@ class SetProfile(Message, kind="profile"):
     profile: CallProfile
 
 
-class AskCall(Message, kind="call", is_hot=True):
+class AskCall(Message, kind="call"):
     """Run this; what is called is in the body, in parts that came before, or in a file."""
 
     id: str
@@ -247,7 +247,7 @@ class CallResult(Message, kind="result"):
     payload: str = ""
 
 
-class CallResults(Message, kind="results", is_hot=True):
+class CallResults(Message, kind="results"):
     """Small answers of several ranks, one after another in the body; `ends`: all is well, and over."""
 
     id: str

@@ -57,7 +57,7 @@ class MakeObject(Message, kind="make"):
 # -- orders of the lead ------------------------------------------------------------------------
 
 
-class RunCall(Message, kind="call", is_hot=True):
+class RunCall(Message, kind="call"):
     """Run a call on the ranks of a world; what is called is in the body, or in a file."""
 
     id: str
@@ -106,7 +106,7 @@ class SetUpNode(Message, kind="setup"):
 # -- what nodes tell ---------------------------------------------------------------------------
 
 
-class CallAnswer(Message, kind="answer", is_hot=True):
+class CallAnswer(Message, kind="answer"):
     """How a rank ended its part of a call; the value or the exception is in the body, or in a file."""
 
     call: str = ""

@@ -23,8 +23,8 @@ from windlass.agent.lead.stores import Store, Stores
 from windlass.agent.lead.world import World, WorldTable, make_world_nodes
 from windlass.frameworks.framework import load_framework
 from windlass.plan.plan import Plan, make_nodes
+from windlass.records import to_json
 from windlass.spec.node_resources import NodeSizes
-from windlass.wire.message import to_plain
 from windlass.wire.messages.calls import CallProfile, CallWaiting
 from windlass.wire.messages.computes import ForkWorld, RunCall
 from windlass.wire.messages.forkserver import CallRankSetup
@@ -39,7 +39,7 @@ def shape_of(asked: CallProfile) -> str:
     project = asked.project
     place = [project.cwd, project.root, project.paths]
     forked = [asked.preload, asked.store, asked.start, asked.framework, asked.sizes]
-    return json.dumps([asked.world, asked.env, forked, place], default=to_plain)
+    return json.dumps([asked.world, asked.env, forked, place], default=to_json)
 
 
 class WorldPool:

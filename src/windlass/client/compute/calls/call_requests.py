@@ -47,7 +47,6 @@ from windlass.spec.node_resources import NodeSizes
 from windlass.spec.work import Calls
 from windlass.wire import payloads
 from windlass.wire.call_targets import ByFile
-from windlass.wire.message import to_plain
 from windlass.wire.messages.calls import AskCall, CallProfile, ProjectPlace, WorldAsked
 from windlass.wire.messages.computes import SyncCode
 
@@ -200,7 +199,7 @@ class Requests:
         self._project.refresh()
         return {
             "procs": self._node_procs,
-            "place": to_plain(self._project.about(self._cwd, self._working_dir)),
+            "place": records.to_json(self._project.about(self._cwd, self._working_dir)),
             "preload": list(self._preload),
             "early": self._work.early,
             "sizes": records.to_json(self._find_sizes()),
@@ -278,7 +277,7 @@ class Requests:
         if sizes := self._find_sizes():
             profile = profile.replaced(sizes=sizes)
         # equal ones have equal keys: the lead keeps each once
-        text = json.dumps(to_plain(profile), sort_keys=True, default=to_plain)
+        text = json.dumps(records.to_json(profile), sort_keys=True)
         key = hashlib.sha256(text.encode()).hexdigest()[:16]
         self._profiles[kind] = (what, key, profile)  # at once: other threads call, too
         return key, profile

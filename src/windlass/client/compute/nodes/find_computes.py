@@ -43,7 +43,6 @@ from windlass.settings import Settings, read_settings_here
 from windlass.spec.work import Calls
 from windlass.trusted import make_own
 from windlass.waiting import wait_until
-from windlass.wire.message import to_plain
 from windlass.wire.states import NodeState
 from windlass.wire.status import JobStatus
 
@@ -246,7 +245,7 @@ def look(compute: FoundCompute) -> LiveCompute:
         "state": "at work" if active else "idle",
         "num_waiting": max(0, len(active) - 1),
         "deployed": tuple(info.record),
-        "calls": tuple(to_plain(call) for call in info.calls),
+        "calls": tuple(records.to_json(call) for call in info.calls),
         "num_calls": info.num_calls,
         "idle_s": info.idle_s,
         "ttl_s": info.ttl_s,
