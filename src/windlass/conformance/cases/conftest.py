@@ -49,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "quick: a contract that starts no job",
         "needs_can(capability): a contract about something that not every dialect can",
         "needs_right(verb, resource): a case that does more than a job may",
+        "long: a case that takes many seconds by its nature",
     ):
         config.addinivalue_line("markers", line)
 
