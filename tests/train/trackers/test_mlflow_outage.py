@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -17,12 +18,19 @@ from windlass.train.trackers import make_trackers, tracker_group
 
 
 class Runs:
-    """What an MLflow server keeps, while its process comes and goes."""
+    """Records of an MLflow server that stops and starts again on the same port."""
 
     def __init__(self) -> None:
         self.points: list[tuple[str, int, int, float]] = []
         self.statuses: dict[str, str] = {}
-        self.port = 0
+        # Bound while the server is down, so that the system gives the port to no other connection.
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind(("127.0.0.1", 0))
+        self.port: int = self._reserved.getsockname()[1]
+
+    def close(self) -> None:
+        self._reserved.close()
 
     def losses(self) -> list[tuple[int, float]]:
         return sorted((step, value) for key, _, step, value in self.points if key == "loss")
@@ -49,7 +57,7 @@ class Runs:
     @contextmanager
     def served(self) -> Iterator[None]:
         with _Server(("127.0.0.1", self.port), _Handler) as server:
-            server.runs, self.port = self, server.server_port
+            server.runs = self
             threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
             yield
             server.shutdown()
@@ -85,14 +93,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
     runs = Runs()
-    with runs.served():
-        pass  # which takes a port
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{runs.port}")
     monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
     monkeypatch.setenv("no_proxy", "*")
-    return runs
+    yield runs
+    runs.close()
 
 
 def attempt(folder: Path, number: int) -> Any:
@@ -111,8 +118,8 @@ def test_what_an_outage_at_the_end_kept_is_sent_at_the_next_start(
         first = attempt(tmp_path, 0)
         first.start({})
         log(first, range(3))
-        first._lanes[1].hurry()
-        first._lanes[1].wait_until_sent(30)
+        first._queues[1].send_soon()
+        first._queues[1].wait_until_sent(30)
     log(first, range(3, 6))
     first.close(timeout_s=1.2)
     assert runs.losses() == [(step, float(step)) for step in range(3)]
@@ -158,12 +165,12 @@ def test_records_that_the_queue_dropped_are_sent_at_the_end(
     tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = attempt(tmp_path, 0)
-    jsonl, mlflow = group._lanes
+    jsonl, mlflow = group._queues
     mlflow._max_queued = 5
     group.start({})
     log(group, range(20))
     assert mlflow.num_dropped == 15
-    jsonl.hurry()
+    jsonl.send_soon()
     jsonl.wait_until_sent(30)
     monkeypatch.setattr(tracker_group, "_SHORTEST_PAUSE_S", 0.05)
     with runs.served():

@@ -15,7 +15,7 @@ import torch
 
 from windlass.errors import SpecError
 from windlass.train.trackers import TrackerGroup, make_trackers
-from windlass.train.trackers.tracker_group import RunIds, StepRecord, TrackerLane
+from windlass.train.trackers.tracker_group import RunIds, StepRecord, TrackerQueue
 
 
 class ScriptedTracker:
@@ -105,17 +105,17 @@ def test_a_full_queue_drops_the_oldest_and_says_it_once(
 ) -> None:
     tracker = ScriptedTracker()
     tracker.may_flush.clear()
-    lane = TrackerLane(tracker, keep_run_id=lambda *_: None, max_queued=3)
-    lane.start({})
-    lane.put(StepRecord({}, step=0, time_s=0.0))
+    queue = TrackerQueue(tracker, keep_run_id=lambda *_: None, max_queued=3)
+    queue.start({})
+    queue.put(StepRecord({}, step=0, time_s=0.0))
     assert tracker.is_flushing.wait(10)
     for step in range(1, 10):
-        lane.put(StepRecord({}, step=step, time_s=0.0))
+        queue.put(StepRecord({}, step=step, time_s=0.0))
     tracker.may_flush.set()
-    lane.ask_to_close(ok=True, timeout_s=10)
-    lane.join(10)
+    queue.ask_to_close(ok=True, timeout_s=10)
+    queue.join(10)
     assert [step for step, _ in tracker.logged][-3:] == [7, 8, 9]
-    assert lane.num_dropped >= 6
+    assert queue.num_dropped >= 6
     assert sum("does not keep up" in message for message in caplog.messages) == 1
 
 
