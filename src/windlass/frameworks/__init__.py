@@ -1,2 +1,4 @@
-"""Frameworks: how work is spread over ranks. One record and one file each; the client, agents and ranks
-read them."""
+"""Frameworks: how work is spread over ranks. Each is one record in one file.
+
+The client, agents and ranks read these records.
+"""

@@ -1,7 +1,7 @@
-"""command: a program, run once on each node, which may start ranks of its own as torchrun does.
+"""The command framework: runs a program once on each node, which may start its own ranks as torchrun does.
 
-It finds torchrun's flags in its variables, so that a bare `torchrun train.py` on every node is one world. A
-function is run once on each node, too, under the same variables.
+The program finds torchrun's flags in its variables, so a bare `torchrun train.py` on every node forms one
+world. A function also runs once on each node, with the same variables.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _COMMAND = "command"  # the kind of work
 
 
 def _count_procs(procs: int, kind: str) -> int:
-    """One, unless a job asks for its command several times."""
+    """Return 1, or the requested number if the work is a command."""
     return procs if kind == _COMMAND else 1
 
 

@@ -1,7 +1,7 @@
-"""Framework: all that differs between the ways to spread work over ranks, and the table of frameworks.
+"""The `Framework` record, which describes one way to spread work over ranks, and the table of frameworks.
 
-Each framework fills in one record, in a module of its own, which is imported when the framework is used. The
-client, the lead, nodes, the fork server and ranks read it, so this module and theirs import little.
+Each framework fills in one record in its own module, which is imported when the framework is used.
+The client, the lead, nodes, the fork server and ranks read the record, so these modules import little.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
             self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], /
         ) -> tuple[Sequence[Any], Mapping[str, Any]]: ...
 
-    class TellCluster(Protocol):
+    class ReportCluster(Protocol):
         def __call__(
             self,
             port: int,
@@ -54,46 +54,46 @@ if TYPE_CHECKING:
 
     class RunClusterNode(Protocol):
         def __call__(
-            self, address: str, port: int, node: ClusterNode, tell: TellCluster
+            self, address: str, port: int, node: ClusterNode, report: ReportCluster
         ) -> NoReturn: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeetingStore:
-    """A place to meet that is open before any rank starts: a fork of node 0's fork server."""
+    """Rendezvous store that opens before any rank starts, in a fork of node 0's fork server."""
 
-    # whether ranks want one: the modules that are imported ahead, and how many ranks there are
+    # returns whether ranks want a store, from the preloaded modules and the number of ranks
     is_wanted: Callable[[Collection[str], int], bool]
-    # at an address and, if it is free, a port: tell the port, 0 where there can be none, and serve
+    # opens the store at an address and, if free, a port; reports the port (0: no store) and serves
     serve: Callable[[str, int, Callable[[int], None]], NoReturn]
-    # in a rank: what its variables say of the meeting, and, where it takes calls, how to name
-    # the part of the store that is for one group of ranks alone
+    # runs in a rank, with its variables; a rank that takes calls also passes a function that names
+    # the part of the store for one process group
     share: Callable[[Mapping[str, str], Callable[[], str] | None], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCluster:
-    """Processes of a framework's own on all nodes, which serve the rank on node 0 and outlive its calls.
+    """A framework's own processes on all nodes, which serve the rank on node 0 and outlive its calls.
 
-    Node 0's is opened first, as a store is; the others are told where that is, and join it. Each is a fork
-    of its node's fork server.
+    Each process is a fork of its node's fork server. The one on node 0 opens first, as a store does. The
+    others receive its address and join it.
     """
 
-    run: RunClusterNode  # at an address, or the one to join: tell the port once it is there, and serve
-    meet: Callable[[], None]  # in a rank that takes calls, once its call's variables are set
-    first: str  # what node 0's is called, for people
-    other: str  # and that of the others
-    extra_nodes: int  # beside those that are asked for as workers
-    library: str  # the package whose version must be that of the client
-    pod_port: int = (
-        0  # at which others find node 0's, in pods: they need not wait to be told; 0: any
-    )
-    dashboard_port: int = 0  # at which it serves a page on node 0, in pods; 0: none
-    needs_all: bool = False  # without any one of its nodes it is none, and whatever runs on it ends
-    is_in_project: bool = False  # its processes import the project's code, and are where ranks are
-    is_mesh: bool = False  # its own clients find its pods by a mesh's name
-    prints: bool = False  # what its processes print is shown, as that of ranks is
-    # in a rank that takes calls: what takes long and needs no call, and what follows its last one
+    # serves at the given address or joins the node there, and reports its port when it is up
+    run: RunClusterNode
+    meet: Callable[[], None]  # in a rank that takes calls, after its call's variables are set
+    first: str  # display name of node 0's process
+    other: str  # display name of the other nodes' processes
+    extra_nodes: int  # in addition to the requested workers
+    library: str  # the package whose version must match the client's
+    # port of node 0's process in pods; a fixed one lets other nodes join without waiting (0: any)
+    pod_port: int = 0
+    dashboard_port: int = 0  # port of node 0's dashboard in pods (0: no dashboard)
+    needs_all: bool = False  # losing any node ends the cluster and everything that runs on it
+    is_in_project: bool = False  # its processes import the project's code and start in its folder
+    is_mesh: bool = False  # the framework's own clients find its pods by a mesh's name
+    prints: bool = False  # the output of its processes is shown like that of ranks
+    # in a rank that takes calls: slow preparation before the first call, and clean-up after the last
     prepare: Callable[[], None] = lambda: None
     leave: Callable[[], None] = lambda: None
 
@@ -106,31 +106,30 @@ def _fill_nothing(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
-    """How work is spread over ranks."""
+    """One way to spread work over ranks."""
 
     name: str
-    preload: tuple[str, ...]  # what may be imported ahead unasked, where the source leads to it
-    takes_commands: bool  # else a command runs as `command` runs it
-    gives_list: bool  # a call returns every rank's value, in rank order; else that of rank 0
-    # ranks per node, from how many were asked for and the kind of the work
+    preload: tuple[str, ...]  # preloaded without being requested, if the source imports it
+    takes_commands: bool  # False: commands run under the `command` framework
+    gives_list: bool  # a call returns every rank's value in rank order (False: only rank 0's value)
+    # returns the ranks per node, from the requested number and the kind of work
     count_procs: Callable[[int, str], int]
-    make_env: MakeEnv  # a rank's variables
-    # those that a call brings to ranks which wait for it
+    make_env: MakeEnv  # returns a rank's variables
+    # returns the variables that a call sets in the ranks that run it
     make_call_env: Callable[[Meeting], dict[str, str]]
-    store: MeetingStore | None  # None: rank 0 opens a place to meet, at a port that is held for it
-    is_consequence: Callable[[ErrorInfo], bool]  # whether a rank failed only because another did
-    cluster: NodeCluster | None = None  # then ranks are on node 0 alone, and meet there
-    # in a rank of a job, before its work: what has to read the variables that it was started with
-    heed_env: Callable[[], None] = lambda: None
-    gives: str = ""  # a parameter that functions may have, and that `fill` gives them
-    fill: Fill = (
-        _fill_nothing  # in a rank: the arguments of a function, and what it is given beside
-    )
-    # in a rank: what was raised, in words that say more
+    store: MeetingStore | None  # None: rank 0 opens a store itself, at a port reserved for it
+    # returns whether a rank failed only because another one did
+    is_consequence: Callable[[ErrorInfo], bool]
+    cluster: NodeCluster | None = None  # if set, ranks run on node 0 only
+    # runs in a rank of a job before its work, to apply the rank's variables
+    apply_env: Callable[[], None] = lambda: None
+    gives: str = ""  # name of the function parameter that `fill` supplies
+    fill: Fill = _fill_nothing  # runs in a rank: adds that parameter to a function's arguments
+    # runs in a rank: replaces an exception with a more informative one
     explain: Callable[[BaseException], BaseException] = lambda error: error
 
     def opens_store(self, preload: Collection[str], num_ranks: int) -> bool:
-        """Whether something is opened before ranks start, where they meet."""
+        """Return whether a rendezvous point is opened before the ranks start."""
         store = self.store
         return self.cluster is not None or (
             store is not None and store.is_wanted(preload, num_ranks)
@@ -139,14 +138,14 @@ class Framework:
 
 @functools.cache
 def load_framework(name: str) -> Framework:
-    """The framework of a plan or a call."""
+    """Return the framework with a name, importing its module on first use."""
     check_framework(name)
     framework: Framework = importlib.import_module(FRAMEWORKS[name]).FRAMEWORK
     return framework
 
 
 def choose_framework(asked: str, *, is_command: bool) -> Framework:
-    """The framework that runs some work, from the one that was asked for; empty: the work's own."""
+    """Return the framework that runs some work. An empty `asked` selects the default of the work."""
     from windlass.spec.work import Command, Function
 
     framework = load_framework(asked or (Command if is_command else Function).framework)
@@ -156,7 +155,7 @@ def choose_framework(asked: str, *, is_command: bool) -> Framework:
 
 
 def check_framework(name: str) -> None:
-    """Refuse an unknown name, and suggest the nearest one."""
+    """Raise SpecError for an unknown name, and suggest the nearest one."""
     if name in FRAMEWORKS:
         return
     from windlass.near_names import did_you_mean

@@ -1,8 +1,8 @@
-"""monarch: a Monarch worker on every node, and the work once, on node 0, with a mesh of those hosts.
+"""The monarch framework: runs a Monarch worker on every node, and the work once, on node 0, with a host mesh.
 
-A function has the mesh as its parameter `mesh`; other code asks `windlass.monarch.host_mesh`. Workers
-belong to nodes and not to ranks (`frameworks.monarch_worker`), so that on a compute they outlive calls;
-what actors a rank has on them ends with it.
+A function gets the mesh as its parameter `mesh`. Other code calls `windlass.monarch.host_mesh`. Workers
+belong to nodes, not to ranks (`frameworks.monarch_worker`), so on a compute they outlive calls. A rank's
+actors end with the rank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any, NoReturn
 
-    from windlass.frameworks.framework import TellCluster
+    from windlass.frameworks.framework import ReportCluster
     from windlass.plan.plan import Meeting, Plan
     from windlass.wire.messages.forkserver import ClusterNode
 
@@ -40,7 +40,7 @@ def _make_call_env(meeting: Meeting) -> dict[str, str]:
 def _fill(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Give a function that has the parameter its mesh; arguments that came are for the others."""
+    """Pass the mesh to a function that has the parameter, unless the caller passed one by keyword."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -49,7 +49,7 @@ def _fill(
         return args, kwargs
     others = [one for name, one in signature.parameters.items() if name != _PARAMETER]
     bound = signature.replace(parameters=others).bind(*args, **kwargs)
-    # from here on user code wins: the package that it finds is the one that makes the mesh
+    # imported by name, so that the `windlass` package that user code sees makes the mesh
     mesh = importlib.import_module("windlass.monarch").host_mesh()
     filled = inspect.BoundArguments(signature, bound.arguments)
     filled.arguments[_PARAMETER] = mesh
@@ -57,29 +57,27 @@ def _fill(
 
 
 def _explain(error: BaseException) -> BaseException:
-    """Monarch ends its client by an interrupt when an actor failed and nobody handled it: say that."""
+    """Return an error that names the failed actor, if Monarch interrupted this client because of one."""
     failure = getattr(_find_hook(), "failure", "")
     if not failure or not isinstance(error, (KeyboardInterrupt, SystemExit)):
         return error
-    return RuntimeError(
-        f"a Monarch actor failed, and nothing handled it (__supervise__): {failure}"
-    )
+    return RuntimeError(f"a Monarch actor failed, and no __supervise__ handled it: {failure}")
 
 
 def _forget_failure() -> None:
-    """Of an earlier call, in a process that stays."""
+    """Clear the actor failure of an earlier call in this process."""
     hook = _find_hook()
     if getattr(hook, "failure", ""):
         hook.failure = ""
 
 
 def _find_hook() -> Any:
-    """What Monarch calls when nobody handles a failure: ours, once this process has a mesh."""
+    """Return Monarch's hook for unhandled failures: a `FaultHook` once this process has a mesh."""
     return getattr(sys.modules.get("monarch.actor"), "unhandled_fault_hook", None)
 
 
 def _prepare() -> None:
-    """Import Monarch while there is nothing else to do; where it is missing, its worker has said so."""
+    """Import Monarch while the rank waits for a call. The worker reports it if Monarch is missing."""
     try:
         importlib.import_module("monarch.actor")
     except ImportError:
@@ -87,17 +85,17 @@ def _prepare() -> None:
 
 
 def _leave() -> None:
-    """Have hosts end this rank's actors now, and not once they have missed it for long."""
+    """End this rank's actors now, instead of when the hosts' orphan timeout expires."""
     client = sys.modules.get("windlass.frameworks.monarch_client")
     if client is not None:
         client.leave_mesh()
 
 
-def _run_worker(address: str, port: int, node: ClusterNode, tell: TellCluster) -> NoReturn:
-    del address, port  # each has its own
+def _run_worker(address: str, port: int, node: ClusterNode, report: ReportCluster) -> NoReturn:
+    del address, port  # each worker chooses its own
     from windlass.frameworks.monarch_worker import run_worker
 
-    run_worker(node, tell)
+    run_worker(node, report)
 
 
 FRAMEWORK = Framework(

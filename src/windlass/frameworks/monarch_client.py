@@ -1,6 +1,6 @@
-"""The mesh of a rank: attached to the workers that it was told of, once for all of its calls.
+"""Host mesh of a rank, attached once to the workers in its environment and reused by all of its calls.
 
-Loaded where user code asks for its mesh. Imports Monarch when it is called.
+`windlass.monarch` imports this module when user code requests a mesh. It imports Monarch only when called.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from windlass import names
 from windlass.errors import SpecError
 
-# how long hosts keep the actors of a client that they do not hear any more
+# how long hosts keep the actors of a client that has stopped responding
 _ORPHAN = "10s"
 _STOP_S = 5.0
 
@@ -22,10 +22,10 @@ _meshes: dict[tuple[str, ...], Any] = {}
 
 
 class FaultHook:
-    """What Monarch calls when an actor failed and nothing handled it: interrupts the client, as its own does.
+    """Hook for unhandled actor failures, which interrupts the client as Monarch's own hook does.
 
-    By a signal, which ends a sleep, too, and once, however many actors fail. What failed is kept: all that
-    the client sees is an interrupt.
+    It sends a signal, which also ends a sleep, and only once, however many actors fail. It keeps the failure
+    report, because the client itself sees only an interrupt.
     """
 
     def __init__(self) -> None:
@@ -36,25 +36,25 @@ class FaultHook:
             return
         try:
             self.failure = failure.report()
-        except Exception:  # noqa: BLE001 - Monarch's own; any text of it will do
+        except Exception:  # noqa: BLE001 - Monarch may raise anything; fall back to str()
             self.failure = str(failure)
         os.kill(os.getpid(), signal.SIGINT)
 
 
 def attach_own() -> Any:
-    """The mesh of this rank's own nodes."""
+    """Return the mesh of this rank's own nodes."""
     workers = os.environ.get(names.MONARCH_WORKERS, "").split()
     if not workers:
         raise SpecError(
             "there is no Monarch mesh here",
-            hint='host_mesh() is for what runs under framework="monarch" (--framework monarch); '
-            "elsewhere name a mesh: host_mesh(mesh_name=...)",
+            hint='call host_mesh() in work that runs with framework="monarch" (--framework monarch); '
+            "elsewhere, name a mesh: host_mesh(mesh_name=...)",
         )
     return attach_to(workers)
 
 
 def attach_to(workers: Sequence[str]) -> Any:
-    """The mesh of these workers, in this order."""
+    """Return the mesh of these workers, in this order."""
     key = tuple(workers)
     if key not in _meshes:
         from monarch import actor
@@ -69,8 +69,8 @@ def attach_to(workers: Sequence[str]) -> Any:
 
 
 def leave_mesh() -> None:
-    """Have the hosts end what this process has there; they stay, for the next one."""
+    """End this process's actors on the hosts. The hosts stay up for the next process."""
     for mesh in _meshes.values():
-        with contextlib.suppress(Exception):  # whatever is gone already needs no end
+        with contextlib.suppress(Exception):  # the host may have ended already
             mesh.stop().get(timeout=_STOP_S)
     _meshes.clear()

@@ -1,8 +1,8 @@
-"""Monarch's worker on one node: takes orders of the rank on node 0, and starts the processes of its actors.
+"""Monarch's worker on one node, which serves the rank on node 0 and starts the processes of its actors.
 
-A fork of the fork server, which imports Monarch only here: it starts threads. On one machine they listen at
-Unix sockets in a folder that only their user can enter, in pods at the port that Monarch's own clients look
-for. Actors' processes are its children and end with it.
+It runs in a fork of the fork server. Only this process imports Monarch, because Monarch starts threads. On
+one machine, workers listen on Unix sockets in a folder that only their user can enter. In pods they listen
+on the port that Monarch's own clients expect. Actor processes are the worker's children and end with it.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from windlass import names
 from windlass.frameworks import python_ranks
 
 if TYPE_CHECKING:
-    from windlass.frameworks.framework import TellCluster
+    from windlass.frameworks.framework import ReportCluster
     from windlass.wire.messages.forkserver import ClusterNode
 
 _START_S = 60.0
-_LOOK_S = 0.02
+_POLL_S = 0.02
 
 
-def run_worker(node: ClusterNode, tell: TellCluster) -> NoReturn:
-    """Be the worker of one node: tell where it is, or why it cannot be, and stay."""
+def run_worker(node: ClusterNode, report: ReportCluster) -> NoReturn:
+    """Run the worker of one node: report its address, or why it cannot start, then serve."""
     version = python_ranks.find_version("torchmonarch")
     error = find_fault(version, node)
     if error:
-        tell(0, error=error)
+        report(0, error=error)
         os._exit(1)
     _prepare_process(node)
     address = make_address(node)
-    error = _serve(address, lambda: tell(0, address=address, note=make_note(version, node)))
-    tell(0, error=f"Monarch's worker could not start on node {node.index}: {error}")
+    error = _serve(address, lambda: report(0, address=address, note=make_note(version, node)))
+    report(0, error=f"Monarch's worker could not start on node {node.index}: {error}")
     os._exit(1)
 
 
 def find_fault(version: str, node: ClusterNode) -> str:
-    """Why there can be no worker; empty when there can."""
+    """Return why no worker can start here, or an empty string."""
     if version:
         return ""
     return (
@@ -50,17 +50,20 @@ def find_fault(version: str, node: ClusterNode) -> str:
 
 
 def make_note(version: str, node: ClusterNode) -> str:
-    """What people should know of this node: nothing of Monarch's travels from the client but by name."""
+    """Return a warning about a version mismatch with the client, or an empty string.
+
+    The client sends Monarch objects by name only, so only results can be affected.
+    """
     if node.index or not node.version or node.version == version:
         return ""
     return (
-        f"the client has Monarch {node.version}, the nodes have {version}: results that hold objects "
-        "of Monarch's may not be readable here"
+        f"the client has Monarch {node.version}, the nodes have {version}: the client may be unable to "
+        "read results that contain Monarch objects"
     )
 
 
 def make_address(node: ClusterNode) -> str:
-    """Where the worker listens, as Monarch writes it."""
+    """Return the address at which the worker listens, in Monarch's notation."""
     if node.own_address:
         host = f"[{node.own_address}]" if ":" in node.own_address else node.own_address
         return f"tcp://{host}:{names.MONARCH_PORT}"
@@ -68,38 +71,38 @@ def make_address(node: ClusterNode) -> str:
 
 
 def _prepare_process(node: ClusterNode) -> None:
-    """As a rank would be, for the processes of actors, which inherit it."""
+    """Set up the environment as for a rank. Actor processes inherit it."""
     for name in node.forget:
         os.environ.pop(name, None)
     for name, value in node.env.items():
-        os.environ.setdefault(name, value)  # a compute's may have been changed since
+        os.environ.setdefault(name, value)  # a compute may have changed its variables since
     paths = [*node.paths, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     if paths:
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-    # byte code is told from its source by whole seconds, and an edit and a call can be closer
+    # Python compares byte code and source by whole seconds, and an edit and a call can be closer
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     os.environ["PYTHONUNBUFFERED"] = "1"
     if node.cwd:
         os.chdir(node.cwd)
 
 
-def _serve(address: str, tell_ready: Any) -> str:
-    """Serve for as long as this process lives; why it does not."""
+def _serve(address: str, report_ready: Any) -> str:
+    """Serve until this process ends. Return the reason if the worker could not start."""
     try:
         from monarch.actor import start_worker_loop_forever
 
         serving = start_worker_loop_forever(address=address, ca="trust_all_connections")
-    except Exception as error:  # noqa: BLE001 - Monarch's own, a panic of its runtime
+    except Exception as error:  # noqa: BLE001 - Monarch may raise anything, such as a runtime panic
         return f"{type(error).__name__}: {error}"
     until_s = time.monotonic() + _START_S
-    is_told = False
+    is_ready = False
     while True:
         try:
-            serving.get(timeout=None if is_told else _LOOK_S)
+            serving.get(timeout=None if is_ready else _POLL_S)
         except TimeoutError:
             if _is_listening(address):
-                tell_ready()
-                is_told = True
+                report_ready()
+                is_ready = True
             elif time.monotonic() > until_s:
                 return f"it did not listen within {_START_S:g} s"
             continue
@@ -107,7 +110,7 @@ def _serve(address: str, tell_ready: Any) -> str:
             reason = f"{type(error).__name__}: {error}"
         else:
             reason = "it was shut down"
-        if is_told:
+        if is_ready:
             os._exit(1)
         return reason
 
@@ -116,8 +119,8 @@ def _is_listening(address: str) -> bool:
     kind, _, place = address.partition("://")
     try:
         if kind == "ipc":
-            with socket.socket(socket.AF_UNIX) as dialing:
-                dialing.connect(place)
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(place)
             return True
         host, _, port = place.rpartition(":")
         with socket.create_connection((host.strip("[]"), int(port)), timeout=1.0):

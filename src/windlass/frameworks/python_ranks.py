@@ -1,6 +1,6 @@
-"""What frameworks have in common whose ranks are Python processes under torchrun's variables.
+"""Functions shared by frameworks whose ranks are Python processes with torchrun's variables.
 
-Functions for their records. What only one framework does is in its own file.
+The framework records refer to them. Code for a single framework belongs in that framework's file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from windlass.plan.plan import Meeting, Plan
     from windlass.wire.results import ErrorInfo
 
-# What a rank prints when it was a peer that died: sockets, torch's store, gloo, NCCL.
+# Error texts of sockets, torch's store, gloo and NCCL when a peer has died.
 _PEER_LOST = (
     "connection closed by peer",
     "connection reset by peer",
@@ -26,19 +26,22 @@ _PEER_LOST = (
 
 
 def count_as_asked(procs: int, _kind: str) -> int:
-    """As many ranks per node as were asked for."""
+    """Return the requested number of ranks per node."""
     return procs
 
 
 def make_env(plan: Plan, rank: int, *, attempt: int, meeting: Meeting) -> dict[str, str]:
-    """What torchrun sets."""
+    """Return the variables that torchrun sets for a rank."""
     from windlass.plan.plan import make_rank_env
 
     return make_rank_env(plan, rank, attempt=attempt, meeting=meeting)
 
 
 def make_lone_env(plan: Plan, rank: int, *, attempt: int, meeting: Meeting) -> dict[str, str]:
-    """The same but for torch's place to meet, which a rank beside a cluster opens where it wants one."""
+    """Return torchrun's variables without the rendezvous address.
+
+    A rank beside a framework's cluster opens its own torch store if it needs one.
+    """
     from windlass import names
 
     env = make_env(plan, rank, attempt=attempt, meeting=meeting)
@@ -48,7 +51,7 @@ def make_lone_env(plan: Plan, rank: int, *, attempt: int, meeting: Meeting) -> d
 
 
 def find_version(library: str) -> str:
-    """Of a framework's package here; empty where it is not installed."""
+    """Return the version of a package installed here, or an empty string if it is not installed."""
     from importlib import metadata
 
     try:
@@ -58,7 +61,7 @@ def find_version(library: str) -> str:
 
 
 def make_call_env(meeting: Meeting) -> dict[str, str]:
-    """Where the ranks of a call meet. A call is not a restart of the one before."""
+    """Return the rendezvous variables of a call. The restart count is 0, as a call is not a restart."""
     from windlass import names
     from windlass.plan.plan import make_meeting_env
 
@@ -66,6 +69,6 @@ def make_call_env(meeting: Meeting) -> dict[str, str]:
 
 
 def has_lost_peer(error: ErrorInfo) -> bool:
-    """Whether a rank failed only because it lost its connection to another rank."""
+    """Return whether a rank failed only because it lost its connection to another rank."""
     text = error.message.lower()
     return any(sign in text for sign in _PEER_LOST)

@@ -1,7 +1,8 @@
-"""pytorch: ranks as torchrun starts them. torch is imported ahead, its store opened ahead.
+"""The pytorch framework: starts ranks as torchrun does, with torch preloaded and its store already open.
 
-A fork of node 0's fork server that has imported torch serves the store. Without torch there, rank 0 opens the
-store itself, at the port that the lead holds for it. Ranks that take calls share one store, in parts.
+A fork of node 0's fork server, which has imported torch, serves the store. If torch is not preloaded, rank 0
+opens the store itself at the port that the lead reserved. Ranks that take calls share one store, and each
+process group uses its own part of it.
 """
 
 from __future__ import annotations
@@ -23,36 +24,39 @@ if TYPE_CHECKING:
 
 
 _RENDEZVOUS = "torch.distributed.rendezvous"
-_TOLD = (names.MASTER_ADDR, names.MASTER_PORT, names.TORCHELASTIC_USE_AGENT_STORE)
+_MEETING_VARIABLES = (names.MASTER_ADDR, names.MASTER_PORT, names.TORCHELASTIC_USE_AGENT_STORE)
 _LOOPBACK = "127."
-_BACKLOG = 2048  # as torch's own
+_BACKLOG = 2048  # torch's own value
 
-_meeting: dict[str, str] = {}  # what this rank was told of its meeting last
+_meeting: dict[str, str] = {}  # the rendezvous variables that this rank received last
 _TORCH = "torch"
 
 
 def _is_possible() -> bool:
-    """Whether torch is here already, with a TCPStore to be had and ranks that can share it."""
+    """Return whether torch is already imported and offers a TCPStore that ranks can share."""
     rendezvous = sys.modules.get(_RENDEZVOUS)
     can_share = hasattr(rendezvous, "_create_c10d_store")
     return can_share and hasattr(sys.modules.get("torch.distributed"), "TCPStore")
 
 
-def serve_store(address: str, preferred_port: int, tell: Callable[[int], None]) -> NoReturn:
-    """Open a store, report its port and serve until killed; the port is 0 if no store is possible."""
+def serve_store(address: str, preferred_port: int, report: Callable[[int], None]) -> NoReturn:
+    """Open a store, report its port and serve until killed.
+
+    If no store is possible, report port 0 and exit.
+    """
     if not _is_possible():
-        tell(0)
+        report(0)
         os._exit(0)
-    # torch asks for the name of each address it sees, and waits for a slow name server
+    # torch resolves the name of each peer address, and would wait long for a slow name server
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
     store = None
     for port in dict.fromkeys((preferred_port, 0)):
         try:
             store = _open_store(address, port)
             break
-        except (OSError, RuntimeError):  # taken: any other will do
+        except (OSError, RuntimeError):  # the port is taken: try any free one
             continue
-    tell(store.port if store is not None else 0)
+    report(store.port if store is not None else 0)
     if store is None:
         os._exit(1)
     while True:
@@ -60,25 +64,28 @@ def serve_store(address: str, preferred_port: int, tell: Callable[[int], None]) 
 
 
 def _open_store(address: str, port: int) -> Any:
-    """torch would listen on all addresses and authenticate nobody: on one machine, listen on loopback."""
+    """Open a TCPStore, on the loopback interface only if `address` is a loopback address.
+
+    torch's own listener accepts clients on all addresses. To prevent that, torch gets a bound socket.
+    """
     make = sys.modules["torch.distributed"].TCPStore
     if not address.startswith(_LOOPBACK):
         return make(address, port, is_master=True, wait_for_workers=False)
     with socket.create_server((address, port), backlog=_BACKLOG) as listening:
         port = listening.getsockname()[1]
-        fd = listening.detach()  # torch's from now on
+        fd = listening.detach()  # torch closes it
     return make(address, port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
 
 
-def share_store(told: Mapping[str, str], name_part: Callable[[], str] | None = None) -> None:
-    """Set where torch finds the store when a process group of this rank is initialised by `env://`.
+def share_store(variables: Mapping[str, str], name_part: Callable[[], str] | None = None) -> None:
+    """Set which store torch uses when this rank initialises a process group with `env://`.
 
-    Ranks of one machine meet in a file that other users cannot open: a TCPStore admits anyone who can reach
-    it. A rank that takes calls gives each process group a part of the store, named by `name_part`, because
-    torch writes the same keys for each.
+    Ranks on one machine use a file that other users cannot open, because a TCPStore admits any client that
+    can reach it. Torch writes the same keys for every process group. A rank that takes calls therefore gives
+    each group a part of the store, named by `name_part`.
     """
     _meeting.clear()
-    _meeting.update({name: told.get(name, "") for name in _TOLD})
+    _meeting.update({name: variables.get(name, "") for name in _MEETING_VARIABLES})
     _meeting[names.WORLD_SIZE] = os.environ.get(names.WORLD_SIZE, "1")
     if _meeting[names.WORLD_SIZE] != "1" and names.STORE in os.environ:
         _meeting[names.STORE] = os.environ[names.STORE]
@@ -91,7 +98,7 @@ def share_store(told: Mapping[str, str], name_part: Callable[[], str] | None = N
 
 
 def _set_store(rendezvous: Any, name_part: Callable[[], str] | None) -> None:
-    create = rendezvous._create_c10d_store  # noqa: SLF001 - there is no other way in
+    create = rendezvous._create_c10d_store  # noqa: SLF001 - torch has no public hook
     if hasattr(create, "is_ours"):
         return
 
@@ -110,7 +117,7 @@ def _set_store(rendezvous: Any, name_part: Callable[[], str] | None) -> None:
         }
         if names.STORE in _meeting and asked.items() <= _meeting.items():
             file = _meeting[names.STORE] + (part.replace("/", "-") or "all")
-            store = distributed.FileStore(file, -1)  # which is removed with its world
+            store = distributed.FileStore(file, -1)  # the agent removes the file with its world
             store.set_timeout(timeout)
             return store
         store = create(host, port, rank, world_size, timeout, *more, **named)
@@ -122,7 +129,7 @@ def _set_store(rendezvous: Any, name_part: Callable[[], str] | None) -> None:
 
 
 class _AfterImport:
-    """Finder that calls `act` once with torch's rendezvous module, when that is imported."""
+    """Import finder that calls `act` once, with torch's rendezvous module, after it is imported."""
 
     def __init__(self, act: Callable[[Any], None]) -> None:
         self._act = act
@@ -144,7 +151,7 @@ class _AfterImport:
 
 
 def _is_store_wanted(preload: Collection[str], num_ranks: int) -> bool:
-    # a lone rank may start processes of its own, whose meetings no store of ours must answer
+    # a single rank may start its own processes, and their process groups must not use this store
     return _TORCH in preload and num_ranks > 1
 
 
@@ -161,6 +168,6 @@ FRAMEWORK = Framework(
         serve=serve_store,
         share=share_store,
     ),
-    heed_env=lambda: share_store(os.environ),
+    apply_env=lambda: share_store(os.environ),
     is_consequence=python_ranks.has_lost_peer,
 )

@@ -1,7 +1,7 @@
-"""ray: a Ray cluster on all nodes, and the work once, on node 0, where Ray's head is.
+"""The ray framework: runs a Ray cluster on all nodes, and the work once, on node 0, beside Ray's head.
 
-`ray.init()` and `ray.init(address="auto")` find the cluster by its variables. Ray's own processes belong
-to nodes and not to ranks (`frameworks.ray_node`), so that on a compute they outlive calls.
+`ray.init()` and `ray.init(address="auto")` find the cluster through environment variables. Ray's processes
+belong to nodes, not to ranks (`frameworks.ray_node`), so on a compute they outlive calls.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from windlass.frameworks.framework import TellCluster
+    from windlass.frameworks.framework import ReportCluster
     from windlass.plan.plan import Meeting, Plan
     from windlass.wire.messages.forkserver import ClusterNode
 
@@ -37,17 +37,17 @@ def _make_call_env(meeting: Meeting) -> dict[str, str]:
     }
 
 
-def _heed_variables() -> None:
-    """Ray reads its variables when it is imported, which may have been ahead: have it read them again."""
+def _apply_variables() -> None:
+    """Make a preloaded Ray read its environment variables again."""
     raylet = sys.modules.get("ray._raylet")
     if raylet is not None:
-        raylet.Config.initialize("")  # as Ray does where it turns tokens on by itself
+        raylet.Config.initialize("")  # Ray does the same when it enables tokens itself
 
 
-def _run_node(address: str, port: int, node: ClusterNode, tell: TellCluster) -> NoReturn:
+def _run_node(address: str, port: int, node: ClusterNode, report: ReportCluster) -> NoReturn:
     from windlass.frameworks.ray_node import run_node
 
-    run_node(address, port, node, tell)
+    run_node(address, port, node, report)
 
 
 FRAMEWORK = Framework(
@@ -59,11 +59,11 @@ FRAMEWORK = Framework(
     make_env=_make_env,
     make_call_env=_make_call_env,
     store=None,
-    heed_env=_heed_variables,
+    apply_env=_apply_variables,
     is_consequence=lambda _error: False,
     cluster=NodeCluster(
         run=_run_node,
-        meet=_heed_variables,
+        meet=_apply_variables,
         first="Ray's head",
         other="Ray's worker",
         extra_nodes=1,

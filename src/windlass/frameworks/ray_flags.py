@@ -1,7 +1,7 @@
-"""The flags of `ray start` for one node: its place, its ports, and what Ray is told that it has.
+"""The flags of `ray start` for one node: its address, its ports and its resources.
 
-In pods the ports are those that Ray documents, and a fixed range for its workers; on one machine, where
-several clusters may stand side by side, all are free ones, and each node has a loopback address of its own.
+In pods the ports are the ones that Ray documents, with a fixed range for Ray's workers. On one machine
+several clusters may run side by side, so all ports are free ones and each node has its own loopback address.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from windlass.wire.messages.forkserver import ClusterNode
 
 FIRST_WITH_TOKENS = (2, 52)
-POD_PORT = 6379  # of a head
-AGENT_PORT = 6382  # of each node
+POD_PORT = 6379  # the head's port
+AGENT_PORT = 6382  # open on each node
 DASHBOARD_PORT = 8265
-_DASHBOARD_NEEDS = ("aiohttp", "aiohttp_cors", "grpc", "prometheus_client")  # of ray[default]
-_SHM = "/dev/shm"  # noqa: S108 - where Ray puts its objects
+_DASHBOARD_NEEDS = ("aiohttp", "aiohttp_cors", "grpc", "prometheus_client")  # from ray[default]
+_SHM = "/dev/shm"  # noqa: S108 - Ray's object store
 _LEAST_STORE_BYTES = 80 << 20
 _POD_PORTS = (
     *(
@@ -37,22 +37,26 @@ _POD_HEAD = (
     *(f"--port={POD_PORT}", "--dashboard-host=0.0.0.0", f"--dashboard-port={DASHBOARD_PORT}"),
 )
 _CLIENT_PORT = 10001
-_CLIENT_NEEDS = "grpc"  # of ray[client]; without it `ray start` refuses the port
+_CLIENT_NEEDS = "grpc"  # from ray[client]; without it `ray start` rejects the port flag
 _ANY_PORTS = (*("--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"),)
 
 
 def make_auth(secret: str) -> dict[str, str]:
-    """The variables by which Ray asks for a token, and has it; versions before 2.52 know none."""
+    """Return the variables that make Ray require a token and supply it. Ray before 2.52 ignores them."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secret}
 
 
 def read_version(text: str) -> tuple[int, ...]:
-    """The first two numbers of a version."""
+    """Return the first two numbers of a version."""
     return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
 
 
 def choose_dashboard_port(node: ClusterNode) -> int:
-    """Of a head on this machine: a free one; 0 where it has no page, or has it at the usual port."""
+    """Return a free dashboard port for a head on this machine, or 0 if none is needed.
+
+    Only a head outside pods needs one, and only if Ray's dashboard is installed. Heads in pods use the
+    standard port.
+    """
     if node.joins or node.own_address:
         return 0
     has_page = all(importlib.util.find_spec(name) for name in _DASHBOARD_NEEDS)
@@ -62,7 +66,7 @@ def choose_dashboard_port(node: ClusterNode) -> int:
 def make_flags(
     address: str, port: int, node: ClusterNode, folder: Path, *, dashboard_port: int = 0
 ) -> list[str]:
-    """What `ray start` is told; the secret is in its environment."""
+    """Return the flags of `ray start`. The environment holds the secret."""
     is_pod = bool(node.own_address)
     own = node.own_address or f"127.0.{node.index // 250}.{2 + node.index % 250}"
     flags = [f"--node-ip-address={own}", f"--temp-dir={folder}", "--disable-usage-stats"]
@@ -83,13 +87,16 @@ def _make_head_ports(dashboard_port: int) -> list[str]:
 
 
 def _find_port() -> int:
-    """A port that is free now; Ray takes no socket that is open already."""
+    """Return a port that is free now. Ray cannot take over an open socket."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         return int(listening.getsockname()[1])
 
 
 def _make_sizes(node: ClusterNode, *, is_pod: bool) -> list[str]:
-    """What is asked for; where nothing is, in a pod what Ray finds, on one machine a share of it."""
+    """Return the resource flags: the requested sizes, or defaults where none were requested.
+
+    Without a request, Ray detects a pod's resources, and a node on one machine gets its share of them.
+    """
     size = node.size
     cpus, memory = math.ceil(size.cpus), size.memory_bytes
     flags = [f"--num-gpus={size.gpus}"]

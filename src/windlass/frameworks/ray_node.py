@@ -1,7 +1,7 @@
-"""A node of a Ray cluster: starts Ray's own processes on this node, and serves until they end.
+"""One node of a Ray cluster: starts Ray's own processes on this node and serves until they end.
 
-Runs in a fork of the fork server. Loaded only when a cluster is opened. The flags of `ray start` are made in
-`frameworks.ray_flags`.
+It runs in a fork of the fork server and is imported only when a cluster opens. `frameworks.ray_flags` makes
+the flags of `ray start`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from windlass.frameworks.ray_flags import (
 )
 
 if TYPE_CHECKING:
-    from windlass.frameworks.framework import TellCluster
+    from windlass.frameworks.framework import ReportCluster
     from windlass.wire.messages.forkserver import ClusterNode
 
 
-_ADDRESS_FILE = "ray_current_cluster"  # written when all that a node has is up
-VITAL = ("gcs_server", "raylet")  # without which the node is none
+_ADDRESS_FILE = "ray_current_cluster"  # Ray writes it when all processes of a node are up
+VITAL = ("gcs_server", "raylet")  # processes that a node cannot run without
 _START_S = 180.0
 _POLL_S = 0.05
 _PAGE_NICE = 19
@@ -48,15 +48,19 @@ _STARTED = b"Ray runtime started"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _CONNECT_S = 2.0
 _AGENT_S = 15.0
-_HELD_S = 5.0  # in which most functions have begun
+_HELD_S = 5.0  # most functions have started by then
 _MAX_FOLDER = 107 - len("/session_2026-01-01_00-00-00_000000_1000000/sockets/plasma_store")
 _TRIES = 3
-# ports that were free may be taken a moment later; on a busy machine Ray's own 30 s may be too few
-_WORTH_ANOTHER = ("port", "timed out", "No node info")
+# a free port may be taken a moment later, and Ray's own limit of 30 s may be short on a busy machine
+_RETRYABLE = ("port", "timed out", "No node info")
 
 
 class RayStart:
-    """One `ray start`. With `holds`, of a version that can do without its dashboard."""
+    """One `ray start` process.
+
+    With `holds`, it pauses the dashboard and other helpers during the start. Only versions that do not wait
+    for their dashboard allow this.
+    """
 
     def __init__(self, flags: list[str], folder: Path, *, holds: bool, joins: bool = False) -> None:
         self._folder = folder
@@ -65,7 +69,7 @@ class RayStart:
         self._joins = joins
         self._held: set[int] = set()  # pids
         parent = os.getpid()
-        # else Ray waits for it, and with it everybody else
+        # otherwise Ray waits for the paused dashboard
         env = {"RAY_DASHBOARD_STARTUP_TIMEOUT_S": "0"} if holds else {}
         with self._log.open("wb") as file:
             self.process = subprocess.Popen(
@@ -78,10 +82,10 @@ class RayStart:
             )
 
     def wait(self) -> str:
-        """Until the node is up: empty; else why it is not, and nothing is left of it."""
+        """Wait until the node is up. Return an empty string, or why it failed after removing its files."""
         until_s = time.monotonic() + _START_S
         while self.process.poll() is None and time.monotonic() < until_s:
-            if read_address(self._folder)[1] or self._says_that_it_joined():
+            if read_address(self._folder)[1] or self._has_joined():
                 return ""
             if self._holds:
                 self._hold()
@@ -93,12 +97,15 @@ class RayStart:
             shutil.rmtree(session, ignore_errors=True)
         return f"it was not up after {_START_S:g} s" if is_late else self._read_reason()
 
-    def _says_that_it_joined(self) -> bool:
-        """Before 2.53 a worker writes its address into the head's folder, wherever it was told to."""
+    def _has_joined(self) -> bool:
+        """Return whether the log says that a worker joined.
+
+        Before 2.53 a worker writes its address into the head's folder, even with its own `--temp-dir`.
+        """
         return self._joins and _STARTED in self._log.read_bytes()
 
     def release(self) -> None:
-        """What was held may start, and the dashboard have what others leave of the machine."""
+        """Resume the paused processes. The dashboard runs at the lowest priority."""
         while self._held:
             with contextlib.suppress(OSError):
                 os.kill(self._held.pop(), signal.SIGCONT)
@@ -117,9 +124,9 @@ class RayStart:
         for pid in self._find_children():
             what = _read(pid, "cmdline")
             program = os.path.basename(what.split(b"\0")[0])
-            is_none_yet = what == own  # it was forked, and will be another program
-            is_meant = program.startswith(b"python") and _READER not in what
-            if pid in self._held or is_none_yet or not is_meant:
+            is_fork = what == own  # a fork that has not called exec yet
+            is_helper = program.startswith(b"python") and _READER not in what
+            if pid in self._held or is_fork or not is_helper:
                 continue
             with contextlib.suppress(OSError):
                 if _PAGE in what:
@@ -131,11 +138,11 @@ class RayStart:
         text = _COLOUR.sub("", self._log.read_text(errors="replace"))
         lines = [line.strip() for line in text.splitlines()]
         lines = [line for line in lines if line and not line.startswith(("File ", "^", "raise "))]
-        return " ".join(lines[-2:])[-400:] or "it said nothing"
+        return " ".join(lines[-2:])[-400:] or "it printed nothing"
 
 
 def read_address(folder: Path) -> tuple[str, int]:
-    """Where the cluster is, once a node that is up has written it; port 0 before, and while it writes."""
+    """Return the cluster's host and port, or port 0 until a started node has written them."""
     with contextlib.suppress(OSError, ValueError):
         host, _, port = (folder / _ADDRESS_FILE).read_text().strip().rpartition(":")
         return host, int(port)
@@ -149,12 +156,12 @@ def _read(pid: int, name: str) -> bytes:
         return b""
 
 
-def run_node(address: str, port: int, node: ClusterNode, tell: TellCluster) -> NoReturn:
-    """Be the parent of one node of a Ray cluster: tell where it is, or why it cannot be, and stay."""
+def run_node(address: str, port: int, node: ClusterNode, report: ReportCluster) -> NoReturn:
+    """Run one node of a Ray cluster: report its address, or why it cannot start, then serve."""
     version = python_ranks.find_version("ray")
     error = find_fault(version, node)
     if error:
-        tell(0, error=error)
+        report(0, error=error)
         os._exit(1)
     _prepare_process(node)
     if node.joins:
@@ -166,25 +173,25 @@ def run_node(address: str, port: int, node: ClusterNode, tell: TellCluster) -> N
         flags = make_flags(address, port, node, folder, dashboard_port=page)
         started = RayStart(flags, folder, holds=holds, joins=node.joins)
         error = started.wait()
-        if not any(sign in error for sign in _WORTH_ANOTHER):
+        if not any(sign in error for sign in _RETRYABLE):
             break
     if error:
-        tell(0, error=f"Ray could not start on node {node.index}: {error}")
+        report(0, error=f"Ray could not start on node {node.index}: {error}")
         os._exit(1)
     host, own_port = read_address(folder)
     if node.joins and not own_port:
         host, own_port = address, port
     dashboard = f"127.0.0.1:{page}" if page else ""
-    tell(own_port, address=host, note=make_note(version, node), dashboard=dashboard)
+    report(own_port, address=host, note=make_note(version, node), dashboard=dashboard)
     _wait_for_end(started)
     os._exit(1)
 
 
-# -- what must be so -----------------------------------------------------------------------------
+# -- requirements --------------------------------------------------------------------------------
 
 
 def find_fault(version: str, node: ClusterNode) -> str:
-    """Why Ray cannot be what was asked for; empty when it can."""
+    """Return why this node cannot provide the requested Ray cluster, or an empty string."""
     where = f"node {node.index}"
     if not version:
         return (
@@ -193,14 +200,14 @@ def find_fault(version: str, node: ClusterNode) -> str:
         )
     if node.version and read_version(version)[:1] != read_version(node.version)[:1]:
         return (
-            f"the client has Ray {node.version}, and {where} has {version}: what one pickles the other "
-            f"may not read -> use the same on both: pip install ray=={version}, or another image"
+            f"the client has Ray {node.version}, but {where} has {version}: they may be unable to unpickle "
+            f"each other's objects -> use one version: pip install ray=={version}, or another image"
         )
     if node.own_address or node.pretends_gpus or node.size.gpus <= (here := count_gpus()):
-        return ""  # a cluster has given a pod what it asked for
+        return ""  # Kubernetes schedules a pod only where its GPUs are free
     return (
-        f"{where} was to have {node.size.gpus} GPU(s), and there are {here} here -> "
-        "ask for fewer, or pretend them: pretend_gpus=True, --pretend-gpus"
+        f"{where} needs {node.size.gpus} GPU(s) but has {here} -> "
+        "request fewer, or pretend to have them: pretend_gpus=True, --pretend-gpus"
     )
 
 
@@ -212,10 +219,10 @@ def count_gpus() -> int:
 
 
 def make_note(version: str, node: ClusterNode) -> str:
-    """What people should know of this node."""
+    """Return warnings about this node's version and GPUs, or an empty string."""
     notes = []
     if not node.index and read_version(version) < FIRST_WITH_TOKENS:
-        notes.append(f"Ray {version} asks nobody for a token (2.52 and later do)")
+        notes.append(f"Ray {version} accepts clients without a token (2.52 and later require one)")
     if not node.index and node.version and read_version(version) != read_version(node.version):
         notes.append(f"the client has Ray {node.version}, the nodes have {version}")
     if node.pretends_gpus and node.size.gpus:
@@ -229,7 +236,7 @@ def make_note(version: str, node: ClusterNode) -> str:
 def _prepare_process(node: ClusterNode) -> None:
     for name in node.forget:
         os.environ.pop(name, None)
-    if node.pretends_gpus:  # Ray counts no more than this shows
+    if node.pretends_gpus:  # Ray would limit its GPU count to the visible devices
         os.environ.pop(names.CUDA_VISIBLE_DEVICES, None)
     os.environ.update(make_auth(node.secret))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -239,9 +246,9 @@ def _prepare_process(node: ClusterNode) -> None:
 
 
 def _wait_for_head(address: str, node: ClusterNode, port: int) -> None:
-    """Nodes may be told to join while the head still starts. Who waits is ended if there will be none.
+    """Wait until the head accepts connections. The agent ends this process if the head fails.
 
-    `ray start` finds no head before that has its agents, and looks again only two seconds later.
+    `ray start` does not find a head whose agents are not up, and retries only after two seconds.
     """
     while not _is_open(address, port):
         time.sleep(_POLL_S)
@@ -259,7 +266,10 @@ def _is_open(address: str, port: int) -> bool:
 
 
 def _make_folder(node: ClusterNode) -> Path:
-    """Where Ray keeps its sockets, whose paths must be short: a link leads to one whose own is too long."""
+    """Make the folder for Ray's sockets, and return a path to it that is short enough for them.
+
+    If the folder's own path is too long, that is a symbolic link.
+    """
     real = Path(node.folder) / f"r{node.index}-{os.getpid()}"
     real.mkdir(mode=0o700, parents=True)
     if len(os.fsencode(real)) <= _MAX_FOLDER:
@@ -268,7 +278,7 @@ def _make_folder(node: ClusterNode) -> Path:
     short = real.parent.parent / link
     if len(os.fsencode(short)) > _MAX_FOLDER:
         short = Path("/tmp") / link  # noqa: S108 - only a name for `real`
-    for old in short.parent.glob("r????????"):  # of clusters that are gone
+    for old in short.parent.glob("r????????"):  # links of clusters that have ended
         if old.is_symlink() and not old.exists():
             with contextlib.suppress(OSError):
                 old.unlink()
@@ -280,10 +290,14 @@ def _make_folder(node: ClusterNode) -> Path:
 
 
 def _wait_for_end(started: RayStart) -> None:
-    """Until Ray's node is no more: `ray start` looks only once per second, and drivers notice before that."""
+    """Wait until Ray's node ends, and resume the paused processes meanwhile.
+
+    Watches Ray's processes directly: `ray start` checks only once per second, and drivers notice sooner.
+    """
     watched = []
     for pid in (started.process.pid, *started.find_vital()):
-        with contextlib.suppress(OSError, AttributeError):  # gone already; not on this system
+        # the process has exited, or this system has no pidfd
+        with contextlib.suppress(OSError, AttributeError):
             watched.append(os.pidfd_open(pid))
     if watched and not select.select(watched, [], [], _HELD_S)[0]:
         started.release()

@@ -1,6 +1,6 @@
-"""spmd: the same program on every rank, whatever library it uses. Nothing is imported ahead unasked.
+"""The spmd framework: runs the same program on every rank, with any library. Nothing is preloaded by default.
 
-Ranks have torchrun's variables and may meet at the master's port, which rank 0 opens if they do.
+Ranks have torchrun's variables. If they use the master port, rank 0 opens it.
 """
 
 from __future__ import annotations

@@ -92,7 +92,9 @@ def test_an_interrupt_after_a_fault_is_told_as_the_fault(monkeypatch):
     actor.unhandled_fault_hook = hook
     monkeypatch.setitem(sys.modules, "monarch.actor", actor)
     assert explain(own) is own
-    assert str(explain(interrupt)).endswith("(__supervise__): the actor greeters failed")
+    assert str(explain(interrupt)).endswith(
+        "no __supervise__ handled it: the actor greeters failed"
+    )
 
 
 def test_there_is_no_mesh_elsewhere(monkeypatch):

@@ -320,12 +320,12 @@ def test_a_call_does_not_start_where_a_node_cannot():
     async def story(compute):
         obey(compute)
         compute.nodes[1].acts[OpenStore] = lambda order: StoreReady(
-            number=order.number, port=0, error="node 1 was to have 1 GPU(s)"
+            number=order.number, port=0, error="node 1 needs 1 GPU(s) but has 0"
         )
         client = await compute.visit()
         verdict = (await client.end_of(client.call(CALL))).verdict
         assert (verdict.kind, verdict.node) == (FailureKind.START_FAILED, 1)
-        assert "node 1 was to have 1 GPU" in verdict.message
+        assert "node 1 needs 1 GPU" in verdict.message
         obey(compute)
         await compute.run(client, CALL)
 

@@ -162,7 +162,7 @@ def enter_work(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: i
         from windlass.agent.rank.rank_setup import run_command
 
         run_command(work["argv"], folder, rank=rank, attempt=attempt)
-    framework.heed_env()
+    framework.apply_env()
     settle_python()
     if names.STEPS in os.environ:
         from windlass.agent.rank.rank_setup import run_prelude
