@@ -37,7 +37,9 @@ def test_every_pod_has_an_address_of_its_own(space, monkeypatch, ips):
 
 
 def test_outside_of_a_rank_it_says_so():
-    with pytest.raises(wl.SpecError, match="no rank of one\n  hint: call it in the function"):
+    with pytest.raises(
+        wl.SpecError, match="this process is not a rank\n  hint: call it in the function"
+    ):
         pod_ips()
 
 
@@ -79,7 +81,8 @@ def test_volumes_are_found_by_name(monkeypatch):
     monkeypatch.setenv("WINDLASS_VOLUME_SHARED_DATA", "/data")
     assert volume_path("shared-data") == "/data"
     with pytest.raises(
-        wl.SpecError, match="there is no volume 'other' here\n  hint: there is: shared_data"
+        wl.SpecError,
+        match="there is no volume 'other' here\n  hint: available volumes: shared_data",
     ):
         volume_path("other")
     monkeypatch.delenv("WINDLASS_VOLUME_SHARED_DATA")
@@ -89,5 +92,5 @@ def test_volumes_are_found_by_name(monkeypatch):
 
 def test_where_pods_have_no_names_it_says_so_at_once(pod, monkeypatch):
     monkeypatch.setenv("WINDLASS_POD_HOSTS", "")
-    with pytest.raises(wl.SpecError, match=r"the pods of this job's engine have none"):
+    with pytest.raises(wl.SpecError, match=r"pods of this job's engine have no host names"):
         pod_ips()

@@ -39,7 +39,7 @@ def test_a_pod_may_say_its_port():
     [
         ([make_pod(0), make_pod(1, ready="False")], "pod pod-1 is not ready"),
         ([make_pod(0), make_pod(2)], "there is no pod of index 1"),
-        ([make_pod(None)], "pod pod-None does not say which host it is"),
+        ([make_pod(None)], "the index of pod pod-None is unknown"),
     ],
 )
 def test_a_mesh_that_is_not_complete(pods, message):
@@ -59,7 +59,7 @@ def test_pods_that_are_over_are_no_hosts():
     deleted["metadata"]["deletionTimestamp"] = "2026-01-31T12:00:00Z"
     pods = [make_pod(0), make_pod(1), make_over(0, phase="Failed"), deleted]
     assert make_addresses(pods) == make_addresses(pods[::-1]) == make_addresses(pods[:2])
-    with pytest.raises(EngineError, match="all pods of the mesh have ended, pod-0 among them"):
+    with pytest.raises(EngineError, match="all pods of the mesh have ended, including pod-0"):
         make_addresses([make_over(0, phase="Succeeded")])
 
 

@@ -3,7 +3,7 @@
     import windlass as wl
     results = wl.run(train, kwargs={"lr": 1e-3}, nodes=2, procs=4)
 
-Public names are loaded when they are first used: importing this package imports nothing else.
+Public names are loaded on first use. Importing this package imports none of the modules behind them.
 """
 
 from __future__ import annotations
@@ -101,13 +101,13 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("windlass"):
             raise
-        from windlass.rank_stubs import find_meaning
+        from windlass.rank_stubs import find_stub
 
-        if (meaning := find_meaning(name)) is not None:
-            return meaning
+        if (stub := find_stub(name)) is not None:
+            return stub
         raise AttributeError(
-            f"windlass.{name} is for clients; inside a node only windlass.report is there. "
-            "Install windlass in the node's environment to use more."
+            f"windlass.{name} works in clients only: a node without windlass installed has only "
+            f"windlass.report. Install windlass in the node's environment to use windlass.{name}."
         ) from error
     return getattr(module, name)
 

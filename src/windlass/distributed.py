@@ -1,7 +1,7 @@
-"""What a rank may ask about its job: where the other nodes are, where its volumes are.
+"""Functions that user code calls inside a rank: node addresses and volume folders.
 
-Imported by users' code inside ranks, also where only the agent's archive is there: the standard library
-and a few small files of ours.
+On some nodes only the agent's archive is available. This module therefore imports only the standard
+library and a few small Windlass modules.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _SHOWN = 8
 
 
 def pod_ips(quorum_workers: int | None = None, quorum_timeout: float = 60.0) -> list[str]:
-    """The addresses of this job's nodes, in the order of the nodes; node 0 first.
+    """Return the addresses of this job's nodes in node order, node 0 first.
 
-    Waits until enough nodes have an address, and raises TimeoutError if they do not in time. Beyond those,
-    nodes without an address are left out.
+    Waits until `quorum_workers` nodes have an address, and raises TimeoutError if that takes too long.
+    Nodes that have no address by then are left out.
 
-    quorum_workers: how many nodes to wait for; None: all of them.
+    quorum_workers: how many nodes to wait for (default: all of them).
     quorum_timeout: how many seconds to wait.
     """
     indexes = _read_nodes()
@@ -33,15 +33,15 @@ def pod_ips(quorum_workers: int | None = None, quorum_timeout: float = 60.0) -> 
     if not 1 <= wanted <= len(indexes):
         raise SpecError(
             f"quorum_workers must be 1 to {len(indexes)}, the number of nodes, not {wanted}",
-            hint="leave it out to wait for all of them",
+            hint="leave it out to wait for all nodes",
         )
-    if names.POD_IP not in os.environ:  # nodes of one machine
+    if names.POD_IP not in os.environ:  # all nodes run on this machine
         return [_LOOPBACK] * len(indexes)
     return _resolve(indexes, wanted, quorum_timeout)
 
 
 def volume_path(name: str) -> str:
-    """The folder in which this rank finds a volume.
+    """Return the folder of a volume on this rank.
 
     name: the volume's name.
     """
@@ -52,12 +52,14 @@ def volume_path(name: str) -> str:
     there = sorted(key[start:].lower() for key in os.environ if key.startswith(names.VOLUME))
     raise SpecError(
         f"there is no volume {name!r} here",
-        hint=f"there is: {', '.join(there)}" if there else "give the compute volumes=[Volume(...)]",
+        hint=f"available volumes: {', '.join(there)}"
+        if there
+        else "give the compute volumes=[Volume(...)]",
     )
 
 
 def volume_variable(name: str) -> str:
-    """The variable that tells ranks where a volume is."""
+    """Return the name of the environment variable that holds a volume's folder."""
     return names.VOLUME + name.upper().replace("-", "_")
 
 
@@ -66,7 +68,7 @@ def _read_nodes() -> list[int]:
         return read_indexes(os.environ[names.NODE_INDEXES])
     except (KeyError, ValueError):
         raise SpecError(
-            "pod_ips() tells the nodes of a job, and this is no rank of one",
+            "pod_ips() works only inside a rank of a job, and this process is not a rank",
             hint="call it in the function or script that Windlass runs",
         ) from None
 
@@ -76,8 +78,8 @@ def _resolve(indexes: list[int], wanted: int, timeout_s: float) -> list[str]:
     pattern = os.environ.get(names.POD_HOSTS, names.POD_HOST)
     if not pattern:
         raise SpecError(
-            "pod_ips() looks nodes up by their names, and the pods of this job's engine have none",
-            hint="run it with --engine kubernetes; under Ray, ray.nodes() tells the addresses",
+            "pod_ips() looks nodes up by host name, and pods of this job's engine have no host names",
+            hint="run it with --engine kubernetes; under Ray, ray.nodes() returns the addresses",
         )
     pod, _, domain = pattern.partition(".")
     hosts = {pod.format(job_id=job_id, index=index): "" for index in indexes}

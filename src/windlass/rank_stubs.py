@@ -1,7 +1,8 @@
-"""What the client's names mean inside a rank, where a user's module is imported a second time.
+"""Stubs for the client's public names inside a rank, where the user's module is imported again.
 
-There `@wl.compute(...)` must leave the function as it is, and `vol = wl.Volume(...)` must not need a client
-that is not there: only the agent's archive may be. Standard library only; nothing here starts anything.
+There, `@wl.compute(...)` must return the function unchanged. `vol = wl.Volume(...)` must work although the
+agent's archive, which may be all that is installed, contains no client. This module imports only the standard
+library and starts nothing.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ _RECORDS = ("Compute", "Image", "Secret", "Volume", "app", "images")
 
 
 def is_inside() -> bool:
-    """Whether this process belongs to a node of a job."""
+    """Return whether this process belongs to a node of a job."""
     return names.JOB_ID in os.environ
 
 
-def find_meaning(name: str) -> Any:
-    """What stands for a client's public name; None where nothing does."""
+def find_stub(name: str) -> Any:
+    """Return the stub for a public name of the client, or None if it has no stub."""
     if name in ("compute", "distribute"):
         return decorate
     if name in ("fn", "cls"):
@@ -30,19 +31,19 @@ def find_meaning(name: str) -> Any:
 
 
 def decorate(target: Any = None, /, *_args: Any, **_keywords: Any) -> Any:
-    """A decorator that leaves what it decorates as it is; `.local` is the same thing."""
+    """Return the target unchanged, with itself as `.local`. Works with and without parentheses."""
     return leave_plain if not callable(target) else leave_plain(target)
 
 
 def leave_plain(target: Callable[..., Any]) -> Callable[..., Any]:
-    """The target itself; only `.local`, which means the same everywhere, is there too."""
+    """Return the target itself, and set its `.local` if it has none: clients have that attribute too."""
     if not hasattr(target, "local"):
         target.local = target  # type: ignore[attr-defined]
     return target
 
 
 class Plain:
-    """A remote function or class seen from inside: to call it is to run it."""
+    """A remote function or class inside a rank. Calling it runs it in this process."""
 
     def __init__(self, target: Callable[..., Any], *_args: Any, **_keywords: Any) -> None:
         self._target = target
@@ -51,18 +52,21 @@ class Plain:
         return self._target(*args, **kwargs)
 
     def local(self, *args: Any, **kwargs: Any) -> Any:
-        """The same."""
+        """Call it in this process."""
         return self._target(*args, **kwargs)
 
     def to(self, *_args: Any, **_keywords: Any) -> Plain:
-        """Itself: it is there already."""
+        """Return itself: inside a rank, it already runs on the compute."""
         return self
 
     distribute = deploy = to
 
 
 class Record:
-    """A compute, an image, a volume: what it was given can be read back, all else means nothing here."""
+    """Stub for a compute, image, secret, volume or app.
+
+    Keywords that it was given can be read back as attributes. Every other attribute is the stub itself.
+    """
 
     def __init__(self, name: str, known: Mapping[str, Any] | None = None) -> None:
         self._name = name
@@ -77,4 +81,4 @@ class Record:
         return self._known.get(name, self)
 
     def __repr__(self) -> str:
-        return f"<windlass.{self._name}, which only clients have>"
+        return f"<windlass.{self._name}, available in clients only>"

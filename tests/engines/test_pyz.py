@@ -102,4 +102,4 @@ def test_report_works_where_only_the_archive_is(archive):
         capture_output=True,
         text=True,
     )
-    assert "windlass.run is for clients" in answer.stdout, answer.stderr
+    assert "windlass.run works in clients only" in answer.stdout, answer.stderr

@@ -1,6 +1,7 @@
-"""For code that runs on Monarch: `windlass.monarch.host_mesh()`. Importing it imports nothing of Monarch's.
+"""Access to Monarch host meshes: `windlass.monarch.host_mesh()`.
 
-Inside a rank only the agent's archive may be there, which has this file: the rest is loaded when it is used.
+Importing this module does not import Monarch. The agent's archive contains this file, and inside a rank
+nothing else may be installed. Everything else is therefore loaded on first use.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ __all__ = ["host_mesh"]
 
 
 def host_mesh(*, mesh_name: str = "", selector: str = "", namespace: str = "") -> Any:
-    """The Monarch HostMesh of this job's nodes, or of a mesh that others made: one host per node, in order.
+    """Return the Monarch HostMesh of this job's nodes, or of another mesh in a cluster.
 
-    The same one each time it is asked for.
+    The mesh has one host per node, in node order. Calls for the same mesh return the same HostMesh.
 
-    mesh_name: a mesh in a cluster, by its name; empty: this job's own.
-    selector: labels of its pods instead of its name.
-    namespace: where it is; empty: the context's own.
+    mesh_name: the name of a mesh in a cluster (default: this job's own mesh).
+    selector: labels of the mesh's pods, instead of its name.
+    namespace: the namespace of the mesh (default: that of the kubeconfig context).
     """
     from windlass.frameworks import monarch_client
 

@@ -1,7 +1,7 @@
-"""The hosts of a Monarch mesh that others made: pods of a cluster, found as Monarch's own clients find them.
+"""Hosts of a Monarch mesh that Windlass did not start, found as Monarch's own clients find them.
 
-Asks the cluster of the kubeconfig, or the one this process runs in, and must be able to reach pods
-by their addresses. Imports no Monarch.
+Lists pods in the cluster of the kubeconfig, or in the cluster that this process runs in. The caller must
+be able to reach the pods by their addresses. This module does not import Monarch.
 """
 
 from __future__ import annotations
@@ -15,43 +15,45 @@ from windlass.kube.objects.fields import Object, labels_of, name_of, read_index
 from windlass.kube.objects.kinds import PODS
 
 _WORKER = "monarch-worker"
-# a StatefulSet's, and an Indexed Job's
+# set by a StatefulSet and by an Indexed Job
 _RANK_LABELS = ("apps.kubernetes.io/pod-index", "batch.kubernetes.io/job-completion-index")
 _PORT_VARIABLE = "MONARCH_PORT"
 
 
 def find_hosts(mesh_name: str, selector: str, namespace: str) -> list[str]:
-    """The addresses of a mesh's workers, in their order; all of them must be ready."""
+    """Return the addresses of a mesh's workers in rank order. Raise unless all of them are ready."""
     wanted = selector or f"{names.LABEL_APP}={_WORKER},{names.LABEL_MESH}={mesh_name}"
     api = connect(namespace=namespace)
     pods = api.list(PODS, labels=wanted)
     if not pods:
         raise EngineError(
             f"no pod of {api.namespace} has the labels {wanted}",
-            hint=f"look for it: kubectl get pods -n {api.namespace} --show-labels",
+            hint=f"list the pods' labels: kubectl get pods -n {api.namespace} --show-labels",
         )
     return make_addresses(pods)
 
 
 def make_addresses(pods: Sequence[Object]) -> list[str]:
-    """Where the workers in these pods listen, by the indexes that their labels tell. Pure."""
+    """Return the addresses of the workers in these pods, ordered by the indexes in their labels. Pure."""
     live = [pod for pod in pods if not _is_over(pod)]
     by_index = {_read_rank(pod): pod for pod in sorted(live, key=_created)}
     if not by_index:
         raise EngineError(
-            f"all pods of the mesh have ended, {name_of(pods[0])} among them",
-            hint="start it again, or wait for the pods in their place",
+            f"all pods of the mesh have ended, including {name_of(pods[0])}",
+            hint="start the mesh again, or wait for the pods that replace them",
         )
     late = [name_of(pod) for pod in by_index.values() if not _is_ready(pod)]
     missing = [index for index in range(len(by_index)) if index not in by_index]
     if late or missing:
         what = f"pod {late[0]} is not ready" if late else f"there is no pod of index {missing[0]}"
-        raise EngineError(f"the mesh is not complete: {what}", hint="wait for it, and try again")
+        raise EngineError(
+            f"the mesh is not complete: {what}", hint="wait for the pod and try again"
+        )
     return [_make_address(by_index[i]) for i in sorted(by_index)]
 
 
 def _is_over(pod: Object) -> bool:
-    """Whether it has ended, or is about to: another one is in its place, or will be."""
+    """Return whether the pod has ended or is being deleted. Another pod replaces it."""
     is_deleted = "deletionTimestamp" in pod["metadata"]
     return is_deleted or pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
 
@@ -72,8 +74,8 @@ def _read_rank(pod: Object) -> int:
         if index is not None:
             return index
     raise EngineError(
-        f"pod {name_of(pod)} does not say which host it is",
-        hint=f"it has none of the labels {', '.join(_RANK_LABELS)}",
+        f"the index of pod {name_of(pod)} is unknown: no label holds it",
+        hint=f"label the pod with {' or '.join(_RANK_LABELS)}",
     )
 
 
