@@ -144,7 +144,7 @@ def test_claims_can_be_written_by_all_nodes_unless_asked_otherwise(nodes, volume
 def test_a_plan_without_pods_is_refused():
     spec = JobSpec(work=Script(path="a.py"))
     plan = make_plan(spec, job_id="a-1", now_s=0, facts=Facts(environ={}))
-    with pytest.raises(SpecError, match="says nothing of pods"):
+    with pytest.raises(SpecError, match="has no pod spec"):
         make_job(plan, files=FILES.names)
 
 

@@ -1,4 +1,4 @@
-"""Kubernetes: the only package that speaks to an API server, and pure functions over its objects.
+"""Kubernetes: the only package that talks to an API server, and pure functions over its objects.
 
-Knows nothing of engines, plans' meaning or how anything is shown. Plain dicts in and out.
+It does not know engines, the meaning of plans, or how results are displayed. Objects are plain dicts.
 """

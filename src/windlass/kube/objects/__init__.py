@@ -1,1 +1,1 @@
-"""Objects of a job as documents, and the fields of objects that an API server returns. Pure."""
+"""Documents for a job's objects, and readers for the fields of API server objects. No I/O."""

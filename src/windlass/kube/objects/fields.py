@@ -1,9 +1,8 @@
-"""Fields of pods, jobs and events in an API server's JSON, and which of them watches keep.
+"""Readers for the fields of pods, jobs and events, and the fields that watches keep. No I/O.
 
-Reads times, conditions and container states. The `slim_*` functions keep what this package and the
-engines read, a third of what an API server sends: a job may have a thousand pods, and each lists at
-length who set which of its fields. Whoever reads another field of a pod or a node adds it there.
-Pure.
+Reads times, conditions and container states. The `slim_*` functions keep only the fields that this
+package and the engines read, a third of what an API server sends. A job may have a thousand pods, and
+each pod has long `managedFields`. Code that reads another field of a pod or a node must add it there.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _NODE_STATUS = ("allocatable", "conditions")
 
 
 def read_time(text: str | None) -> float | None:
-    """Unix seconds of a Kubernetes time; the zero time, which means never, is None."""
+    """Convert a Kubernetes time to Unix seconds, or None for the zero time, which means never."""
     if not text:
         return None
     seconds = datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
@@ -48,19 +47,19 @@ def uid_of(body: Object) -> str:
 
 
 def controller_of(body: Object) -> str:
-    """The uid of what controls it; nothing where nothing does."""
+    """Return the UID of an object's controller, or an empty string."""
     owners: Sequence[Object] = body.get("metadata", {}).get("ownerReferences") or ()
     return next((str(owner.get("uid", "")) for owner in owners if owner.get("controller")), "")
 
 
 def controller_name_of(body: Object) -> str:
-    """The name of what controls it; nothing where nothing does."""
+    """Return the name of an object's controller, or an empty string."""
     owners: Sequence[Object] = body.get("metadata", {}).get("ownerReferences") or ()
     return next((str(owner.get("name", "")) for owner in owners if owner.get("controller")), "")
 
 
 def is_controlled_by(body: Object, uid: str) -> bool:
-    """Whether what has this uid controls it."""
+    """Return whether the object's controller has this UID."""
     return bool(uid) and controller_of(body) == uid
 
 
@@ -81,7 +80,7 @@ def deleted_s(body: Object) -> float | None:
 
 
 def condition_of(body: Object, kind: str) -> Object:
-    """The condition of that type; empty when there is none."""
+    """Return the condition of a type, or an empty dict."""
     conditions: Sequence[Object] = body.get("status", {}).get("conditions") or ()
     return next((c for c in conditions if c.get("type") == kind), {})
 
@@ -91,17 +90,20 @@ def is_true(condition: Object) -> bool:
 
 
 def read_index(text: str) -> int | None:
-    """A node's index in a label or a name; None where there is none."""
+    """Parse a node's index from a label or a part of a name. Return None if it is not a number."""
     return int(text) if text.isdecimal() else None
 
 
 def container_of(pod: Object) -> Object:
-    """Our container's status, or the first one's; empty before the kubelet has written any."""
+    """Return the status of Windlass's container, or else of the first one.
+
+    The status is empty until the kubelet reports one.
+    """
     return _ours(pod, pod.get("status", {}).get("containerStatuses") or ())
 
 
 def started_s(pod: Object) -> float | None:
-    """When its container was started that runs, or ran last."""
+    """Return the start time of the container that runs now, or that ran last."""
     state = container_of(pod).get("state", {})
     inside = state.get("running") or state.get("terminated") or {}
     return read_time(inside.get("startedAt"))
@@ -112,7 +114,10 @@ def container_spec_of(pod: Object) -> Object:
 
 
 def log_container_of(pod: Object, name: str) -> str:
-    """The container whose lines are a job's: the one of that name, or its pod's first."""
+    """Return the container to read logs from: the one of this name, or the pod's first.
+
+    A pod that lists no containers keeps the given name.
+    """
     containers = [str(one.get("name")) for one in pod.get("spec", {}).get("containers") or ()]
     return name if name in containers or not containers else containers[0]
 
@@ -124,13 +129,13 @@ def _ours(pod: Object, containers: Sequence[Object]) -> Object:
 
 
 def container_states(pod: Object) -> list[Object]:
-    """The statuses of all containers, init containers first: any of them may hold a pod up."""
+    """Return the statuses of all containers, init containers first, since any may block a pod."""
     status = pod.get("status", {})
     return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 
 
 def event_first_s(event: Object) -> float:
-    """When it happened first; events come in two forms, with and without a count."""
+    """Return when an event first occurred. Events with and without a count use different fields."""
     return _first_time(event, "eventTime", "firstTimestamp", "lastTimestamp") or created_s(event)
 
 
@@ -144,7 +149,7 @@ def _first_time(body: Object, *keys: str) -> float | None:
 
 
 def events_of(events: Iterable[Object], kind: str, name: str, *reasons: str) -> list[Object]:
-    """The events of one object, oldest first; of some reasons, where any are given."""
+    """Return the events of one object with any of `reasons` (default: all), oldest first."""
     events_here = [
         event
         for event in events
@@ -156,7 +161,7 @@ def events_of(events: Iterable[Object], kind: str, name: str, *reasons: str) -> 
 
 
 def group_events(events: Iterable[Object], kind: str) -> Mapping[str, Sequence[Object]]:
-    """The events of all objects of a kind, by name: to be read once, not for each of a thousand pods."""
+    """Group the events of a kind by object name, to avoid scanning them for each of a thousand pods."""
     by_name: dict[str, list[Object]] = {}
     for event in events:
         involved = event.get("involvedObject", {})
@@ -166,7 +171,7 @@ def group_events(events: Iterable[Object], kind: str) -> Mapping[str, Sequence[O
 
 
 def slim_pod(pod: WatchedObject) -> WatchedObject:
-    """A pod without what nobody reads."""
+    """Return a pod with only the fields that Windlass reads."""
     spec = pod.get("spec") or {}
     containers = {
         key: [_pick(container, _CONTAINER) for container in spec.get(key) or ()]
@@ -182,7 +187,7 @@ def slim_pod(pod: WatchedObject) -> WatchedObject:
 
 
 def slim_node(node: WatchedObject) -> WatchedObject:
-    """A node's size, taints and state."""
+    """Return a node with only its size, taints and conditions."""
     return {
         **_head(node),
         "spec": _pick(node.get("spec") or {}, _NODE_SPEC),
@@ -191,7 +196,7 @@ def slim_node(node: WatchedObject) -> WatchedObject:
 
 
 def slim_any(thing: WatchedObject) -> WatchedObject:
-    """Anything without its account of who set which field."""
+    """Return an object without its `managedFields`."""
     metadata = thing.get("metadata") or {}
     return {**thing, "metadata": {k: v for k, v in metadata.items() if k != "managedFields"}}
 

@@ -1,7 +1,7 @@
-"""What a cluster has, from the JSON of what may be read: operators, GPUs, storage, rules of the network.
+"""Inventory of a cluster, from the JSON of readable objects: operators, GPUs, storage, network policies.
 
-Pure. Says what is known and no more: where a name alone must do, as for storage and networks, an unknown name
-is unknown.
+No I/O. Reports only known facts. Storage provisioners and network plugins are recognized by name
+alone, so an unrecognized name is reported as unknown.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from windlass.errors import SpecError
 from windlass.kube.objects.fields import Object, condition_of, is_true, labels_of, name_of
 from windlass.spec.node_resources import BILLION, read_quantity
 
-# Operators we can use: what serves their kinds, the resource that tells groups of one name apart, and a word
-# in the name of the Deployment that runs them.
+# Supported operators: the API group, the resource that distinguishes operators of the same group, and a
+# word in the name of the operator's Deployment.
 _OPERATORS: Mapping[str, tuple[str, str, str]] = {
     "JobSet": ("jobset.x-k8s.io", "jobsets", "jobset"),
     "Kubeflow Trainer": ("trainer.kubeflow.org", "trainjobs", "trainer"),
@@ -53,7 +53,7 @@ _ENDED = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """The GPUs of one resource name, over all nodes that take pods."""
+    """GPUs of one resource name, over all nodes that accept pods."""
 
     num_nodes: int
     num_total: int
@@ -70,13 +70,13 @@ class Counts:
 def find_operators(
     groups: Iterable[Object], crds: Iterable[Object], deployments: Sequence[Object] = ()
 ) -> tuple[dict[str, str], list[str]]:
-    """Operators that are there, with what is known of their version, and those that are not."""
+    """Return the installed operators with their known versions, and the names of the absent ones."""
     served = {str(group.get("name")): group for group in groups}
     by_name = {name_of(crd): crd for crd in crds}
     installed, absent = {}, []
     for name, (group, plural, word) in _OPERATORS.items():
         crd = by_name.get(f"{plural}.{group}")
-        # Two operators have served kubeflow.org; the CRD, where it may be read, tells which is there.
+        # Two operators have served kubeflow.org. If CRDs are readable, they show which one is installed.
         if group not in served or (by_name and crd is None):
             absent.append(name)
             continue
@@ -88,7 +88,7 @@ def find_operators(
 
 
 def read_release(body: Object) -> str:
-    """The version a CRD or Deployment is labelled with; else the tag of the Deployment's image."""
+    """Return the version label of a CRD or Deployment, or the tag of the Deployment's image."""
     if version := labels_of(body).get(_VERSION_LABEL):
         return version
     template = body.get("spec", {}).get("template") or {}
@@ -100,7 +100,7 @@ def read_release(body: Object) -> str:
 
 
 def count_gpus(nodes: Sequence[Object], pods: Iterable[Object]) -> Counts:
-    """How many GPUs there are and how many no pod has asked for."""
+    """Count all GPUs, and those that no pod has requested."""
     usable = [node for node in nodes if _takes_pods(node)]
     resources = sorted(
         {key for node in usable for key in _allocatable(node) if "gpu" in key.lower()}
@@ -143,7 +143,7 @@ def _count_used(pods: Iterable[Object], resources: Sequence[str]) -> dict[tuple[
         if not node or pod.get("status", {}).get("phase") in _ENDED:
             continue
         for container in pod["spec"].get("containers") or ():
-            # Of an extended resource, requests and limits are the same.
+            # Requests and limits of an extended resource are always equal.
             limits = (container.get("resources") or {}).get("limits") or {}
             for resource in resources:
                 key = (str(node), resource)
@@ -160,20 +160,20 @@ def find_default_class(classes: Iterable[Object]) -> Object | None:
 
 
 def shares_volumes(provisioner: str) -> bool | None:
-    """Whether volumes of this provisioner can be used by many nodes; None where the name does not tell."""
+    """Return whether many nodes can use this provisioner's volumes, or None if unknown."""
     if any(mark in provisioner for mark in _SHARED):
         return True
     return False if any(mark in provisioner for mark in _SINGLE) else None
 
 
 def find_enforcer(daemon_sets: Iterable[str]) -> str:
-    """The network plugin that enforces NetworkPolicy, by its name; empty where none is known."""
+    """Return the name of the network plugin that enforces NetworkPolicy, or an empty string."""
     names = list(daemon_sets)
     return next((mark for mark in _ENFORCERS if any(mark in name for name in names)), "")
 
 
 def describe_policies(policies: Sequence[Object]) -> str:
-    """The rules of a namespace in a few words."""
+    """Summarize the network policies of a namespace."""
     if not policies:
         return "no policy in the namespace"
     types = {

@@ -1,6 +1,6 @@
-"""Kinds of objects and the paths they have on an API server. Pure.
+"""Kinds of objects and their paths on an API server. No I/O.
 
-Only what somebody uses has a name here; any other kind is one `ObjectKind(...)` away.
+Only kinds that Windlass uses have a constant here. Create any other kind with `ObjectKind(...)`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class ObjectKind:
 
     @property
     def group(self) -> str:
-        """Like "batch"; empty for the first kinds there were: pods, services, secrets."""
+        """The API group, like "batch". Empty for the core group: pods, services, secrets."""
         return self.api_version.rpartition("/")[0]
 
     def path(self, *, namespace: str, name: str = "", part: str = "") -> str:
-        """Where it is: all of a namespace, one by name, or a part of one (`log`, `portforward`)."""
+        """Return the path of a namespace's objects, of one object, or of a subresource (`log`)."""
         root = "apis" if self.group else "api"
         place = ("namespaces", namespace) if self.namespaced else ()
         steps = (*place, self.plural, *((name,) if name else ()), *((part,) if part else ()))

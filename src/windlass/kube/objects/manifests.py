@@ -1,7 +1,7 @@
-"""Objects of a job besides its main one: Services, Secrets, a NetworkPolicy, claims. And pods' volumes.
+"""Secondary objects of a job (Services, Secrets, a NetworkPolicy, claims) and the volumes of its pods.
 
-A job's small files are in its own Secret, the others are cut over more Secrets; `make_volumes` and
-`make_mounts` put them into its pods, besides the volumes that the user asked for. Pure.
+A job's small files are in its own Secret. Larger files are split across more Secrets. `make_volumes` and
+`make_mounts` put these files into the pods, together with the volumes that the user requested. No I/O.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from windlass.spec.storage import (
     Volume,
 )
 
-MAX_SECRET_BYTES = 1_000_000  # of the 1 MiB that a Secret may hold
-MAX_APPLIED_BYTES = 180_000  # 240,000 in base64, of the 262,144 that annotations may hold
+MAX_SECRET_BYTES = 1_000_000  # a Secret may hold 1 MiB
+MAX_APPLIED_BYTES = 180_000  # 240,000 bytes in base64; annotations may hold 262,144
 
-# Runs on any Python 3: an old interpreter must reach the agent, which refuses it by name.
+# Must run on any Python 3: the agent is what rejects an old interpreter, with a clear error.
 JOIN = f"""\
 import os, sys
 source, target = sys.argv[1:]
@@ -72,7 +72,7 @@ _GROUP_MAY_READ = 0o440
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileNames:
-    """What a pod's template must know of the files."""
+    """Names of a job's files, which a pod template refers to."""
 
     keys: tuple[str, ...]  # of the job's own Secret
     num_parts: int  # Secrets that hold the pieces of the other files
@@ -87,15 +87,15 @@ class JobFiles:
 
     @property
     def names(self) -> FileNames:
-        """The names of the files, without their contents."""
+        """Names of the files, without their contents."""
         return FileNames(keys=tuple(self.own), num_parts=len(self.parts))
 
     def add_own(self, files: Mapping[str, bytes]) -> JobFiles:
-        """Return the same with more files in the job's own Secret."""
+        """Return a copy with more files in the job's own Secret."""
         return replace(self, own={**self.own, **files})
 
     def holds(self, name: str) -> bool:
-        """Return whether a large file of that name is among the pieces."""
+        """Return whether the pieces include a large file of this name."""
         return any(first_piece(name) in part for part in self.parts)
 
 
@@ -105,7 +105,7 @@ def first_piece(name: str) -> str:
 
 
 def cut_files(files: Mapping[str, bytes], most_bytes: int) -> tuple[Mapping[str, bytes], ...]:
-    """Cut files into pieces, and fill as few Secrets of `most_bytes` with them as possible."""
+    """Cut files into pieces that fill as few Secrets of `most_bytes` as possible."""
     parts: list[dict[str, bytes]] = [{}]
     room = most_bytes
     for name, content in files.items():
@@ -121,16 +121,16 @@ def cut_files(files: Mapping[str, bytes], most_bytes: int) -> tuple[Mapping[str,
 
 
 def pod_of(plan: Plan) -> PodSpec:
-    """What was asked of the plan's pods."""
+    """Return the plan's pod spec, or raise `SpecError` if it has none."""
     if plan.pod is None:
         raise SpecError(
-            f"the plan of {plan.job_id} says nothing of pods", hint="its engine must list `pods`"
+            f"the plan of {plan.job_id} has no pod spec", hint="its engine must list `pods`"
         )
     return plan.pod
 
 
 def make_volumes(plan: Plan, files: FileNames) -> list[Object]:
-    """Every volume of a pod."""
+    """Return all volumes of a pod."""
     pod = pod_of(plan)
     keys = [
         {"key": name, "path": name}
@@ -148,7 +148,7 @@ def make_volumes(plan: Plan, files: FileNames) -> list[Object]:
 
 
 def _make_parts_volume(plan: Plan, num_parts: int) -> Object:
-    """All pieces of large files in one folder."""
+    """Return the volume that projects all pieces of large files into one folder."""
     sources = [{"secret": {"name": part_name(plan.job_id, at)}} for at in range(num_parts)]
     mode = _file_mode(pod_of(plan))
     return {"name": PARTS, "projected": {"defaultMode": mode, "sources": sources}}
@@ -157,10 +157,10 @@ def _make_parts_volume(plan: Plan, num_parts: int) -> Object:
 def read_file_names(pod: Object, job_id: str) -> FileNames:
     """Return the names of a job's files, from the spec of its first pods."""
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
-    if PARTS not in volumes:  # the agent was in the job's own Secret once
+    if PARTS not in volumes:  # older versions kept the agent in the job's own Secret
         raise SpecError(
-            f"{job_id} was made by an older Windlass and can get no workers of another size",
-            hint=f"windlass compute rm {job_id}, then make it again",
+            f"{job_id} was created by an older Windlass and cannot get workers of another size",
+            hint=f"windlass compute rm {job_id}, then create it again",
         )
     variables = [one for container in pod["containers"] for one in container.get("env", ())]
     sources = [one.get("valueFrom", {}).get("secretKeyRef", {}) for one in variables]
@@ -175,7 +175,7 @@ def read_file_names(pod: Object, job_id: str) -> FileNames:
 
 
 def make_mounts(plan: Plan) -> list[Object]:
-    """Where the volumes of `make_volumes` are found."""
+    """Return the mounts of the volumes of `make_volumes`."""
     return [
         {"name": SECRET, "mountPath": names.SECRET_FOLDER, "readOnly": True},
         {"name": JOB, "mountPath": names.JOB_FOLDER},
@@ -186,26 +186,30 @@ def make_mounts(plan: Plan) -> list[Object]:
 
 
 def make_shm(pod: PodSpec) -> Object:
-    """Shared memory: half of what the pod has, so that it cannot fill it all; the runtime's own is 64 MB."""
+    """Return the shared memory volume.
+
+    By default its limit is half of the pod's memory, so that it cannot use all of it. Without this volume
+    the container runtime provides 64 MB.
+    """
     size = pod.shm or (halve(pod.memory) if pod.memory else "")
     limit = {"sizeLimit": size} if size else {}
     return {"name": SHM, "emptyDir": {"medium": "Memory", **limit}}
 
 
 def named_mounts(pod: PodSpec) -> list[tuple[str, Volume | SecretFiles]]:
-    """What was asked for, each with the name it has as a volume."""
+    """Return the requested volumes and Secret files, each with its volume name."""
     files = [secret for secret in pod.secrets if isinstance(secret, SecretFiles)]
     mounts = [*pod.volumes, *files]
     return list(zip(name_volumes(mounts, _OWN), mounts, strict=True))
 
 
 def make_asked_volumes(pod: PodSpec, prefix: str) -> list[Object]:
-    """The volumes that were asked for; claims that are made have names that start with `prefix`."""
+    """Return the requested volumes. The names of new claims start with `prefix`."""
     return [{"name": name, **_make_source(pod, prefix, name, m)} for name, m in named_mounts(pod)]
 
 
 def make_asked_mounts(pod: PodSpec) -> list[Object]:
-    """Where the volumes that were asked for are found."""
+    """Return the mounts of the requested volumes."""
     mounts = []
     for name, mount in named_mounts(pod):
         is_fixed = isinstance(mount, SecretFiles) or getattr(mount, "read_only", False)
@@ -230,12 +234,12 @@ def _make_source(pod: PodSpec, prefix: str, name: str, mount: Volume | SecretFil
 
 
 def _file_mode(pod: PodSpec) -> int:
-    # without a group of the pod's own its user would not be let in
+    # without an fsGroup the pod's user needs read permission for all
     return _ALL_MAY_READ if pod.run_as is None else _GROUP_MAY_READ
 
 
 def make_owner(kind: ObjectKind, body: Mapping[str, Any]) -> Object:
-    """The reference to an object that was created, for what it owns."""
+    """Return an owner reference to a created object."""
     return {
         "apiVersion": kind.api_version,
         "kind": kind.name,
@@ -249,7 +253,7 @@ def make_owner(kind: ObjectKind, body: Mapping[str, Any]) -> Object:
 def make_metadata(
     plan: Plan, name: str, owner: Object | None = None, annotations: Object | None = None
 ) -> Object:
-    """Metadata of one object of a job."""
+    """Return the metadata of one object of a job."""
     pod = pod_of(plan)
     metadata = {
         "name": name,
@@ -262,7 +266,7 @@ def make_metadata(
 
 
 def make_headless(plan: Plan, owner: Object | None = None) -> Object:
-    """Every pod's name, from the moment it has an address."""
+    """Return the headless Service, which gives each pod a DNS name as soon as it has an address."""
     spec = {"clusterIP": "None", "selector": make_selector(plan)}
     ports = {"agent": names.AGENT_PORT, "rdzv": names.POD_MASTER_PORT}
     return _make_service(plan, headless_name(plan.job_id), spec, ports, owner)
@@ -271,7 +275,7 @@ def make_headless(plan: Plan, owner: Object | None = None) -> Object:
 def make_lead_service(
     plan: Plan, lead_labels: Mapping[str, str], owner: Object | None = None
 ) -> Object:
-    """An address for node 0 that is there before node 0 is, and outlives it."""
+    """Return the Service of node 0, whose address exists before node 0 and outlives it."""
     spec = {"type": "ClusterIP", "selector": {**make_selector(plan), **lead_labels}}
     return _make_service(plan, lead_name(plan.job_id), spec, {"agent": names.AGENT_PORT}, owner)
 
@@ -295,14 +299,14 @@ def _make_service(
 
 
 def make_secret(plan: Plan, files: Mapping[str, bytes], owner: Object | None = None) -> Object:
-    """The job's own Secret: plan and certificates, which clients read, too."""
+    """Return the job's own Secret: plan and certificates. Clients read it too."""
     return _make_secret(plan, plan.job_id, files, owner)
 
 
 def make_part(
     plan: Plan, number: int, pieces: Mapping[str, bytes], owner: Object | None = None
 ) -> Object:
-    """One of the Secrets with pieces of the agent and other large files, which only pods read."""
+    """Return one Secret with pieces of the agent and other large files. Only pods read it."""
     return _make_secret(plan, part_name(plan.job_id, number), pieces, owner)
 
 
@@ -318,7 +322,10 @@ def _make_secret(plan: Plan, name: str, files: Mapping[str, bytes], owner: Objec
 
 
 def make_policy(plan: Plan, *, with_egress: bool, owner: Object | None = None) -> Object:
-    """Only the job's own pods may come in. Going out is only spoken of where others already forbade it."""
+    """Return the NetworkPolicy that admits only the job's own pods, except to the pod's open ports.
+
+    With `with_egress` it also allows egress to the job's pods and DNS, for namespaces that restrict egress.
+    """
     own = {"podSelector": {"matchLabels": make_selector(plan)}}
     spec: Object = {
         **own,
@@ -341,7 +348,7 @@ def make_policy(plan: Plan, *, with_egress: bool, owner: Object | None = None) -
 
 
 def make_claims(plan: Plan, owner: Object | None = None) -> list[Object]:
-    """The claims that are made with the job, and end with it."""
+    """Return the claims that are created with the job and deleted with it."""
     return [
         _make_claim(plan, claim_name(plan.job_id, name), mount, owner)
         for name, mount in named_mounts(pod_of(plan))
@@ -359,7 +366,7 @@ def _make_claim(plan: Plan, name: str, claim: NewClaim, owner: Object | None) ->
 
 
 def make_claim_spec(claim: NewClaim, *, num_pods: int) -> Object:
-    """What is asked of the storage; many pods want to write to it at once."""
+    """Return the spec of a claim. A job with many pods gets ReadWriteMany by default."""
     access = claim.access or ("RWX" if num_pods > 1 else "RWO")
     spec: Object = {
         "accessModes": [ACCESS_MODES[access]],

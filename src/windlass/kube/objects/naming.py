@@ -1,7 +1,7 @@
-"""Names and labels of a job's objects, and label selectors. Pure.
+"""Names and labels of a job's objects, and label selectors. No I/O.
 
-Every object is found by `windlass.dev/job=ID`, and every name starts with the id, which is a valid
-name already: nothing of one job can be taken for another's.
+The label `windlass.dev/job=ID` selects every object of a job. Every name starts with the job's ID,
+which is itself a valid object name. Objects of different jobs therefore cannot be confused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MANAGER = "windlass"
 
 
 def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Whether an object with these labels is meant; an empty selector means all."""
+    """Return whether a selector matches these labels. An empty selector matches everything."""
     named = selector.get("matchLabels") or {}
     if any(labels.get(name) != value for name, value in named.items()):
         return False
@@ -39,36 +39,39 @@ def _holds(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
         "NotIn": not is_there or labels[name] not in values,
         "Exists": is_there,
         "DoesNotExist": not is_there,
-    }.get(rule["operator"], True)  # one that is not known may mean it
+    }.get(rule["operator"], True)  # an unknown operator may match
 
 
 def headless_name(job_id: str) -> str:
-    """The Service that gives every pod a name."""
+    """Return the name of the headless Service, which gives every pod a DNS name."""
     return f"{job_id}-headless"
 
 
 def lead_name(job_id: str) -> str:
-    """The Service that has an address before any pod runs."""
+    """Return the name of the lead's Service, which has an address before any pod runs."""
     return f"{job_id}-lead"
 
 
 def part_name(job_id: str, number: int) -> str:
-    """One of the Secrets with pieces of the job's large files, counted from 0."""
+    """Return the name of a Secret with pieces of the job's large files, counted from 0."""
     return f"{job_id}-files-{number}"
 
 
 def make_selector(plan: Plan) -> dict[str, str]:
-    """The label that all of a job's objects have, and nothing else."""
+    """Return the label that all of a job's objects have, and no other object has."""
     return {names.LABEL_JOB: plan.job_id}
 
 
 def read_job_id(body: Object) -> str:
-    """The id of the job that an object belongs to, which not every kind takes for a name."""
+    """Return the ID of the job that owns an object.
+
+    The label comes first, because not every kind accepts the ID as its name.
+    """
     return labels_of(body).get(names.LABEL_JOB, name_of(body))
 
 
 def make_labels(plan: Plan) -> dict[str, str]:
-    """Labels of every object of a job."""
+    """Return the labels of every object of a job."""
     return {
         **make_selector(plan),
         names.LABEL_NAME: label_value(plan.name),
@@ -78,7 +81,10 @@ def make_labels(plan: Plan) -> dict[str, str]:
 
 
 def make_annotations(plan: Plan, submit: str = "") -> dict[str, str]:
-    """What is worth knowing of a job and too long for a label; arguments may be secrets, and stay out."""
+    """Return a job's annotations: facts that are too long for a label.
+
+    The work's arguments are left out, because they may contain secrets.
+    """
     annotations = {
         names.ANNOTATION_VERSION: names.VERSION,
         names.ANNOTATION_WORK: plan.work.program[:_MAX_WORK].encode(errors="replace").decode(),
@@ -90,20 +96,20 @@ def make_annotations(plan: Plan, submit: str = "") -> dict[str, str]:
 
 
 def label_value(text: str) -> str:
-    """Any text as a label's value: what is not allowed becomes -."""
+    """Convert any text to a label value. Each run of invalid characters becomes `-`."""
     clean = re.sub(r"[^A-Za-z0-9_.]+", "-", text)[:_MAX_LABEL]
     return re.sub(r"\A[^A-Za-z0-9]+|[^A-Za-z0-9]+\Z", "", clean)
 
 
 def object_name(text: str, most: int) -> str:
-    """Any text as the name of an object; empty where nothing of it can stay."""
+    """Convert any text to an object name, which is empty if no character is valid."""
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
     clean = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")
     return re.sub(r"\A(?=[0-9])", "job-", clean)[:most].strip("-")
 
 
 def name_volumes(mounts: Iterable[Volume | SecretFiles], taken: Iterable[str]) -> list[str]:
-    """A name for each, after the path it is mounted at, different from all others and `taken`."""
+    """Return a unique name for each mount, made from its path and not in `taken`."""
     used = set(taken)
     volume_names = []
     for mount in mounts:
@@ -117,5 +123,5 @@ def name_volumes(mounts: Iterable[Volume | SecretFiles], taken: Iterable[str]) -
 
 
 def claim_name(prefix: str, volume: str) -> str:
-    """The claim that is made for a volume of that name."""
+    """Return the name of the claim that Windlass creates for a volume."""
     return f"{prefix}-{volume}"

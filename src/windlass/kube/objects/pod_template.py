@@ -1,13 +1,12 @@
-"""Pod of a job, as a template: what the user asked for, as the API server takes it. And pod patches.
+"""Pod template of a job, and pod patches. No I/O.
 
-Pure. Runs under the `restricted` Pod Security standard unless a patch says otherwise. What the pod
-does is up to the agent; here it gets its files, its places and its limits. A patch is a strategic
-merge: it names what it changes, all else stays.
+The template sets a pod's files, placement and limits. The agent does the rest. The pod meets the
+`restricted` Pod Security standard unless a patch changes that.
 
-In a patch tables are merged, and null deletes. Lists whose items have a name of their own
-(containers, env, volumes, mounts ...) are merged item by item, tolerations are added, every other
-list is replaced. `$patch: delete` in an item and `$patch: replace` in a table mean what they mean
-to kubectl.
+A patch is a strategic merge patch: it changes only what it names. Tables are merged, and null deletes
+a key. Lists whose items have a name (containers, env, volumes, mounts ...) are merged item by item.
+Tolerations are appended. Every other list is replaced. `$patch: delete` in an item and `$patch: replace`
+in a table work as in kubectl.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from windlass.plan.plan import Plan
 from windlass.spec.pod_spec import PodSpec, Toleration
 from windlass.spec.storage import SecretVariable, SecretVariables
 
-# The API's own merge keys, of the types that can be in a pod's template.
+# The Kubernetes API's merge keys for the types that a pod template can contain.
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "containers": ("name",),
     "initContainers": ("name",),
@@ -55,18 +54,18 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "resizePolicy": ("resourceName",),
 }
 _ADDED = ("tolerations",)
-_ONE_OF = {"volumes": "name", "env": "name"}  # items with one source each: another replaces it
+_ONE_OF = {"volumes": "name", "env": "name"}  # items with a single source, which a new one replaces
 _DIRECTIVE = "$patch"
 Object = dict[str, Any]
 
-_LOST_S = 10  # how long a pod stays bound to a node that does not answer
-_STOP_S = 10  # what the agent has for itself after the ranks' grace
+_LOST_S = 10  # how long a pod stays bound to an unreachable node
+_STOP_S = 10  # time for the agent itself after the ranks' grace period
 _HOST = "kubernetes.io/hostname"
 _NOTHING: Mapping[str, str] = {}
 
 
 def apply_patch(template: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """The template with the patch merged in."""
+    """Return the template with the patch merged in."""
     return _merge_table(template, patch, "patch")
 
 
@@ -74,7 +73,7 @@ def _merge_table(old: Mapping[str, Any], new: Mapping[str, Any], path: str) -> d
     directive = new.get(_DIRECTIVE)
     if directive not in (None, "replace", "merge", "delete"):
         raise SpecError(
-            f"{path}: {_DIRECTIVE} is {directive!r}", hint="it may be replace, merge or delete"
+            f"{path}: {_DIRECTIVE} is {directive!r}", hint="use replace, merge or delete"
         )
     if directive == "delete":
         return {}
@@ -92,7 +91,7 @@ def _merge_table(old: Mapping[str, Any], new: Mapping[str, Any], path: str) -> d
 def _merge_value(old: Any, new: Any, key: str, path: str) -> Any:
     if isinstance(new, Mapping):
         if old is not None and not isinstance(old, Mapping):
-            raise SpecError(f"{path} must not be a table", hint=f"there it is {old!r:.60}")
+            raise SpecError(f"{path} must not be a table", hint=f"it replaces {old!r:.60}")
         return _merge_table(old or {}, new, path)
     if not isinstance(new, (list, tuple)):
         if isinstance(old, (Mapping, list)):
@@ -100,7 +99,7 @@ def _merge_value(old: Any, new: Any, key: str, path: str) -> Any:
             raise SpecError(f"{path} must be a {kind}, found {new!r:.60}", hint="null deletes it")
         return new
     if old is not None and not isinstance(old, (list, tuple)):
-        raise SpecError(f"{path} must not be a list", hint=f"there it is {old!r:.60}")
+        raise SpecError(f"{path} must not be a list", hint=f"it replaces {old!r:.60}")
     if key in _KEYS:
         return _merge_items(list(old or ()), new, key, path)
     return [*(old or ()), *new] if key in _ADDED else list(new)
@@ -109,14 +108,12 @@ def _merge_value(old: Any, new: Any, key: str, path: str) -> Any:
 def _merge_items(
     old: list[Any], new: list[Any] | tuple[Any, ...], key: str, path: str
 ) -> list[Any]:
-    """Items of the same name become one, in the place of the old; others come behind."""
+    """Merge items of the same name in place, and append the others."""
     merged = list(old)
     for index, item in enumerate(new):
         where = f"{path}[{index}]"
         if not isinstance(item, Mapping):
-            raise SpecError(
-                f"{where} must be a table", hint=f"with {' and '.join(_KEYS[key])} in it"
-            )
+            raise SpecError(f"{where} must be a table", hint=f"give it {' and '.join(_KEYS[key])}")
         if item == {_DIRECTIVE: "replace"}:
             merged = []
             continue
@@ -136,13 +133,13 @@ def _ident(item: Mapping[str, Any], key: str, where: str) -> tuple[Any, ...]:
     missing = [name for name in _KEYS[key] if name not in item]
     if missing:
         raise SpecError(
-            f"{where} has no {missing[0]}", hint=f"{missing[0]} says which of the {key} is meant"
+            f"{where} has no {missing[0]}", hint=f"{missing[0]} selects the item of {key} to patch"
         )
     return tuple(item[name] for name in _KEYS[key])
 
 
 def _keep_source(old: Mapping[str, Any], new: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """An item that can have one source only loses the old one when the patch gives another."""
+    """Drop the old source of a single-source item if the patch gives another one."""
     name = _ONE_OF.get(key)
     given = {field for field, value in new.items() if value is not None} - {name}
     if name is None or not given or given & set(old):
@@ -160,11 +157,11 @@ def make_template(
     container: str = names.CONTAINER,
     is_worker: bool = False,
 ) -> Object:
-    """The template of every pod.
+    """Return the pod template.
 
-    `env` are variables that a dialect adds for its agents, `env_fields` those that are fields of the pod;
-    `container` is what its kind has our container called, which users know by our own name for it. Where
-    pods but the first have a size of their own, `is_worker` makes theirs.
+    `env` holds variables that a dialect adds for its agents. `env_fields` maps variables to pod fields.
+    Some kinds require another name for our container: `container`. Patches still use our own name.
+    `is_worker` uses the size of the worker pods, if it differs from the first pod's.
     """
     pod = pod_of(plan).of_workers() if is_worker else pod_of(plan)
     plan = replace(plan, pod=pod)
@@ -190,7 +187,7 @@ def make_template(
 
 
 def _rename_container(template: Object, name: str) -> Object:
-    """Our container under another name, which the pod tells to whoever looks at it."""
+    """Rename our container, and record the new name in an annotation of the pod."""
     metadata, spec = template["metadata"], template["spec"]
     containers = [
         {**one, "name": name} if one["name"] == names.CONTAINER else one
@@ -224,7 +221,7 @@ def _make_container(plan: Plan, files: FileNames, env: list[Object]) -> Object:
 
 
 def pull_policy(image: str) -> str:
-    """A tag that moves is looked up each time; others only where the image is missing."""
+    """Return `Always` for a tag that can move (none or `latest`), otherwise `IfNotPresent`."""
     tag = image.rpartition("/")[2].partition(":")[2]
     return "IfNotPresent" if "@" in image or (tag and tag != "latest") else "Always"
 
@@ -237,7 +234,7 @@ def _make_env(plan: Plan, more_fields: Mapping[str, str], more: Mapping[str, str
         names.K8S_NODE: "spec.nodeName",
         **more_fields,
     }
-    # a user id that is in no passwd must do: libraries ask these before they ask the system
+    # The user ID may have no passwd entry; libraries read these variables before they ask the system.
     texts = {
         names.LEAD: lead_name(plan.job_id),
         "HOME": names.HOME_FOLDER,
@@ -252,7 +249,7 @@ def _make_env(plan: Plan, more_fields: Mapping[str, str], more: Mapping[str, str
 
 
 def make_secret_env(pod: PodSpec) -> list[Object]:
-    """Variables whose value only the cluster knows."""
+    """Return the variables whose values are in the user's Secrets."""
     return [
         {
             "name": secret.variable,
@@ -264,7 +261,7 @@ def make_secret_env(pod: PodSpec) -> list[Object]:
 
 
 def _make_hidden_env(plan: Plan, files: FileNames) -> list[Object]:
-    """Variables whose value is in the job's own Secret."""
+    """Return the variables whose values are in the job's own Secret."""
     return [
         {
             "name": key.removeprefix(HIDDEN_KEY),
@@ -276,13 +273,13 @@ def _make_hidden_env(plan: Plan, files: FileNames) -> list[Object]:
 
 
 def make_env_from(pod: PodSpec) -> list[Object]:
-    """Secrets that are variables as a whole."""
+    """Return the Secrets whose keys all become variables."""
     whole = [secret for secret in pod.secrets if isinstance(secret, SecretVariables)]
     return [{"secretRef": {"name": secret.secret}} for secret in whole]
 
 
 def make_resources(pod: PodSpec) -> Object:
-    """Limits, and the same as requests unless less was asked for."""
+    """Return the limits, and requests that equal them unless the user requested less."""
     limits = {
         "cpu": pod.cpus,
         "memory": pod.memory,
@@ -297,7 +294,10 @@ def make_resources(pod: PodSpec) -> Object:
 
 
 def make_pod_security(pod: PodSpec) -> Object:
-    """Not root unless it was asked for; files of the pod belong to its user."""
+    """Return a security context without root, unless the user asked for root.
+
+    With a user ID, the pod's files belong to that user.
+    """
     security: Object = {
         "runAsNonRoot": pod.run_as != 0,
         "seccompProfile": {"type": "RuntimeDefault"},
@@ -315,7 +315,7 @@ CONTAINER_SECURITY: Object = {
 
 
 def make_placement(pod: PodSpec, selector: Mapping[str, str], *, num_pods: int) -> Object:
-    """Where the pods that `selector` selects may run, with which rights and how urgent they are."""
+    """Return the placement, service account and priority of the pods that `selector` matches."""
     placement = {
         "nodeSelector": _make_node_selector(pod),
         "affinity": _make_affinity(pod, selector),
@@ -379,7 +379,7 @@ def _make_tolerations(pod: PodSpec) -> list[Object]:
         }
         for why in ("not-ready", "unreachable")
     ]
-    # GPU nodes are often closed to all who do not ask for one
+    # GPU nodes often have a taint that keeps out pods without a GPU
     gpus = [Toleration(key=pod.gpu_resource, effect="NoSchedule")] if pod.gpus else []
     return [*lost, *(_make_toleration(taint) for taint in (*gpus, *pod.tolerations))]
 

@@ -1,9 +1,9 @@
-"""Pods that run torchrun and nothing of ours: what exports without Windlass have in common. Pure.
+"""Pods that run torchrun without Windlass: the common parts of plain exports. No I/O.
 
-A `TorchrunPods` says what differs: names, labels, where a pod finds its index, whether pods stay when done.
-Where an operator sets torchrun's own variables (`PET_*`), torchrun is all that a pod runs. Elsewhere
-pod 0 opens the store at its own address, the others find it by its name: torchrun asks for the name again
-until it is there, so a name that a DNS server remembers as missing costs time and not the training.
+A `TorchrunPods` holds the differences: names, labels, the field with a pod's index, and whether finished
+pods stay. If an operator sets torchrun's own variables (`PET_*`), the pod runs torchrun alone. Otherwise
+pod 0 opens the store at its own address, and the other pods find it by DNS name. Agents retry the lookup
+until the name exists, so a negative DNS cache entry delays the training but does not fail it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PORT = names.POD_MASTER_PORT
 CONTAINER = "trainer"
 CODE_FOLDER = "/code"
 STATE_FOLDER = "/run/train"
-MAX_SCRIPT_BYTES = 200_000  # what client-side `kubectl apply` still takes
+MAX_SCRIPT_BYTES = 200_000  # client-side `kubectl apply` accepts this much
 _WAIT_S = 600
 _MAX_NAME = 50
 _RESTARTS = re.compile(r"--max[-_]restarts(=|\Z)")
@@ -61,7 +61,7 @@ _OF_WINDLASS = (
     names.PET_NPROC_PER_NODE,
     *(names.TORCHELASTIC_MAX_RESTARTS, names.TORCHELASTIC_SIGNALS_TO_HANDLE, names.GRACE),
 )
-_BACKENDS = {"etcd": "etcd-v2"}  # torchrun's own "etcd" is an older client, which few images have
+_BACKENDS = {"etcd": "etcd-v2"}  # torchrun's "etcd" needs an older client, which few images have
 _NCCL_DEBUG = "NCCL_DEBUG"
 _NCCL = {
     "NCCL_SOCKET_IFNAME": "eth0",
@@ -71,7 +71,7 @@ _NCCL = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """How torchrun's agents meet; no endpoint: at pod 0."""
+    """Rendezvous of torchrun's agents. Without an endpoint they meet at pod 0."""
 
     backend: str = "c10d"
     endpoint: str = ""
@@ -86,25 +86,28 @@ class Rendezvous:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchrunPods:
-    """The pods of one training, and what is special about them."""
+    """Names and options of the pods of one training."""
 
     name: str
     service: str
     labels: Mapping[str, str]
-    index_path: str  # the field of a pod that holds its index; none: an operator sets PET_*
-    stays: bool = False  # whether a pod that is done must not end
-    command: tuple[str, ...] = ()  # what it runs in place of torchrun
+    index_path: str  # the pod field that holds its index; empty if an operator sets PET_*
+    stays: bool = False  # True if a finished pod must not exit
+    command: tuple[str, ...] = ()  # the command to run instead of torchrun
     container: str = CONTAINER
     rendezvous: Rendezvous = Rendezvous()
-    flags: tuple[str, ...] = ()  # of torchrun, besides ours
-    script: str | None = None  # what the one script holds that travels; None: all is in the image
+    flags: tuple[str, ...] = ()  # torchrun flags of the user
+    script: str | None = None  # text of the script to ship; None if the code is in the image
     env: list[Object] = field(default_factory=list)
     nccl_debug: str = "WARN"
 
 
 def unwrap_plan(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
-    """The plan of what a torchrun line starts, as many ranks as it would, and flags of the line to keep."""
-    # no archive of ours travels with a plain export
+    """Return the plan of the work inside a torchrun command, and the torchrun flags to keep.
+
+    The plan has as many ranks per node as torchrun would start.
+    """
+    # a plain export does not include Windlass's own archive
     plan = replace(plan, env={key: plan.env[key] for key in plan.env if key != names.TRAIN})
     if not isinstance(plan.work, Command):
         return plan, ()
@@ -118,14 +121,17 @@ def unwrap_plan(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
 
 
 def choose_plain_name(plan: Plan) -> str:
-    """What an export is called: as the user says, else by the job's id, of which there is one."""
+    """Return the name of an export: the user's name for it, or the unique job ID."""
     return (plan.name != plan.job_id and object_name(plan.name, _MAX_NAME)) or plan.job_id
 
 
 def make_operator_pods(
     plan: Plan, script: str | None, flags: tuple[str, ...], *, container: str
 ) -> TorchrunPods:
-    """Pods that an operator names and numbers, and brings together; `container` is what it calls its own."""
+    """Return pods that an operator names, numbers and connects.
+
+    `container` is the operator's name for the training container.
+    """
     name = choose_plain_name(plan)
     return TorchrunPods(
         name=name,
@@ -139,7 +145,7 @@ def make_operator_pods(
 
 
 def make_torchrun_template(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> Object:
-    """The template of the pods."""
+    """Return the pod template of a torchrun export."""
     for volume in pod.volumes:
         if volume.path in (CODE_FOLDER, STATE_FOLDER):
             raise SpecError(f"{volume.path} is taken already", hint="mount the volume elsewhere")
@@ -239,7 +245,7 @@ def _field(name: str, path: str) -> Object:
 
 
 def make_shell(plan: Plan, pods: TorchrunPods) -> str:
-    """What a pod runs: torchrun with signals passed on, and afterwards, if it must, staying."""
+    """Return a pod's shell script: torchrun with signals forwarded, then a wait if pods stay."""
     lines = [
         f'export {names.RANK}="${{{names.RANK}:-${{HOSTNAME##*-}}}}"',
         *([_STAY] if pods.stays else []),
@@ -258,7 +264,7 @@ _STAY = f"""stay() {{
 }}
 [ -e {STATE_FOLDER}/finished ] && stay"""
 
-# `wait` returns when a signal comes; the child is waited for again until it is gone
+# `wait` returns when a signal arrives, so wait again until the child is gone
 _WAIT_FOR_IT = """child=$!
 trap 'kill -TERM $child 2>/dev/null || exit 143' TERM INT
 wait $child; code=$?
@@ -273,7 +279,7 @@ def _make_meeting(rendezvous: Rendezvous) -> list[str]:
     if rendezvous.endpoint:
         endpoint = shlex.quote(rendezvous.endpoint)
         return [f"endpoint={endpoint}", f"conf=timeout={_WAIT_S}"]
-    # pod 0 asks for no name: its own may not be known yet, and a miss would be remembered for all
+    # Pod 0 uses its IP: its DNS name may not exist yet, and the failed lookup would be cached for all pods
     return [
         f'host=${names.MASTER_ADDR} is_host=0; [ "${names.RANK}" = 0 ] && host=$POD_IP is_host=1',
         f"endpoint=$host:${names.MASTER_PORT}",
@@ -314,7 +320,7 @@ def _make_work(plan: Plan, pods: TorchrunPods) -> tuple[str, ...]:
 
 
 def make_torchrun_service(pod: PodSpec, pods: TorchrunPods) -> Object:
-    """The headless Service that gives the pods their names, as soon as they have addresses."""
+    """Return the headless Service, which gives the pods DNS names as soon as they have addresses."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -329,7 +335,7 @@ def make_torchrun_service(pod: PodSpec, pods: TorchrunPods) -> Object:
 
 
 def make_torchrun_code(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> list[Object]:
-    """The one script that travels, as a ConfigMap."""
+    """Return the ConfigMap of the shipped script, or an empty list if the code is in the image."""
     if pods.script is None or not isinstance(plan.work, Script):
         return []
     return [
@@ -343,7 +349,7 @@ def make_torchrun_code(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> list[Obj
 
 
 def make_torchrun_claims(pod: PodSpec, pods: TorchrunPods, *, num_pods: int) -> list[Object]:
-    """The claims that are made with the training; they stay when it is deleted."""
+    """Return the claims that are created with the training. They stay when it is deleted."""
     return [
         {
             "apiVersion": "v1",
@@ -357,6 +363,6 @@ def make_torchrun_claims(pod: PodSpec, pods: TorchrunPods, *, num_pods: int) -> 
 
 
 def make_torchrun_metadata(pod: PodSpec, pods: TorchrunPods, name: str) -> Object:
-    """Metadata of one object of the training."""
+    """Return the metadata of one object of the training."""
     where = {"namespace": pod.namespace} if pod.namespace else {}
     return {"name": name, **where, "labels": {**pods.labels, **pod.labels}}
